@@ -1,0 +1,29 @@
+//! RADIC's vocabulary on the wire.
+//!
+//! Everything that two RADIC programs say to each other is defined here, and nothing here does any input or output:
+//!
+//! - [`ids`]: nodes, boots, jobs, ranks, incarnations;
+//! - [`key`]: the cluster key;
+//! - [`channel`]: the authenticated, encrypted channel between two protectors (Noise NNpsk0), as a state machine over bytes;
+//! - [`frame`]: length-prefixed frames, bounded before a byte is buffered;
+//! - [`codec`]: the only place that knows bincode, always with a limit;
+//! - [`peer`]: what protectors say to each other; [`membership`]: the part of it that agrees on views;
+//! - [`local`]: what the `radic` command and its protector say to each other over the unix socket;
+//! - [`event`]: what happened, with a timestamp;
+//! - [`limits`]: every bound in one place.
+#![forbid(unsafe_code)]
+
+pub mod channel;
+pub mod codec;
+pub mod event;
+pub mod frame;
+pub mod ids;
+pub mod job;
+pub mod key;
+pub mod limits;
+pub mod local;
+pub mod membership;
+pub mod peer;
+
+/// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
+pub const PROTOCOL_VERSION: u16 = 1;

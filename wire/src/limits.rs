@@ -1,0 +1,48 @@
+//! Every bound of the wire, in one place: a length that is not checked against one of these is a bug.
+
+/// Longest node name, in bytes.
+pub const NODE_NAME: usize = 64;
+/// Longest frame that an authenticated peer may send, in bytes. A view of [`MEMBERS`] members fits.
+pub const PEER_FRAME: usize = 16 << 20;
+/// Longest frame on the unix socket between `radic` and its protector, in bytes.
+pub const LOCAL_FRAME: usize = 4 << 20;
+/// Most members that a view may have.
+pub const MEMBERS: usize = 16_384;
+/// Most ranks that one job may have.
+pub const RANKS: u32 = 65_536;
+/// Largest argument list plus environment of a job, in bytes (the kernel's own bound is near 2 MiB).
+pub const EXEC_BYTES: usize = 1 << 20;
+/// Longest piece of a rank's stdout, stderr or stdin that travels in one message, in bytes.
+pub const CHUNK: usize = 64 << 10;
+/// Output of one job that may be under way to one terminal before the ranks' pipes are left unread, in bytes.
+pub const OUTPUT_WINDOW: usize = 1 << 20;
+/// Output of one job that is kept for a later `radic attach` while no terminal is attached, in bytes; the oldest goes first.
+pub const OUTPUT_BACKLOG: usize = 8 << 20;
+/// Messages that may wait for one peer before the link to it is given up.
+pub const LINK_MESSAGES: usize = 65_536;
+/// Bytes that may wait for one peer before the link to it is given up.
+pub const LINK_BYTES: usize = 128 << 20;
+/// Connections of any kind that a protector serves at once; one more is closed at once.
+pub const CONNECTIONS: usize = 8_192;
+/// Connections that may be between accept and the end of the handshake at once; the oldest is closed for a new one.
+pub const HANDSHAKES: usize = 256;
+/// Time that a peer has for the whole handshake, in milliseconds.
+pub const HANDSHAKE_MS: u64 = 3_000;
+/// Events that a protector remembers.
+pub const EVENTS: usize = 4_096;
+/// Finished jobs that a protector remembers, for `radic attach` and `radic jobs`.
+pub const FINISHED_JOBS: usize = 64;
+/// Jobs that may run at once on one cluster.
+pub const JOBS: usize = 1_024;
+/// Longest PMI-1 line, in bytes (`value` is at most [`PMI_VALUE`]).
+pub const PMI_LINE: usize = 4_096;
+/// Longest PMI key, in bytes, as announced by `get_maxes`.
+pub const PMI_KEY: usize = 64;
+/// Longest PMI value, in bytes, as announced by `get_maxes`.
+pub const PMI_VALUE: usize = 1_024;
+/// Longest key space name, in bytes, as announced by `get_maxes`.
+pub const PMI_KVSNAME: usize = 256;
+/// Most keys in the key space of one job: 16 for each of [`RANKS`].
+pub const PMI_KEYS: usize = 1 << 20;
+/// Names that one job may publish.
+pub const PMI_NAMES: usize = 1_024;
