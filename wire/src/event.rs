@@ -1,0 +1,62 @@
+//! What happened: the record that `radic events` prints and the benchmarks read.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{JobId, NodeName, Rank};
+
+/// What kind of thing happened. The names are what `radic events --json` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventName {
+    /// A protector started.
+    Start,
+    /// A view was adopted.
+    View,
+    /// A member does not answer (DESIGN: detection).
+    Suspect,
+    /// A suspected member answered after all.
+    Withdrawn,
+    /// A member's death was confirmed (DESIGN: confirmation).
+    Confirm,
+    /// This protector was not scheduled for longer than its watchdog allows; it accuses nobody.
+    Descheduled,
+    /// This side has no majority: nothing is decided here.
+    Frozen,
+    /// This side has a majority again.
+    Thawed,
+    /// A job was started.
+    JobStart,
+    /// A job ended.
+    JobEnd,
+    /// A rank was started.
+    RankStart,
+    /// A rank ended.
+    RankExit,
+    /// Somebody was refused: wrong key, wrong user, wrong version, malformed or too slow.
+    Refused,
+    /// A fault was injected by `radic inject`.
+    Inject,
+    /// A limit was reached.
+    Limit,
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, in milliseconds since 1970 by the reporting node's clock.
+    pub at_ms: u64,
+    /// The reporting node.
+    pub node: NodeName,
+    /// The reporting node's counter; with `node` it orders and identifies the event.
+    pub seq: u64,
+    /// What happened.
+    pub event: EventName,
+    /// The node it happened to, where that is not the reporting one.
+    pub subject: Option<NodeName>,
+    /// The job concerned.
+    pub job: Option<JobId>,
+    /// The rank concerned.
+    pub rank: Option<Rank>,
+    /// The whole story in one line.
+    pub text: String,
+}

@@ -1,0 +1,165 @@
+//! What the `radic` command and its protector say to each other over the unix socket: frames of bincode, no encryption; the
+//! kernel tells the protector who is at the other end.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use crate::event::Event;
+use crate::ids::{JobId, NodeName, Rank};
+use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
+
+/// From the command. The first one is `Hello`; then one request; after `Run` and `Attach` the conversation goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// [`crate::PROTOCOL_VERSION`] of the command.
+    Hello {
+        /// The version.
+        version: u16,
+    },
+    /// Start a job.
+    Run {
+        /// What to run.
+        spec: Box<JobSpec>,
+        /// Whether this terminal wants its output; else the answer is `Attached` and the end.
+        attach: bool,
+    },
+    /// Show this job here: a job, or the first digits of one.
+    Attach {
+        /// Hexadecimal digits.
+        job: String,
+    },
+    /// Standard input for rank 0; empty: the end. The next one only after `StdinTaken`.
+    Stdin(ByteBuf),
+    /// A signal for every rank of the attached job.
+    Signal(i32),
+    /// This many bytes of output were printed.
+    Printed(u64),
+    /// End a job: a job, or the first digits of one. The answer is `Done` when nothing of it is left.
+    Kill {
+        /// Hexadecimal digits.
+        job: String,
+    },
+    /// The state of the cluster.
+    Status,
+    /// Events, oldest first; then `Done`, unless they are followed.
+    Events {
+        /// Go on as they happen.
+        follow: bool,
+    },
+    /// Kill a node: its protector and every process it hosts.
+    KillNode {
+        /// The node.
+        name: NodeName,
+    },
+    /// End every protector of the cluster, and every job.
+    Shutdown,
+}
+
+/// From the protector.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To `Hello`.
+    Welcome {
+        /// [`crate::PROTOCOL_VERSION`] of the protector.
+        version: u16,
+        /// Its node.
+        node: NodeName,
+    },
+    /// The request failed: what, where, what to do.
+    Error(String),
+    /// The job has started, or was found.
+    Attached {
+        /// The job.
+        job: JobId,
+        /// Where its ranks are.
+        placement: Placement,
+        /// Bytes of earlier output that are lost to the limit on output kept without a terminal.
+        dropped: u64,
+    },
+    /// Output of a rank.
+    Output {
+        /// The rank.
+        rank: Rank,
+        /// Which stream.
+        stream: OutputStream,
+        /// The bytes.
+        data: ByteBuf,
+    },
+    /// Rank 0 took the last piece of standard input.
+    StdinTaken,
+    /// Another terminal has attached to the job; this one gets no more.
+    TakenOver,
+    /// The job has ended, and nothing of it is left.
+    Ended(Outcome),
+    /// To `Status`.
+    Status(ClusterStatus),
+    /// To `Events`.
+    Events(Vec<Event>),
+    /// The request was carried out.
+    Done,
+}
+
+/// What a member of the cluster is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeState {
+    /// It is a member and answers.
+    Alive,
+    /// It is a member and has not answered in time.
+    Silent,
+    /// It was declared dead.
+    Dead,
+    /// It left.
+    Left,
+}
+
+/// A rank on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankInfo {
+    /// Its job.
+    pub job: JobId,
+    /// Its number there.
+    pub rank: Rank,
+    /// Its process id on its node.
+    pub pid: u32,
+}
+
+/// A node as `radic nodes` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its name.
+    pub name: NodeName,
+    /// Where its protector listens.
+    pub address: SocketAddr,
+    /// How it is.
+    pub state: NodeState,
+    /// Whether it is a spare.
+    pub spare: bool,
+    /// Ranks that `--map-by slot` places there before it goes to the next node.
+    pub slots: u32,
+    /// The ranks it hosts.
+    pub ranks: Vec<RankInfo>,
+    /// The node that protects its processes, and watches it.
+    pub protector: Option<NodeName>,
+    /// Resident memory of its protector, in bytes; 0 if it does not answer.
+    pub memory: u64,
+    /// Process id of its protector; 0 if it does not answer.
+    pub pid: u32,
+}
+
+/// The state of the cluster, as the answering protector sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// The node that answers.
+    pub answered_by: NodeName,
+    /// Its view's number; 0 while it has none.
+    pub view: u64,
+    /// Whether its side has no majority.
+    pub frozen: bool,
+    /// Members, in ring order with the spares behind, then those that are gone.
+    pub nodes: Vec<NodeInfo>,
+    /// Jobs, ended ones too.
+    pub jobs: Vec<JobInfo>,
+}
