@@ -1,13 +1,19 @@
 //! How protectors agree on who is a member: numbered views, one consensus instance for each next view.
 //!
 //! View `v + 1` is agreed by a majority of view `v` (single-decree Paxos whose acceptors are the members of `v`), so two sides of a
-//! cut can never both go on.
+//! cut can never both go on. What is agreed is not the view but the [`Change`]s that lead to it: every acceptor holds view `v`, and
+//! [`View::next`] is a pure function, so a decision is small however large the ring is.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::NodeId;
+use crate::ids::{BootId, NodeId, NodeName};
+use crate::limits;
+
+/// Most departed members that a view remembers; the oldest are forgotten.
+pub const DEPARTED: usize = 1_024;
 
 /// One protector as the others know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,13 +28,36 @@ pub struct Member {
     pub slots: u32,
 }
 
+/// How a member ceased to be one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departure {
+    /// It was declared dead.
+    Died,
+    /// It left of its own will.
+    Left,
+}
+
+/// A former member. It never comes back: its node may, as another [`NodeId`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Departed {
+    /// Who.
+    pub id: NodeId,
+    /// How.
+    pub how: Departure,
+}
+
 /// A numbered membership list. The ring is its members that are not spares, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
-    /// 1 for the view that the first protector makes of itself; every next one is one higher.
+    /// The boot of the protector that founded this cluster: numbers of two clusters say nothing about each other.
+    pub cluster: BootId,
+    /// 1 for the view that the founder makes of itself; every next one is one higher.
     pub number: u64,
-    /// The members, in the order in which they joined.
+    /// The members, in the order in which they joined: 1 to [`limits::MEMBERS`], no name twice.
     pub members: Vec<Member>,
+    /// The last [`DEPARTED`] former members, oldest first. Part of the view so that a late duplicate of a dead member's request to
+    /// join is refused by everybody, also by those who came after it.
+    pub departed: Vec<Departed>,
 }
 
 /// What somebody wants the next view to change.
@@ -42,79 +71,227 @@ pub enum Change {
     Leave(NodeId),
 }
 
+impl Change {
+    /// Whom it is about.
+    pub fn id(&self) -> &NodeId {
+        match self {
+            Change::Join(member) => &member.id,
+            Change::Dead(id) | Change::Leave(id) => id,
+        }
+    }
+}
+
+/// Why something is not a view, or changes do not lead to one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadView {
+    /// Views are numbered from 1.
+    #[error("view number 0")]
+    Number,
+    /// Nobody is left, or nobody who could tell the others.
+    #[error("no member of the view before remains")]
+    NoSurvivor,
+    /// More than [`limits::MEMBERS`].
+    #[error("more than {} members", limits::MEMBERS)]
+    TooManyMembers,
+    /// More than [`DEPARTED`].
+    #[error("more than {DEPARTED} former members")]
+    TooManyDeparted,
+    /// Two members with one name.
+    #[error("two members are named {0}")]
+    NameTwice(NodeName),
+    /// A former member would come back.
+    #[error("{0:?} has departed before")]
+    Departed(NodeId),
+    /// Somebody is removed who is not a member (or twice).
+    #[error("{0:?} is not a member")]
+    NotAMember(NodeId),
+}
+
+impl View {
+    /// View 1 of a new cluster.
+    pub fn founded_by(founder: Member) -> View {
+        View { cluster: founder.id.boot, number: 1, members: vec![founder], departed: Vec::new() }
+    }
+
+    /// The member `id`, in exactly that life.
+    pub fn get(&self, id: &NodeId) -> Option<&Member> {
+        self.members.iter().find(|member| member.id == *id)
+    }
+
+    /// The member with this name, in whichever life.
+    pub fn named(&self, name: &NodeName) -> Option<&Member> {
+        self.members.iter().find(|member| member.id.name == *name)
+    }
+
+    /// How `id` departed, if it did (and not too long ago).
+    pub fn departure(&self, id: &NodeId) -> Option<Departure> {
+        self.departed.iter().find(|departed| departed.id == *id).map(|departed| departed.how)
+    }
+
+    /// The members that are not spares: each is protected by the next, the last by the first.
+    pub fn ring(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| !member.spare)
+    }
+
+    /// The view that follows when `changes` are made: removals first, then joins in their order, so that a dead member's successor of
+    /// the same name may enter at once.
+    ///
+    /// # Errors
+    /// The changes do not fit this view.
+    pub fn next(&self, changes: &[Change]) -> Result<View, BadView> {
+        let mut gone = BTreeSet::new();
+        let mut departed = self.departed.clone();
+        for change in changes {
+            let how = match change {
+                Change::Join(_) => continue,
+                Change::Dead(_) => Departure::Died,
+                Change::Leave(_) => Departure::Left,
+            };
+            if !gone.insert(change.id()) {
+                return Err(BadView::NotAMember(change.id().clone()));
+            }
+            departed.push(Departed { id: change.id().clone(), how });
+        }
+        let survivors = self.members.iter().filter(|member| !gone.contains(&member.id));
+        let mut members: Vec<Member> = survivors.cloned().collect();
+        if members.is_empty() {
+            return Err(BadView::NoSurvivor);
+        }
+        if members.len() + gone.len() != self.members.len() {
+            let stranger = gone.into_iter().find(|id| self.get(id).is_none());
+            return Err(stranger.map_or(BadView::NoSurvivor, |id| BadView::NotAMember(id.clone())));
+        }
+        members.extend(
+            changes.iter().filter_map(|change| if let Change::Join(member) = change { Some(member.clone()) } else { None }),
+        );
+        let departed = departed.split_off(departed.len().saturating_sub(DEPARTED));
+        let next = View { cluster: self.cluster, number: self.number + 1, members, departed };
+        next.check()?;
+        Ok(next)
+    }
+
+    /// Checks what the fields promise; for views that come from others.
+    ///
+    /// # Errors
+    /// Says which promise is broken.
+    pub fn check(&self) -> Result<(), BadView> {
+        if self.number == 0 {
+            return Err(BadView::Number);
+        }
+        if self.members.is_empty() {
+            return Err(BadView::NoSurvivor);
+        }
+        if self.members.len() > limits::MEMBERS {
+            return Err(BadView::TooManyMembers);
+        }
+        if self.departed.len() > DEPARTED {
+            return Err(BadView::TooManyDeparted);
+        }
+        let mut names = BTreeSet::new();
+        if let Some(twice) = self.members.iter().find(|member| !names.insert(&member.id.name)) {
+            return Err(BadView::NameTwice(twice.id.name.clone()));
+        }
+        let departed: BTreeSet<&NodeId> = self.departed.iter().map(|departed| &departed.id).collect();
+        match self.members.iter().find(|member| departed.contains(&member.id)) {
+            Some(back) => Err(BadView::Departed(back.id.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A ballot of one consensus instance. Round 0 belongs to the first member of the view, who needs no promise for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ballot {
     /// The round.
-    pub round: u32,
+    pub round: u64,
     /// Who proposes.
     pub proposer: NodeId,
 }
 
+/// A value under a ballot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// The ballot.
+    pub ballot: Ballot,
+    /// What the next view changes: at most [`limits::MEMBERS`] joins and as many removals.
+    pub changes: Vec<Change>,
+}
+
+/// Why a protector cannot join now. It may keep asking.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// A live member has that name.
+    #[error("the name {name} is in use by the protector at {address}: choose another with --name, or stop that one")]
+    NameInUse {
+        /// The name.
+        name: NodeName,
+        /// Who has it.
+        address: SocketAddr,
+    },
+    /// The view is as large as a view may be.
+    #[error("the cluster has {} members, the most that it may have", limits::MEMBERS)]
+    Full,
+    /// The cluster has lost its majority and can decide nothing.
+    #[error("the cluster is frozen: only {reachable} of its members answer, and {needed} are needed to decide anything")]
+    Frozen {
+        /// Members that answer.
+        reachable: u32,
+        /// The majority.
+        needed: u32,
+    },
+}
+
 /// What membership machines send each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MembershipMessage {
-    /// To whoever is believed to lead: put these changes in the next view.
-    Request {
-        /// The sender's view number.
-        view: u64,
-        /// The wanted changes.
-        changes: Vec<Change>,
-    },
-    /// Phase 1 of view `number`.
-    Prepare {
-        /// The view to be decided.
-        number: u64,
-        /// The proposer's ballot.
-        ballot: Ballot,
-    },
+pub struct MembershipMessage {
+    /// The sender's cluster; none while it joins.
+    pub cluster: Option<BootId>,
+    /// The sender's view number, 0 while it joins. All that is said about consensus is said about the view after this one.
+    pub view: u64,
+    /// What it says.
+    pub body: MembershipBody,
+}
+
+/// The content of a [`MembershipMessage`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MembershipBody {
+    /// To whoever is believed to lead, or from a joiner to any member: put these changes in the next view. Repeated until they are.
+    Request(Vec<Change>),
+    /// To a joiner.
+    Refused(Refusal),
+    /// Phase 1.
+    Prepare(Ballot),
     /// The answer to a `Prepare`: no lower ballot will be accepted.
     Promise {
-        /// The view to be decided.
-        number: u64,
         /// The ballot promised to.
         ballot: Ballot,
         /// What this acceptor has accepted already.
-        accepted: Option<(Ballot, View)>,
+        accepted: Option<Proposal>,
     },
     /// Phase 2.
-    Accept {
-        /// The proposer's ballot.
-        ballot: Ballot,
-        /// The proposed view; its number says which instance.
-        view: View,
-    },
+    Accept(Proposal),
     /// The answer to an `Accept`.
-    Accepted {
-        /// The view to be decided.
-        number: u64,
-        /// The ballot accepted.
-        ballot: Ballot,
-    },
-    /// A ballot came too late.
+    Accepted(Ballot),
+    /// The answer to a `Prepare` or `Accept` that comes too late.
     Rejected {
-        /// The view to be decided.
-        number: u64,
-        /// The higher ballot that was promised.
+        /// The ballot refused.
+        ballot: Ballot,
+        /// The higher one that was promised.
         promised: Ballot,
     },
-    /// A view that was decided.
+    /// The sender's view, as the changes that led to it from the view before.
     Decided {
-        /// The view.
-        view: View,
-        /// From which member's position it spreads, and how it reached us: see the dissemination tree.
-        origin: Option<NodeId>,
+        /// The changes.
+        changes: Vec<Change>,
+        /// Who is the root of the tree by which this spreads: an index into the members of the new view.
+        root: u32,
     },
-    /// The sender's newest view: whoever has a newer one answers with it.
-    Newest {
-        /// The view's number.
-        number: u64,
-    },
+    /// The sender's view, whole: to joiners, and to whoever has fallen behind.
+    Newest(View),
+    /// The sender has heard of a newer view than its own: please send it.
+    Ask,
     /// Please find out whether this member answers.
-    ProbeRequest {
-        /// The suspected member.
-        target: NodeId,
-    },
+    ProbeRequest(NodeId),
     /// The answer to a `ProbeRequest`.
     ProbeResult {
         /// The suspected member.
@@ -122,4 +299,53 @@ pub enum MembershipMessage {
         /// It answered, in that life.
         alive: bool,
     },
+    /// The sender could reach only these members (itself included), which are no majority.
+    Frozen(Vec<NodeId>),
+    /// The sender reaches a majority again.
+    Thawed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(name: &str, boot: u64) -> Member {
+        let id = NodeId { name: name.parse().unwrap(), boot: BootId(boot) };
+        Member { id, address: "127.0.0.1:1".parse().unwrap(), spare: false, slots: 1 }
+    }
+
+    #[test]
+    fn removals_come_before_joins() {
+        let one = View::founded_by(member("a", 1)).next(&[Change::Join(member("b", 1))]).unwrap();
+        let two = one.next(&[Change::Join(member("b", 2)), Change::Dead(member("b", 1).id)]).unwrap();
+        assert_eq!(two.number, 3);
+        assert_eq!(two.members, [member("a", 1), member("b", 2)]);
+        assert_eq!(two.departure(&member("b", 1).id), Some(Departure::Died));
+    }
+
+    #[test]
+    fn changes_that_do_not_fit_are_refused() {
+        let view = View::founded_by(member("a", 1)).next(&[Change::Join(member("b", 1))]).unwrap();
+        let (a, b) = (member("a", 1).id, member("b", 1).id);
+        let dead = |id: &NodeId| Change::Dead(id.clone());
+        assert_eq!(view.next(&[dead(&a), dead(&b)]), Err(BadView::NoSurvivor));
+        assert_eq!(view.next(&[dead(&a), dead(&b), Change::Join(member("c", 1))]), Err(BadView::NoSurvivor));
+        assert_eq!(view.next(&[dead(&a), Change::Leave(a.clone())]), Err(BadView::NotAMember(a.clone())));
+        let stranger = member("a", 2).id;
+        assert_eq!(view.next(&[dead(&stranger)]), Err(BadView::NotAMember(stranger)));
+        assert_eq!(view.next(&[Change::Join(member("a", 2))]), Err(BadView::NameTwice(a.name.clone())));
+        let without_b = view.next(&[dead(&b)]).unwrap();
+        assert_eq!(without_b.next(&[Change::Join(member("b", 1))]), Err(BadView::Departed(b)));
+    }
+
+    #[test]
+    fn the_list_of_departed_is_bounded() {
+        let mut view = View::founded_by(member("a", 1));
+        for boot in 0..2_000 {
+            view = view.next(&[Change::Join(member("b", boot))]).unwrap().next(&[Change::Leave(member("b", boot).id)]).unwrap();
+        }
+        assert_eq!(view.departed.len(), DEPARTED);
+        assert_eq!(view.departure(&member("b", 1_999).id), Some(Departure::Left));
+        assert_eq!(view.departure(&member("b", 0).id), None);
+    }
 }
