@@ -1,0 +1,700 @@
+//! Who is a member: numbered views, who watches whom, and what it takes to declare a node dead. A state machine without sockets,
+//! clocks or tasks: the driver calls `handle_*` with the time, then takes every [`Output`] from [`Membership::poll_output`], and
+//! calls [`Membership::handle_timeout`] at [`Membership::poll_timeout`].
+//!
+//! # Views
+//! View `v + 1` is decided by single-decree Paxos among the members of view `v` (a majority of them). A daemon that restarts has
+//! another boot and is another member, so acceptors may live in memory. What is agreed on are the [`Change`]s; every acceptor
+//! computes the view from them ([`View::next`]). All consensus messages carry the sender's view number and are about the view after
+//! it: whoever is behind is told the newest view instead of being answered, so an instance is never entered twice. A newer view is
+//! always adopted, also across a gap.
+//!
+//! *Leader*: the first member that I do not suspect and that is not leaving. Others send it their changes, and again by a timer
+//! until a view holds them. It puts all changes it knows into one view. This is only for liveness: ballots keep it safe if several
+//! lead. Whoever's own accusation is not decided in time proposes it itself.
+//!
+//! *Round 0* belongs to the first member of the view and needs no phase 1, but is only used for joins and leaves. A death is proposed
+//! in phase 2 only after a majority has answered phase 1. So a side of a cut that has no majority accepts no death, and when the cut
+//! heals before anybody has decided, nobody is removed for having been cut off. A suspect that answers phase 1 is also not dead.
+//!
+//! *Spreading*: a decision goes down a tree of fan-out [`FAN_OUT`] over those who stay (rooted at the decider), each of whom also
+//! sends the whole view to its share of the joiners; the departed hear of it from the decider. What is lost on the way is made good
+//! by anti-entropy: heartbeats carry the view number.
+//!
+//! *Departed* members are remembered in the view, so no late message brings one back. Who finds itself removed gets
+//! [`Output::Excluded`]: the driver kills its ranks and ends the daemon.
+//!
+//! # Deaths
+//! Each ring member is watched by the next one, its protector ([`ring`]). Silence for `heartbeat * missed`, or a broken link, makes
+//! it a suspect: the watcher probes it over a fresh connection and asks up to [`WITNESSES`] others to do the same. It is dead if the
+//! watcher's own probe failed and none of the others reached it within the time for a probe; one positive answer, or any message
+//! from it, withdraws the suspicion. Who the dead one watched has lost its watcher until the next view, so up to [`CHAIN`] members
+//! before it in the ring are probed at once. An accusation is only as good as its evidence is fresh: after [`Timing::evidence`] it
+//! is checked again, and one that came from others is forgotten unless they repeat it.
+//!
+//! A machine that finds itself called late by more than two heartbeats was itself not running: it drops its suspicions and gives
+//! everybody a full new timeout.
+//!
+//! # No majority
+//! Who proposes and hears no majority within [`Timing::freeze`] is frozen, and tells those that it does reach. It goes on asking for
+//! promises; when a majority answers or a view is decided it is thawed and tells everybody.
+
+mod agree;
+mod detect;
+pub mod ring;
+#[cfg(test)]
+mod sim_tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use radic_wire::ids::NodeId;
+use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, Refusal, View};
+
+use agree::{Acceptor, Cut, Pending, Proposer};
+use detect::{Probing, Suspicion, Watched};
+
+/// Children of a node in the tree by which a decision spreads.
+pub const FAN_OUT: usize = 8;
+/// Members that a watcher asks about a suspect.
+pub const WITNESSES: usize = 3;
+/// Ring members before a dead one that are probed at once.
+pub const CHAIN: usize = 4;
+/// Seeds that a joiner asks in one go; the next ones are asked the next time.
+pub const SEEDS: usize = 3;
+/// Time between a joiner's requests.
+pub const JOIN_RETRY: Duration = Duration::from_millis(500);
+
+/// The times that govern membership.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timing {
+    /// Time between two heartbeats.
+    pub heartbeat: Duration,
+    /// Heartbeats in a row that may be missed.
+    pub missed: u32,
+    /// Time for a suspect to answer a probe.
+    pub probe: Duration,
+    /// Time before a request or a proposal is repeated; repeated proposals take longer and longer, up to eight times this.
+    pub retry: Duration,
+    /// Time within which a proposer must hear a majority.
+    pub freeze: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        let ms = Duration::from_millis;
+        Timing { heartbeat: ms(100), missed: 5, probe: ms(250), retry: ms(250), freeze: ms(500) }
+    }
+}
+
+impl Timing {
+    /// Silence after which a watched member is suspected.
+    pub fn silence(&self) -> Duration {
+        self.heartbeat * self.missed
+    }
+
+    /// Time for which a confirmed suspicion stands without being checked again.
+    pub fn evidence(&self) -> Duration {
+        self.retry * 8
+    }
+
+    /// A machine called later than this after its timeout was not running.
+    fn lateness(&self) -> Duration {
+        self.heartbeat * 2
+    }
+
+    /// How long who is behind waits for the view to come by itself before it asks for it.
+    fn ask(&self) -> Duration {
+        self.heartbeat / 5
+    }
+}
+
+/// Somebody to send to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Who.
+    pub id: NodeId,
+    /// Where it listens. None: it is no member that I know; the answer may only take a link that it has opened to us, or be dropped.
+    pub address: Option<SocketAddr>,
+}
+
+/// Why a member is suspected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Its heartbeats have stopped.
+    Silent,
+    /// A link to it broke.
+    LinkBroken,
+    /// Another protector wants to join under its name.
+    NameClaimed,
+    /// Its watcher is dead.
+    WatcherDied,
+    /// It was confirmed dead before, and is checked again because no view has removed it since.
+    StillThere,
+}
+
+impl Reason {
+    /// The last two are precautions, which are no news unless they are confirmed.
+    fn is_news(self) -> bool {
+        !matches!(self, Reason::WatcherDied | Reason::StillThere)
+    }
+}
+
+/// Something worth a line in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MembershipEvent {
+    /// A member does not answer.
+    Suspected {
+        /// Who.
+        node: NodeId,
+        /// Why.
+        reason: Reason,
+        /// Time since it was last heard.
+        silent: Duration,
+    },
+    /// It does answer.
+    Withdrawn {
+        /// Who.
+        node: NodeId,
+    },
+    /// It is dead as far as this member and those that it asked can tell; the next view decides.
+    Confirmed {
+        /// Who.
+        node: NodeId,
+        /// Why it was suspected.
+        reason: Reason,
+    },
+    /// This machine was called late, hence accuses nobody.
+    Descheduled {
+        /// How late.
+        late: Duration,
+    },
+    /// A message that no correct member of this cluster sends; it was ignored.
+    BadMessage {
+        /// From whom.
+        from: NodeId,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// What the driver is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Send this message to each of these.
+    Send {
+        /// To whom.
+        to: Vec<Peer>,
+        /// What.
+        message: MembershipMessage,
+    },
+    /// Send this message to whoever listens at these addresses.
+    SendTo {
+        /// Where.
+        seeds: Vec<SocketAddr>,
+        /// What.
+        message: MembershipMessage,
+    },
+    /// Send a heartbeat with this view number.
+    Heartbeat {
+        /// To whom: the watcher of this node.
+        to: Peer,
+        /// The number of this node's view.
+        view: u64,
+    },
+    /// Find out over a fresh connection whether this very member answers, and tell [`Membership::handle_probe_result`]. A refused
+    /// connection, or another boot answering, is a no at once.
+    Probe {
+        /// Whom.
+        member: Peer,
+    },
+    /// For the log.
+    Event(MembershipEvent),
+    /// A view was adopted. `new` holds this member.
+    ViewChanged {
+        /// The view before; none if this is the first.
+        old: Option<Arc<View>>,
+        /// The view.
+        new: Arc<View>,
+        /// The difference, removals first. If this is the first view: that this member joined.
+        why: Vec<Change>,
+    },
+    /// A joiner cannot join now, and keeps asking.
+    Refused(Refusal),
+    /// The others have declared this member dead: it must kill its ranks and end. The machine does nothing any more.
+    Excluded {
+        /// The view that says so.
+        view: Arc<View>,
+    },
+    /// This member has left as it wanted to. The machine does nothing any more.
+    Left,
+    /// This side has no majority. Repeated when the set changes.
+    Frozen {
+        /// Members that a proposer on this side does not reach.
+        unreachable: Vec<NodeId>,
+        /// How many it reaches, itself included.
+        reachable: usize,
+        /// The majority.
+        needed: usize,
+    },
+    /// This side has a majority again.
+    Thawed,
+}
+
+/// The view, with what is asked of it most.
+#[derive(Debug)]
+struct Roster {
+    view: Arc<View>,
+    index: BTreeMap<NodeId, usize>,
+    /// My place.
+    mine: usize,
+    /// Who watches me.
+    watcher: Option<Peer>,
+    /// When this view was adopted.
+    since: Duration,
+}
+
+impl Roster {
+    fn new(view: Arc<View>, me: &NodeId, since: Duration) -> Option<Roster> {
+        let index: BTreeMap<NodeId, usize> = view.members.iter().enumerate().map(|(i, member)| (member.id.clone(), i)).collect();
+        let mine = *index.get(me)?;
+        let watcher = ring::watcher_of(&view, me).map(peer);
+        Some(Roster { view, index, mine, watcher, since })
+    }
+
+    fn get(&self, id: &NodeId) -> Option<&Member> {
+        self.index.get(id).map(|i| &self.view.members[*i])
+    }
+}
+
+fn peer(member: &Member) -> Peer {
+    Peer { id: member.id.clone(), address: Some(member.address) }
+}
+
+/// A small pseudo-random generator (SplitMix64, Steele, Lea and Flood 2014): a run can be repeated from its seed. For jitter only.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Below `bound`, which is not 0. The bias is far below what jitter notices.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn duration(&mut self, up_to: Duration) -> Duration {
+        Duration::from_micros(self.below(up_to.as_micros() as u64 + 1))
+    }
+}
+
+/// The membership machine of one protector. See the module's text.
+#[derive(Debug)]
+pub struct Membership {
+    me: Member,
+    timing: Timing,
+    random: Random,
+    /// How many of so many members are a quorum. Always the majority, but for the test that shows that the tests would notice.
+    quorum: fn(usize) -> usize,
+    now: Duration,
+    /// Excluded or left: nothing happens any more.
+    ended: bool,
+    outputs: VecDeque<Output>,
+    /// None until this protector has joined.
+    roster: Option<Roster>,
+    seeds: Vec<SocketAddr>,
+    next_join: Duration,
+    leaving: bool,
+    /// Whom I heard of that has a newer view, and when to ask it for that.
+    behind: Option<(NodeId, Duration)>,
+
+    next_heartbeat: Duration,
+    /// The members that I watch.
+    watched: BTreeMap<NodeId, Watched>,
+    suspicions: BTreeMap<NodeId, Suspicion>,
+    probes: BTreeMap<NodeId, Probing>,
+
+    pending: Vec<Pending>,
+    next_request: Duration,
+    acceptor: Acceptor,
+    proposer: Proposer,
+    cut: Option<Cut>,
+}
+
+fn majority(members: usize) -> usize {
+    members / 2 + 1
+}
+
+impl Membership {
+    /// The first protector of a new cluster: its only member. `seed` makes its random choices.
+    pub fn bootstrap(now: Duration, me: Member, timing: Timing, seed: u64) -> Membership {
+        let view = View::founded_by(me.clone());
+        let mut machine = Membership::new(now, me, Vec::new(), timing, seed);
+        machine.adopt(view);
+        machine
+    }
+
+    /// A protector that joins through whoever listens at one of `seeds`.
+    pub fn joining(now: Duration, me: Member, seeds: Vec<SocketAddr>, timing: Timing, seed: u64) -> Membership {
+        Membership::new(now, me, seeds, timing, seed)
+    }
+
+    fn new(now: Duration, me: Member, seeds: Vec<SocketAddr>, timing: Timing, seed: u64) -> Membership {
+        assert!(!timing.heartbeat.is_zero() && timing.missed > 0 && !timing.retry.is_zero(), "times of zero: {timing:?}");
+        Membership {
+            me,
+            timing,
+            random: Random(seed),
+            quorum: majority,
+            now,
+            ended: false,
+            outputs: VecDeque::new(),
+            roster: None,
+            seeds,
+            next_join: now,
+            leaving: false,
+            behind: None,
+            next_heartbeat: now,
+            watched: BTreeMap::new(),
+            suspicions: BTreeMap::new(),
+            probes: BTreeMap::new(),
+            pending: Vec::new(),
+            next_request: now,
+            acceptor: Acceptor::default(),
+            proposer: Proposer::default(),
+            cut: None,
+        }
+    }
+
+    /// This protector.
+    pub fn me(&self) -> &Member {
+        &self.me
+    }
+
+    /// The view; none while joining.
+    pub fn view(&self) -> Option<&Arc<View>> {
+        self.roster.as_ref().map(|roster| &roster.view)
+    }
+
+    /// Whether this side is known to have no majority.
+    pub fn is_frozen(&self) -> bool {
+        self.cut.is_some()
+    }
+
+    /// Asks to leave; [`Output::Left`] says when that is decided. On a side without majority it never is.
+    pub fn leave(&mut self, now: Duration) {
+        if !self.enter(now) || self.leaving {
+            return;
+        }
+        self.leaving = true;
+        if self.roster.is_none() {
+            self.end(Output::Left);
+            return;
+        }
+        self.proposer.rest();
+        let me = self.me.id.clone();
+        self.want(Change::Leave(me), true);
+        self.pursue();
+    }
+
+    /// A message from `from`, which the channel has authenticated as a holder of the cluster's key.
+    pub fn handle_message(&mut self, now: Duration, from: NodeId, message: MembershipMessage) {
+        if !self.enter(now) {
+            return;
+        }
+        if let Some(roster) = &self.roster
+            && message.cluster.is_some_and(|cluster| cluster != roster.view.cluster)
+        {
+            return self.bad_message(from, "it is of another cluster".to_owned());
+        }
+        self.alive(&from);
+        self.dispatch(&from, message);
+        self.pursue();
+    }
+
+    /// A heartbeat from `from`, whose view has this number.
+    pub fn handle_heartbeat(&mut self, now: Duration, from: NodeId, view: u64) {
+        if !self.enter(now) {
+            return;
+        }
+        self.alive(&from);
+        if let Some(roster) = &self.roster {
+            // A view on its way down the tree need not be sent twice.
+            let settled = self.now.saturating_sub(roster.since) >= self.timing.heartbeat / 2;
+            if view < roster.view.number && settled {
+                self.tell_newest(&from);
+            } else if view > roster.view.number {
+                self.fall_behind(from);
+            }
+        }
+        self.pursue();
+    }
+
+    /// A connection to or from `id` broke, or could not be made.
+    pub fn handle_link_broken(&mut self, now: Duration, id: NodeId) {
+        if !self.enter(now) {
+            return;
+        }
+        self.link_broken(&id);
+        self.pursue();
+    }
+
+    /// The outcome of an [`Output::Probe`].
+    pub fn handle_probe_result(&mut self, now: Duration, id: NodeId, alive: bool) {
+        if !self.enter(now) {
+            return;
+        }
+        self.probe_result(&id, alive);
+        self.pursue();
+    }
+
+    /// The time of [`Membership::poll_timeout`] has come.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        if !self.enter(now) {
+            return;
+        }
+        if self.roster.is_none() {
+            self.ask_seeds();
+            return;
+        }
+        if self.behind.as_ref().is_some_and(|(_, at)| *at <= now) {
+            self.ask();
+        }
+        self.watch();
+        self.expire();
+        self.pursue();
+    }
+
+    /// When to call [`Membership::handle_timeout`]; none if time changes nothing.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.ended {
+            return None;
+        }
+        if self.roster.is_none() {
+            return Some(self.next_join);
+        }
+        let ask = self.behind.as_ref().map(|(_, at)| *at);
+        [ask, self.next_watch(), self.next_expiry(), self.next_pursuit()].into_iter().flatten().min()
+    }
+
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// The beginning of every call: whether there is anything left to do, and whether we were running at all.
+    fn enter(&mut self, now: Duration) -> bool {
+        if self.ended {
+            return false;
+        }
+        assert!(now >= self.now, "time runs backwards: {now:?} after {:?}", self.now);
+        let late = self.poll_timeout().map_or(Duration::ZERO, |due| now.saturating_sub(due));
+        self.now = now;
+        if late > self.timing.lateness() && self.roster.is_some() {
+            self.was_descheduled(late);
+        }
+        true
+    }
+
+    fn dispatch(&mut self, from: &NodeId, message: MembershipMessage) {
+        let MembershipMessage { view, body, .. } = message;
+        match body {
+            MembershipBody::Newest(newest) => return self.on_newest(from, newest),
+            MembershipBody::Decided { changes, root } => return self.on_decided(from, view, &changes, root as usize),
+            MembershipBody::Refused(refusal) if self.roster.is_none() => return self.outputs.push_back(Output::Refused(refusal)),
+            MembershipBody::ProbeResult { target, alive } => return self.on_witness(from, &target, alive),
+            _ => {}
+        }
+        let Some(roster) = &self.roster else {
+            // A member speaks to this joiner as to a member: it is one, and has missed that.
+            return self.fall_behind(from.clone());
+        };
+        let (mine, is_member) = (roster.view.number, roster.index.contains_key(from));
+        if view > mine {
+            self.fall_behind(from.clone());
+        }
+        match body {
+            MembershipBody::Request(changes) => self.on_request(from, is_member, view, changes),
+            MembershipBody::ProbeRequest(target) if is_member => self.on_probe_request(from, target),
+            MembershipBody::Ask | MembershipBody::Prepare(_) | MembershipBody::Accept(_) if view < mine => self.tell_newest(from),
+            body if is_member && view == mine => self.on_consensus(from, body),
+            // An answer that comes after the decision, or words of somebody whom a newer view than mine made a member.
+            _ => {}
+        }
+    }
+
+    fn on_newest(&mut self, from: &NodeId, view: View) {
+        if let Err(e) = view.check() {
+            return self.bad_message(from.clone(), e.to_string());
+        }
+        let Some(roster) = &self.roster else {
+            let concerns_me = view.get(&self.me.id).is_some() || view.departure(&self.me.id).is_some();
+            if concerns_me {
+                self.adopt(view);
+            }
+            return;
+        };
+        if view.cluster != roster.view.cluster {
+            return self.bad_message(from.clone(), "a view of another cluster".to_owned());
+        }
+        let mine = roster.view.number;
+        assert!(view.number != mine || view == *roster.view, "two views are numbered {mine}: {view:?} and {:?}", roster.view);
+        if view.number > mine {
+            self.adopt(view);
+        }
+    }
+
+    fn on_decided(&mut self, from: &NodeId, number: u64, changes: &[Change], root: usize) {
+        let Some(roster) = &self.roster else { return self.fall_behind(from.clone()) };
+        let mine = roster.view.number;
+        if number > mine + 1 {
+            return self.fall_behind(from.clone());
+        }
+        if number <= mine {
+            return;
+        }
+        match roster.view.next(changes) {
+            Ok(view) => self.adopt_and_spread(view, changes, root),
+            Err(e) => self.bad_message(from.clone(), format!("decided changes do not fit: {e}")),
+        }
+    }
+
+    /// Adopts the decided `view`, which `changes` made of the present one, and passes it on as the tree rooted at `root` says.
+    fn adopt_and_spread(&mut self, view: View, changes: &[Change], root: usize) {
+        let survivors = view.members.len() - changes.iter().filter(|change| matches!(change, Change::Join(_))).count();
+        let place = view.members.iter().position(|member| member.id == self.me.id);
+        let to_next = MembershipBody::Decided { changes: changes.to_vec(), root: root as u32 };
+        let (children, joiners) = match place {
+            Some(place) if root < survivors => (
+                ring::children(place, root, survivors).map(|i| peer(&view.members[i])).collect(),
+                (survivors + place..view.members.len()).step_by(survivors).map(|i| peer(&view.members[i])).collect(),
+            ),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let whole = (!joiners.is_empty()).then(|| view.clone());
+        self.say_as(&view, children, to_next);
+        if let Some(whole) = whole {
+            self.say_as(&view, joiners, MembershipBody::Newest(whole));
+        }
+        self.adopt(view);
+    }
+
+    /// Makes `view` the view. It is newer than the one before.
+    fn adopt(&mut self, view: View) {
+        let old = self.roster.take();
+        if let Some(old) = &old {
+            assert!(view.number > old.view.number && view.cluster == old.view.cluster, "{view:?} after {:?}", old.view);
+        }
+        let why = changes_between(old.as_ref(), &view, &self.me);
+        let new = Arc::new(view);
+        self.roster = Roster::new(new.clone(), &self.me.id, self.now);
+        if self.roster.is_none() {
+            let left = new.departure(&self.me.id) == Some(Departure::Left);
+            return self.end(if left { Output::Left } else { Output::Excluded { view: new } });
+        }
+        self.outputs.push_back(Output::ViewChanged { old: old.map(|old| old.view), new, why });
+        self.behind = None;
+        self.thaw();
+        self.acceptor = Acceptor::default();
+        self.proposer = Proposer::default();
+        self.renew_pending();
+        self.renew_watch();
+    }
+
+    fn end(&mut self, how: Output) {
+        self.ended = true;
+        self.outputs.push_back(how);
+    }
+
+    fn ask_seeds(&mut self) {
+        if self.next_join > self.now {
+            return;
+        }
+        self.next_join = self.now + JOIN_RETRY;
+        let count = self.seeds.len().min(SEEDS);
+        let seeds = self.seeds[..count].to_vec();
+        self.seeds.rotate_left(count);
+        let body = MembershipBody::Request(vec![Change::Join(self.me.clone())]);
+        let message = MembershipMessage { cluster: None, view: 0, body };
+        if !seeds.is_empty() {
+            self.outputs.push_back(Output::SendTo { seeds, message });
+        }
+    }
+
+    fn fall_behind(&mut self, ahead: NodeId) {
+        if self.roster.is_none() {
+            // The next request to join is answered with the view.
+            self.next_join = self.next_join.min(self.now + self.timing.ask());
+        } else if self.behind.is_none() {
+            self.behind = Some((ahead, self.now + self.timing.ask()));
+        }
+    }
+
+    fn ask(&mut self) {
+        if let Some((ahead, _)) = self.behind.take() {
+            let to = self.peer_of(&ahead);
+            self.say(vec![to], MembershipBody::Ask);
+        }
+    }
+
+    fn tell_newest(&mut self, to: &NodeId) {
+        if let Some(roster) = &self.roster {
+            let body = MembershipBody::Newest(View::clone(&roster.view));
+            let to = self.peer_of(to);
+            self.say(vec![to], body);
+        }
+    }
+
+    fn peer_of(&self, id: &NodeId) -> Peer {
+        let member = self.roster.as_ref().and_then(|roster| roster.get(id));
+        Peer { id: id.clone(), address: member.map(|member| member.address) }
+    }
+
+    /// Every member but me.
+    fn others(&self) -> Vec<Peer> {
+        let members = self.roster.iter().flat_map(|roster| &roster.view.members);
+        members.filter(|member| member.id != self.me.id).map(peer).collect()
+    }
+
+    fn say(&mut self, to: Vec<Peer>, body: MembershipBody) {
+        if let Some(roster) = &self.roster {
+            let view = roster.view.clone();
+            self.say_as(&view, to, body);
+        }
+    }
+
+    fn say_as(&mut self, view: &View, to: Vec<Peer>, body: MembershipBody) {
+        if !to.is_empty() {
+            let message = MembershipMessage { cluster: Some(view.cluster), view: view.number, body };
+            self.outputs.push_back(Output::Send { to, message });
+        }
+    }
+
+    fn event(&mut self, event: MembershipEvent) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    fn bad_message(&mut self, from: NodeId, what: String) {
+        self.event(MembershipEvent::BadMessage { from, what });
+    }
+}
+
+/// What happened between two views that need not follow each other.
+fn changes_between(old: Option<&Roster>, new: &View, me: &Member) -> Vec<Change> {
+    let Some(old) = old else { return vec![Change::Join(me.clone())] };
+    let present: BTreeSet<&NodeId> = new.members.iter().map(|member| &member.id).collect();
+    let gone = old.view.members.iter().map(|member| &member.id).filter(|id| !present.contains(id));
+    let removals = gone.map(|id| match new.departure(id) {
+        Some(Departure::Left) => Change::Leave(id.clone()),
+        Some(Departure::Died) | None => Change::Dead(id.clone()),
+    });
+    let joined = new.members.iter().filter(|member| !old.index.contains_key(&member.id));
+    removals.chain(joined.cloned().map(Change::Join)).collect()
+}
