@@ -1,0 +1,1 @@
+//! Files that an MPI library leaves behind.
