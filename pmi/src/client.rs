@@ -1,0 +1,346 @@
+//! The rank's end of the PMI-1 conversation: one request line out, one answer line in.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Read, Write};
+
+/// Longest line of an answer, in bytes (as the protector bounds its own).
+const LINE: usize = 4096;
+/// Longest value on the wire, where a byte may take three, in bytes.
+const WIRE_VALUE: usize = 1024;
+/// Longest value that a caller may put, in bytes with the terminating zero: it fits however it is escaped. Open MPI splits to this.
+pub(crate) const VALUE: usize = WIRE_VALUE / 3;
+/// Longest key in bytes, with the terminating zero.
+pub(crate) const KEY: usize = 64;
+/// Longest name of a key space in bytes, with the terminating zero.
+pub(crate) const KVSNAME: usize = 256;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The connection broke.
+    #[error("the connection to the protector is lost: {0}")]
+    Lost(#[from] io::Error),
+    /// The protector said something else than an answer to the request.
+    #[error("the protector answered {0:?} where {1} was due")]
+    Unexpected(String, &'static str),
+    /// The protector said no.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// A key that cannot be sent.
+    #[error("not a key: at most {} printable characters without space and '='", KEY - 1)]
+    Key,
+    /// A value that is too long.
+    #[error("a value of {0} bytes is over the limit of {limit}", limit = VALUE - 1)]
+    Value(usize),
+}
+
+/// A rank's conversation with its protector over `S`.
+#[derive(Debug)]
+pub(crate) struct Client<S> {
+    stream: S,
+    /// Bytes that came after the last line.
+    rest: Vec<u8>,
+    pub(crate) rank: i32,
+    pub(crate) size: i32,
+    pub(crate) kvsname: String,
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Greets the protector as `rank` of `size`.
+    pub(crate) fn init(stream: S, rank: i32, size: i32) -> Result<Self, Failure> {
+        let mut client = Client { stream, rest: Vec::new(), rank, size, kvsname: String::new() };
+        client.call("init pmi_version=1 pmi_subversion=1", "response_to_init")?;
+        let name = client.call("get_my_kvsname", "my_kvsname")?;
+        client.kvsname = name.required("kvsname", "my_kvsname")?.to_owned();
+        Ok(client)
+    }
+
+    /// How many processes there could be.
+    pub(crate) fn universe_size(&mut self) -> Result<i32, Failure> {
+        self.call("get_universe_size", "universe_size")?.number("size", "universe_size")
+    }
+
+    /// The number of this process's program among those of the job.
+    pub(crate) fn appnum(&mut self) -> Result<i32, Failure> {
+        self.call("get_appnum", "appnum")?.number("appnum", "appnum")
+    }
+
+    /// Waits for all ranks of the job; what they put before is visible afterwards.
+    pub(crate) fn barrier(&mut self) -> Result<(), Failure> {
+        self.call("barrier_in", "barrier_out").map(drop)
+    }
+
+    /// Puts a key of the job.
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Failure> {
+        let request = format!("put kvsname={} key={} value={}", self.kvsname, checked_key(key)?, escaped(value)?);
+        self.call(&request, "put_result").map(drop)
+    }
+
+    /// Gets what some rank put.
+    pub(crate) fn get(&mut self, key: &[u8]) -> Result<Vec<u8>, Failure> {
+        let request = format!("get kvsname={} key={}", self.kvsname, checked_key(key)?);
+        let answer = self.call(&request, "get_result")?;
+        Ok(unescaped(answer.required("value", "get_result")?))
+    }
+
+    /// Publishes a name for other jobs' look-up.
+    pub(crate) fn publish(&mut self, service: &[u8], port: &[u8]) -> Result<(), Failure> {
+        let request = format!("publish_name service={} port={}", escaped(service)?, escaped(port)?);
+        self.call(&request, "publish_result").map(drop)
+    }
+
+    /// Takes a published name back.
+    pub(crate) fn unpublish(&mut self, service: &[u8]) -> Result<(), Failure> {
+        self.call(&format!("unpublish_name service={}", escaped(service)?), "unpublish_result").map(drop)
+    }
+
+    /// What a published name stands for.
+    pub(crate) fn lookup(&mut self, service: &[u8]) -> Result<Vec<u8>, Failure> {
+        let answer = self.call(&format!("lookup_name service={}", escaped(service)?), "lookup_result")?;
+        Ok(unescaped(answer.required("port", "lookup_result")?))
+    }
+
+    /// Says that this process is through with MPI.
+    pub(crate) fn finalize(&mut self) -> Result<(), Failure> {
+        self.call("finalize", "finalize_ack").map(drop)
+    }
+
+    /// Ends the whole job with `code`. There is no answer.
+    pub(crate) fn abort(&mut self, code: i32, message: &[u8]) -> Result<(), Failure> {
+        let message: String =
+            String::from_utf8_lossy(message).chars().map(|c| if c.is_control() { ' ' } else { c }).take(LINE / 8).collect();
+        Ok(self.stream.write_all(format!("cmd=abort exitcode={code} error_msg={message}\n").as_bytes())?)
+    }
+
+    /// Sends `request` and reads its answer, which is to be called `expected`.
+    fn call(&mut self, request: &str, expected: &'static str) -> Result<Answer, Failure> {
+        self.stream.write_all(format!("cmd={request}\n").as_bytes())?;
+        let line = self.read_line()?;
+        let (name, fields) = line.split_once(' ').unwrap_or((&line, ""));
+        if name.strip_prefix("cmd=") != Some(expected) {
+            return Err(Failure::Unexpected(line, expected));
+        }
+        let answer = Answer { fields: fields.to_owned() };
+        match answer.field("rc") {
+            None | Some("0") => Ok(answer),
+            Some(_) => Err(Failure::Refused(answer.field("msg").unwrap_or("no reason given").to_owned())),
+        }
+    }
+
+    fn read_line(&mut self) -> Result<String, Failure> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|&c| c == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            if self.rest.len() > LINE {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "an endless line").into());
+            }
+            let mut chunk = [0; 1024];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(n) => self.rest.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// The fields of an answer that said `rc=0`.
+#[derive(Debug)]
+struct Answer {
+    fields: String,
+}
+
+impl Answer {
+    fn field(&self, key: &str) -> Option<&str> {
+        self.fields.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    fn required(&self, key: &str, of: &'static str) -> Result<&str, Failure> {
+        self.field(key).ok_or_else(|| Failure::Unexpected(self.fields.clone(), of))
+    }
+
+    fn number(&self, key: &str, of: &'static str) -> Result<i32, Failure> {
+        self.required(key, of)?.parse().map_err(|_| Failure::Unexpected(self.fields.clone(), of))
+    }
+}
+
+fn checked_key(key: &[u8]) -> Result<&str, Failure> {
+    let good = (1..KEY).contains(&key.len()) && key.iter().all(|c| c.is_ascii_graphic() && *c != b'=');
+    if good { std::str::from_utf8(key).map_err(|_| Failure::Key) } else { Err(Failure::Key) }
+}
+
+/// The value as one word: bytes that would end it, and those that MPICH's readers treat as special, as `%` and two hexadecimal digits;
+/// a lone `%` is the empty value.
+fn escaped(value: &[u8]) -> Result<String, Failure> {
+    if value.len() >= VALUE {
+        return Err(Failure::Value(value.len()));
+    }
+    if value.is_empty() {
+        return Ok("%".to_owned());
+    }
+    let mut word = String::with_capacity(value.len());
+    for &byte in value {
+        if byte.is_ascii_graphic() && !matches!(byte, b'%' | b'=' | b'\\') {
+            word.push(char::from(byte));
+        } else {
+            word.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    Ok(word)
+}
+
+/// The inverse of [`escaped`]. What was not escaped by it (a key of the protector's own) stays as it is.
+fn unescaped(word: &str) -> Vec<u8> {
+    if word == "%" {
+        return Vec::new();
+    }
+    let mut rest = word.as_bytes();
+    let mut value = Vec::with_capacity(rest.len());
+    while let [first, tail @ ..] = rest {
+        let hex = |digit: u8| char::from(digit).to_digit(16).map(|d| d as u8);
+        let code = match tail {
+            [high, low, ..] if *first == b'%' => hex(*high).zip(hex(*low)),
+            _ => None,
+        };
+        match code {
+            Some((high, low)) => {
+                value.push(high << 4 | low);
+                rest = &tail[2..];
+            }
+            None => {
+                value.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use proptest::prelude::*;
+    use radic_protector::pmi::{KeySpace, Reply, Request, Session};
+    use radic_wire::ids::Rank;
+    use radic_wire::limits;
+
+    use super::*;
+
+    /// A protector that serves one rank, alone in its job, until the rank closes. Returns the code of an abort.
+    fn serve(mut stream: UnixStream) -> Option<(i32, Option<String>)> {
+        let mut session = Session::new(Rank(0), 1, "space".to_owned());
+        let mut keys = KeySpace::new(1);
+        let mut published: Option<(String, String)> = None;
+        let mut chunk = [0; 7];
+        loop {
+            let n = stream.read(&mut chunk).unwrap();
+            if n == 0 {
+                return None;
+            }
+            session.handle_input(&chunk[..n]).unwrap();
+            if let Some(request) = session.poll_request() {
+                let done = |ok: bool| if ok { Reply::Done } else { Reply::Failed("it is not so".to_owned()) };
+                let value =
+                    |value: Option<&str>| value.map_or(Reply::Failed("no such thing".to_owned()), |v| Reply::Value(v.to_owned()));
+                session.reply(match request {
+                    Request::Put { key, value } => done(keys.put(key, value).is_ok()),
+                    Request::Get { key } => value(keys.get(&key)),
+                    Request::PublishName { service, port } => done(published.replace((service, port)).is_none()),
+                    Request::LookupName { service } => {
+                        value(published.as_ref().filter(|(s, _)| *s == service).map(|(_, p)| p.as_str()))
+                    }
+                    Request::UnpublishName { service } => done(published.take_if(|(s, _)| *s == service).is_some()),
+                    Request::BarrierIn | Request::Finalize => Reply::Done,
+                    Request::GetByIdx { .. } => Reply::Failed("not asked for here".to_owned()),
+                    Request::Abort { code, message } => return Some((code, message)),
+                });
+            }
+            if let Some(output) = session.poll_output() {
+                stream.write_all(&output).unwrap();
+            }
+        }
+    }
+
+    type Server = thread::JoinHandle<Option<(i32, Option<String>)>>;
+
+    fn connected() -> (Client<UnixStream>, Server) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = thread::spawn(move || serve(theirs));
+        (Client::init(ours, 0, 1).unwrap(), server)
+    }
+
+    #[test]
+    fn a_life_with_pmi() {
+        let (mut client, server) = connected();
+        assert_eq!(client.kvsname, "space");
+        assert_eq!(client.universe_size().unwrap(), 1);
+        assert_eq!(client.appnum().unwrap(), 0);
+        client.put(b"key", b"a = b\n100%").unwrap();
+        assert!(matches!(client.put(b"key", b"again"), Err(Failure::Refused(why)) if why == "it_is_not_so"));
+        client.barrier().unwrap();
+        assert_eq!(client.get(b"key").unwrap(), b"a = b\n100%");
+        assert!(matches!(client.get(b"other"), Err(Failure::Refused(why)) if why == "no_such_thing"));
+        assert_eq!(client.get(b"PMI_process_mapping").unwrap(), b"(vector,(0,1,1))");
+        client.publish(b"my service", b"a port").unwrap();
+        assert_eq!(client.lookup(b"my service").unwrap(), b"a port");
+        client.unpublish(b"my service").unwrap();
+        assert!(client.lookup(b"my service").is_err());
+        client.finalize().unwrap();
+        drop(client);
+        assert_eq!(server.join().unwrap(), None);
+    }
+
+    #[test]
+    fn abort_arrives_in_one_line() {
+        let (mut client, server) = connected();
+        client.abort(7, b"it is\na mess").unwrap();
+        assert_eq!(server.join().unwrap(), Some((7, Some("it is a mess".to_owned()))));
+        assert!(matches!(client.barrier(), Err(Failure::Lost(_))));
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_before_they_are_sent() {
+        let (mut client, _server) = connected();
+        for key in [&b""[..], b"a b", b"a=b", b"a\n", &[b'k'; KEY]] {
+            assert!(matches!(client.put(key, b""), Err(Failure::Key)), "{key:?}");
+        }
+        assert!(matches!(client.put(b"key", &[b'v'; VALUE]), Err(Failure::Value(VALUE))));
+        client.put(&[b'k'; KEY - 1], &[b' '; VALUE - 1]).unwrap();
+    }
+
+    #[test]
+    fn a_server_that_talks_nonsense_is_an_error() {
+        for nonsense in [&b"cmd=other rc=0\n"[..], b"hello\n", &[b'x'; 2 * LINE], b"cmd=response_to_init rc=-1\n", b""] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(nonsense).unwrap();
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(Client::init(ours, 0, 1).is_err());
+        }
+    }
+
+    #[test]
+    fn the_limits_are_those_of_the_protector() {
+        assert_eq!((LINE, WIRE_VALUE), (limits::PMI_LINE, limits::PMI_VALUE));
+        assert_eq!((KEY, KVSNAME), (limits::PMI_KEY, limits::PMI_KVSNAME));
+    }
+
+    proptest! {
+        #[test]
+        fn any_value_is_one_word_and_comes_back(value in prop::collection::vec(any::<u8>(), 0..VALUE)) {
+            let word = escaped(&value).unwrap();
+            prop_assert!((1..=WIRE_VALUE).contains(&word.len()));
+            prop_assert!(word.bytes().all(|c| c.is_ascii_graphic() && c != b'='));
+            prop_assert_eq!(unescaped(&word), value);
+        }
+
+        #[test]
+        fn unescaping_takes_anything(word in ".*") {
+            prop_assert!(unescaped(&word).len() <= word.len());
+        }
+    }
+}
