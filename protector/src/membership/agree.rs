@@ -63,11 +63,6 @@ impl Acceptor {
         self.accepted = Some(proposal.clone());
         Ok(())
     }
-
-    #[cfg(test)]
-    pub(super) fn accepted(&self) -> Option<&Proposal> {
-        self.accepted.as_ref()
-    }
 }
 
 #[derive(Debug, Default)]
@@ -174,10 +169,12 @@ impl Membership {
         for change in changes {
             match change {
                 Change::Join(joiner) if is_member || joiner.id == *from => self.on_join(joiner),
-                Change::Dead(id) if is_member && (id == self.me.id || self.heard_recently(&id)) => {
+                Change::Dead(id) if is_member && id == self.me.id => {
                     let to = self.peer_of(from);
                     self.say(vec![to], MembershipBody::ProbeResult { target: id, alive: true });
                 }
+                // Who accuses so soon after a cut has healed may not know that it has; it will repeat what is still true.
+                Change::Dead(_) if self.now < self.deaf_until => {}
                 Change::Dead(_) | Change::Leave(_) if is_member => self.want(change, false),
                 _ => {}
             }
@@ -257,17 +254,29 @@ impl Membership {
         if !self.proposer.is_idle() {
             return;
         }
-        let ripe = self.ripe();
-        let impatient =
-            |pending: &Pending| pending.mine && matches!(pending.change, Change::Dead(_)) && pending.impatient <= self.now;
-        let leads = self.leader() == Some(&self.me.id) || self.pending.iter().any(impatient);
-        if !self.leaving && (self.doubts_cut() || (leads && !ripe.is_empty())) {
-            return self.attempt(ripe);
+        if self.doubts_cut() || (self.leads() && !self.proposable().is_empty()) {
+            return self.attempt();
         }
         self.proposer.rest();
         if !self.pending.is_empty() {
-            self.request(ripe);
+            self.request();
         }
+    }
+
+    /// Whether it is up to me to propose.
+    fn leads(&self) -> bool {
+        let impatient =
+            |pending: &Pending| pending.mine && matches!(pending.change, Change::Dead(_)) && pending.impatient <= self.now;
+        // Who leaves lets others decide, unless it knows of nobody.
+        let waited_enough = !self.leaving && self.pending.iter().any(impatient);
+        waited_enough || self.leader().is_none_or(|leader| *leader == self.me.id)
+    }
+
+    /// What I may propose: all that is ripe but my own leave. Who decides that must still be there to tell the others.
+    fn proposable(&self) -> Vec<Change> {
+        let mut changes = self.ripe();
+        changes.retain(|change| !matches!(change, Change::Leave(leaver) if *leaver == self.me.id));
+        changes
     }
 
     /// Whether it is time to look whether this side still has no majority.
@@ -281,7 +290,7 @@ impl Membership {
             return Some(self.proposer.freeze_at.map_or(self.proposer.retry_at, |at| at.min(self.proposer.retry_at)));
         }
         let request = (!self.pending.is_empty()).then_some(self.next_request);
-        let doubt = self.cut.as_ref().filter(|_| !self.leaving).map(|cut| cut.doubt_at);
+        let doubt = self.cut.as_ref().map(|cut| cut.doubt_at);
         request.into_iter().chain(doubt).min()
     }
 
@@ -310,8 +319,9 @@ impl Membership {
         }
     }
 
-    /// Asks the leader for `ripe`: for what is new at once, for everything when the timer says so.
-    fn request(&mut self, mut ripe: Vec<Change>) {
+    /// Asks the leader for what is ripe: for what is new at once, for everything when the timer says so.
+    fn request(&mut self) {
+        let mut ripe = self.ripe();
         let leader = self.leader().cloned();
         if self.next_request <= self.now {
             self.next_request = self.now + self.timing.retry + self.random.duration(self.timing.retry / 4);
@@ -328,8 +338,9 @@ impl Membership {
         self.say(vec![to], MembershipBody::Request(ripe));
     }
 
-    /// Starts a ballot: round 0 with `ripe`, or a higher one with phase 1.
-    fn attempt(&mut self, ripe: Vec<Change>) {
+    /// Starts a ballot: round 0 with what is wanted, or a higher one with phase 1.
+    fn attempt(&mut self) {
+        let changes = self.proposable();
         let Some(roster) = &self.roster else { return };
         let first = roster.mine == 0;
         let me = self.me.id.clone();
@@ -344,10 +355,10 @@ impl Membership {
             proposer.freeze_at = Some(self.now + self.timing.freeze);
         }
         let untouched = proposer.next_round == 0 && self.acceptor.promised.is_none();
-        let deaths = ripe.iter().any(|change| matches!(change, Change::Dead(_)));
-        if first && untouched && !deaths && !ripe.is_empty() {
+        let deaths = changes.iter().any(|change| matches!(change, Change::Dead(_)));
+        if first && untouched && !deaths && !changes.is_empty() {
             proposer.next_round = 1;
-            return self.propose(Proposal { ballot: Ballot { round: 0, proposer: me }, changes: ripe });
+            return self.propose(Proposal { ballot: Ballot { round: 0, proposer: me }, changes });
         }
         let promised = self.acceptor.promised.as_ref().map_or(0, |promised| promised.round);
         let round = proposer.next_round.max(promised.saturating_add(1));
@@ -398,7 +409,7 @@ impl Membership {
         if let Some(earlier) = &earlier {
             assert!(earlier.ballot < ballot, "accepted {earlier:?} before {ballot:?} was proposed");
         }
-        let changes = earlier.map_or_else(|| self.ripe(), |earlier| earlier.changes);
+        let changes = earlier.map_or_else(|| self.proposable(), |earlier| earlier.changes);
         if changes.is_empty() {
             // Whatever it was has resolved itself; the majority that answered has thawed us.
             return self.proposer.rest();
@@ -420,14 +431,14 @@ impl Membership {
 
     /// A majority has accepted `changes`, which make `view`: tells everybody.
     fn decide(&mut self, view: View, changes: &[Change]) {
+        let Some(roster) = &self.roster else { return };
         let place = view.members.iter().position(|member| member.id == self.me.id);
-        let departed: Vec<NodeId> =
-            changes.iter().filter(|change| !matches!(change, Change::Join(_))).map(|change| change.id().clone()).collect();
-        let mut direct: Vec<Peer> = departed.iter().filter(|id| **id != self.me.id).map(|id| self.peer_of(id)).collect();
-        if place.is_none() {
-            // I decided my own removal, which somebody else had proposed: the first of those who stay spreads it.
-            direct.push(super::peer(&view.members[0]));
-        }
+        let told = |member: &&Member| {
+            // I am gone when I have decided my own removal (somebody else had proposed it): then everybody hears it from me.
+            let stays = view.get(&member.id).is_some();
+            member.id != self.me.id && (!stays || place.is_none())
+        };
+        let direct: Vec<Peer> = roster.view.members.iter().filter(told).map(super::peer).collect();
         self.say_as(&view, direct, MembershipBody::Decided { changes: changes.to_vec(), root: place.unwrap_or(0) as u32 });
         self.adopt_and_spread(view, changes, place.unwrap_or(0));
     }
@@ -553,10 +564,20 @@ impl Membership {
         self.cut = Some(Cut { unreachable, by_me, doubt_at });
     }
 
-    /// There is a majority again.
+    /// There is a majority again. What was found out about others while there was none is worth nothing: it is looked at again.
     pub(super) fn thaw(&mut self) {
-        if self.cut.take().is_some() {
-            self.outputs.push_back(Output::Thawed);
+        if self.cut.take().is_none() {
+            return;
+        }
+        self.outputs.push_back(Output::Thawed);
+        self.deaf_until = self.now + self.timing.probe;
+        self.probes.clear();
+        let mut doubtful: Vec<NodeId> = std::mem::take(&mut self.suspicions).into_keys().collect();
+        let accuses = |pending: &mut Pending| matches!(pending.change, Change::Dead(_));
+        let accusations: Vec<Pending> = self.pending.extract_if(.., accuses).collect();
+        doubtful.extend(accusations.into_iter().filter(|pending| pending.mine).map(|pending| pending.change.id().clone()));
+        for id in doubtful {
+            self.suspect(&id, Reason::StillThere);
         }
     }
 }

@@ -135,11 +135,6 @@ impl Membership {
         }
     }
 
-    /// Whether `id` was heard so recently that nobody need tell me that it is dead.
-    pub(super) fn heard_recently(&self, id: &NodeId) -> bool {
-        self.watched.get(id).is_some_and(|watched| watched.heard + self.timing.heartbeat * 2 > self.now)
-    }
-
     pub(super) fn link_broken(&mut self, id: &NodeId) {
         let waiting = self.suspicions.iter_mut().filter(|(_, suspicion)| suspicion.awaited.contains(id));
         let waiting = waiting.map(|(suspect, suspicion)| {

@@ -43,6 +43,8 @@ mod agree;
 mod detect;
 pub mod ring;
 #[cfg(test)]
+mod sim;
+#[cfg(test)]
 mod sim_tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -326,6 +328,8 @@ pub struct Membership {
     acceptor: Acceptor,
     proposer: Proposer,
     cut: Option<Cut>,
+    /// Until when accusations by others are not heard, because a cut has just healed.
+    deaf_until: Duration,
 }
 
 fn majority(members: usize) -> usize {
@@ -370,6 +374,7 @@ impl Membership {
             acceptor: Acceptor::default(),
             proposer: Proposer::default(),
             cut: None,
+            deaf_until: Duration::ZERO,
         }
     }
 
@@ -467,8 +472,8 @@ impl Membership {
         if self.behind.as_ref().is_some_and(|(_, at)| *at <= now) {
             self.ask();
         }
-        self.watch();
         self.expire();
+        self.watch();
         self.pursue();
     }
 

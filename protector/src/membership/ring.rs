@@ -60,8 +60,8 @@ pub fn children(place: usize, root: usize, count: usize) -> impl Iterator<Item =
 
 #[cfg(test)]
 mod tests {
+    use super::super::sim::member;
     use super::*;
-    use crate::membership::sim_tests::member;
 
     fn view(ring: usize, spares: usize) -> View {
         let members = (0..ring + spares).map(|i| Member { spare: i >= ring, ..member(i, 1) }).collect();

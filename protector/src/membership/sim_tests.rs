@@ -1,10 +1,500 @@
-//! A simulated cluster.
+//! Scenarios and random faults on the simulated cluster.
 
-use radic_wire::ids::{BootId, NodeId};
-use radic_wire::membership::Member;
+use std::time::Duration;
 
-/// Node `n{i}` in its life `boot`.
-pub(super) fn member(i: usize, boot: u64) -> Member {
-    let id = NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(boot) };
-    Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000 + boot as u16).into(), spare: false, slots: 1 }
+use radic_wire::membership::{Change, MembershipBody, MembershipMessage, Refusal};
+
+use super::sim::{CALM, Network, Sim, State, member, ms};
+use super::{Membership, MembershipEvent, Output, Reason, Timing};
+
+#[test]
+fn sixty_four_join_at_once() {
+    let mut sim = Sim::new(1);
+    let founder = sim.found(member(0, 1));
+    let seed = sim.nodes[founder].member.address;
+    for i in 1..64 {
+        sim.join_through(member(i, 1), vec![seed]);
+    }
+    let time = sim.run_until(ms(1_500), "all have joined", Sim::converged);
+    let (views, sent) = (sim.newest().number, sim.total_sent());
+    println!("64 joins at once: {time:?}, {views} views, {sent} messages: {:?}", sim.sent);
+    assert!(views <= 16 && sent <= 64 * 16 * 3, "{views} views, {sent} messages");
+    assert_nobody_suspected(&sim);
+}
+
+#[test]
+fn sixty_four_join_one_after_the_other_through_anybody() {
+    let mut sim = Sim::new(2);
+    sim.found(member(0, 1));
+    for i in 1..64 {
+        sim.join(member(i, 1));
+        let pause = sim.random.duration(ms(40));
+        sim.run(pause);
+    }
+    sim.run_until(ms(3_000), "all have joined", Sim::converged);
+    println!("64 joins in sequence: {} views, {} messages: {:?}", sim.newest().number, sim.total_sent(), sim.sent);
+    assert_nobody_suspected(&sim);
+}
+
+#[test]
+fn a_calm_ring_stays_calm() {
+    let mut sim = Sim::formed(3, 64);
+    let (sent, heartbeats) = (sim.total_sent(), sim.heartbeats);
+    sim.run(ms(10_000));
+    assert_eq!(sim.total_sent(), sent, "a calm ring exchanges nothing but heartbeats: {:?}", sim.sent);
+    assert!((64 * 95..=64 * 101).contains(&(sim.heartbeats - heartbeats)), "{}", sim.heartbeats - heartbeats);
+    assert_nobody_suspected(&sim);
+}
+
+fn assert_nobody_suspected(sim: &Sim) {
+    for node in &sim.nodes {
+        assert_eq!(node.events, [], "{:?}", node.member.id);
+    }
+}
+
+/// Ends `victims` of 64, and returns when all survivors know.
+fn end_of_64(seed: u64, victims: &[usize], end: impl Fn(&mut Sim, usize)) -> Duration {
+    let mut sim = Sim::formed(seed, 64);
+    let offset = sim.random.duration(ms(100));
+    sim.run(offset);
+    let before = sim.total_sent();
+    victims.iter().for_each(|victim| end(&mut sim, *victim));
+    let time = sim.run_until(ms(10_000), "the survivors agree", Sim::converged);
+    println!("{victims:?} of 64: {time:?}, {} messages: {:?}", sim.total_sent() - before, sim.sent);
+    time
+}
+
+#[test]
+fn five_of_sixty_four_die_at_once() {
+    let places: [&[usize]; 5] =
+        [&[7, 19, 23, 40, 63], &[0, 1, 2, 3, 4], &[0, 13, 26, 39, 52], &[59, 60, 61, 62, 63], &[0, 1, 31, 62, 63]];
+    for (i, victims) in places.into_iter().enumerate() {
+        let killed = end_of_64(i as u64, victims, Sim::kill);
+        assert!(killed < ms(1_000), "{killed:?}");
+        let silent = end_of_64(i as u64, victims, Sim::silence);
+        assert!(silent < ms(2_000), "{silent:?}");
+    }
+}
+
+#[test]
+fn a_paused_node_is_declared_dead_and_told_so() {
+    let mut sim = Sim::formed(4, 5);
+    sim.pause(2);
+    sim.run_until(ms(1_500), "the others go on", |sim| sim.newest().members.len() == 4);
+    sim.run(ms(1_000));
+    sim.resume(2);
+    sim.run_until(ms(300), "it is told", |sim| sim.nodes[2].excluded);
+    let late = |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Descheduled { late } if *late > ms(1_000));
+    assert!(sim.nodes[2].events.iter().any(late), "{:?}", sim.nodes[2].events);
+    let accused = |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Suspected { .. });
+    assert!(!sim.nodes[2].events.iter().any(accused), "a late watchdog accuses nobody: {:?}", sim.nodes[2].events);
+    sim.assert_converged();
+}
+
+#[test]
+fn a_short_pause_costs_nobody_its_membership() {
+    for length in [50, 150, 300, 450, 600] {
+        let mut sim = Sim::formed(length, 5);
+        sim.pause(1);
+        sim.run(ms(length));
+        sim.resume(1);
+        sim.run(ms(3_000));
+        sim.assert_converged();
+        assert_eq!(sim.newest().members.len(), 5, "after {length} ms");
+    }
+}
+
+#[test]
+fn everybody_paused_at_once_accuses_nobody() {
+    let mut sim = Sim::formed(5, 8);
+    (0..8).for_each(|place| sim.pause(place));
+    sim.run(ms(5_000));
+    for place in 0..8 {
+        sim.resume(place);
+        sim.run(ms(5));
+    }
+    sim.run(ms(3_000));
+    sim.assert_converged();
+    assert_eq!(sim.newest().members.len(), 8);
+    for node in &sim.nodes {
+        assert!(node.events.iter().all(|(_, event)| matches!(event, MembershipEvent::Descheduled { .. })), "{:?}", node.events);
+    }
+}
+
+#[test]
+fn the_leader_dies_at_every_message() {
+    let mut most = 0;
+    for count in 0.. {
+        let mut sim = Sim::formed(count, 5);
+        sim.kill_after(0, count);
+        // Something to decide: two join, one dies.
+        sim.join_through(member(5, 1), vec![sim.nodes[1].member.address, sim.nodes[0].member.address]);
+        sim.kill(3);
+        let joiner = member(6, 1);
+        sim.join_through(joiner, vec![sim.nodes[2].member.address]);
+        sim.run(ms(6_000));
+        sim.assert_converged();
+        if sim.is_up(0) {
+            most = count;
+            break;
+        }
+        assert_eq!(sim.newest().members.len(), 5, "{}", sim.describe());
+    }
+    println!("the leader sends at most {most} messages");
+    assert!(most > 20);
+}
+
+#[test]
+fn two_propose_together() {
+    for seed in 0..50 {
+        let mut sim = Sim::formed(seed, 7);
+        sim.network = Network { delay: (ms(1), ms(30)), ..CALM };
+        // Each believes to be the first who is alive.
+        let (a, b) = (sim.id(0), sim.id(1));
+        sim.nodes[1].machine.want(Change::Dead(a), true);
+        sim.nodes[2].machine.want(Change::Dead(b), true);
+        for place in [1, 2] {
+            let now = sim.now;
+            sim.nodes[place].machine.handle_timeout(now);
+        }
+        sim.join(member(7, 1));
+        sim.run(ms(5_000));
+        sim.assert_converged();
+    }
+}
+
+#[test]
+fn a_side_without_majority_freezes_and_is_told_when_the_cut_heals() {
+    for hold in [false, true] {
+        let mut sim = Sim::formed(6, 7);
+        sim.cut(&[0, 3, 5], hold);
+        sim.run_until(ms(4_000), "both sides know", |sim| {
+            let frozen = |place: &usize| sim.nodes[*place].frozen.as_ref().is_some_and(|unreachable| unreachable.len() == 4);
+            [0, 3, 5].iter().all(frozen) && sim.newest().members.len() == 4
+        });
+        assert!([1, 2, 4, 6].iter().all(|place| sim.nodes[*place].frozen.is_none()));
+        sim.run(ms(3_000));
+        sim.heal();
+        sim.run_until(ms(3_000), "they are told", |sim| [0, 3, 5].iter().all(|place| sim.nodes[*place].excluded));
+        sim.assert_converged();
+    }
+}
+
+#[test]
+fn one_cut_off_alone_freezes_soon() {
+    let mut sim = Sim::formed(7, 64);
+    sim.cut(&[40], false);
+    let time = sim.run_until(ms(2_500), "it is frozen", |sim| sim.nodes[40].frozen.is_some());
+    println!("one of 64 cut off: frozen after {time:?}");
+    assert_eq!(sim.nodes[40].frozen.as_ref().unwrap().len(), 63);
+    assert_eq!(sim.newest().members.len(), 63);
+}
+
+#[test]
+fn a_cut_into_halves_that_heals_costs_nobody_its_membership() {
+    for (seed, hold) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut sim = Sim::formed(seed, 6);
+        sim.cut(&[0, 2, 5], hold);
+        let time = sim.run_until(ms(5_000), "all are frozen", |sim| sim.nodes.iter().all(|node| node.frozen.is_some()));
+        let longer = sim.random.duration(ms(4_000));
+        sim.run(longer);
+        sim.heal();
+        sim.run(ms(6_000));
+        sim.assert_converged();
+        assert_eq!(sim.newest().members.len(), 6, "frozen after {time:?}");
+    }
+}
+
+#[test]
+fn the_survivor_of_two_is_frozen() {
+    let mut sim = Sim::formed(8, 2);
+    sim.kill(0);
+    let time = sim.run_until(ms(1_000), "it is frozen", |sim| sim.nodes[1].frozen.is_some());
+    println!("one of two killed: frozen after {time:?}");
+    // Who comes back is told why it cannot join.
+    let back = sim.join_through(member(0, 2), vec![sim.nodes[1].member.address]);
+    sim.run(ms(1_000));
+    assert_eq!(sim.nodes[back].refusals.first(), Some(&Refusal::Frozen { reachable: 1, needed: 2 }));
+    assert_eq!(sim.newest().members.len(), 2);
+}
+
+#[test]
+fn a_daemon_that_restarts_joins_under_its_name() {
+    let mut sim = Sim::formed(9, 5);
+    for boot in 2..5 {
+        let old = sim.nodes.iter().rposition(|node| node.member.id.name == sim.nodes[0].member.id.name).unwrap();
+        sim.kill(old);
+        sim.join(member(0, boot));
+        let time =
+            sim.run_until(ms(1_500), "it is back", |sim| sim.converged() && sim.newest().get(&member(0, boot).id).is_some());
+        println!("back after {time:?}");
+        assert_eq!(sim.newest().members.len(), 5);
+    }
+}
+
+#[test]
+fn a_name_in_use_is_refused_and_granted_when_it_is_free() {
+    let mut sim = Sim::formed(10, 4);
+    for holder in [0, 2] {
+        let late = sim.join_through(member(holder, 2), vec![sim.nodes[3].member.address, sim.nodes[0].member.address]);
+        sim.run(ms(1_200));
+        let address = sim.nodes[holder].member.address;
+        let refusal = Refusal::NameInUse { name: sim.nodes[holder].member.id.name.clone(), address };
+        assert!(!sim.nodes[late].refusals.is_empty() && sim.nodes[late].refusals.iter().all(|other| *other == refusal));
+        sim.leave(holder);
+        sim.run_until(ms(1_500), "the name is free", Sim::converged);
+        assert!(sim.nodes[holder].left && sim.newest().members.len() == 4);
+    }
+}
+
+#[test]
+fn members_leave_until_nobody_is_left() {
+    let mut sim = Sim::formed(11, 6);
+    for place in [0, 3, 5, 1, 4, 2] {
+        sim.leave(place);
+        sim.run_until(ms(500), "it has left", |sim| sim.nodes[place].left);
+        if place != 2 {
+            sim.run_until(ms(500), "the others know", Sim::converged);
+        }
+    }
+    let accused = |(_, event): &(_, MembershipEvent)| !matches!(event, MembershipEvent::Descheduled { .. });
+    assert!(!sim.nodes.iter().any(|node| node.events.iter().any(accused)));
+}
+
+#[test]
+fn all_but_one_leave_at_once() {
+    for seed in 0..20 {
+        let mut sim = Sim::formed(seed, 6);
+        (0..5).for_each(|place| sim.leave(place));
+        sim.run_until(ms(3_000), "they have left", |sim| (0..5).all(|place| sim.nodes[place].left));
+        sim.run(ms(500));
+        sim.assert_converged();
+        assert_eq!(sim.newest().members.len(), 1);
+    }
+}
+
+#[test]
+fn a_late_request_brings_nobody_back() {
+    let mut sim = Sim::formed(12, 3);
+    sim.kill(2);
+    sim.run_until(ms(1_500), "it is gone", |sim| sim.newest().members.len() == 2);
+    let number = sim.newest().number;
+    let request = |from: usize| {
+        let body = MembershipBody::Request(vec![Change::Join(member(from, 1))]);
+        (member(from, 1).id, MembershipMessage { cluster: None, view: 0, body })
+    };
+    let (from, message) = request(2);
+    let now = sim.now;
+    for place in [0, 1] {
+        sim.nodes[place].machine.handle_message(now, from.clone(), message.clone());
+    }
+    sim.run(ms(1_000));
+    assert_eq!(sim.newest().number, number);
+    // A member that asks once more is told the view.
+    let (from, message) = request(1);
+    sim.nodes[0].machine.handle_message(sim.now, from, message);
+    let answer = sim.nodes[0].machine.poll_output();
+    assert!(
+        matches!(answer, Some(Output::Send { message: MembershipMessage { body: MembershipBody::Newest(_), .. }, .. })),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn spares_are_watched_and_watch_a_lonely_ring() {
+    let mut sim = Sim::new(13);
+    sim.found(member(0, 1));
+    for i in 1..5 {
+        sim.join(super::Member { spare: true, ..member(i, 1) });
+    }
+    sim.run_until(ms(2_000), "all have joined", Sim::converged);
+    sim.kill(0);
+    sim.run_until(ms(1_500), "the only ring member is missed", |sim| sim.newest().members.len() == 4);
+    sim.silence(3);
+    sim.run_until(ms(1_500), "a spare is missed", |sim| sim.newest().members.len() == 3);
+    sim.assert_converged();
+}
+
+#[test]
+fn a_broken_link_alone_kills_nobody() {
+    let mut sim = Sim::formed(14, 6);
+    for round in 0..30 {
+        let (a, b) = (round % 6, (round + 1 + round / 6) % 6);
+        if a != b {
+            sim.break_link(a, b);
+        }
+        let pause = sim.random.duration(ms(200));
+        sim.run(pause);
+    }
+    sim.run(ms(1_000));
+    sim.assert_converged();
+    assert_eq!(sim.newest().members.len(), 6);
+    let suspected =
+        |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Suspected { reason: Reason::LinkBroken, .. });
+    assert!(sim.nodes.iter().any(|node| node.events.iter().any(suspected)), "the watchers noticed");
+}
+
+#[test]
+fn strangers_and_nonsense_change_nothing() {
+    let mut sim = Sim::formed(15, 3);
+    let mut other = Membership::bootstrap(sim.now, member(9, 9), Timing::default(), 1);
+    other.handle_message(
+        sim.now,
+        member(0, 1).id,
+        MembershipMessage { cluster: Some(sim.newest().cluster), view: 3, body: MembershipBody::Newest((*sim.newest()).clone()) },
+    );
+    let bad = std::iter::from_fn(|| other.poll_output())
+        .any(|output| matches!(output, Output::Event(MembershipEvent::BadMessage { .. })));
+    assert!(bad && other.view().unwrap().number == 1);
+    let view = sim.newest();
+    let ballot = |round, proposer: usize| radic_wire::membership::Ballot { round, proposer: member(proposer, 1).id };
+    let proposal = |round, proposer, changes| radic_wire::membership::Proposal { ballot: ballot(round, proposer), changes };
+    let nonsense = [
+        MembershipBody::Prepare(ballot(1, 2)),
+        MembershipBody::Prepare(ballot(0, 1)),
+        MembershipBody::Accept(proposal(0, 1, vec![])),
+        MembershipBody::Accept(proposal(1, 1, vec![Change::Dead(member(7, 1).id)])),
+        MembershipBody::Accept(proposal(1, 1, vec![Change::Join(member(2, 5))])),
+        MembershipBody::Newest(super::View { number: 0, ..(*view).clone() }),
+        MembershipBody::Newest(super::View { members: vec![], number: 99, ..(*view).clone() }),
+    ];
+    for body in nonsense {
+        let what = format!("{body:?}");
+        let message = MembershipMessage { cluster: Some(view.cluster), view: view.number, body };
+        let machine = &mut sim.nodes[0].machine;
+        machine.handle_message(sim.now, member(1, 1).id, message);
+        let outputs: Vec<Output> = std::iter::from_fn(|| machine.poll_output()).collect();
+        assert!(matches!(outputs[..], [Output::Event(MembershipEvent::BadMessage { .. })]), "{what}: {outputs:?}");
+        assert_eq!(machine.view(), Some(&view));
+    }
+}
+
+/// Random faults, then peace; afterwards everybody must agree, or be frozen for want of a majority.
+fn random_run(seed: u64) -> Sim {
+    let mut sim = Sim::new(seed);
+    sim.found(member(0, 1));
+    let mut names = 1 + sim.random.below(6) as usize;
+    for i in 1..names {
+        sim.join(member(i, 1));
+    }
+    if sim.random.below(2) == 0 {
+        sim.run(ms(2_500));
+    }
+    let faults = 3 + sim.random.below(12);
+    for _ in 0..faults {
+        inject(&mut sim, &mut names);
+        let most = if sim.random.below(2) == 0 { 30 } else { 1_500 };
+        let pause = sim.random.duration(ms(most));
+        sim.run(pause);
+    }
+    sim.network = CALM;
+    sim.heal();
+    for place in 0..sim.nodes.len() {
+        sim.resume(place);
+    }
+    sim.run(ms(10_000));
+    sim
+}
+
+fn inject(sim: &mut Sim, names: &mut usize) {
+    let count = sim.nodes.len() as u64;
+    let place = sim.random.below(count) as usize;
+    let up = sim.is_up(place);
+    let alive = sim.nodes.iter().filter(|node| matches!(node.state, State::Up | State::Paused)).count() as u64;
+    match sim.random.below(16) {
+        0 if up && alive > 2 => sim.kill(place),
+        1 if up && alive > 2 => sim.silence(place),
+        2 if up => {
+            let messages = sim.random.below(30);
+            sim.kill_after(place, messages);
+        }
+        3 | 4 => sim.pause(place),
+        5 => (0..sim.nodes.len()).for_each(|place| sim.resume(place)),
+        6 | 7 => {
+            let other = sim.random.below(count) as usize;
+            if other != place {
+                sim.break_link(place, other);
+            }
+        }
+        8 | 9 => {
+            let (pattern, hold) = (sim.random.next(), sim.random.below(2) == 0);
+            let apart: Vec<usize> = (0..sim.nodes.len()).filter(|place| pattern >> place & 1 == 1).collect();
+            sim.cut(&apart, hold);
+        }
+        10 => sim.heal(),
+        11 | 12 if alive < 9 => {
+            // Somebody new, or a node that is down comes back in another life.
+            let lives = sim.nodes.iter().filter(|node| node.member.id.name == sim.nodes[place].member.id.name);
+            let down = lives.clone().all(|life| !matches!(life.state, State::Up | State::Paused));
+            let boot = 1 + lives.count() as u64;
+            let mut joiner = if down { member(name_of(sim, place), boot) } else { member(*names, 1) };
+            *names += usize::from(!down);
+            joiner.spare = sim.random.below(5) == 0;
+            sim.join(joiner);
+        }
+        13 if up && alive > 1 => sim.leave(place),
+        14 => sim.network = Network { delay: (ms(0), ms(1 + sim.random.below(300))), ..sim.network.clone() },
+        15 => sim.network = Network { doubled: 100, reordered: 200, lost: sim.random.below(100), ..sim.network.clone() },
+        _ => {}
+    }
+}
+
+fn name_of(sim: &Sim, place: usize) -> usize {
+    sim.nodes[place].member.id.name.as_str()[1..].parse().unwrap()
+}
+
+fn check_end(sim: &Sim) {
+    let newest = sim.newest();
+    let alive = |id| sim.nodes.iter().any(|node| node.member.id == id && node.state == State::Up);
+    let living = newest.members.iter().filter(|member| alive(member.id.clone())).count();
+    if 2 * living > newest.members.len() {
+        return sim.assert_converged();
+    }
+    // Who was made a member by somebody that did not live to tell it goes on asking.
+    for node in sim.nodes.iter().filter(|node| node.state == State::Up) {
+        let Some(view) = node.machine.view() else { continue };
+        assert!(node.frozen.is_some() || view.members.len() == 1, "{:?} should be frozen:\n{}", node.member.id, sim.describe());
+    }
+}
+
+/// How many seeds to try; `RADIC_SIM_SEEDS=from..to` for more.
+fn seeds() -> std::ops::Range<u64> {
+    let text = std::env::var("RADIC_SIM_SEEDS").unwrap_or_else(|_| "0..1000".to_owned());
+    let (from, to) = text.split_once("..").expect("RADIC_SIM_SEEDS=from..to");
+    from.parse().unwrap()..to.parse().unwrap()
+}
+
+#[test]
+fn a_thousand_random_runs() {
+    let (mut frozen, mut views, mut excluded) = (0, 0, 0);
+    for seed in seeds() {
+        let run = std::panic::catch_unwind(|| {
+            let sim = random_run(seed);
+            check_end(&sim);
+            sim
+        });
+        let Ok(sim) = run else { panic!("seed {seed} fails (RADIC_SIM_SEEDS={seed}..{})", seed + 1) };
+        frozen += u64::from(!sim.converged());
+        views += sim.newest().number;
+        excluded += sim.nodes.iter().filter(|node| node.excluded).count();
+    }
+    println!("{frozen} runs ended frozen; {views} views; {excluded} nodes were told that they are dead");
+}
+
+/// The checker must notice if less than a majority decides.
+#[test]
+fn the_checker_notices_a_broken_quorum() {
+    let noticed = (0..20).any(|seed| {
+        let run = std::panic::catch_unwind(|| {
+            let mut sim = Sim::formed(seed, 6);
+            for node in &mut sim.nodes {
+                node.machine.quorum = |members| members / 2;
+            }
+            sim.cut(&[0, 2, 5], false);
+            sim.run(ms(4_000));
+        });
+        let why = run.err().and_then(|why| why.downcast::<String>().ok());
+        why.is_some_and(|why| why.contains("no majority of view") || why.contains("two views have one number"))
+    });
+    assert!(noticed);
 }
