@@ -479,3 +479,6 @@ fn missing(command: &Command<'_>, field: &'static str) -> PmiError {
 fn required<'a>(command: &Command<'a>, field: &'static str) -> Result<&'a str, PmiError> {
     command.field(field).ok_or_else(|| missing(command, field))
 }
+
+#[cfg(test)]
+mod tests;
