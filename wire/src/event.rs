@@ -40,6 +40,29 @@ pub enum EventName {
     Limit,
 }
 
+impl EventName {
+    /// The name that `radic events` prints.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EventName::Start => "start",
+            EventName::View => "view",
+            EventName::Suspect => "suspect",
+            EventName::Withdrawn => "withdrawn",
+            EventName::Confirm => "confirm",
+            EventName::Descheduled => "descheduled",
+            EventName::Frozen => "frozen",
+            EventName::Thawed => "thawed",
+            EventName::JobStart => "job-start",
+            EventName::JobEnd => "job-end",
+            EventName::RankStart => "rank-start",
+            EventName::RankExit => "rank-exit",
+            EventName::Refused => "refused",
+            EventName::Inject => "inject",
+            EventName::Limit => "limit",
+        }
+    }
+}
+
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {

@@ -10,6 +10,9 @@ use crate::event::Event;
 use crate::ids::{JobId, NodeName, Rank};
 use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
 
+/// Name of the unix socket in the directory of a node.
+pub const SOCKET_NAME: &str = "control.sock";
+
 /// From the command. The first one is `Hello`; then one request; after `Run` and `Attach` the conversation goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {

@@ -20,6 +20,8 @@ pub enum Purpose {
     Link,
     /// Heartbeats, each worth nothing once the next is there.
     Heartbeat,
+    /// One [`MembershipMessage`] from a node that is no member yet and knows only an address.
+    Join,
     /// Does this very protector answer? The [`Welcome`] is the answer.
     Probe,
 }
@@ -81,6 +83,17 @@ pub struct SessionId {
     pub number: u64,
 }
 
+/// How far a process has come with MPI, as its PMI connection shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MpiPhase {
+    /// It has not called `MPI_Init`: perhaps no MPI program.
+    Before,
+    /// Between `MPI_Init` and `MPI_Finalize`: others may wait for it.
+    Within,
+    /// It has called `MPI_Finalize`: nobody waits for it any more.
+    After,
+}
+
 /// A message between protectors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
@@ -96,11 +109,8 @@ pub enum PeerMessage {
     Query(u64, Query),
     /// The answer to a question.
     Answer(u64, Answer),
-    /// Send me every event from now on, and the past ones if asked.
-    Subscribe {
-        /// Whether past events are wanted.
-        past: bool,
-    },
+    /// Send me every event from now on.
+    Subscribe,
     /// No more events, please.
     Unsubscribe,
     /// Events that were subscribed to.
@@ -144,7 +154,10 @@ pub enum ToHome {
     /// A signal for every rank.
     Signal(i32),
     /// End the job.
-    Kill,
+    Kill {
+        /// Who waits for its end, and is told `Ended`; not the job's own terminal, which is told anyway.
+        session: Option<SessionId>,
+    },
     /// From a host: this rank runs.
     Launched {
         /// The rank.
@@ -178,8 +191,8 @@ pub enum ToHome {
         rank: Rank,
         /// How.
         status: ExitStatus,
-        /// It had called `MPI_Init`, and not `MPI_Finalize`.
-        unfinalized: bool,
+        /// How far it had come with MPI.
+        phase: MpiPhase,
     },
     /// From a host: a rank called `MPI_Abort`.
     Aborted {
@@ -274,10 +287,17 @@ pub enum ToSession {
 pub enum Query {
     /// What do you host, and which jobs are you the home of?
     Report,
+    /// Which events do you remember?
+    Events,
     /// Which port was published under this name?
     LookupName(String),
     /// Forget this published name.
-    UnpublishName(String),
+    UnpublishName {
+        /// The job that published it: no other may.
+        job: JobId,
+        /// The name.
+        name: String,
+    },
 }
 
 /// An answer to a [`Query`].
@@ -285,6 +305,8 @@ pub enum Query {
 pub enum Answer {
     /// To `Report`.
     Report(Report),
+    /// To `Events`, oldest first.
+    Events(Vec<Event>),
     /// To `LookupName` (the port) and `UnpublishName` (what it was).
     Name(Option<String>),
 }

@@ -316,6 +316,8 @@ pub struct Membership {
     leaving: bool,
     /// Whom I heard of that has a newer view, and when to ask it for that.
     behind: Option<(NodeId, Duration)>,
+    /// The last proposal that came before the view it is about, with that view's number.
+    early: Option<(NodeId, u64, MembershipBody)>,
 
     next_heartbeat: Duration,
     /// The members that I watch.
@@ -365,6 +367,7 @@ impl Membership {
             next_join: now,
             leaving: false,
             behind: None,
+            early: None,
             next_heartbeat: now,
             watched: BTreeMap::new(),
             suspicions: BTreeMap::new(),
@@ -421,6 +424,7 @@ impl Membership {
         }
         self.alive(&from);
         self.dispatch(&from, message);
+        self.replay_early();
         self.pursue();
     }
 
@@ -518,12 +522,14 @@ impl Membership {
             _ => {}
         }
         let Some(roster) = &self.roster else {
-            // A member speaks to this joiner as to a member: it is one, and has missed that.
+            // A member speaks to this joiner as to a member: it is one, and does not know yet.
+            self.keep_early(from, view, &body);
             return self.fall_behind(from.clone());
         };
         let (mine, is_member) = (roster.view.number, roster.index.contains_key(from));
         if view > mine {
             self.fall_behind(from.clone());
+            self.keep_early(from, view, &body);
         }
         match body {
             MembershipBody::Request(changes) => self.on_request(from, is_member, view, changes),
@@ -532,6 +538,22 @@ impl Membership {
             body if is_member && view == mine => self.on_consensus(from, body),
             // An answer that comes after the decision, or words of somebody whom a newer view than mine made a member.
             _ => {}
+        }
+    }
+
+    /// A proposal may overtake the decision that it builds on, which comes down the tree: keeps the last one until then.
+    fn keep_early(&mut self, from: &NodeId, view: u64, body: &MembershipBody) {
+        if matches!(body, MembershipBody::Prepare(_) | MembershipBody::Accept(_)) {
+            self.early = Some((from.clone(), view, body.clone()));
+        }
+    }
+
+    fn replay_early(&mut self) {
+        let Some(number) = self.view().map(|view| view.number) else { return };
+        let Some((from, view, body)) = self.early.take_if(|(_, view, _)| *view <= number) else { return };
+        let is_member = self.roster.as_ref().is_some_and(|roster| roster.index.contains_key(&from));
+        if view == number && is_member && !self.ended {
+            self.on_consensus(&from, body);
         }
     }
 

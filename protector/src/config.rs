@@ -1,0 +1,315 @@
+//! Configuration: flags, then `RADIC_*` variables, then a TOML file, then defaults.
+
+use std::fs;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use radic_wire::ids::NodeName;
+use serde::{Deserialize, Serialize};
+
+use crate::membership::Timing;
+
+/// Longest configuration file, in bytes.
+const FILE_LIMIT: u64 = 64 << 10;
+const DEFAULT_PORT: u16 = 7117;
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What the flags, the environment and the file can say; each of them may be silent on anything.
+#[derive(Debug, Default, Parser, Serialize, Deserialize)]
+#[command(
+    name = "radicd",
+    version,
+    about = "RADIC's protector: runs on every node, launches ranks there, and watches its neighbour in the ring",
+    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n\nEvery flag can stand in the file of --config under its long name, with _ for -."
+)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Read further settings from this TOML file; flags and variables win over it
+    #[arg(long, env = "RADIC_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Print the settings in force and exit: code 0 if they are usable
+    #[arg(long)]
+    #[serde(skip)]
+    pub check_config: bool,
+    /// This node's name, unique in the cluster [default: the host name]
+    #[arg(long, env = "RADIC_NAME")]
+    pub name: Option<NodeName>,
+    /// Address on the data network and port to listen on; port 0: any [default: 0.0.0.0:7117]
+    #[arg(long, env = "RADIC_LISTEN", value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// Address by which the others reach this node, if it is not the one to listen on
+    #[arg(long, env = "RADIC_ADVERTISE", value_name = "ADDR")]
+    pub advertise: Option<IpAddr>,
+    /// Members to join through, any of which will do; none: found a new cluster
+    #[arg(long, env = "RADIC_JOIN", value_name = "ADDR:PORT", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub join: Vec<SocketAddr>,
+    /// The cluster's key, made by `radic key` [default: DIR/key]
+    #[arg(long, env = "RADIC_KEY", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// The cluster's directory on this machine: control socket, log, store [default: ~/.radic/cluster]
+    #[arg(long, env = "RADIC_CLUSTER", value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Host nothing until a node has died
+    #[arg(long, env = "RADIC_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub spare: Option<bool>,
+    /// Ranks that `radic run --map-by slot` places here before it goes to the next node [default: the number of cores]
+    #[arg(long, env = "RADIC_SLOTS", value_name = "N")]
+    pub slots: Option<u32>,
+    /// Time between two heartbeats, in milliseconds [default: 100]
+    #[arg(long, env = "RADIC_HEARTBEAT_MS", value_name = "MS")]
+    pub heartbeat_ms: Option<u64>,
+    /// Heartbeats in a row that may be missing before a node is suspected [default: 5]
+    #[arg(long, env = "RADIC_MISSED", value_name = "N")]
+    pub missed: Option<u32>,
+    /// How log lines look, on stderr [default: text]
+    #[arg(long, env = "RADIC_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// Which lines are logged: error, warn, info, debug or trace [default: info]
+    #[arg(long, env = "RADIC_LOG", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Become the leader of a session of its own: the terminal's signals do not reach it
+    #[arg(long)]
+    #[serde(skip)]
+    pub own_session: bool,
+}
+
+/// Settings that are complete and usable.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The node's name.
+    pub name: NodeName,
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// By which address others reach it.
+    pub advertise: IpAddr,
+    /// Members to join through.
+    pub join: Vec<SocketAddr>,
+    /// The cluster's key file.
+    pub key: PathBuf,
+    /// The cluster's directory on this machine.
+    pub dir: PathBuf,
+    /// Whether it is a spare.
+    pub spare: bool,
+    /// Slots.
+    pub slots: u32,
+    /// The membership's times.
+    pub timing: Timing,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Which lines are logged.
+    pub log_level: String,
+    /// Whether to become a session leader.
+    pub own_session: bool,
+}
+
+/// Why settings are not usable.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("configuration file {path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// A value is out of its range.
+    #[error("{what} is {value}; it must be {range}")]
+    Range {
+        /// Which setting.
+        what: &'static str,
+        /// Its value.
+        value: String,
+        /// What is possible.
+        range: &'static str,
+    },
+    /// A value is needed that cannot be guessed.
+    #[error("{what}: {remedy}")]
+    Missing {
+        /// Which setting.
+        what: &'static str,
+        /// How to give it.
+        remedy: String,
+    },
+}
+
+impl Settings {
+    /// Adds what the file says to what flags and environment left open.
+    pub fn with_file(self) -> Result<Settings, ConfigError> {
+        let Some(path) = self.config.clone() else { return Ok(self) };
+        let file = read_file(&path)?;
+        Ok(Settings {
+            name: self.name.or(file.name),
+            listen: self.listen.or(file.listen),
+            advertise: self.advertise.or(file.advertise),
+            join: if self.join.is_empty() { file.join } else { self.join },
+            key: self.key.or(file.key),
+            dir: self.dir.or(file.dir),
+            spare: self.spare.or(file.spare),
+            slots: self.slots.or(file.slots),
+            heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
+            missed: self.missed.or(file.missed),
+            log_format: self.log_format.or(file.log_format),
+            log_level: self.log_level.or(file.log_level),
+            ..self
+        })
+    }
+
+    /// Fills in the defaults and checks the ranges.
+    pub fn complete(self) -> Result<Config, ConfigError> {
+        let listen = self.listen.unwrap_or((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into());
+        let advertise = self.advertise.unwrap_or(listen.ip());
+        if advertise.is_unspecified() {
+            let remedy = format!("{listen} is every address of this machine: say which one the others reach, with --advertise");
+            return Err(ConfigError::Missing { what: "the node's address", remedy });
+        }
+        let dir = self.dir.or_else(default_dir).ok_or_else(|| ConfigError::Missing {
+            what: "the cluster's directory",
+            remedy: "HOME is not set: give --dir or RADIC_CLUSTER".to_owned(),
+        })?;
+        let dir = std::path::absolute(&dir).map_err(|e| ConfigError::File { path: dir.clone(), error: e.to_string() })?;
+        let (heartbeat, missed) = (self.heartbeat_ms.unwrap_or(100), self.missed.unwrap_or(5));
+        in_range("heartbeat-ms", heartbeat, 10..=60_000, "10 to 60000 milliseconds")?;
+        in_range("missed", missed, 2..=1_000, "2 to 1000 heartbeats")?;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let slots = self.slots.unwrap_or(cores);
+        in_range("slots", slots, 1..=65_536, "1 to 65536")?;
+        let log_level = self.log_level.unwrap_or_else(|| "info".to_owned());
+        if !["error", "warn", "info", "debug", "trace"].contains(&log_level.as_str()) {
+            let range = "error, warn, info, debug or trace";
+            return Err(ConfigError::Range { what: "log-level", value: log_level, range });
+        }
+        Ok(Config {
+            name: self.name.map_or_else(host_name, Ok)?,
+            listen,
+            advertise,
+            join: self.join,
+            key: self.key.unwrap_or_else(|| dir.join("key")),
+            dir,
+            spare: self.spare.unwrap_or(false),
+            slots,
+            timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
+            log_format: self.log_format.unwrap_or(LogFormat::Text),
+            log_level,
+            own_session: self.own_session,
+        })
+    }
+}
+
+impl Config {
+    /// The node's own directory.
+    pub fn node_dir(&self) -> PathBuf {
+        self.dir.join("nodes").join(self.name.as_str())
+    }
+
+    /// The settings in force, as a file that would give them again.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        let (listen, spare, log_format) = (Some(self.listen), Some(self.spare), Some(self.log_format));
+        toml::to_string(&Settings {
+            name: Some(self.name.clone()),
+            listen,
+            advertise: Some(self.advertise),
+            join: self.join.clone(),
+            key: Some(self.key.clone()),
+            dir: Some(self.dir.clone()),
+            spare,
+            slots: Some(self.slots),
+            heartbeat_ms: Some(self.timing.heartbeat.as_millis() as u64),
+            missed: Some(self.timing.missed),
+            log_format,
+            log_level: Some(self.log_level.clone()),
+            ..Settings::default()
+        })
+    }
+}
+
+fn in_range<T: PartialOrd + ToString>(
+    what: &'static str,
+    value: T,
+    allowed: std::ops::RangeInclusive<T>,
+    range: &'static str,
+) -> Result<(), ConfigError> {
+    if allowed.contains(&value) { Ok(()) } else { Err(ConfigError::Range { what, value: value.to_string(), range }) }
+}
+
+fn read_file(path: &Path) -> Result<Settings, ConfigError> {
+    let failed = |error: String| ConfigError::File { path: path.to_owned(), error };
+    let file = fs::File::open(path).map_err(|e| failed(e.to_string()))?;
+    let mut text = String::new();
+    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut text).map_err(|e| failed(e.to_string()))?;
+    if length as u64 > FILE_LIMIT {
+        return Err(failed(format!("longer than {FILE_LIMIT} bytes")));
+    }
+    toml::from_str(&text).map_err(|e| failed(e.to_string()))
+}
+
+fn host_name() -> Result<NodeName, ConfigError> {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    host.parse().map_err(|e| ConfigError::Missing { what: "the node's name", remedy: format!("{e}: give --name") })
+}
+
+/// `~/.radic/cluster`, where `radic` looks too.
+fn default_dir() -> Option<PathBuf> {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
+    Some(PathBuf::from(home).join(".radic").join("cluster"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(args: &[&str]) -> Settings {
+        Settings::try_parse_from([&["radicd"], args].concat()).unwrap()
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("radic.toml");
+        fs::write(&file, "name = \"filed\"\nmissed = 7\nspare = true\njoin = [\"127.0.0.1:1\"]\n").unwrap();
+        let file = file.to_str().unwrap();
+        let args = ["--config", file, "--name", "flagged", "--listen", "127.0.0.1:0", "--dir", "/d"];
+        let config = settings(&args).with_file().unwrap().complete().unwrap();
+        assert_eq!((config.name.as_str(), config.timing.missed, config.spare), ("flagged", 7, true));
+        assert_eq!((config.timing.heartbeat.as_millis(), config.join.len()), (100, 1));
+        assert_eq!(config.key, Path::new("/d/key"));
+    }
+
+    #[test]
+    fn what_is_in_force_can_be_read_again() {
+        let config = settings(&["--name", "a", "--listen", "127.0.0.1:5", "--dir", "/d"]).complete().unwrap();
+        let again: Settings = toml::from_str(&config.to_toml().unwrap()).unwrap();
+        assert_eq!(again.complete().unwrap().to_toml().unwrap(), config.to_toml().unwrap());
+    }
+
+    #[test]
+    fn bad_settings_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("radic.toml");
+        for text in ["colour = 1", "missed = \"x\"", "name = \"a b\"", "= ", "missed = -1"] {
+            fs::write(&file, text).unwrap();
+            let error = settings(&["--config", file.to_str().unwrap()]).with_file().unwrap_err().to_string();
+            assert!(error.contains("radic.toml"), "{error}");
+        }
+        let local = ["--listen", "127.0.0.1:0", "--dir", "/d"];
+        for bad in [["--missed", "1"], ["--heartbeat-ms", "0"], ["--slots", "0"], ["--log-level", "loud"]] {
+            let error = settings(&[&local[..], &bad].concat()).complete().unwrap_err();
+            assert!(matches!(error, ConfigError::Range { .. }), "{error}");
+        }
+        assert!(matches!(settings(&["--dir", "/d"]).complete(), Err(ConfigError::Missing { .. })), "0.0.0.0 was advertised");
+    }
+}

@@ -1,0 +1,283 @@
+//! What drives a [`Node`]: sockets, processes, signals and the clock, on one thread.
+//!
+//! One thread, because a rank's parent-death signal is tied to the thread that started it, and because the node is one state
+//! machine: everything that happens becomes an [`Input`] on one queue, everything it wants becomes a call here.
+
+mod commands;
+pub mod keeper;
+mod peers;
+mod processes;
+mod sys;
+mod wire;
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use radic_wire::event::EventName;
+use radic_wire::ids::{BootId, NodeId};
+use radic_wire::key::ClusterKey;
+use radic_wire::membership::Member;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::{LocalSet, spawn_local};
+
+use self::commands::{Commands, Connected};
+use self::peers::Peers;
+use self::processes::Processes;
+use crate::config::Config;
+use crate::node::host::HostEnvironment;
+use crate::node::{Input, Node, NodeConfig, Output, Stop};
+
+/// Things that happened and were not handled yet; whoever brings more waits.
+const INPUTS: usize = 1024;
+/// Time to hand over the last messages before the daemon ends.
+const LAST_WORDS: Duration = Duration::from_millis(1000);
+
+/// Runs a protector until it is told to end, or must.
+pub fn run(config: Config) -> Result<()> {
+    let key = ClusterKey::load(&config.key, nix::unistd::geteuid().as_raw())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let local = LocalSet::new();
+    runtime.block_on(local.run_until(async {
+        let mut daemon = Daemon::start(config, key).await?;
+        daemon.run().await
+    }))
+}
+
+struct Daemon {
+    node: Node,
+    started: Instant,
+    inputs: mpsc::Receiver<Input>,
+    connected: mpsc::Receiver<Connected>,
+    peers: Peers,
+    commands: Commands,
+    processes: Processes,
+    ready_line: String,
+    pid_file: PathBuf,
+}
+
+impl Daemon {
+    async fn start(config: Config, key: ClusterKey) -> Result<Daemon> {
+        let limit = raise_descriptor_limit();
+        let dir = config.node_dir();
+        let control = commands::bind(&dir).with_context(|| format!("cannot listen in {}", dir.display()))?;
+        let listener = TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
+        let port = listener.local_addr().context("no local address")?.port();
+        let address = SocketAddr::new(config.advertise, port);
+        let random = [random()?, random()?];
+        let id = NodeId { name: config.name.clone(), boot: BootId(random[0]) };
+        let me = Member { id, address, spare: config.spare, slots: config.slots };
+        let environment = host_environment(&me)?;
+        let pid_file = dir.join("pid");
+        fs::write(&pid_file, format!("{}\n", std::process::id()))
+            .with_context(|| format!("cannot write {}", pid_file.display()))?;
+        let wall_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64);
+        let (join, timing) = (config.join, config.timing);
+        let node_config =
+            NodeConfig { me: me.clone(), environment, wall_us, seed: random[1], join, timing, memory: resident_memory };
+        let (input_sender, inputs) = mpsc::channel(INPUTS);
+        let (connected_sender, connected) = mpsc::channel(1);
+        spawn_local(commands::accept(control, input_sender.clone(), connected_sender));
+        spawn_local(leave_on_signal(input_sender.clone())?);
+        Ok(Daemon {
+            started: Instant::now(),
+            node: Node::new(Duration::ZERO, node_config),
+            inputs,
+            connected,
+            ready_line: format!("ready {} {address}", config.name),
+            peers: Peers::start(me, key, listener, input_sender.clone()),
+            commands: Commands::default(),
+            processes: Processes::new(input_sender, limit),
+            pid_file,
+        })
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        loop {
+            if let Some(stop) = self.carry_out().await {
+                return self.end(stop).await;
+            }
+            let deadline = self.node.poll_timeout().map(|at| self.started + at);
+            let timer = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // A command is known before its first request is.
+                biased;
+                Some(connected) = self.connected.recv() => self.commands.add(connected),
+                Some(input) = self.inputs.recv() => self.handle(input),
+                () = timer => {}
+            }
+            let now = self.started.elapsed();
+            if self.node.poll_timeout().is_some_and(|at| at <= now) {
+                self.node.handle_timeout(now);
+            }
+        }
+    }
+
+    fn handle(&mut self, input: Input) {
+        if let Input::Exited(process, _) = &input {
+            self.processes.handle_exited(*process);
+        }
+        self.node.handle(self.started.elapsed(), input);
+    }
+
+    /// Does what the node wants done; the reason to end, if that is what it wants.
+    async fn carry_out(&mut self) -> Option<Stop> {
+        while let Some(output) = self.node.poll_output() {
+            match output {
+                Output::Send(to, message) => self.peers.send(&to, message),
+                Output::SendToSeed(seed, message) => self.peers.send_to_seed(seed, message),
+                Output::Heartbeat(to, view) => self.peers.heartbeat(&to, view),
+                Output::Probe(member) => self.peers.probe(member),
+                Output::Reply(client, reply) => self.commands.reply(client, reply),
+                Output::CloseClient(client) => self.commands.close(client),
+                Output::Process(job, output) => {
+                    if let Some(answer) = self.processes.handle(job, output) {
+                        self.handle(answer);
+                    }
+                }
+                Output::Forget(node) => self.peers.forget(&node),
+                Output::Log(event) => log(&event),
+                // Whoever started us reads this line; that it reads no more is its business.
+                Output::Ready(_) => _ = io::Write::write_all(&mut io::stdout(), format!("{}\n", self.ready_line).as_bytes()),
+                Output::Stop(stop) => return Some(stop),
+                Output::Die => self.die().await,
+            }
+        }
+        None
+    }
+
+    async fn end(&mut self, stop: Stop) -> Result<()> {
+        self.processes.kill_all();
+        _ = tokio::time::timeout(LAST_WORDS, self.peers.drain()).await;
+        _ = fs::remove_file(&self.pid_file);
+        match stop {
+            Stop::Clean => Ok(()),
+            Stop::Excluded(reason) | Stop::Refused(reason) => bail!(reason),
+        }
+    }
+
+    /// The node is to die as if its power had failed: no farewell to anybody, but the command that asked gets its answer.
+    async fn die(&mut self) {
+        self.processes.kill_all();
+        tokio::task::yield_now().await;
+        _ = nix::sys::signal::raise(Signal::SIGKILL);
+    }
+}
+
+fn leave_on_signal(inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    Ok(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            _ = inputs.send(Input::Leave).await;
+        }
+    })
+}
+
+fn log(event: &radic_wire::event::Event) {
+    let subject = event.subject.as_ref().map(|n| n.as_str());
+    let (job, rank) = (event.job.map(|j| j.to_string()), event.rank.map(|r| r.0));
+    let name = event.event.as_str();
+    match event.event {
+        EventName::Suspect
+        | EventName::Confirm
+        | EventName::Descheduled
+        | EventName::Frozen
+        | EventName::Refused
+        | EventName::Limit => {
+            tracing::warn!(event = name, subject, job, rank, "{}", event.text);
+        }
+        _ => tracing::info!(event = name, subject, job, rank, "{}", event.text),
+    }
+}
+
+/// What is particular to this node in the environment of its ranks.
+fn host_environment(me: &Member) -> Result<HostEnvironment> {
+    let address = me.address.ip();
+    let carries = |a: &nix::ifaddrs::InterfaceAddress| a.address.as_ref().and_then(ip_of) == Some(address);
+    let mut interfaces = nix::ifaddrs::getifaddrs().context("cannot list the network interfaces")?;
+    let interface = interfaces.find(carries);
+    // An address that no interface carries (behind a translation, say) leaves the libraries to their own choice of interface.
+    let (iface, length) = match &interface {
+        Some(found) => (found.interface_name.clone(), found.netmask.as_ref().and_then(ip_of).map(prefix_length)),
+        None => (String::new(), None),
+    };
+    let length = length.unwrap_or(if address.is_ipv4() { 32 } else { 128 });
+    let beside = std::env::current_exe().context("cannot find radicd's own path")?.with_file_name("libradic_pmi.so");
+    Ok(HostEnvironment {
+        address,
+        iface,
+        prefix: format!("{}/{length}", network(address, length)),
+        radic_pmi: beside.to_string_lossy().into_owned(),
+        node: me.id.name.to_string(),
+    })
+}
+
+fn ip_of(address: &nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+}
+
+fn prefix_length(mask: IpAddr) -> u32 {
+    match mask {
+        IpAddr::V4(mask) => mask.to_bits().leading_ones(),
+        IpAddr::V6(mask) => mask.to_bits().leading_ones(),
+    }
+}
+
+/// The first address of the network that `address` is in.
+fn network(address: IpAddr, length: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(a) => IpAddr::V4((a.to_bits() & u32::MAX.checked_shl(32 - length).unwrap_or(0)).into()),
+        IpAddr::V6(a) => IpAddr::V6((a.to_bits() & u128::MAX.checked_shl(128 - length).unwrap_or(0)).into()),
+    }
+}
+
+/// Raises our soft limit on descriptors to the hard one; returns what it was, which is what ranks get.
+fn raise_descriptor_limit() -> (u64, u64) {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+    _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    (soft, hard)
+}
+
+/// Resident memory of this process, in bytes; 0 if the kernel does not tell.
+fn resident_memory() -> u64 {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
+    pages * page as u64
+}
+
+fn random() -> Result<u64> {
+    getrandom::u64().map_err(|e| anyhow::anyhow!("no random bytes from the system: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_cut_at_their_length() {
+        let cut = |address: &str, length| network(address.parse().unwrap(), length).to_string();
+        assert_eq!(cut("127.3.2.1", 8), "127.0.0.0");
+        assert_eq!((cut("10.1.2.3", 32), cut("10.1.2.3", 0)), ("10.1.2.3".into(), "0.0.0.0".into()));
+        assert_eq!((cut("fd00::2", 64), cut("fd00::2", 0)), ("fd00::".into(), "::".into()));
+        assert_eq!(prefix_length("255.255.240.0".parse().unwrap()), 20);
+    }
+}

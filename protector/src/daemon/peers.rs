@@ -1,0 +1,436 @@
+//! Connections with other protectors: the links and heartbeats that we open, and whatever they open to us.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use radic_wire::PROTOCOL_VERSION;
+use radic_wire::event::EventName;
+use radic_wire::ids::NodeId;
+use radic_wire::key::ClusterKey;
+use radic_wire::limits;
+use radic_wire::membership::{Member, MembershipMessage};
+use radic_wire::peer::{Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, Welcome};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, spawn_local};
+
+use super::wire::{Connection, WireError};
+use crate::link::{LinkReceiver, LinkSender};
+use crate::membership::Peer;
+use crate::node::Input;
+
+/// Time for a connection and its handshake to a peer that is believed to live.
+const HANDSHAKE: Duration = Duration::from_millis(limits::HANDSHAKE_MS);
+/// Time for the same when the question is whether the peer lives: below the membership's own time for a probe.
+const PROBE: Duration = Duration::from_millis(240);
+/// Time before a broken link is tried again, doubled up to the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// Time out of reach after which a link is given up: a member's death, or the loss of the majority, is noticed long before.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same for somebody who is no member any more, and may hear of that as a last word.
+const LAST_WORD: Duration = Duration::from_secs(2);
+/// Departed protectors that are remembered for that.
+const DEPARTED: usize = 1024;
+/// Acknowledge at the latest after so many messages.
+const ACK_EVERY: u64 = 64;
+/// Refusals that are logged in one second; the rest is counted.
+const REFUSALS_A_SECOND: u32 = 10;
+
+/// The stream of messages to one protector.
+struct Link {
+    peer: NodeId,
+    address: SocketAddr,
+    sender: RefCell<LinkSender>,
+    /// Something is queued.
+    wake: Notify,
+    /// Nothing is queued any more.
+    empty: Notify,
+    /// How long it may be out of reach before what waits for it is dropped.
+    patience: Duration,
+}
+
+/// The heartbeats to our watcher: only the newest counts.
+struct Beat {
+    peer: NodeId,
+    address: SocketAddr,
+    view: Cell<u64>,
+    wake: Notify,
+}
+
+/// What all connections share.
+struct Shared {
+    me: Member,
+    key: ClusterKey,
+    inputs: mpsc::Sender<Input>,
+    /// What was received from each protector, and where it said it listens.
+    received: RefCell<HashMap<NodeId, (LinkReceiver, SocketAddr)>>,
+    connections: Cell<usize>,
+    refusals: RefCell<Refusals>,
+}
+
+#[derive(Default)]
+struct Refusals {
+    second: u64,
+    logged: u32,
+    suppressed: u64,
+}
+
+/// All connections with other protectors.
+pub struct Peers {
+    shared: Rc<Shared>,
+    links: HashMap<NodeId, (Rc<Link>, AbortHandle)>,
+    beat: Option<(Rc<Beat>, AbortHandle)>,
+    departed: VecDeque<NodeId>,
+}
+
+impl Peers {
+    /// Starts to accept connections. Must be called within a `LocalSet`.
+    pub fn start(me: Member, key: ClusterKey, listener: TcpListener, inputs: mpsc::Sender<Input>) -> Self {
+        let shared = Rc::new(Shared {
+            me,
+            key,
+            inputs,
+            received: RefCell::default(),
+            connections: Cell::new(0),
+            refusals: RefCell::default(),
+        });
+        spawn_local(accept(shared.clone(), listener));
+        Peers { shared, links: HashMap::new(), beat: None, departed: VecDeque::new() }
+    }
+
+    /// Sends a message, reliably and in order.
+    pub fn send(&mut self, to: &Peer, message: PeerMessage) {
+        let known = || self.shared.received.borrow().get(&to.id).map(|(_, address)| *address);
+        let Some(address) = to.address.or_else(known) else {
+            return tracing::debug!(to = %to.id, "dropped a message to somebody whose address is not known");
+        };
+        self.links.retain(|_, (_, task)| !task.is_finished());
+        let patience = if self.departed.contains(&to.id) { LAST_WORD } else { PATIENCE };
+        let (link, _) = self.links.entry(to.id.clone()).or_insert_with(|| {
+            let (wake, empty) = (Notify::new(), Notify::new());
+            let link = Rc::new(Link { peer: to.id.clone(), address, sender: RefCell::default(), wake, empty, patience });
+            let task = spawn_local(run_link(self.shared.clone(), link.clone()));
+            (link, task.abort_handle())
+        });
+        let pushed = link.sender.borrow_mut().push(message);
+        link.wake.notify_one();
+        if let Err(error) = pushed {
+            let text = format!("the link to {} is given up: {error}", to.id);
+            self.forget(&to.id);
+            let (inputs, node) = (self.shared.inputs.clone(), to.id.clone());
+            spawn_local(async move {
+                _ = inputs.send(Input::Note(EventName::Limit, text)).await;
+                _ = inputs.send(Input::LinkBroken(node)).await;
+            });
+        }
+    }
+
+    /// Sends one message to whoever listens there.
+    pub fn send_to_seed(&self, seed: SocketAddr, message: MembershipMessage) {
+        let shared = self.shared.clone();
+        spawn_local(async move {
+            let hello = shared.hello(None, Purpose::Join);
+            let sent = async {
+                let (mut connection, _) = Connection::connect(seed, &shared.key, &hello, HANDSHAKE).await?;
+                connection.send(&message).await?;
+                // The other side closes when it has taken it.
+                match connection.receive::<()>().await {
+                    Err(WireError::Closed) => Ok(()),
+                    other => other,
+                }
+            };
+            match tokio::time::timeout(HANDSHAKE, sent).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%seed, %error, "could not ask to join"),
+                Err(_) => tracing::warn!(%seed, "no answer to the request to join"),
+            }
+        });
+    }
+
+    /// Sends a heartbeat to our watcher.
+    pub fn heartbeat(&mut self, to: &Peer, view: u64) {
+        let Some(address) = to.address else { return };
+        if self.beat.as_ref().is_none_or(|(beat, _)| beat.peer != to.id) {
+            if let Some((_, task)) = self.beat.take() {
+                task.abort();
+            }
+            let beat = Rc::new(Beat { peer: to.id.clone(), address, view: Cell::new(view), wake: Notify::new() });
+            let task = spawn_local(run_beat(self.shared.clone(), beat.clone()));
+            self.beat = Some((beat, task.abort_handle()));
+        }
+        if let Some((beat, _)) = &self.beat {
+            beat.view.set(view);
+            beat.wake.notify_one();
+        }
+    }
+
+    /// Finds out by a fresh connection whether this very member answers.
+    pub fn probe(&self, member: Peer) {
+        let shared = self.shared.clone();
+        spawn_local(async move {
+            let hello = shared.hello(Some(member.id.clone()), Purpose::Probe);
+            let answer = match member.address {
+                Some(address) => Connection::connect(address, &shared.key, &hello, PROBE).await,
+                None => Err(WireError::Closed),
+            };
+            let alive = answer.is_ok_and(|(_, welcome)| welcome.id == member.id);
+            _ = shared.inputs.send(Input::ProbeResult(member.id, alive)).await;
+        });
+    }
+
+    /// A node is gone for ever: whatever waits for it goes too.
+    pub fn forget(&mut self, node: &NodeId) {
+        if let Some((_, task)) = self.links.remove(node) {
+            task.abort();
+        }
+        self.shared.received.borrow_mut().remove(node);
+        self.departed.push_back(node.clone());
+        if self.departed.len() > DEPARTED {
+            self.departed.pop_front();
+        }
+    }
+
+    /// Waits until everything sent was taken, or was given up. The caller bounds the time.
+    pub async fn drain(&self) {
+        for (link, task) in self.links.values() {
+            while !link.sender.borrow().is_empty() && !task.is_finished() {
+                link.empty.notified().await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn hello(&self, to: Option<NodeId>, purpose: Purpose) -> Hello {
+        Hello { version: PROTOCOL_VERSION, from: self.me.clone(), to, purpose }
+    }
+
+    /// Logs that somebody was refused; a flood of refusals is counted, not logged.
+    async fn refuse(&self, from: SocketAddr, error: &WireError) {
+        let line = {
+            let mut refusals = self.refusals.borrow_mut();
+            let second = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_secs());
+            if refusals.second != second {
+                refusals.second = second;
+                refusals.logged = 0;
+            }
+            if refusals.logged < REFUSALS_A_SECOND {
+                refusals.logged += 1;
+                let suppressed = std::mem::take(&mut refusals.suppressed);
+                let more = if suppressed > 0 { format!(" ({suppressed} more were refused before)") } else { String::new() };
+                Some(format!("refused a connection from {from}: {error}{more}"))
+            } else {
+                refusals.suppressed += 1;
+                None
+            }
+        };
+        if let Some(line) = line {
+            _ = self.inputs.send(Input::Note(EventName::Refused, line)).await;
+        }
+    }
+}
+
+/// Writes what is queued for one protector, over as many connections as it takes.
+async fn run_link(shared: Rc<Shared>, link: Rc<Link>) {
+    let mut backoff = BACKOFF.0;
+    let mut reached = Instant::now();
+    loop {
+        if link.sender.borrow().is_empty() {
+            link.wake.notified().await;
+            reached = Instant::now();
+        }
+        let hello = shared.hello(Some(link.peer.clone()), Purpose::Link);
+        let error = match Connection::connect(link.address, &shared.key, &hello, HANDSHAKE).await {
+            Ok((connection, welcome)) => {
+                let Err(error) = write_link(&link, connection, &welcome).await;
+                (backoff, reached) = (BACKOFF.0, Instant::now());
+                error
+            }
+            Err(error) => error,
+        };
+        tracing::debug!(to = %link.peer, %error, "link broken");
+        _ = shared.inputs.send(Input::LinkBroken(link.peer.clone())).await;
+        if reached.elapsed() > link.patience {
+            tracing::debug!(to = %link.peer, "link given up");
+            return link.empty.notify_one();
+        }
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(BACKOFF.1);
+    }
+}
+
+async fn write_link(link: &Link, mut connection: Connection, welcome: &Welcome) -> Result<std::convert::Infallible, WireError> {
+    let broken = |e: crate::link::LinkError| WireError::Protocol(e.to_string());
+    link.sender.borrow_mut().handle_connected(welcome.received).map_err(broken)?;
+    loop {
+        loop {
+            // Taken out first: the queue must not be borrowed while the socket is awaited.
+            let frame = link.sender.borrow_mut().poll_frame().map(<[u8]>::to_vec);
+            let Some(frame) = frame else { break };
+            connection.send_encoded(&frame).await?;
+        }
+        let frame = tokio::select! {
+            frame = connection.receive::<LinkFrame>() => frame?,
+            () = link.wake.notified() => continue,
+        };
+        match frame {
+            LinkFrame::Ack { received } => {
+                link.sender.borrow_mut().handle_ack(received).map_err(broken)?;
+                if link.sender.borrow().is_empty() {
+                    link.empty.notify_one();
+                }
+            }
+            LinkFrame::Data { .. } => return Err(WireError::Protocol("data on the way back of a link".to_owned())),
+        }
+    }
+}
+
+/// Sends heartbeats over one connection as long as it holds, then over another.
+async fn run_beat(shared: Rc<Shared>, beat: Rc<Beat>) {
+    loop {
+        beat.wake.notified().await;
+        let hello = shared.hello(Some(beat.peer.clone()), Purpose::Heartbeat);
+        let Ok((mut connection, _)) = Connection::connect(beat.address, &shared.key, &hello, HANDSHAKE).await else { continue };
+        loop {
+            if connection.send(&Heartbeat { view: beat.view.get() }).await.is_err() {
+                break;
+            }
+            tokio::select! {
+                () = beat.wake.notified() => {}
+                // Nothing ever comes back; an end does.
+                _ = connection.receive::<()>() => break,
+            }
+        }
+        _ = shared.inputs.send(Input::LinkBroken(beat.peer.clone())).await;
+    }
+}
+
+async fn accept(shared: Rc<Shared>, listener: TcpListener) {
+    let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let (socket, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors or memory: others may free some.
+                tracing::warn!(%error, "cannot accept connections");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if shared.connections.get() >= limits::CONNECTIONS {
+            shared.refuse(from, &WireError::Protocol("too many connections".to_owned())).await;
+            continue;
+        }
+        handshakes.retain(|task| !task.is_finished());
+        if handshakes.len() >= limits::HANDSHAKES {
+            // The oldest is the likeliest to be a slow-loris; its end is logged by nobody, its cost ends here.
+            if let Some(oldest) = handshakes.pop_front() {
+                oldest.abort();
+            }
+        }
+        handshakes.push_back(spawn_local(greet(shared.clone(), socket, from)).abort_handle());
+    }
+}
+
+/// The time between accept and the hello; then the connection gets a task of its own, which no flood of handshakes can abort.
+async fn greet(shared: Rc<Shared>, socket: TcpStream, from: SocketAddr) {
+    let greeting = tokio::time::timeout(HANDSHAKE, Connection::accept(socket, &shared.key)).await;
+    match greeting.unwrap_or(Err(WireError::Slow(HANDSHAKE))) {
+        Ok((connection, hello)) => _ = spawn_local(serve(shared, connection, hello, from)),
+        Err(error) => shared.refuse(from, &error).await,
+    }
+}
+
+async fn serve(shared: Rc<Shared>, mut connection: Connection, hello: Hello, from: SocketAddr) {
+    shared.connections.set(shared.connections.get() + 1);
+    let (peer, purpose) = (hello.from.id.clone(), hello.purpose);
+    let Err(error) = serve_peer(&shared, &mut connection, hello).await;
+    shared.connections.set(shared.connections.get() - 1);
+    match (purpose, &error) {
+        (Purpose::Probe | Purpose::Join, WireError::Closed) => {}
+        (_, WireError::Refused(_) | WireError::Codec(_) | WireError::Channel(_) | WireError::Protocol(_)) => {
+            shared.refuse(from, &error).await;
+        }
+        _ => tracing::debug!(from = %peer, ?purpose, %error, "connection ended"),
+    }
+    if matches!(purpose, Purpose::Link | Purpose::Heartbeat) {
+        _ = shared.inputs.send(Input::LinkBroken(peer)).await;
+    }
+}
+
+async fn serve_peer(shared: &Shared, connection: &mut Connection, hello: Hello) -> Result<std::convert::Infallible, WireError> {
+    let refused = match &hello {
+        Hello { version, .. } if *version != PROTOCOL_VERSION => {
+            Some(format!("{} speaks version {version}, this protector {PROTOCOL_VERSION}", hello.from.id))
+        }
+        Hello { to: Some(to), .. } if *to != shared.me.id => Some(format!("meant for {to:?}, this is {:?}", shared.me.id)),
+        Hello { from, .. } if from.id == shared.me.id => Some("it says that it is me".to_owned()),
+        _ => None,
+    };
+    let id = hello.from.id.clone();
+    let received = shared.received.borrow().get(&id).map_or(0, |(receiver, _)| receiver.received());
+    connection.send(&Welcome { id: shared.me.id.clone(), received, refused: refused.clone() }).await?;
+    if let Some(reason) = refused {
+        return Err(WireError::Refused(reason));
+    }
+    match hello.purpose {
+        Purpose::Link => read_link(shared, connection, &id, hello.from.address).await,
+        Purpose::Heartbeat => loop {
+            let Heartbeat { view } = connection.receive().await?;
+            _ = shared.inputs.send(Input::Heartbeat(id.clone(), view)).await;
+        },
+        Purpose::Join => {
+            let message: MembershipMessage = connection.receive().await?;
+            shared.received.borrow_mut().entry(id.clone()).or_insert((LinkReceiver::default(), hello.from.address));
+            _ = shared.inputs.send(Input::Message(id, PeerMessage::Membership(message))).await;
+            Err(WireError::Closed)
+        }
+        // The welcome was the answer.
+        Purpose::Probe => Err(WireError::Closed),
+    }
+}
+
+async fn read_link(
+    shared: &Shared,
+    connection: &mut Connection,
+    from: &NodeId,
+    address: SocketAddr,
+) -> Result<std::convert::Infallible, WireError> {
+    let mut unacknowledged = 0;
+    loop {
+        let frame = match connection.poll_message()? {
+            Some(frame) => frame,
+            None => {
+                // Nothing more has come: a good moment to say what has.
+                if std::mem::take(&mut unacknowledged) > 0 {
+                    acknowledge(shared, connection, from).await?;
+                }
+                connection.receive().await?
+            }
+        };
+        let LinkFrame::Data { seq, message } = frame else {
+            return Err(WireError::Protocol("an acknowledgement on the way forth of a link".to_owned()));
+        };
+        let new = {
+            let mut received = shared.received.borrow_mut();
+            let (receiver, _) = received.entry(from.clone()).or_insert((LinkReceiver::default(), address));
+            receiver.handle_seq(seq).map_err(|e| WireError::Protocol(e.to_string()))?
+        };
+        if new {
+            _ = shared.inputs.send(Input::Message(from.clone(), message)).await;
+        }
+        unacknowledged += 1;
+        if unacknowledged >= ACK_EVERY {
+            unacknowledged = 0;
+            acknowledge(shared, connection, from).await?;
+        }
+    }
+}
+
+async fn acknowledge(shared: &Shared, connection: &mut Connection, from: &NodeId) -> Result<(), WireError> {
+    let received = shared.received.borrow().get(from).map_or(0, |(receiver, _)| receiver.received());
+    connection.send(&LinkFrame::Ack { received }).await
+}

@@ -1,0 +1,16 @@
+//! The protector: the daemon `radicd` that runs on every node.
+//!
+//! - [`node`]: one protector as a state machine, composed of [`membership`], jobs, [`pmi`] and the connected commands;
+//! - [`link`]: reliable messages across broken connections;
+//! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
+//! - [`config`]: flags, environment and file.
+//!
+//! Everything but [`daemon`] and [`config`] is without input and output, so that a test or a simulation drives it by hand.
+#![deny(unsafe_code)]
+
+pub mod config;
+pub mod daemon;
+pub mod link;
+pub mod membership;
+pub mod node;
+pub mod pmi;

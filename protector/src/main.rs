@@ -1,0 +1,62 @@
+//! `radicd`: the program around [`radic_protector`].
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use radic_protector::config::{Config, ConfigError, LogFormat, Settings};
+use radic_protector::daemon;
+use radic_wire::key::ClusterKey;
+
+fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == daemon::keeper::ARGUMENT) {
+        daemon::keeper::run();
+        return ExitCode::SUCCESS;
+    }
+    let settings = Settings::parse();
+    let check = settings.check_config;
+    let config = match settings.with_file().and_then(Settings::complete) {
+        Ok(config) => config,
+        Err(error) => return fail(&error),
+    };
+    if check { check_config(&config) } else { run(config) }
+}
+
+/// Prints the settings in force, and whether the daemon could start with them.
+fn check_config(config: &Config) -> ExitCode {
+    match config.to_toml() {
+        Ok(text) => print!("{text}"),
+        Err(error) => return fail(&error),
+    }
+    match ClusterKey::load(&config.key, nix::unistd::geteuid().as_raw()) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn run(config: Config) -> ExitCode {
+    if config.own_session
+        && let Err(error) = nix::unistd::setsid()
+    {
+        return fail(&ConfigError::Missing { what: "a session of its own", remedy: error.to_string() });
+    }
+    start_log(&config);
+    match daemon::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&format!("{error:#}")),
+    }
+}
+
+fn start_log(config: &Config) {
+    let filter = tracing_subscriber::EnvFilter::new(format!("radic_protector={0},radicd={0}", config.log_level));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match config.log_format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+fn fail(error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("radicd: {error}");
+    ExitCode::FAILURE
+}

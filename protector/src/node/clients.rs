@@ -1,0 +1,432 @@
+//! The `radic` commands that are connected to this node, and the questions to all nodes that some of their requests need.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use radic_wire::PROTOCOL_VERSION;
+use radic_wire::event::{Event, EventName};
+use radic_wire::ids::{JobId, NodeId, NodeName, Rank};
+use radic_wire::job::{EndReason, JobSpec, Outcome, Placement, exit_code};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
+use radic_wire::membership::Member;
+use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
+
+use super::events::About;
+use super::host::NameRequest;
+use super::placement::place;
+use super::{ClientId, Node, Output, Stop};
+use crate::membership::ring::watcher_of;
+
+/// Time that members have to answer a question to all.
+const GATHER: Duration = Duration::from_millis(1000);
+/// Events in one message to a command.
+const EVENTS_AT_ONCE: usize = 256;
+
+/// What a connected command is at.
+#[derive(Debug)]
+pub(super) enum Client {
+    /// It has said nothing yet.
+    New,
+    /// It may make its request.
+    Idle,
+    /// Its request waits for the answers of all nodes.
+    Gathering,
+    /// It shows a job.
+    Session { job: JobId, home: NodeId, placement: Option<Placement> },
+    /// It waits for the end of a job that it has asked to be killed.
+    Killing { job: JobId, home: NodeId },
+    /// It follows events: which ones it has, and those that came before the past ones were gathered.
+    Following { sent: BTreeMap<NodeName, u64>, early: Option<Vec<Event>> },
+    /// It has its answer.
+    Finished,
+}
+
+/// What a question to all nodes is for.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    Status(ClientId),
+    Attach(ClientId, String),
+    Kill(ClientId, String),
+    Events(ClientId),
+    Name { job: JobId, rank: Rank, request: NameRequest },
+}
+
+/// A question to all nodes.
+#[derive(Debug)]
+pub(super) struct Gather {
+    purpose: Purpose,
+    waiting: BTreeSet<NodeId>,
+    answers: BTreeMap<NodeId, Answer>,
+    pub(super) deadline: Duration,
+}
+
+impl Node {
+    fn reply(&mut self, client: ClientId, reply: Reply) {
+        if self.clients.contains_key(&client) {
+            self.outputs.push_back(Output::Reply(client, reply));
+        }
+    }
+
+    /// The last reply of a conversation.
+    fn finish(&mut self, client: ClientId, reply: Reply) {
+        self.reply(client, reply);
+        if let Some(state) = self.clients.get_mut(&client) {
+            *state = Client::Finished;
+            self.outputs.push_back(Output::CloseClient(client));
+        }
+    }
+
+    fn fail(&mut self, client: ClientId, error: impl Into<String>) {
+        self.finish(client, Reply::Error(error.into()));
+    }
+
+    pub(super) fn handle_request(&mut self, now: Duration, client: ClientId, request: Request) {
+        match self.clients.entry(client).or_insert(Client::New) {
+            Client::New => self.handle_hello(client, &request),
+            Client::Idle => self.handle_first(now, client, request),
+            Client::Session { job, home, .. } => {
+                let (job, home) = (*job, home.clone());
+                self.handle_in_session(client, job, &home, request);
+            }
+            Client::Gathering | Client::Killing { .. } | Client::Following { .. } | Client::Finished => {}
+        }
+    }
+
+    fn handle_hello(&mut self, client: ClientId, request: &Request) {
+        match request {
+            Request::Hello { version: PROTOCOL_VERSION } => {
+                self.clients.insert(client, Client::Idle);
+                let node = self.me().name.clone();
+                self.reply(client, Reply::Welcome { version: PROTOCOL_VERSION, node });
+            }
+            Request::Hello { version } => {
+                let error =
+                    format!("this protector speaks version {PROTOCOL_VERSION}, the command {version}: use those of one build");
+                self.fail(client, error);
+            }
+            _ => self.fail(client, "the first request must be Hello"),
+        }
+    }
+
+    fn handle_first(&mut self, now: Duration, client: ClientId, request: Request) {
+        if !self.ready {
+            return self.fail(client, format!("{} is not a member of the cluster yet: it is joining", self.me()));
+        }
+        match request {
+            Request::Run { spec, attach } => self.run(client, *spec, attach),
+            Request::Attach { job } => self.gather_for(now, client, Purpose::Attach(client, job), &Query::Report),
+            Request::Kill { job } => self.gather_for(now, client, Purpose::Kill(client, job), &Query::Report),
+            Request::Status => self.gather_for(now, client, Purpose::Status(client), &Query::Report),
+            Request::Events { follow } => self.events_for(now, client, follow),
+            Request::KillNode { name } => self.kill_node(now, client, &name),
+            Request::Shutdown => self.shut_down(now, client),
+            Request::Hello { .. } | Request::Stdin(_) | Request::Signal(_) | Request::Printed(_) => {
+                self.fail(client, "that request belongs into a session");
+            }
+        }
+    }
+
+    fn handle_in_session(&mut self, client: ClientId, job: JobId, home: &NodeId, request: Request) {
+        let session = self.session(client);
+        let message = match request {
+            Request::Stdin(data) => ToHome::Stdin { session, data },
+            Request::Printed(bytes) => ToHome::Printed { session, bytes },
+            Request::Signal(signal) if (1..=64).contains(&signal) => ToHome::Signal(signal),
+            // Asked in the session: its end is the answer, as for any other end.
+            Request::Kill { .. } => ToHome::Kill { session: None },
+            _ => return self.fail(client, "that request does not belong into a session"),
+        };
+        self.send(home, PeerMessage::ToHome(job, message));
+    }
+
+    fn session(&self, client: ClientId) -> SessionId {
+        SessionId { node: self.me().clone(), number: client.0 }
+    }
+
+    pub(super) fn handle_client_gone(&mut self, _now: Duration, client: ClientId) {
+        let session = self.session(client);
+        match self.clients.remove(&client) {
+            Some(Client::Session { job, home, .. } | Client::Killing { job, home }) => {
+                self.send(&home, PeerMessage::ToHome(job, ToHome::Detach(session)));
+            }
+            Some(Client::Following { .. }) => self.unsubscribe_if_last(),
+            _ => {}
+        }
+    }
+
+    fn run(&mut self, client: ClientId, spec: JobSpec, attach: bool) {
+        if self.membership.is_frozen() {
+            return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
+        }
+        let Some(view) = self.view() else { return self.fail(client, "no view yet") };
+        let placed = spec.validate().map_err(|e| e.to_string()).and_then(|()| place(&spec, view).map_err(|e| e.to_string()));
+        let placement = match placed {
+            Ok(placement) => placement,
+            Err(error) => return self.fail(client, error),
+        };
+        let (job, home) = (self.next_job(), placement.home().clone());
+        let session = attach.then(|| self.session(client));
+        let start = ToHome::Start { spec: Box::new(spec), placement: placement.clone(), session };
+        self.send(&home, PeerMessage::ToHome(job, start));
+        if attach {
+            self.clients.insert(client, Client::Session { job, home, placement: Some(placement) });
+        } else {
+            self.finish(client, Reply::Attached { job, placement, dropped: 0 });
+        }
+    }
+
+    pub(super) fn handle_to_session(&mut self, _now: Duration, session: &SessionId, message: ToSession) {
+        let client = ClientId(session.number);
+        let Some(state) = self.clients.get_mut(&client) else { return };
+        match (state, message) {
+            (Client::Session { placement: known, .. }, ToSession::Attached { job, placement, dropped }) => {
+                *known = Some(placement.clone());
+                self.reply(client, Reply::Attached { job, placement, dropped });
+            }
+            (Client::Session { .. }, ToSession::Output { rank, stream, data }) => {
+                self.reply(client, Reply::Output { rank, stream, data });
+            }
+            (Client::Session { .. }, ToSession::StdinTaken) => self.reply(client, Reply::StdinTaken),
+            (Client::Session { .. }, ToSession::TakenOver) => self.finish(client, Reply::TakenOver),
+            (Client::Session { .. }, ToSession::Ended(outcome)) => self.finish(client, Reply::Ended(outcome)),
+            (Client::Killing { .. }, ToSession::Ended(_)) => self.finish(client, Reply::Done),
+            (Client::Session { .. } | Client::Killing { .. }, ToSession::NoSuchJob) => {
+                self.fail(client, "the job is not there any more");
+            }
+            _ => {}
+        }
+    }
+
+    fn kill_node(&mut self, now: Duration, client: ClientId, name: &NodeName) {
+        let Some(id) = self.view().and_then(|v| v.members.iter().find(|m| m.id.name == *name)).map(|m| m.id.clone()) else {
+            return self.fail(client, format!("there is no node {name}; `radic nodes` lists them"));
+        };
+        let text = format!("{name} and every process it hosts are killed, as asked");
+        self.record(now, EventName::Inject, About::node(name), text);
+        self.finish(client, Reply::Done);
+        self.send(&id, PeerMessage::Die);
+    }
+
+    fn shut_down(&mut self, now: Duration, client: ClientId) {
+        let others: Vec<_> = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        for node in others.into_iter().filter(|id| id != self.me()).collect::<Vec<_>>() {
+            self.send(&node, PeerMessage::Shutdown);
+        }
+        self.finish(client, Reply::Done);
+        self.stop(now, Stop::Clean);
+    }
+
+    fn events_for(&mut self, now: Duration, client: ClientId, follow: bool) {
+        if !follow {
+            return self.gather_for(now, client, Purpose::Events(client), &Query::Events);
+        }
+        let first = !self.clients.values().any(|c| matches!(c, Client::Following { .. }));
+        self.clients.insert(client, Client::Following { sent: BTreeMap::new(), early: Some(Vec::new()) });
+        if first {
+            self.tell_all(&PeerMessage::Subscribe);
+        }
+        self.gather(now, Purpose::Events(client), &Query::Events);
+    }
+
+    pub(super) fn subscribe_to(&mut self, joined: &[NodeId]) {
+        if self.clients.values().any(|c| matches!(c, Client::Following { .. })) {
+            joined.iter().for_each(|node| self.send(node, PeerMessage::Subscribe));
+        }
+    }
+
+    fn unsubscribe_if_last(&mut self) {
+        if !self.clients.values().any(|c| matches!(c, Client::Following { .. })) {
+            self.tell_all(&PeerMessage::Unsubscribe);
+        }
+    }
+
+    fn tell_all(&mut self, message: &PeerMessage) {
+        let members: Vec<_> = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        members.iter().for_each(|node| self.send(node, message.clone()));
+    }
+
+    /// Events of a node that were subscribed to.
+    pub(super) fn handle_events(&mut self, events: &[Event]) {
+        let following = self.clients.iter().filter(|(_, c)| matches!(c, Client::Following { .. })).map(|(id, _)| *id);
+        for client in following.collect::<Vec<_>>() {
+            self.pass_events(client, events.to_vec());
+        }
+    }
+
+    /// Passes on those events that the command does not have yet; until the past ones are there, new ones wait.
+    fn pass_events(&mut self, client: ClientId, events: Vec<Event>) {
+        let Some(Client::Following { sent, early }) = self.clients.get_mut(&client) else { return };
+        if let Some(early) = early {
+            return early.extend(events);
+        }
+        let newer = |sent: &mut BTreeMap<NodeName, u64>, e: &Event| match sent.get(&e.node) {
+            Some(last) if *last >= e.seq => false,
+            _ => sent.insert(e.node.clone(), e.seq) != Some(e.seq),
+        };
+        let new: Vec<_> = events.into_iter().filter(|e| newer(sent, e)).collect();
+        for some in new.chunks(EVENTS_AT_ONCE) {
+            self.reply(client, Reply::Events(some.to_vec()));
+        }
+    }
+
+    fn gather_for(&mut self, now: Duration, client: ClientId, purpose: Purpose, query: &Query) {
+        self.clients.insert(client, Client::Gathering);
+        self.gather(now, purpose, query);
+    }
+
+    /// Asks every member; what has not answered by the deadline is left out.
+    pub(super) fn gather(&mut self, now: Duration, purpose: Purpose, query: &Query) {
+        let number = self.next_query;
+        self.next_query += 1;
+        let waiting: BTreeSet<_> = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        for node in &waiting {
+            self.send(node, PeerMessage::Query(number, query.clone()));
+        }
+        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), deadline: now + GATHER });
+    }
+
+    pub(super) fn handle_answer(&mut self, now: Duration, from: &NodeId, number: u64, answer: Answer) {
+        let Some(gather) = self.gathers.get_mut(&number) else { return };
+        if gather.waiting.remove(from) {
+            gather.answers.insert(from.clone(), answer);
+        }
+        if gather.waiting.is_empty() {
+            self.finish_gather(now, number);
+        }
+    }
+
+    pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {
+        let Some(Gather { purpose, answers, .. }) = self.gathers.remove(&number) else { return };
+        match purpose {
+            Purpose::Status(client) => {
+                let status = self.status(answers);
+                self.finish(client, Reply::Status(status));
+            }
+            Purpose::Attach(client, prefix) => self.find_job(client, &prefix, &answers, false),
+            Purpose::Kill(client, prefix) => self.find_job(client, &prefix, &answers, true),
+            Purpose::Events(client) => self.finish_events(client, answers),
+            Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
+        }
+    }
+
+    fn finish_events(&mut self, client: ClientId, answers: BTreeMap<NodeId, Answer>) {
+        let of = |answer| if let Answer::Events(events) = answer { events } else { Vec::new() };
+        let mut events: Vec<_> = answers.into_values().flat_map(of).collect();
+        events.sort_by(|a, b| (a.at_ms, &a.node, a.seq).cmp(&(b.at_ms, &b.node, b.seq)));
+        if let Some(Client::Following { early, .. }) = self.clients.get_mut(&client) {
+            let early = early.take().unwrap_or_default();
+            // Sorted by time, a node's own events stay in its order: its clock does not go back.
+            self.pass_events(client, events);
+            return self.pass_events(client, early);
+        }
+        for some in events.chunks(EVENTS_AT_ONCE) {
+            self.reply(client, Reply::Events(some.to_vec()));
+        }
+        self.finish(client, Reply::Done);
+    }
+
+    fn find_job(&mut self, client: ClientId, prefix: &str, answers: &BTreeMap<NodeId, Answer>, kill: bool) {
+        let prefix = prefix.to_ascii_lowercase();
+        let jobs = answers.iter().flat_map(|(node, answer)| match answer {
+            Answer::Report(report) => report.jobs.iter().map(move |j| (node.clone(), j.job)).collect::<Vec<_>>(),
+            _ => Vec::new(),
+        });
+        let found: Vec<_> = jobs.filter(|(_, job)| job.to_string().starts_with(&prefix)).collect();
+        let [(home, job)] = found.as_slice() else {
+            let error = match found.as_slice() {
+                [] => format!("there is no job {prefix}; `radic jobs --all` lists them"),
+                several => format!("{} jobs begin with {prefix:?}: give more digits", several.len()),
+            };
+            return self.fail(client, error);
+        };
+        let (home, job, session) = (home.clone(), *job, self.session(client));
+        let (state, message) = if kill {
+            (Client::Killing { job, home: home.clone() }, ToHome::Kill { session: Some(session) })
+        } else {
+            (Client::Session { job, home: home.clone(), placement: None }, ToHome::Attach(session))
+        };
+        self.clients.insert(client, state);
+        self.send(&home, PeerMessage::ToHome(job, message));
+    }
+
+    fn finish_name(&mut self, now: Duration, job: JobId, rank: Rank, request: &NameRequest, answers: BTreeMap<NodeId, Answer>) {
+        let of = |answer| if let Answer::Name(name) = answer { name } else { None };
+        let found = answers.into_values().find_map(of);
+        let answer = match (request, found) {
+            (NameRequest::Publish { name, .. }, Some(_)) => Err(format!("{name:?} is published already")),
+            (NameRequest::Publish { name, port }, None) => self.publish(job, name, port),
+            (NameRequest::Lookup(_) | NameRequest::Unpublish(_), Some(port)) => Ok(port),
+            (NameRequest::Lookup(name) | NameRequest::Unpublish(name), None) => Err(format!("{name:?} is not published")),
+        };
+        self.with_host(now, job, |host| host.handle_name(rank, request, answer));
+    }
+
+    fn publish(&mut self, job: JobId, name: &str, port: &str) -> Result<String, String> {
+        let theirs = self.names.values().filter(|(owner, _)| *owner == job).count();
+        if theirs >= radic_wire::limits::PMI_NAMES {
+            return Err(format!("a job may publish {} names", radic_wire::limits::PMI_NAMES));
+        }
+        if self.names.contains_key(name) {
+            return Err(format!("{name:?} is published already"));
+        }
+        self.names.insert(name.to_owned(), (job, port.to_owned()));
+        Ok(port.to_owned())
+    }
+
+    fn status(&self, mut answers: BTreeMap<NodeId, Answer>) -> ClusterStatus {
+        let mut jobs = Vec::new();
+        let view = self.view();
+        let members: Vec<Member> = view.map_or_else(Vec::new, |v| v.members.clone());
+        let (ring, spares): (Vec<_>, Vec<_>) = members.into_iter().partition(|m| !m.spare);
+        let mut nodes = Vec::new();
+        for member in ring.into_iter().chain(spares) {
+            let protector = view.and_then(|v| watcher_of(v, &member.id)).map(|m| m.id.name.clone());
+            let report = match answers.remove(&member.id) {
+                Some(Answer::Report(report)) => Some(report),
+                _ => None,
+            };
+            let state = if report.is_some() { NodeState::Alive } else { NodeState::Silent };
+            let (ranks, memory, pid) = report.map_or_else(Default::default, |report| {
+                jobs.extend(report.jobs);
+                (report.ranks, report.memory, report.pid)
+            });
+            let Member { id, address, spare, slots } = member;
+            nodes.push(NodeInfo { name: id.name, address, state, spare, slots, ranks, protector, memory, pid });
+        }
+        for (member, state) in &self.gone {
+            let Member { id, address, spare, slots } = member.clone();
+            let (name, ranks, state) = (id.name, Vec::new(), *state);
+            nodes.push(NodeInfo { name, address, state, spare, slots, ranks, protector: None, memory: 0, pid: 0 });
+        }
+        jobs.sort_by_key(|j| (j.started_ms, j.job));
+        ClusterStatus {
+            answered_by: self.me().name.clone(),
+            view: view.map_or(0, |v| v.number),
+            frozen: self.membership.is_frozen(),
+            nodes,
+            jobs,
+        }
+    }
+
+    pub(super) fn clients_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
+        let waiting: Vec<_> = self.gathers.iter_mut().filter_map(|(n, g)| g.waiting.remove(node).then_some(*n)).collect();
+        for number in waiting {
+            if self.gathers.get(&number).is_some_and(|g| g.waiting.is_empty()) {
+                self.finish_gather(now, number);
+            }
+        }
+        let of = |c: &Client| matches!(c, Client::Session { home, .. } | Client::Killing { home, .. } if home == node);
+        let cut: Vec<_> = self.clients.iter().filter(|(_, c)| of(c)).map(|(id, _)| *id).collect();
+        for client in cut {
+            match self.clients.get(&client) {
+                Some(Client::Session { placement: Some(placement), .. }) => {
+                    let ranks = placement.ranks_on(node).collect();
+                    let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
+                    self.finish(client, Reply::Ended(Outcome { code: exit_code::NODE_LOST, reason }));
+                }
+                Some(Client::Killing { .. }) => self.finish(client, Reply::Done),
+                _ => self.fail(client, format!("{node}, the job's home, is gone: {why}")),
+            }
+        }
+    }
+}

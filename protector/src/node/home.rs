@@ -1,0 +1,462 @@
+//! A job at its home, the node of rank 0: who runs, who waits in a fence, what was printed, how it ends.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
+use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
+use radic_wire::limits;
+use radic_wire::peer::{MpiPhase, SessionId, ToHome, ToHost, ToSession};
+use serde_bytes::ByteBuf;
+
+/// What a home wants done.
+#[derive(Debug)]
+pub enum HomeOutput {
+    /// Tell a host.
+    ToHost(NodeId, ToHost),
+    /// Tell the node of a terminal.
+    ToSession(SessionId, ToSession),
+    /// The job has ended and no host has anything of it left.
+    Ended,
+}
+
+/// A piece of a rank's output on its way to a terminal.
+#[derive(Debug)]
+struct Piece {
+    rank: Rank,
+    stream: OutputStream,
+    data: ByteBuf,
+    /// The host was told to read on.
+    taken: bool,
+}
+
+impl Piece {
+    /// What it costs to keep: small pieces are dominated by their bookkeeping.
+    fn cost(&self) -> usize {
+        self.data.len() + size_of::<Piece>()
+    }
+}
+
+#[derive(Debug, Default)]
+struct HostState {
+    /// The last fence that all ranks of the host have entered.
+    fence: u64,
+    /// Nothing of the job is left there.
+    gone: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RankState {
+    Starting,
+    Running,
+    Ended,
+}
+
+/// The output of a job: what waits for a terminal, and what a terminal has not printed yet.
+#[derive(Debug, Default)]
+struct Printing {
+    terminal: Option<SessionId>,
+    /// Not sent to any terminal.
+    waiting: VecDeque<Piece>,
+    waiting_bytes: usize,
+    /// Sent to the terminal, not printed by it.
+    under_way: VecDeque<Piece>,
+    under_way_bytes: usize,
+    /// Of the front of `under_way`: bytes that were printed.
+    printed: usize,
+    /// Bytes given up since the last attach.
+    dropped: u64,
+}
+
+/// A job at its home.
+#[derive(Debug)]
+pub struct Home {
+    job: JobId,
+    spec: JobSpec,
+    placement: Placement,
+    started: Duration,
+    started_ms: u64,
+    ended: Option<Duration>,
+    ranks: Vec<RankState>,
+    hosts: BTreeMap<NodeId, HostState>,
+    fence: u64,
+    entries: Vec<(String, String)>,
+    printing: Printing,
+    /// The terminal whose piece of standard input is under way to rank 0.
+    stdin_from: Option<SessionId>,
+    /// Sessions that only wait for the end (`radic kill`).
+    waiters: BTreeSet<SessionId>,
+    /// Set once, at the first reason to end.
+    outcome: Option<Outcome>,
+    /// The hosts were told to end.
+    ending: bool,
+    outputs: VecDeque<HomeOutput>,
+}
+
+impl Home {
+    /// Starts a job. `started_ms` is the wall clock, in milliseconds since 1970.
+    ///
+    /// # Panics
+    /// If the placement does not fit the job: its sender and the caller have both checked it.
+    pub fn start(
+        now: Duration,
+        started_ms: u64,
+        job: JobId,
+        spec: JobSpec,
+        placement: Placement,
+        terminal: Option<SessionId>,
+    ) -> Self {
+        assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
+        let mut home = Home {
+            job,
+            started: now,
+            started_ms,
+            ended: None,
+            ranks: vec![RankState::Starting; spec.ranks as usize],
+            hosts: placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect(),
+            fence: 0,
+            entries: Vec::new(),
+            printing: Printing::default(),
+            stdin_from: None,
+            waiters: BTreeSet::new(),
+            outcome: None,
+            ending: false,
+            outputs: VecDeque::new(),
+            spec,
+            placement,
+        };
+        if let Some(session) = terminal {
+            home.attach(session);
+        }
+        for node in home.placement.nodes.clone() {
+            let (spec, placement) = (Box::new(home.spec.clone()), home.placement.clone());
+            home.tell_host(node, ToHost::Launch { incarnation: Incarnation(0), spec, placement });
+        }
+        home
+    }
+
+    /// How the job ended or is about to end.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// Whether nothing of the job is left on any host.
+    pub fn is_over(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// The job's command line.
+    pub fn command(&self) -> String {
+        self.spec.command_line()
+    }
+
+    /// What its output costs to keep, in bytes.
+    pub fn backlog(&self) -> usize {
+        self.printing.waiting_bytes
+    }
+
+    /// Where its ranks are.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The job as `radic jobs` shows it.
+    pub fn info(&self, now: Duration) -> JobInfo {
+        JobInfo {
+            job: self.job,
+            command: self.command(),
+            ranks: self.spec.ranks,
+            running: self.ranks.iter().filter(|r| **r != RankState::Ended).count() as u32,
+            nodes: self.placement.nodes.iter().map(|n| n.name.clone()).collect(),
+            home: self.placement.home().name.clone(),
+            started_ms: self.started_ms,
+            elapsed_ms: (self.ended.unwrap_or(now) - self.started).as_millis() as u64,
+            outcome: if self.is_over() { self.outcome.clone() } else { None },
+        }
+    }
+
+    /// What the home wants done next.
+    pub fn poll_output(&mut self) -> Option<HomeOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// A message about the job. `from` has been authenticated as a member; what it says is checked against the placement.
+    pub fn handle_message(&mut self, now: Duration, from: &NodeId, message: ToHome) {
+        match message {
+            ToHome::Start { .. } => {} // A repetition: the job is here.
+            ToHome::Attach(session) => self.attach(session),
+            ToHome::Detach(session) => self.detach(&session),
+            ToHome::Printed { session, bytes } => self.handle_printed(&session, bytes),
+            ToHome::Stdin { session, data } => self.handle_stdin(session, data),
+            ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),
+            ToHome::Kill { session } => self.kill(session),
+            ToHome::StdinTaken if from == self.placement.home() => {
+                if let Some(session) = self.stdin_from.take() {
+                    self.tell_session(session, ToSession::StdinTaken);
+                }
+            }
+            ToHome::Fence { number, entries } => self.handle_fence(from, number, entries),
+            ToHome::Gone => self.handle_gone(now, from),
+            ToHome::Launched { rank, .. }
+            | ToHome::LaunchFailed { rank, .. }
+            | ToHome::Output { rank, .. }
+            | ToHome::Exited { rank, .. }
+            | ToHome::Aborted { rank, .. }
+                if self.placement.node_of(rank) == Some(from) =>
+            {
+                self.handle_rank(from, rank, message);
+            }
+            // A host that speaks for ranks it does not have is not listened to.
+            _ => {}
+        }
+        self.check_end(now);
+    }
+
+    fn handle_rank(&mut self, from: &NodeId, rank: Rank, message: ToHome) {
+        let state = &mut self.ranks[rank.0 as usize];
+        let node = from.name.clone();
+        match message {
+            ToHome::Launched { .. } if *state == RankState::Starting => *state = RankState::Running,
+            ToHome::LaunchFailed { error, code, .. } => {
+                *state = RankState::Ended;
+                self.end(Outcome { code, reason: EndReason::LaunchFailed { rank, node, error, code } });
+            }
+            ToHome::Output { stream, data, .. } => {
+                let piece = Piece { rank, stream, data, taken: false };
+                self.printing.waiting_bytes += piece.cost();
+                self.printing.waiting.push_back(piece);
+                self.pump();
+            }
+            ToHome::Exited { status, phase, .. } => {
+                *state = RankState::Ended;
+                self.handle_exit(rank, node, status, phase);
+            }
+            ToHome::Aborted { code, message, .. } => {
+                // A shell sees the low eight bits; an abort that would look like success does not.
+                let shown = if code & 0xff == 0 { 1 } else { code };
+                self.end(Outcome { code: shown, reason: EndReason::Aborted { rank, code, message } });
+            }
+            _ => {}
+        }
+    }
+
+    fn handle_exit(&mut self, rank: Rank, node: NodeName, status: ExitStatus, phase: MpiPhase) {
+        let failed = || EndReason::RankFailed { rank, node: node.clone(), status };
+        match (status, phase) {
+            (ExitStatus::Code(0), MpiPhase::Before | MpiPhase::After) => {}
+            (ExitStatus::Code(0), MpiPhase::Within) => {
+                self.end(Outcome { code: 1, reason: EndReason::NotFinalized { rank, node } });
+            }
+            // After MPI_Finalize nobody waits for it: the others finish, the job fails with this code.
+            (ExitStatus::Code(code), MpiPhase::After) => {
+                self.outcome.get_or_insert(Outcome { code, reason: failed() });
+            }
+            _ => self.end(Outcome { code: status.shell_code(), reason: failed() }),
+        }
+    }
+
+    /// A node is lost; the job is not protected, so it ends if it had ranks there.
+    pub fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
+        let Some(host) = self.hosts.get_mut(node) else { return };
+        host.gone = true;
+        let ranks: Vec<_> = self.placement.ranks_on(node).collect();
+        let running = ranks.iter().any(|r| self.ranks[r.0 as usize] != RankState::Ended);
+        for rank in &ranks {
+            self.ranks[rank.0 as usize] = RankState::Ended;
+        }
+        if running && !self.is_over() {
+            let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
+            self.end(Outcome { code: radic_wire::job::exit_code::NODE_LOST, reason });
+        }
+        if self.printing.terminal.as_ref().is_some_and(|t| t.node == *node) {
+            self.drop_terminal();
+        }
+        self.waiters.retain(|w| w.node != *node);
+        self.check_end(now);
+    }
+
+    /// The first reason to end decides; every rank that still runs is ended.
+    fn end(&mut self, outcome: Outcome) {
+        self.outcome.get_or_insert(outcome);
+        if !std::mem::replace(&mut self.ending, true) {
+            self.tell_hosts(&ToHost::End { kill: false });
+        }
+    }
+
+    fn kill(&mut self, session: Option<SessionId>) {
+        match (self.outcome.clone().filter(|_| self.is_over()), session) {
+            (Some(outcome), Some(session)) => return self.tell_session(session, ToSession::Ended(outcome)),
+            (Some(_), None) => return,
+            (None, session) => self.waiters.extend(session),
+        }
+        self.end(Outcome { code: 128 + 9, reason: EndReason::Killed });
+    }
+
+    fn check_end(&mut self, now: Duration) {
+        if self.is_over() || self.ranks.iter().any(|r| *r != RankState::Ended) {
+            return;
+        }
+        self.end(Outcome { code: 0, reason: EndReason::Finished });
+        if self.hosts.values().all(|h| h.gone) {
+            self.ended = Some(now);
+            self.stdin_from = None;
+            self.outputs.push_back(HomeOutput::Ended);
+            for session in std::mem::take(&mut self.waiters) {
+                let outcome = self.outcome.clone().expect("set above");
+                self.tell_session(session, ToSession::Ended(outcome));
+            }
+            self.pump();
+        }
+    }
+
+    fn handle_gone(&mut self, now: Duration, from: &NodeId) {
+        let Some(host) = self.hosts.get_mut(from) else { return };
+        host.gone = true;
+        // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.
+        for rank in self.placement.ranks_on(from) {
+            self.ranks[rank.0 as usize] = RankState::Ended;
+        }
+        self.check_end(now);
+    }
+
+    fn handle_fence(&mut self, from: &NodeId, number: u64, entries: Vec<(String, String)>) {
+        let Some(host) = self.hosts.get_mut(from) else { return };
+        if number != self.fence + 1 || host.fence == number {
+            return;
+        }
+        host.fence = number;
+        self.entries.extend(entries);
+        if self.hosts.values().all(|h| h.fence == number) {
+            self.fence = number;
+            let entries = std::mem::take(&mut self.entries);
+            self.tell_hosts(&ToHost::Release { number, entries });
+        }
+    }
+
+    fn handle_stdin(&mut self, session: SessionId, data: ByteBuf) {
+        if self.printing.terminal.as_ref() != Some(&session) || self.stdin_from.is_some() || self.is_over() {
+            return;
+        }
+        self.stdin_from = Some(session);
+        self.tell_host(self.placement.home().clone(), ToHost::Stdin(data));
+    }
+
+    fn attach(&mut self, session: SessionId) {
+        if let Some(old) = self.printing.terminal.take().filter(|old| *old != session) {
+            self.tell_session(old, ToSession::TakenOver);
+        }
+        self.put_back();
+        let dropped = std::mem::take(&mut self.printing.dropped);
+        let attached = ToSession::Attached { job: self.job, placement: self.placement.clone(), dropped };
+        self.tell_session(session.clone(), attached);
+        self.printing.terminal = Some(session);
+        self.pump();
+    }
+
+    fn detach(&mut self, session: &SessionId) {
+        self.waiters.remove(session);
+        if self.printing.terminal.as_ref() == Some(session) {
+            self.drop_terminal();
+        }
+    }
+
+    fn drop_terminal(&mut self) {
+        self.printing.terminal = None;
+        self.put_back();
+        self.pump();
+    }
+
+    /// What a terminal did not print waits for the next one.
+    fn put_back(&mut self) {
+        let printing = &mut self.printing;
+        let mut printed = std::mem::take(&mut printing.printed);
+        while let Some(mut piece) = printing.under_way.pop_back() {
+            if printing.under_way.is_empty() {
+                piece.data.drain(..std::mem::take(&mut printed));
+            }
+            printing.waiting_bytes += piece.cost();
+            printing.waiting.push_front(piece);
+        }
+        printing.under_way_bytes = 0;
+    }
+
+    fn handle_printed(&mut self, session: &SessionId, bytes: u64) {
+        let printing = &mut self.printing;
+        if printing.terminal.as_ref() != Some(session) {
+            return;
+        }
+        // A terminal that claims more than it was sent has printed all of it.
+        let bytes = (bytes as usize).min(printing.under_way_bytes);
+        printing.under_way_bytes -= bytes;
+        printing.printed += bytes;
+        while let Some(front) = printing.under_way.front().filter(|f| f.data.len() <= printing.printed) {
+            printing.printed -= front.data.len();
+            printing.under_way.pop_front();
+        }
+        self.pump();
+    }
+
+    /// Moves output towards the terminal, and lets hosts read on for what has moved.
+    fn pump(&mut self) {
+        match self.printing.terminal.clone() {
+            Some(terminal) => self.pump_to(&terminal),
+            None => self.keep_without_terminal(),
+        }
+    }
+
+    fn pump_to(&mut self, terminal: &SessionId) {
+        while self.printing.under_way_bytes < limits::OUTPUT_WINDOW {
+            let Some(mut piece) = self.printing.waiting.pop_front() else { break };
+            self.printing.waiting_bytes -= piece.cost();
+            self.printing.under_way_bytes += piece.data.len();
+            self.take(&mut piece);
+            let output = ToSession::Output { rank: piece.rank, stream: piece.stream, data: piece.data.clone() };
+            self.printing.under_way.push_back(piece);
+            self.tell_session(terminal.clone(), output);
+        }
+        if self.is_over() && self.printing.waiting.is_empty() {
+            let outcome = self.outcome.clone().expect("a job that is over has an outcome");
+            self.printing.terminal = None;
+            self.tell_session(terminal.clone(), ToSession::Ended(outcome));
+        }
+    }
+
+    fn keep_without_terminal(&mut self) {
+        // Pieces that are not taken stand at the end, at most one for each stream of a rank.
+        let new: Vec<_> = self.printing.waiting.iter_mut().rev().take_while(|p| !p.taken).collect();
+        let taken: Vec<_> = new.into_iter().map(|p| (std::mem::replace(&mut p.taken, true), p.rank, p.stream)).collect();
+        taken.into_iter().for_each(|(_, rank, stream)| self.output_taken(rank, stream));
+        while self.printing.waiting_bytes > limits::OUTPUT_BACKLOG {
+            let oldest = self.printing.waiting.pop_front().expect("bytes wait, hence a piece");
+            self.printing.waiting_bytes -= oldest.cost();
+            self.printing.dropped += oldest.data.len() as u64;
+        }
+    }
+
+    fn take(&mut self, piece: &mut Piece) {
+        if !std::mem::replace(&mut piece.taken, true) {
+            self.output_taken(piece.rank, piece.stream);
+        }
+    }
+
+    fn output_taken(&mut self, rank: Rank, stream: OutputStream) {
+        let node = self.placement.node_of(rank).expect("checked when the piece came").clone();
+        self.tell_host(node, ToHost::OutputTaken { rank, stream });
+    }
+
+    fn tell_host(&mut self, node: NodeId, message: ToHost) {
+        if self.hosts.get(&node).is_some_and(|h| !h.gone) {
+            self.outputs.push_back(HomeOutput::ToHost(node, message));
+        }
+    }
+
+    fn tell_hosts(&mut self, message: &ToHost) {
+        for node in self.placement.nodes.clone() {
+            self.tell_host(node, message.clone());
+        }
+    }
+
+    fn tell_session(&mut self, session: SessionId, message: ToSession) {
+        self.outputs.push_back(HomeOutput::ToSession(session, message));
+    }
+}

@@ -1,0 +1,453 @@
+//! The ranks of one job on this node: their processes, their PMI connections, their output.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use radic_wire::ids::{Incarnation, JobId, NodeId, Rank};
+use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
+use radic_wire::peer::{MpiPhase, ToHome, ToHost};
+use serde_bytes::ByteBuf;
+
+use crate::pmi::{KeySpace, Reply, Request, Session};
+
+/// Time between SIGTERM and SIGKILL for a rank that is to end.
+const GRACE: Duration = Duration::from_secs(2);
+/// Time that an ended rank's pipes may stay open (a process that left its group holds them) before they are closed.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// What is particular to this node in the environment of a rank.
+#[derive(Debug, Clone)]
+pub struct HostEnvironment {
+    /// The address that other nodes know.
+    pub address: IpAddr,
+    /// The interface that carries it.
+    pub iface: String,
+    /// Its network, as `a.b.c.d/len`.
+    pub prefix: String,
+    /// Path of `libradic_pmi.so`.
+    pub radic_pmi: String,
+    /// The node's name.
+    pub node: String,
+}
+
+/// A process to be started.
+#[derive(Debug)]
+pub struct SpawnOrder {
+    /// The program.
+    pub program: ByteBuf,
+    /// Its arguments, the first being its name.
+    pub args: Vec<ByteBuf>,
+    /// Its whole environment but `PMI_FD`.
+    pub env: Vec<(ByteBuf, ByteBuf)>,
+    /// Its working directory.
+    pub dir: ByteBuf,
+    /// The name of its key space.
+    pub kvsname: String,
+    /// Whether its standard input is a pipe from us; else it is empty.
+    pub stdin: bool,
+}
+
+/// A process that could not be started.
+#[derive(Debug)]
+pub struct SpawnError {
+    /// What the system said, and of what.
+    pub error: String,
+    /// The exit code that says so.
+    pub code: i32,
+}
+
+/// A request about names that ports are published under: any node of the cluster may know the answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameRequest {
+    /// Remember `port` under `name`.
+    Publish {
+        /// The name.
+        name: String,
+        /// The port.
+        port: String,
+    },
+    /// Which port is published under this name?
+    Lookup(String),
+    /// Forget this name.
+    Unpublish(String),
+}
+
+/// What a host wants done.
+#[derive(Debug)]
+pub enum HostOutput {
+    /// Tell the job's home.
+    ToHome(ToHome),
+    /// Start a process; the answer is [`Host::handle_spawned`].
+    Spawn(Rank, SpawnOrder),
+    /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
+    Stdin(ByteBuf),
+    /// Read the next piece of a rank's output; the answer is [`Host::handle_output`].
+    Read(Rank, OutputStream),
+    /// Give up a stream of a rank that has ended.
+    Close(Rank, OutputStream),
+    /// Write to a rank's PMI connection.
+    Pmi(Rank, Vec<u8>),
+    /// Send a signal to a rank's process group.
+    Signal(Rank, i32),
+    /// Answer a request about names by [`Host::handle_name`].
+    Name(Rank, NameRequest),
+    /// Something the log should know.
+    Warning(Rank, String),
+    /// Nothing of the job is left here.
+    Over,
+}
+
+#[derive(Debug)]
+struct LocalRank {
+    pid: Option<u32>,
+    session: Session,
+    exited: Option<(ExitStatus, Duration)>,
+    /// Streams that may still bring output; true: a piece is under way to the terminal.
+    open: BTreeMap<OutputStream, bool>,
+    reported: bool,
+}
+
+/// The ranks of one job on this node.
+#[derive(Debug)]
+pub struct Host {
+    job: JobId,
+    home: NodeId,
+    placement: Placement,
+    ranks: BTreeMap<Rank, LocalRank>,
+    keys: KeySpace,
+    fence: u64,
+    /// Ranks that wait in the next fence.
+    waiting: BTreeSet<Rank>,
+    ending: bool,
+    kill_at: Option<Duration>,
+    over: bool,
+    outputs: VecDeque<HostOutput>,
+}
+
+impl Host {
+    /// Starts the ranks that `placement` puts on `me`.
+    ///
+    /// # Panics
+    /// If the placement does not fit the job: its sender and the caller have both checked it.
+    pub fn launch(
+        me: &NodeId,
+        environment: &HostEnvironment,
+        job: JobId,
+        incarnation: Incarnation,
+        spec: &JobSpec,
+        placement: Placement,
+    ) -> Self {
+        assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
+        let kvsname = format!("radic_{job}_{}", incarnation.0);
+        let mut outputs = VecDeque::new();
+        let mut ranks = BTreeMap::new();
+        for rank in placement.ranks_on(me) {
+            let session = Session::new(rank, spec.ranks, kvsname.clone());
+            ranks.insert(rank, LocalRank { pid: None, session, exited: None, open: BTreeMap::new(), reported: false });
+            let order = SpawnOrder {
+                program: spec.program.clone(),
+                args: spec.args.clone(),
+                env: environment_of(rank, job, spec, environment),
+                dir: spec.dir.clone(),
+                kvsname: kvsname.clone(),
+                stdin: rank == Rank(0),
+            };
+            outputs.push_back(HostOutput::Spawn(rank, order));
+        }
+        let home = placement.home().clone();
+        let (keys, waiting) = (KeySpace::new(spec.ranks), BTreeSet::new());
+        Host { job, home, placement, ranks, keys, fence: 0, waiting, ending: false, kill_at: None, over: false, outputs }
+    }
+
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.job
+    }
+
+    /// The node that keeps the job together.
+    pub fn home(&self) -> &NodeId {
+        &self.home
+    }
+
+    /// Whether the job has ranks on that node.
+    pub fn involves(&self, node: &NodeId) -> bool {
+        self.placement.nodes.contains(node)
+    }
+
+    /// The ranks that run here, with their process ids.
+    pub fn running(&self) -> impl Iterator<Item = (Rank, u32)> + '_ {
+        self.ranks.iter().filter(|(_, r)| r.exited.is_none()).filter_map(|(rank, r)| Some((*rank, r.pid?)))
+    }
+
+    /// What the host wants done next.
+    pub fn poll_output(&mut self) -> Option<HostOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`Host::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        let drains = self.ranks.values().filter(|r| !r.reported).filter_map(|r| Some(r.exited?.1 + DRAIN));
+        drains.chain(self.kill_at).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        if self.kill_at.is_some_and(|at| at <= now) {
+            self.kill_at = None;
+            self.signal(libc::SIGKILL);
+        }
+        let mut closed = Vec::new();
+        for (rank, state) in &mut self.ranks {
+            if let Some((status, at)) = state.exited.filter(|(_, at)| !state.reported && *at + DRAIN <= now) {
+                // What waits for a slow terminal is not lost: only streams that bring nothing are given up.
+                let idle: Vec<_> = state.open.iter().filter(|(_, under_way)| !**under_way).map(|(stream, _)| *stream).collect();
+                idle.iter().for_each(|stream| _ = state.open.remove(stream));
+                closed.extend(idle.into_iter().map(|stream| HostOutput::Close(*rank, stream)));
+                state.exited = Some((status, if state.open.is_empty() { at } else { now }));
+            }
+        }
+        self.outputs.extend(closed);
+        self.report_ended();
+    }
+
+    /// The home speaks.
+    pub fn handle_message(&mut self, now: Duration, message: ToHost) {
+        match message {
+            ToHost::Launch { .. } => {} // A repetition: the ranks are here.
+            ToHost::Stdin(data) => self.outputs.push_back(HostOutput::Stdin(data)),
+            ToHost::Signal(signal) => self.signal(signal),
+            ToHost::OutputTaken { rank, stream } => self.handle_output_taken(rank, stream),
+            ToHost::Release { number, entries } => self.handle_release(number, entries),
+            ToHost::End { kill } => self.end(now, kill),
+        }
+    }
+
+    /// The job ends here: everything that still runs is ended.
+    pub fn end(&mut self, now: Duration, kill: bool) {
+        self.ending = true;
+        if kill {
+            self.kill_at = None;
+            self.signal(libc::SIGKILL);
+        } else if self.kill_at.is_none() {
+            self.kill_at = Some(now + GRACE);
+            self.signal(libc::SIGTERM);
+            // A stopped process takes SIGTERM only when it goes on.
+            self.signal(libc::SIGCONT);
+        }
+        self.report_ended();
+    }
+
+    /// The home is lost: nobody takes the output any more, and everything that still runs is killed.
+    pub fn abandon(&mut self, now: Duration) {
+        for (rank, state) in &mut self.ranks {
+            let open = std::mem::take(&mut state.open);
+            self.outputs.extend(open.into_keys().map(|stream| HostOutput::Close(*rank, stream)));
+        }
+        self.end(now, true);
+    }
+
+    fn signal(&mut self, signal: i32) {
+        let running: Vec<_> = self.running().collect();
+        self.outputs.extend(running.into_iter().map(|(rank, _)| HostOutput::Signal(rank, signal)));
+    }
+
+    /// A process was started, or not.
+    pub fn handle_spawned(&mut self, now: Duration, rank: Rank, result: Result<u32, SpawnError>) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        match result {
+            Ok(pid) => {
+                state.pid = Some(pid);
+                for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+                    state.open.insert(stream, false);
+                    self.outputs.push_back(HostOutput::Read(rank, stream));
+                }
+                self.outputs.push_back(HostOutput::ToHome(ToHome::Launched { rank, pid }));
+            }
+            Err(SpawnError { error, code }) => {
+                state.exited = Some((ExitStatus::Code(code), now));
+                state.reported = true;
+                self.outputs.push_back(HostOutput::ToHome(ToHome::LaunchFailed { rank, error, code }));
+            }
+        }
+    }
+
+    /// A piece of output came; empty: the stream has ended.
+    pub fn handle_output(&mut self, rank: Rank, stream: OutputStream, data: ByteBuf) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        if data.is_empty() {
+            state.open.remove(&stream);
+            self.report_ended();
+        } else if let Some(under_way) = state.open.get_mut(&stream) {
+            assert!(!*under_way, "a piece was read before the last one was taken");
+            *under_way = true;
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Output { rank, stream, data }));
+        }
+    }
+
+    fn handle_output_taken(&mut self, rank: Rank, stream: OutputStream) {
+        let open = self.ranks.get_mut(&rank).and_then(|r| r.open.get_mut(&stream));
+        if let Some(under_way) = open.filter(|under_way| **under_way) {
+            *under_way = false;
+            self.outputs.push_back(HostOutput::Read(rank, stream));
+        }
+    }
+
+    /// Rank 0 has taken the last piece of standard input (or will never read it).
+    pub fn handle_stdin_taken(&mut self) {
+        self.outputs.push_back(HostOutput::ToHome(ToHome::StdinTaken));
+    }
+
+    /// A process has ended.
+    pub fn handle_exited(&mut self, now: Duration, rank: Rank, status: ExitStatus) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        state.exited = Some((status, now));
+        // Whatever it left behind in its group goes with it.
+        self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+        self.report_ended();
+    }
+
+    /// Reports ranks whose process has ended and whose output is complete, and then the end of the whole.
+    fn report_ended(&mut self) {
+        for (rank, state) in &mut self.ranks {
+            let Some((status, _)) = state.exited.filter(|_| !state.reported && state.open.is_empty()) else { continue };
+            state.reported = true;
+            let phase = match (state.session.is_initialized(), state.session.is_finalized()) {
+                (_, true) => MpiPhase::After,
+                (true, false) => MpiPhase::Within,
+                (false, false) => MpiPhase::Before,
+            };
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
+        }
+        if self.ending && !self.over && self.ranks.values().all(|r| r.reported) {
+            self.over = true;
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Gone));
+            self.outputs.push_back(HostOutput::Over);
+        }
+    }
+
+    /// Bytes came on a rank's PMI connection.
+    pub fn handle_pmi(&mut self, rank: Rank, bytes: &[u8]) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        if let Err(error) = state.session.handle_input(bytes) {
+            // The library and we no longer understand each other: going on could only hang.
+            self.outputs.push_back(HostOutput::Warning(rank, format!("its PMI connection is broken ({error}): killed")));
+            self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+            return;
+        }
+        while let Some(request) = self.ranks.get_mut(&rank).and_then(|r| r.session.poll_request()) {
+            self.handle_request(rank, request);
+        }
+        self.flush(rank);
+    }
+
+    fn handle_request(&mut self, rank: Rank, request: Request) {
+        let reply = match request {
+            Request::Put { key, value } => match self.keys.put(key, value) {
+                Ok(()) => Reply::Done,
+                Err(error) => Reply::Failed(error.to_string()),
+            },
+            Request::Get { key } => match self.keys.get(&key) {
+                Some(value) => Reply::Value(value.to_owned()),
+                None => Reply::Failed(format!("no key {key:?} before this fence")),
+            },
+            Request::GetByIdx { index } => match self.keys.get_by_index(index) {
+                Some((key, value)) => Reply::Entry { key: key.to_owned(), value: value.to_owned() },
+                None => Reply::Failed("no more keys".to_owned()),
+            },
+            Request::BarrierIn => return self.enter_fence(rank),
+            Request::Finalize => Reply::Done,
+            Request::Abort { code, message } => {
+                let message = message.unwrap_or_default();
+                return self.outputs.push_back(HostOutput::ToHome(ToHome::Aborted { rank, code, message }));
+            }
+            Request::PublishName { service: name, port } => {
+                return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Publish { name, port }));
+            }
+            Request::LookupName { service: name } => {
+                return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Lookup(name)));
+            }
+            Request::UnpublishName { service: name } => {
+                return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Unpublish(name)));
+            }
+        };
+        self.reply(rank, reply);
+    }
+
+    fn reply(&mut self, rank: Rank, reply: Reply) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.session.reply(reply);
+        }
+    }
+
+    fn flush(&mut self, rank: Rank) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        while let Some(bytes) = state.session.poll_output() {
+            self.outputs.push_back(HostOutput::Pmi(rank, bytes));
+        }
+    }
+
+    fn enter_fence(&mut self, rank: Rank) {
+        self.waiting.insert(rank);
+        if self.waiting.len() == self.ranks.len() {
+            let (number, entries) = (self.fence + 1, self.keys.take_fresh());
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Fence { number, entries }));
+        }
+    }
+
+    fn handle_release(&mut self, number: u64, entries: Vec<(String, String)>) {
+        if number != self.fence + 1 || self.waiting.len() != self.ranks.len() {
+            return;
+        }
+        self.fence = number;
+        let merged = self.keys.merge(entries);
+        for rank in std::mem::take(&mut self.waiting) {
+            let reply = match &merged {
+                Ok(()) => Reply::Done,
+                Err(error) => Reply::Failed(error.to_string()),
+            };
+            self.reply(rank, reply);
+            self.flush(rank);
+        }
+    }
+
+    /// The answer to [`HostOutput::Name`]: the port, or why not.
+    pub fn handle_name(&mut self, rank: Rank, request: &NameRequest, answer: Result<String, String>) {
+        let reply = match (request, answer) {
+            (NameRequest::Publish { .. } | NameRequest::Unpublish(_), Ok(_)) => Reply::Done,
+            (NameRequest::Lookup(_), Ok(port)) => Reply::Value(port),
+            (_, Err(error)) => Reply::Failed(error),
+        };
+        self.reply(rank, reply);
+        self.flush(rank);
+    }
+}
+
+/// The environment of a rank: the user's, then what is particular to the node, then what RADIC says to every rank.
+fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment) -> Vec<(ByteBuf, ByteBuf)> {
+    let values = [
+        (placeholder::IFACE, host.iface.clone()),
+        (placeholder::ADDRESS, host.address.to_string()),
+        (placeholder::PREFIX, host.prefix.clone()),
+        (placeholder::RADIC_PMI, host.radic_pmi.clone()),
+        (placeholder::RANK, rank.to_string()),
+        (placeholder::JOBNUM, job.bits().to_string()),
+    ];
+    let expand = |template: &str| values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value));
+    let templates = spec.templates.iter().map(|(name, template)| (name.clone(), expand(template)));
+    let ours = [
+        ("PMI_RANK", rank.to_string()),
+        ("PMI_SIZE", spec.ranks.to_string()),
+        ("RADIC_JOB", job.to_string()),
+        ("RADIC_RANK", rank.to_string()),
+        ("RADIC_SIZE", spec.ranks.to_string()),
+        ("RADIC_NODE", host.node.clone()),
+    ];
+    let ours = ours.into_iter().map(|(name, value)| (name.to_owned(), value));
+    let mut env = spec.env.clone();
+    for (name, value) in templates.chain(ours) {
+        env.retain(|(existing, _)| existing.as_ref() != name.as_bytes());
+        env.push((ByteBuf::from(name), ByteBuf::from(value)));
+    }
+    env
+}

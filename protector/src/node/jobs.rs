@@ -1,0 +1,165 @@
+//! The jobs of a node: between its homes, its hosts and the messages about them.
+
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, NodeId, ProcessId};
+use radic_wire::job::{EndReason, Outcome};
+use radic_wire::limits;
+use radic_wire::local::RankInfo;
+use radic_wire::peer::{PeerMessage, Report, ToHome, ToHost, ToSession};
+
+use super::events::About;
+use super::home::{Home, HomeOutput};
+use super::host::{Host, HostOutput};
+use super::{Node, Output};
+
+/// Output of all ended jobs that is kept for a later `radic attach`, in bytes.
+const OVER_BACKLOG: usize = 4 * limits::OUTPUT_BACKLOG;
+
+impl Node {
+    pub(super) fn with_home(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut Home)) {
+        let Some(home) = self.homes.get_mut(&job) else { return };
+        act(home);
+        while let Some(output) = self.homes.get_mut(&job).and_then(Home::poll_output) {
+            match output {
+                HomeOutput::ToHost(node, message) => self.send(&node, PeerMessage::ToHost(job, message)),
+                HomeOutput::ToSession(session, message) => {
+                    let node = session.node.clone();
+                    self.send(&node, PeerMessage::ToSession(session, message));
+                }
+                HomeOutput::Ended => self.handle_job_over(now, job),
+            }
+        }
+    }
+
+    pub(super) fn with_host(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut Host)) {
+        let Some(host) = self.hosts.get_mut(&job) else { return };
+        act(host);
+        while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
+            match output {
+                HostOutput::ToHome(message) => {
+                    let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
+                    self.send(&home, PeerMessage::ToHome(job, message));
+                }
+                HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
+                HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
+                HostOutput::Over => {
+                    self.hosts.remove(&job);
+                    self.names.retain(|_, (owner, _)| *owner != job);
+                    return self.outputs.push_back(Output::Process(job, HostOutput::Over));
+                }
+                process => self.outputs.push_back(Output::Process(job, process)),
+            }
+        }
+    }
+
+    pub(super) fn handle_to_home(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHome) {
+        match message {
+            ToHome::Start { spec, placement, session } if !self.homes.contains_key(&job) => {
+                let refusal = match spec.validate() {
+                    Err(error) => Some(error.to_string()),
+                    Ok(()) if !placement.is_valid(spec.ranks) || placement.home() != self.me() => Some("bad placement".into()),
+                    Ok(()) if self.homes.len() - self.over.len() >= limits::JOBS => Some("too many jobs run already".into()),
+                    Ok(()) => None,
+                };
+                match (refusal, session) {
+                    (None, session) => self.start_job(now, job, *spec, placement, session),
+                    (Some(_), Some(session)) => {
+                        let node = session.node.clone();
+                        self.send(&node, PeerMessage::ToSession(session, ToSession::NoSuchJob));
+                    }
+                    (Some(_), None) => {}
+                }
+            }
+            ToHome::Attach(session) | ToHome::Kill { session: Some(session) } if !self.homes.contains_key(&job) => {
+                let node = session.node.clone();
+                self.send(&node, PeerMessage::ToSession(session, ToSession::NoSuchJob));
+            }
+            message => self.with_home(now, job, |home| home.handle_message(now, from, message)),
+        }
+    }
+
+    fn start_job(
+        &mut self,
+        now: Duration,
+        job: JobId,
+        spec: radic_wire::job::JobSpec,
+        placement: radic_wire::job::Placement,
+        session: Option<radic_wire::peer::SessionId>,
+    ) {
+        let nodes: Vec<_> = placement.nodes.iter().map(|n| n.name.as_str()).collect();
+        let text = format!("{} ranks of {} on {}", spec.ranks, spec.command_line(), nodes.join(", "));
+        self.record(now, EventName::JobStart, About::job(job), text);
+        let absent: Vec<_> = placement.nodes.iter().filter(|n| !self.is_member(n)).cloned().collect();
+        let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
+        self.homes.insert(job, Home::start(now, started_ms, job, spec, placement, session));
+        self.with_home(now, job, |_| ());
+        for node in absent {
+            self.with_home(now, job, |home| home.handle_node_lost(now, &node, "it was gone before the job started"));
+        }
+    }
+
+    fn handle_job_over(&mut self, now: Duration, job: JobId) {
+        let Some(Outcome { code, reason }) = self.homes.get(&job).and_then(|h| h.outcome()).cloned() else { return };
+        self.record(now, EventName::JobEnd, About::job(job), format!("code {code}: {}", describe(&reason)));
+        self.over.push_back(job);
+        let backlog = |node: &Node| node.over.iter().filter_map(|job| node.homes.get(job)).map(Home::backlog).sum::<usize>();
+        while self.over.len() > limits::FINISHED_JOBS || (self.over.len() > 1 && backlog(self) > OVER_BACKLOG) {
+            let oldest = self.over.pop_front().expect("more than one");
+            self.homes.remove(&oldest);
+        }
+    }
+
+    pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
+        match message {
+            ToHost::Launch { incarnation, spec, placement } => {
+                let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
+                if good && !self.hosts.contains_key(&job) && !self.stopped {
+                    let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);
+                    self.hosts.insert(job, host);
+                    self.with_host(now, job, |_| ());
+                }
+            }
+            message if self.hosts.get(&job).is_some_and(|h| h.home() == from) => {
+                self.with_host(now, job, |host| host.handle_message(now, message));
+            }
+            // The home of a job that is not here wants it ended: it is.
+            ToHost::End { .. } => self.send(from, PeerMessage::ToHome(job, ToHome::Gone)),
+            _ => {}
+        }
+    }
+
+    pub(super) fn jobs_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
+        let homes: Vec<_> = self.homes.keys().copied().collect();
+        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_node_lost(now, node, why)));
+        // Without its home a job that is not protected cannot go on; with it, the home decides.
+        let orphans: Vec<_> = self.hosts.iter().filter(|(_, h)| h.home() == node).map(|(job, _)| *job).collect();
+        orphans.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
+    }
+
+    pub(super) fn report(&self, now: Duration) -> Report {
+        let ranks = self.hosts.values().flat_map(|h| h.running().map(|(rank, pid)| RankInfo { job: h.job(), rank, pid }));
+        let jobs = self.homes.values().map(|h| h.info(now)).collect();
+        Report { ranks: ranks.collect(), jobs, memory: (self.config.memory)(), pid: std::process::id() }
+    }
+
+    /// The processes that run on this node, for the driver's last act.
+    pub fn processes(&self) -> Vec<ProcessId> {
+        let of = |h: &Host| h.running().map(|(rank, _)| ProcessId { job: h.job(), rank }).collect::<Vec<_>>();
+        self.hosts.values().flat_map(of).collect()
+    }
+}
+
+/// The reason in a few words, for the event log.
+fn describe(reason: &EndReason) -> String {
+    match reason {
+        EndReason::Finished => "every rank finished".into(),
+        EndReason::RankFailed { rank, node, status } => format!("rank {rank} on {node} {status}"),
+        EndReason::Aborted { rank, code, .. } => format!("rank {rank} called MPI_Abort({code})"),
+        EndReason::NotFinalized { rank, node } => format!("rank {rank} on {node} exited without MPI_Finalize"),
+        EndReason::NodeLost { node, ranks, why } => format!("{node} with {} ranks: {why}", ranks.len()),
+        EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
+        EndReason::Killed => "killed".into(),
+    }
+}

@@ -1,0 +1,501 @@
+//! One protector as a state machine: what comes in ([`Node::handle`]), what it wants done ([`Node::poll_output`]), when it wants to
+//! be called again ([`Node::poll_timeout`]). No socket, no clock, no process: [`crate::daemon`] has those, a simulation has others.
+//!
+//! It is composed of the membership ([`crate::membership`]), the jobs whose home this node is ([`home`]), the ranks it hosts
+//! ([`host`]), the `radic` commands that are connected to it (`clients`), and its memory of events ([`events`]).
+//!
+//! A node also talks to itself: a message for this node is put on a queue and handled like one from the network, so that one node
+//! and many run the same code.
+
+mod clients;
+pub mod events;
+pub mod home;
+pub mod host;
+mod jobs;
+pub mod placement;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use radic_wire::event::{Event, EventName};
+use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::{ExitStatus, OutputStream};
+use radic_wire::local::{NodeState, Reply, Request};
+use radic_wire::membership::{Change, Member, MembershipMessage, Refusal, View};
+use radic_wire::peer::{Answer, PeerMessage, Query};
+use serde_bytes::ByteBuf;
+
+use self::clients::{Client, Gather};
+use self::events::{About, EventLog};
+use self::home::Home;
+use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
+use crate::membership::{self, Membership, MembershipEvent, Peer, Reason};
+
+/// Members that are gone and still shown by `radic nodes`.
+const GONE_SHOWN: usize = 64;
+/// Time that a leaving node waits for the view without it.
+const LEAVE: Duration = Duration::from_secs(2);
+/// Time that a joining node tries to get into a view.
+const JOIN: Duration = Duration::from_secs(30);
+
+/// A connection of a `radic` command; the driver numbers them and never uses a number twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+/// What happened.
+#[derive(Debug)]
+pub enum Input {
+    /// A message of an authenticated protector, in order, once.
+    Message(NodeId, PeerMessage),
+    /// A heartbeat, with the sender's view number.
+    Heartbeat(NodeId, u64),
+    /// A connection with that protector broke.
+    LinkBroken(NodeId),
+    /// The answer to [`Output::Probe`].
+    ProbeResult(NodeId, bool),
+    /// A request of a command.
+    Client(ClientId, Request),
+    /// A command is gone.
+    ClientGone(ClientId),
+    /// The answer to [`HostOutput::Spawn`].
+    Spawned(ProcessId, Result<u32, SpawnError>),
+    /// The answer to [`HostOutput::Read`]; empty: the end of the stream.
+    ProcessOutput(ProcessId, OutputStream, ByteBuf),
+    /// A process has ended.
+    Exited(ProcessId, ExitStatus),
+    /// Bytes of a rank's PMI connection.
+    Pmi(ProcessId, Vec<u8>),
+    /// The answer to [`HostOutput::Stdin`].
+    StdinTaken(JobId),
+    /// Somebody was refused, or a limit was reached: for the event log.
+    Note(EventName, String),
+    /// SIGTERM: leave the cluster.
+    Leave,
+}
+
+/// Why the daemon is to end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// It left, or the whole cluster was shut down.
+    Clean,
+    /// The others declared it dead: whatever it would say is no longer wanted.
+    Excluded(String),
+    /// It cannot join.
+    Refused(String),
+}
+
+/// What the node wants done.
+#[derive(Debug)]
+pub enum Output {
+    /// Send a message, reliably.
+    Send(Peer, PeerMessage),
+    /// Send a message to whoever listens there: a joining node knows no more.
+    SendToSeed(SocketAddr, MembershipMessage),
+    /// Send a heartbeat with our view number; a late one is worth nothing.
+    Heartbeat(Peer, u64),
+    /// Find out by a fresh connection whether this very member answers.
+    Probe(Peer),
+    /// Answer a command.
+    Reply(ClientId, Reply),
+    /// Close the connection of a command, after what was replied.
+    CloseClient(ClientId),
+    /// Do something with a process of a job.
+    Process(JobId, HostOutput),
+    /// Forget the links and numbers of a node: it is gone for ever.
+    Forget(NodeId),
+    /// Log an event.
+    Log(Event),
+    /// This node is a member now.
+    Ready(u64),
+    /// End the daemon, after what was sent.
+    Stop(Stop),
+    /// Kill every rank and this very process with SIGKILL, now.
+    Die,
+}
+
+/// What a node knows of itself at its start.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// This node, as others will know it.
+    pub me: Member,
+    /// What is particular to it in the environment of ranks.
+    pub environment: HostEnvironment,
+    /// The wall clock at the daemon's start, in microseconds since 1970.
+    pub wall_us: u64,
+    /// Seed for job numbers and retry times.
+    pub seed: u64,
+    /// Where to join; empty: this node makes view 1 of itself.
+    pub join: Vec<SocketAddr>,
+    /// The membership's times.
+    pub timing: membership::Timing,
+    /// Tells the daemon's resident memory, in bytes.
+    pub memory: fn() -> u64,
+}
+
+/// One protector.
+pub struct Node {
+    config: NodeConfig,
+    membership: Membership,
+    ready: bool,
+    /// Why the cluster does not let this node in, as it last said.
+    refusal: Option<String>,
+    join_until: Option<Duration>,
+    leaving_until: Option<Duration>,
+    stopped: bool,
+    homes: BTreeMap<JobId, Home>,
+    /// Homes whose job is over, oldest first.
+    over: VecDeque<JobId>,
+    hosts: BTreeMap<JobId, Host>,
+    clients: BTreeMap<ClientId, Client>,
+    gathers: BTreeMap<u64, Gather>,
+    next_query: u64,
+    job_counter: u64,
+    /// Names that ranks of this node have published: their job and port.
+    names: BTreeMap<String, (JobId, String)>,
+    events: EventLog,
+    subscribers: BTreeSet<NodeId>,
+    gone: VecDeque<(Member, NodeState)>,
+    /// Messages to this very node.
+    to_self: VecDeque<PeerMessage>,
+    outputs: VecDeque<Output>,
+}
+
+impl Node {
+    /// A node that starts now.
+    pub fn new(now: Duration, config: NodeConfig) -> Self {
+        let (me, timing, seed) = (config.me.clone(), config.timing.clone(), config.seed);
+        let membership = if config.join.is_empty() {
+            Membership::bootstrap(now, me, timing, seed)
+        } else {
+            Membership::joining(now, me, config.join.clone(), timing, seed)
+        };
+        let mut node = Node {
+            membership,
+            ready: false,
+            refusal: None,
+            join_until: (!config.join.is_empty()).then_some(now + JOIN),
+            leaving_until: None,
+            stopped: false,
+            homes: BTreeMap::new(),
+            over: VecDeque::new(),
+            hosts: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            gathers: BTreeMap::new(),
+            next_query: 1,
+            job_counter: 0,
+            names: BTreeMap::new(),
+            events: EventLog::new(config.me.id.name.clone(), config.wall_us),
+            subscribers: BTreeSet::new(),
+            gone: VecDeque::new(),
+            to_self: VecDeque::new(),
+            outputs: VecDeque::new(),
+            config,
+        };
+        let text = format!("protector of {} at {}", node.config.me.id.name, node.config.me.address);
+        node.record(now, EventName::Start, About::default(), text);
+        node.settle(now);
+        node
+    }
+
+    /// Handles one thing that happened.
+    pub fn handle(&mut self, now: Duration, input: Input) {
+        match input {
+            Input::Message(from, message) => self.handle_message(now, &from, message),
+            Input::Heartbeat(from, view) => self.membership.handle_heartbeat(now, from, view),
+            Input::LinkBroken(node) => self.membership.handle_link_broken(now, node),
+            Input::ProbeResult(node, alive) => self.membership.handle_probe_result(now, node, alive),
+            Input::Client(client, request) => self.handle_request(now, client, request),
+            Input::ClientGone(client) => self.handle_client_gone(now, client),
+            Input::Spawned(process, result) => self.handle_spawned(now, process, result),
+            Input::ProcessOutput(process, stream, data) => {
+                self.with_host(now, process.job, |host| host.handle_output(process.rank, stream, data));
+            }
+            Input::Exited(process, status) => self.handle_exited(now, process, status),
+            Input::Pmi(process, bytes) => self.with_host(now, process.job, |host| host.handle_pmi(process.rank, &bytes)),
+            Input::StdinTaken(job) => self.with_host(now, job, Host::handle_stdin_taken),
+            Input::Note(event, text) => self.record(now, event, About::default(), text),
+            Input::Leave => self.leave(now),
+        }
+        self.settle(now);
+    }
+
+    /// Handles the passing of time.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        self.membership.handle_timeout(now);
+        let due: Vec<_> =
+            self.hosts.iter().filter(|(_, h)| h.poll_timeout().is_some_and(|at| at <= now)).map(|(j, _)| *j).collect();
+        due.into_iter().for_each(|job| self.with_host(now, job, |host| host.handle_timeout(now)));
+        let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
+        late.into_iter().for_each(|query| self.finish_gather(now, query));
+        if self.leaving_until.is_some_and(|at| at <= now) {
+            self.stop(now, Stop::Clean);
+        }
+        if self.join_until.is_some_and(|at| at <= now && !self.ready) {
+            let reason = self.refusal.clone().unwrap_or_else(|| "none of the addresses given with --join answers".into());
+            self.stop(now, Stop::Refused(format!("could not join for {} s: {reason}", JOIN.as_secs())));
+        }
+        self.settle(now);
+    }
+
+    /// When [`Node::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        let hosts = self.hosts.values().filter_map(Host::poll_timeout);
+        let gathers = self.gathers.values().map(|g| g.deadline);
+        let join = self.join_until.filter(|_| !self.ready && !self.stopped);
+        hosts.chain(gathers).chain(self.leaving_until).chain(join).chain(self.membership.poll_timeout()).min()
+    }
+
+    /// What the node wants done next.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// The newest view, if there is one.
+    pub fn view(&self) -> Option<&View> {
+        self.membership.view().map(|view| &**view)
+    }
+
+    fn me(&self) -> &NodeId {
+        &self.config.me.id
+    }
+
+    fn record(&mut self, now: Duration, event: EventName, about: About, text: String) {
+        let at_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
+        let event = self.events.record(at_ms, event, about, text).clone();
+        for subscriber in self.subscribers.clone() {
+            self.send(&subscriber, PeerMessage::Events(vec![event.clone()]));
+        }
+        self.outputs.push_back(Output::Log(event));
+    }
+
+    /// Sends to a member of the newest view; a message to anybody else has nobody to take it.
+    fn send(&mut self, to: &NodeId, message: PeerMessage) {
+        if to == self.me() {
+            self.to_self.push_back(message);
+        } else if let Some(member) = self.member(to) {
+            let peer = Peer { id: member.id.clone(), address: Some(member.address) };
+            self.outputs.push_back(Output::Send(peer, message));
+        }
+    }
+
+    fn member(&self, id: &NodeId) -> Option<&Member> {
+        self.view()?.get(id)
+    }
+
+    fn is_member(&self, id: &NodeId) -> bool {
+        id == self.me() || self.member(id).is_some()
+    }
+
+    /// Carries out what the parts want of each other until only outputs are left.
+    fn settle(&mut self, now: Duration) {
+        loop {
+            while let Some(output) = self.membership.poll_output() {
+                self.handle_membership(now, output);
+            }
+            let Some(message) = self.to_self.pop_front() else { return };
+            let me = self.me().clone();
+            self.handle_message(now, &me, message);
+        }
+    }
+
+    fn handle_message(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
+        if let PeerMessage::Membership(message) = message {
+            return self.membership.handle_message(now, from.clone(), message);
+        }
+        // Whoever is not in the view any more (or not yet) has nothing to say about jobs: DESIGN's fence, in its first form.
+        if !self.is_member(from) {
+            return;
+        }
+        match message {
+            PeerMessage::Membership(_) => unreachable!("handled above"),
+            PeerMessage::ToHome(job, message) => self.handle_to_home(now, from, job, message),
+            PeerMessage::ToHost(job, message) => self.handle_to_host(now, from, job, message),
+            PeerMessage::ToSession(session, message) => self.handle_to_session(now, &session, message),
+            PeerMessage::Query(number, query) => self.handle_query(now, from, number, &query),
+            PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),
+            PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),
+            PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
+            PeerMessage::Events(events) => self.handle_events(&events),
+            PeerMessage::Die => self.outputs.push_back(Output::Die),
+            PeerMessage::Shutdown => self.stop(now, Stop::Clean),
+        }
+    }
+
+    fn handle_query(&mut self, now: Duration, from: &NodeId, number: u64, query: &Query) {
+        let answer = match query {
+            Query::Report => Answer::Report(self.report(now)),
+            Query::Events => Answer::Events(self.events.all()),
+            Query::LookupName(name) => Answer::Name(self.names.get(name).map(|(_, port)| port.clone())),
+            Query::UnpublishName { job, name } => {
+                let theirs = self.names.get(name).is_some_and(|(owner, _)| owner == job);
+                Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
+            }
+        };
+        self.send(from, PeerMessage::Answer(number, answer));
+    }
+
+    fn handle_membership(&mut self, now: Duration, output: membership::Output) {
+        use membership::Output as M;
+        match output {
+            M::Send { to, message } => {
+                for peer in to {
+                    self.outputs.push_back(Output::Send(peer, PeerMessage::Membership(message.clone())));
+                }
+            }
+            M::SendTo { seeds, message } => {
+                for seed in seeds {
+                    self.outputs.push_back(Output::SendToSeed(seed, message.clone()));
+                }
+            }
+            M::Heartbeat { to, view } => self.outputs.push_back(Output::Heartbeat(to, view)),
+            M::Probe { member } => self.outputs.push_back(Output::Probe(member)),
+            M::Event(event) => self.record_membership(now, &event),
+            M::ViewChanged { old, new, why } => self.handle_view(now, old.as_deref(), &new, &why),
+            M::Excluded { view } => {
+                let text = format!("view {} was agreed without this node: the others take it for dead", view.number);
+                self.stop(now, Stop::Excluded(text));
+            }
+            M::Left => self.stop(now, Stop::Clean),
+            M::Refused(refusal) => self.handle_refusal(now, &refusal),
+            M::Frozen { unreachable, reachable, needed } => self.handle_frozen(now, &unreachable, reachable, needed),
+            M::Thawed => {
+                self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
+            }
+        }
+    }
+
+    fn handle_refusal(&mut self, now: Duration, refusal: &Refusal) {
+        let reason = refusal.to_string();
+        if self.refusal.as_ref() != Some(&reason) {
+            self.record(now, EventName::Refused, About::default(), format!("cannot join yet: {reason}"));
+            self.refusal = Some(reason);
+        }
+    }
+
+    /// This side has no majority. What stands on members out of reach cannot go on; what does not, goes on.
+    fn handle_frozen(&mut self, now: Duration, unreachable: &[NodeId], reachable: usize, needed: usize) {
+        let names: Vec<_> = unreachable.iter().map(|n| n.name.as_str()).take(20).collect();
+        let text =
+            format!("{reachable} members answer, {needed} are needed to decide anything; no answer from {}", names.join(", "));
+        self.record(now, EventName::Frozen, About::default(), text);
+        for node in unreachable {
+            self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
+        }
+    }
+
+    fn record_membership(&mut self, now: Duration, event: &MembershipEvent) {
+        let (name, about, text) = match event {
+            MembershipEvent::Suspected { node, reason, silent } => {
+                let why = match reason {
+                    Reason::Silent => "its heartbeats have stopped",
+                    Reason::LinkBroken => "a connection to it broke",
+                    Reason::NameClaimed => "another protector wants to join under its name",
+                    Reason::WatcherDied => "the node that watches it does not answer",
+                    Reason::StillThere => "it was confirmed dead before, and no view has removed it yet",
+                };
+                (EventName::Suspect, About::node(&node.name), format!("{why}; last heard {} ms ago", silent.as_millis()))
+            }
+            MembershipEvent::Withdrawn { node } => (EventName::Withdrawn, About::node(&node.name), "it does answer".into()),
+            MembershipEvent::Confirmed { node, .. } => {
+                (EventName::Confirm, About::node(&node.name), "it answers nobody that was asked".into())
+            }
+            MembershipEvent::Descheduled { late } => {
+                let text = format!("this machine did not run us for {} ms: nobody is accused", late.as_millis());
+                (EventName::Descheduled, About::default(), text)
+            }
+            MembershipEvent::BadMessage { from, what } => (EventName::Refused, About::node(&from.name), what.clone()),
+        };
+        self.record(now, name, about, text);
+    }
+
+    fn handle_view(&mut self, now: Duration, old: Option<&View>, new: &View, why: &[Change]) {
+        let before: &[Member] = old.map_or(&[], |v| &v.members);
+        let lost: Vec<_> = before.iter().filter(|m| new.get(&m.id).is_none()).cloned().collect();
+        let joined: Vec<_> =
+            new.members.iter().filter(|m| old.is_none_or(|old| old.get(&m.id).is_none())).map(|m| m.id.clone()).collect();
+        let names = |ids: &mut dyn Iterator<Item = &NodeId>| ids.map(|id| id.name.as_str()).collect::<Vec<_>>().join(", ");
+        let mut text = format!("view {} has {} members", new.number, new.members.len());
+        for (word, list) in [("joined", names(&mut joined.iter())), ("gone", names(&mut lost.iter().map(|m| &m.id)))] {
+            if !list.is_empty() {
+                text += &format!("; {word}: {list}");
+            }
+        }
+        self.record(now, EventName::View, About::default(), text);
+        if !self.ready {
+            self.ready = true;
+            self.outputs.push_back(Output::Ready(new.number));
+        }
+        for member in lost {
+            self.handle_departure(now, member, why);
+        }
+        self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
+        self.subscribe_to(&joined);
+    }
+
+    fn handle_departure(&mut self, now: Duration, member: Member, why: &[Change]) {
+        let gracefully = why.iter().any(|change| matches!(change, Change::Leave(id) if *id == member.id));
+        let text = if gracefully { "it left the cluster" } else { "it stopped answering and was declared dead" };
+        self.handle_node_lost(now, &member.id, text);
+        self.subscribers.remove(&member.id);
+        self.outputs.push_back(Output::Forget(member.id.clone()));
+        self.gone.retain(|(gone, _)| gone.id.name != member.id.name);
+        self.gone.push_back((member, if gracefully { NodeState::Left } else { NodeState::Dead }));
+        if self.gone.len() > GONE_SHOWN {
+            self.gone.pop_front();
+        }
+    }
+
+    /// A node is dead, gone, or out of reach of a side without majority: what stood on it ends.
+    fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
+        self.jobs_lose_node(now, node, why);
+        self.clients_lose_node(now, node, why);
+    }
+
+    fn leave(&mut self, now: Duration) {
+        if self.leaving_until.is_none() {
+            self.leaving_until = Some(now + LEAVE);
+            self.membership.leave(now);
+        }
+    }
+
+    fn stop(&mut self, now: Duration, why: Stop) {
+        if std::mem::replace(&mut self.stopped, true) {
+            return;
+        }
+        let jobs: Vec<_> = self.hosts.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.with_host(now, job, |host| host.end(now, true)));
+        self.outputs.push_back(Output::Stop(why));
+    }
+
+    fn next_job(&mut self) -> JobId {
+        self.job_counter += 1;
+        // splitmix64 of a random seed and a counter: 48 bits that no other node draws.
+        let mut z = self.config.seed.wrapping_add(self.job_counter.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        JobId::from_bits(z ^ (z >> 31))
+    }
+
+    fn handle_spawned(&mut self, now: Duration, process: ProcessId, result: Result<u32, SpawnError>) {
+        if let Ok(pid) = &result {
+            self.record(now, EventName::RankStart, About::rank(process.job, process.rank), format!("pid {pid}"));
+        }
+        self.with_host(now, process.job, |host| host.handle_spawned(now, process.rank, result));
+    }
+
+    fn handle_exited(&mut self, now: Duration, process: ProcessId, status: ExitStatus) {
+        let text = format!("rank {} {status}", process.rank);
+        self.record(now, EventName::RankExit, About::rank(process.job, process.rank), text);
+        self.with_host(now, process.job, |host| host.handle_exited(now, process.rank, status));
+    }
+
+    /// A rank's request about names: asked of everybody, since any node may know.
+    fn handle_name(&mut self, now: Duration, job: JobId, rank: Rank, request: NameRequest) {
+        let query = match &request {
+            NameRequest::Publish { name, .. } | NameRequest::Lookup(name) => Query::LookupName(name.clone()),
+            NameRequest::Unpublish(name) => Query::UnpublishName { job, name: name.clone() },
+        };
+        self.gather(now, clients::Purpose::Name { job, rank, request }, &query);
+    }
+}
