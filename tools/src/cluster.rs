@@ -1,0 +1,448 @@
+//! `radic cluster start` and `radic cluster stop`: a whole cluster of logical nodes on this machine.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags};
+use radic_wire::key::ClusterKey;
+use radic_wire::local::Request;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
+
+use crate::client::{self, Cluster};
+use crate::show::{self, report};
+use crate::terminal::Signals;
+
+/// Time in which every node must be a member.
+const READY: Duration = Duration::from_secs(30);
+/// How often waiting says that it is waiting.
+const PROGRESS: Duration = Duration::from_secs(3);
+/// Time for a clean end, before SIGTERM and then SIGKILL.
+const CLEAN: Duration = Duration::from_secs(3);
+/// Time for an end by SIGTERM.
+const TERMINATE: Duration = Duration::from_secs(2);
+/// Time that the kernel gets to end killed processes.
+const KILLED: Duration = Duration::from_secs(10);
+/// Longest line that `radicd` prints when it is ready, in bytes.
+const READY_LINE: usize = 512;
+/// How much of a log is shown, in bytes.
+const TAIL: u64 = 2000;
+
+/// What `radic cluster start` is asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct StartOptions {
+    pub(crate) nodes: u32,
+    pub(crate) spares: u32,
+    pub(crate) slots: Option<u32>,
+    pub(crate) heartbeat_ms: Option<u64>,
+}
+
+/// A node that was started.
+#[derive(Debug, Serialize)]
+pub(crate) struct StartedNode {
+    name: String,
+    address: SocketAddr,
+    spare: bool,
+    pid: u32,
+}
+
+/// A node that is not yet a member.
+struct Starting {
+    name: String,
+    spare: bool,
+    child: Child,
+    stdout: ChildStdout,
+    line: Vec<u8>,
+    address: Option<SocketAddr>,
+}
+
+/// Starts a cluster. If anything fails, nothing of it is left running.
+pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
+    make_private(cluster.dir())?;
+    let _lock = lock(cluster)?;
+    clear_leftovers(cluster)?;
+    if !cluster.key().exists() {
+        ClusterKey::generate()?.create(&cluster.key())?;
+    }
+    let radicd = find_radicd()?;
+    // From here on an interrupt must not leave half a cluster behind.
+    let mut signals = Signals::block().context("cannot wait for signals")?;
+    let mut started = Vec::new();
+    let result = start_all(cluster, &radicd, options, &mut signals, &mut started);
+    if let Err(e) = result {
+        for node in &mut started {
+            // A child that has ended already is fine, too.
+            let _ = node.child.kill();
+            let _ = node.child.wait();
+        }
+        return Err(e);
+    }
+    let finished = |node: Starting| {
+        let address = node.address.ok_or_else(|| anyhow!("{} is not ready", node.name))?;
+        Ok(StartedNode { name: node.name, address, spare: node.spare, pid: node.child.id() })
+    };
+    started.into_iter().map(finished).collect()
+}
+
+/// What `radic cluster start` says.
+pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool) -> Result<()> {
+    if nodes.len() <= 2 {
+        report(&format!(
+            "radic: warning: of {} nodes no majority is left when one is gone, so a death cannot be told from a broken network:              jobs freeze then; take 3 or more",
+            nodes.len()
+        ));
+    }
+    let dir = cluster.dir().display().to_string();
+    if json {
+        return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes }));
+    }
+    let spares = nodes.iter().filter(|n| n.spare).count();
+    let count = |n, what| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
+    let and_spares = if spares > 0 { format!(" and {}", count(spares, "spare")) } else { String::new() };
+    let regular = nodes.len() - spares;
+    let text = format!(
+        "cluster of {}{and_spares} in {dir}\n\n  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
+        count(regular, "node"),
+        quoted(&dir)
+    );
+    Ok(show::print(&text)?)
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+/// What `radic cluster stop` says.
+pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
+    if json {
+        return show::print_json(stopped);
+    }
+    let killed = match &stopped.killed[..] {
+        [] => String::new(),
+        names => format!("; {} had to be killed", names.join(", ")),
+    };
+    let what = match stopped.nodes {
+        0 => "the cluster was dead already; what was left of it is removed".to_owned(),
+        1 => format!("1 protector has ended{killed}"),
+        n => format!("{n} protectors have ended{killed}"),
+    };
+    Ok(show::print(&format!("{what}\n"))?)
+}
+
+fn start_all(
+    cluster: &Cluster,
+    radicd: &Path,
+    options: &StartOptions,
+    signals: &mut Signals,
+    started: &mut Vec<Starting>,
+) -> Result<()> {
+    let deadline = Instant::now() + READY;
+    let names = (1..=options.nodes).map(|i| (format!("n{i}"), false));
+    let mut names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), true)));
+    let (first, spare) = names.next().context("a cluster has at least one node")?;
+    started.push(spawn(cluster, radicd, options, &first, spare, None)?);
+    wait_ready(cluster, started, signals, deadline)?;
+    let founder = started[0].address;
+    for (name, spare) in names {
+        started.push(spawn(cluster, radicd, options, &name, spare, founder)?);
+    }
+    wait_ready(cluster, started, signals, deadline)
+}
+
+fn spawn(
+    cluster: &Cluster,
+    radicd: &Path,
+    options: &StartOptions,
+    name: &str,
+    spare: bool,
+    join: Option<SocketAddr>,
+) -> Result<Starting> {
+    let dir = cluster.node_dir(name);
+    make_private(&dir)?;
+    let path = dir.join("log");
+    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path).with_context(|| path.display().to_string())?;
+    let mut command = Command::new(radicd);
+    command.arg("--dir").arg(cluster.dir()).args(["--name", name, "--listen", "127.0.0.1:0", "--own-session"]);
+    command.args(join.map(|address| format!("--join={address}")));
+    command.args(spare.then_some("--spare"));
+    command.args(options.slots.map(|slots| format!("--slots={slots}")));
+    command.args(options.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
+    // What the environment says about one protector is not meant for all of these.
+    for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_ADVERTISE", "RADIC_KEY"] {
+        command.env_remove(variable);
+    }
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", radicd.display()))?;
+    let stdout = child.stdout.take().context("the pipe that was asked for")?;
+    Ok(Starting { name: name.to_owned(), spare, child, stdout, line: Vec::new(), address: None })
+}
+
+/// Waits until every started node has said that it is ready.
+fn wait_ready(cluster: &Cluster, nodes: &mut [Starting], signals: &mut Signals, deadline: Instant) -> Result<()> {
+    let mut report_at = Instant::now() + PROGRESS;
+    loop {
+        let waiting: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].address.is_none()).collect();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            let names = waiting.iter().map(|i| nodes[*i].name.as_str()).collect::<Vec<_>>().join(", ");
+            let tail = log_tail(cluster, &nodes[waiting[0]].name);
+            bail!("not ready within {} s: {names}\n{tail}", READY.as_secs());
+        }
+        if now >= report_at {
+            report(&format!("radic: {} of {} nodes are ready", nodes.len() - waiting.len(), nodes.len()));
+            report_at = now + PROGRESS;
+        }
+        let ready = {
+            let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+            fds.extend(waiting.iter().map(|i| PollFd::new(nodes[*i].stdout.as_fd(), PollFlags::POLLIN)));
+            client::poll_fds(&mut fds, Some(deadline.min(report_at) - now)).context("waiting for the nodes")?;
+            fds.iter().map(|fd| fd.revents().is_some_and(|r| !r.is_empty())).collect::<Vec<_>>()
+        };
+        if ready[0] && signals.next().context("reading signals")?.is_some() {
+            bail!("interrupted; nothing of the cluster is left running");
+        }
+        for (i, _) in waiting.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+            read_ready(cluster, &mut nodes[*i])?;
+        }
+    }
+}
+
+/// Reads what a node has to say: `ready NAME ADDRESS`, or, having failed, nothing.
+fn read_ready(cluster: &Cluster, node: &mut Starting) -> Result<()> {
+    let mut buffer = [0; READY_LINE];
+    let read = node.stdout.read(&mut buffer).with_context(|| format!("reading from {}", node.name))?;
+    node.line.extend_from_slice(&buffer[..read]);
+    let whole = node.line.last() == Some(&b'\n');
+    if read > 0 && !whole && node.line.len() < READY_LINE {
+        return Ok(());
+    }
+    if !whole {
+        let status = if read == 0 { node.child.wait().ok() } else { None };
+        let how = status.map_or("does not say that it is ready".to_owned(), |s| format!("ended ({s})"));
+        bail!(
+            "{} {how}; its log, {}, ends with:\n{}",
+            node.name,
+            log_path(cluster, &node.name).display(),
+            log_tail(cluster, &node.name)
+        );
+    }
+    let line = String::from_utf8_lossy(&node.line);
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let address = match words[..] {
+        ["ready", name, address] if name == node.name => address.parse().ok(),
+        _ => None,
+    };
+    node.address = Some(address.with_context(|| format!("{} said {line:?}; are radic and radicd of one build?", node.name))?);
+    Ok(())
+}
+
+fn log_path(cluster: &Cluster, name: &str) -> PathBuf {
+    cluster.node_dir(name).join("log")
+}
+
+/// The end of a node's log, indented.
+fn log_tail(cluster: &Cluster, name: &str) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(log_path(cluster, name))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<String> = text.lines().rev().take(10).map(|line| format!("  {line}")).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
+
+/// Makes a directory for nobody else; one that is there must not be writable for others, who could exchange the key.
+fn make_private(dir: &Path) -> Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| format!("cannot make {}", dir.display()))?;
+    let meta = fs::metadata(dir).with_context(|| dir.display().to_string())?;
+    let uid = nix::unistd::geteuid().as_raw();
+    ensure!(meta.uid() == uid, "{} belongs to uid {}, this command runs as uid {uid}", dir.display(), meta.uid());
+    let open = meta.mode() & 0o022 != 0;
+    ensure!(!open, "others may write to {}: choose another directory, or run `chmod go-w` on it", dir.display());
+    Ok(())
+}
+
+/// One start or stop at a time. The lock goes with this process.
+fn lock(cluster: &Cluster) -> Result<Flock<File>> {
+    let path = cluster.dir().join("lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.with_context(|| path.display().to_string())?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        .map_err(|(_, e)| anyhow!("another `radic cluster start` or `stop` is at work in {} ({e})", cluster.dir().display()))
+}
+
+/// Removes what a dead cluster left; a live one stays.
+fn clear_leftovers(cluster: &Cluster) -> Result<()> {
+    let dir = cluster.dir().display();
+    if let Ok(connection) = cluster.connect(None) {
+        bail!(
+            "a cluster runs in {dir} already ({} answers): use it, or end it with `radic cluster stop --dir {dir}`",
+            connection.node()
+        );
+    }
+    let alive = processes(cluster);
+    ensure!(
+        alive.is_empty(),
+        "{} of a cluster in {dir} runs but does not answer: end it with `radic cluster stop --dir {dir}`",
+        alive.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ")
+    );
+    remove_nodes(cluster)
+}
+
+fn remove_nodes(cluster: &Cluster) -> Result<()> {
+    match fs::remove_dir_all(cluster.nodes_dir()) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", cluster.nodes_dir().display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn find_radicd() -> Result<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("radicd")));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let candidates = beside.into_iter().chain(std::env::split_paths(&path).map(|dir| dir.join("radicd")));
+    let mut found = candidates.filter(|p| p.is_file());
+    found.next().context("radicd is neither beside radic nor in PATH: install it, or run `cargo build`")
+}
+
+/// A protector of this cluster that runs. The descriptor is bound to the process: its number may be given to another one, and
+/// no signal goes astray.
+struct Process {
+    name: String,
+    fd: OwnedFd,
+}
+
+/// The protectors that run.
+fn processes(cluster: &Cluster) -> Vec<Process> {
+    let find = |name: String| {
+        let text = fs::read_to_string(cluster.node_dir(&name).join("pid")).ok()?;
+        let pid = Pid::from_raw(text.trim().parse().ok()?)?;
+        let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Asked after the process is held, so it is about this process.
+        let command = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
+        is_protector_of(cluster.dir(), &name, &command).then_some(Process { name, fd })
+    };
+    cluster.nodes().into_iter().filter_map(find).collect()
+}
+
+/// Whether a command line (NUL after each word) is that of the protector `name` of the cluster in `dir`. A dead process that
+/// nobody has waited for has an empty one.
+fn is_protector_of(dir: &Path, name: &str, command: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let words: Vec<&[u8]> = command.split(|b| *b == 0).collect();
+    let follows = |flag: &[u8], value: &[u8]| words.windows(2).any(|w| w[0] == flag && w[1] == value);
+    follows(b"--dir", dir.as_os_str().as_bytes()) && follows(b"--name", name.as_bytes())
+}
+
+/// How a cluster was stopped.
+#[derive(Debug, Serialize)]
+pub(crate) struct Stopped {
+    /// Protectors that ran.
+    pub(crate) nodes: usize,
+    /// Those that had to be killed.
+    pub(crate) killed: Vec<String>,
+}
+
+/// Ends every protector of the cluster, and with them every job.
+pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
+    ensure!(cluster.nodes_dir().is_dir(), "no cluster in {}: there is nothing to stop", cluster.dir().display());
+    let _lock = lock(cluster)?;
+    let mut alive = processes(cluster);
+    let nodes = alive.len();
+    if nodes > 0 {
+        // One member tells the others; those that it cannot reach get a signal.
+        if let Err(e) = cluster.ask(&Request::Shutdown, client::ANSWER) {
+            report(&format!("radic: {e}; ending the protectors by signal"));
+            signal(&alive, Signal::TERM);
+        }
+        wait_gone(&mut alive, CLEAN)?;
+        signal(&alive, Signal::TERM);
+        wait_gone(&mut alive, TERMINATE)?;
+    }
+    let killed = alive.iter().map(|p| p.name.clone()).collect();
+    signal(&alive, Signal::KILL);
+    wait_gone(&mut alive, KILLED)?;
+    ensure!(alive.is_empty(), "{} protectors did not end even by SIGKILL: they hang in the kernel", alive.len());
+    remove_nodes(cluster)?;
+    Ok(Stopped { nodes, killed })
+}
+
+fn signal(processes: &[Process], signal: Signal) {
+    for process in processes {
+        // One that ended meanwhile needs none.
+        let _ = pidfd_send_signal(&process.fd, signal);
+    }
+}
+
+/// Waits until all have ended, or the time is over; keeps those that have not.
+fn wait_gone(processes: &mut Vec<Process>, limit: Duration) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !processes.is_empty() {
+        let mut fds: Vec<_> = processes.iter().map(|p| PollFd::new(p.fd.as_fd(), PollFlags::POLLIN)).collect();
+        let left = deadline.saturating_duration_since(Instant::now());
+        client::poll_fds(&mut fds, Some(left)).context("waiting for the protectors")?;
+        let mut gone = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect::<Vec<_>>().into_iter();
+        processes.retain(|_| !gone.next().unwrap_or(false));
+        if left.is_zero() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_cluster_s_own_protectors_are_recognised() {
+        let ours = b"/bin/radicd\0--dir\0/tmp/c\0--name\0n1\0--listen\x00127.0.0.1:0\0";
+        assert!(is_protector_of(Path::new("/tmp/c"), "n1", ours));
+        assert!(!is_protector_of(Path::new("/tmp/c"), "n2", ours));
+        assert!(!is_protector_of(Path::new("/tmp"), "n1", ours));
+        assert!(!is_protector_of(Path::new("/tmp/c"), "n1", b"vi\0/tmp/c\0n1\0"));
+        assert!(!is_protector_of(Path::new("/tmp/c"), "n1", b""));
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = dir.path().join("open");
+        DirBuilder::new().mode(0o700).create(&open).unwrap();
+        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(make_private(&open).unwrap_err().to_string().contains("others may write"));
+        let deep = dir.path().join("a/b/c");
+        make_private(&deep).unwrap();
+        assert_eq!(fs::metadata(deep).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn two_starts_do_not_meet() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = Cluster::new(Some(dir.path().to_owned())).unwrap();
+        let first = lock(&cluster).unwrap();
+        assert!(lock(&cluster).is_err());
+        drop(first);
+        lock(&cluster).unwrap();
+    }
+}

@@ -1,0 +1,251 @@
+//! The `radic` command: starts and stops clusters, runs MPI programs on them, and shows what goes on.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use radic_wire::ids::NodeName;
+use radic_wire::job::exit_code;
+use radic_wire::key::ClusterKey;
+use radic_wire::local::{Reply, Request};
+
+use crate::client::Cluster;
+
+mod client;
+mod cluster;
+mod ledger;
+mod outcome;
+mod printer;
+mod run;
+mod session;
+mod show;
+mod terminal;
+
+#[derive(Parser)]
+#[command(
+    name = "radic",
+    version,
+    about = "Runs MPI programs that survive the death of machines",
+    after_help = "Example:\n  radic cluster start --nodes 4\n  radic run -n 4 -- ./program\n  radic cluster stop\n\n\
+        Exit codes: that of the program; 113 if a node died that the program could not do without; 125 if RADIC itself failed; \
+        126 and 127 if the program cannot be executed or found; 2 for wrong usage."
+)]
+struct Cli {
+    /// The cluster's directory on this machine [default: ~/.radic/cluster]
+    #[arg(long, global = true, env = "RADIC_CLUSTER", value_name = "DIR")]
+    cluster: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make a cluster key: a new file that only you may read
+    #[command(
+        after_help = "Example:\n  radic key ~/.radic/key\n\nAn existing file is never overwritten: a running cluster may need it."
+    )]
+    Key {
+        /// The file to make
+        path: PathBuf,
+    },
+    /// Start or stop a cluster of logical nodes on this machine
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Run a program on the cluster and show its output here
+    Run(Box<run::RunArgs>),
+    /// Show a running job here, as if it had been started here
+    #[command(after_help = "Example:\n  radic attach 4f3c\n\n\
+        Another terminal that showed the job stops doing so. The exit code is that of the job. To leave again without ending \
+        the job, close the terminal or send SIGHUP to this command.")]
+    Attach {
+        /// The job, or its first digits
+        job: String,
+        /// Begin each line with its rank
+        #[arg(long)]
+        label: bool,
+    },
+    /// End a job, and wait until nothing of it is left
+    #[command(after_help = "Example:\n  radic kill 4f3c")]
+    Kill {
+        /// The job, or its first digits
+        job: String,
+    },
+    /// List the running jobs
+    #[command(after_help = "Example:\n  radic jobs --all --json")]
+    Jobs {
+        /// Those that have ended, too
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// List the nodes and what runs on them
+    #[command(after_help = "Example:\n  radic nodes --json")]
+    Nodes {
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show the state of the cluster
+    #[command(after_help = "Example:\n  radic status")]
+    Status {
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show what has happened, on all nodes
+    #[command(after_help = "Example:\n  radic events --follow --json\n\nWith --json each event is one line.")]
+    Events {
+        /// Go on as things happen
+        #[arg(long, short)]
+        follow: bool,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Cause a failure, for tests
+    #[command(subcommand)]
+    Inject(InjectCommand),
+}
+
+#[derive(Subcommand)]
+enum ClusterCommand {
+    /// Start a cluster in the background; no root needed
+    #[command(after_help = "Example:\n  radic cluster start --nodes 4 --spares 1\n  radic run -n 4 -- ./program\n\n\
+        Every node is a protector with an address of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ...; \
+        DIR/nodes/NAME/log holds what a node has to say.")]
+    Start {
+        /// How many nodes
+        #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+        nodes: u32,
+        /// How many spares: nodes that host nothing until another has died
+        #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+        spares: u32,
+        /// Ranks that `radic run --map-by slot` places on a node before it goes to the next [default: the number of cores]
+        #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+        slots: Option<u32>,
+        /// Time between two heartbeats, in milliseconds [default: 100]
+        #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+        heartbeat_ms: Option<u64>,
+        /// The cluster's directory; the same as --cluster
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// End the cluster and every job on it
+    #[command(after_help = "Example:\n  radic cluster stop\n\nThe key stays, the nodes' logs do not.")]
+    Stop {
+        /// The cluster's directory; the same as --cluster
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+        #[command(flatten)]
+        format: Format,
+    },
+}
+
+#[derive(Subcommand)]
+enum InjectCommand {
+    /// Kill a node: its protector and every process it hosts, at once
+    #[command(after_help = "Example:\n  radic inject kill-node n3")]
+    KillNode {
+        /// The node
+        name: NodeName,
+    },
+}
+
+#[derive(Args)]
+struct Format {
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse()) {
+        Ok(code) => ExitCode::from(code),
+        Err(e) if is_broken_pipe(&e) => ExitCode::from(128 + nix::sys::signal::Signal::SIGPIPE as u8),
+        Err(e) => {
+            show::report(&format!("radic: {e:#}"));
+            ExitCode::from(outcome::exit_code(exit_code::RADIC))
+        }
+    }
+}
+
+/// Whether the reader of our output went away, which is no failure of ours.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn dispatch(cli: Cli) -> Result<u8> {
+    let cluster = Cluster::new(cli.cluster)?;
+    match cli.command {
+        Command::Key { path } => make_key(&path)?,
+        Command::Cluster(command) => control_cluster(cluster, command)?,
+        Command::Run(args) => return run::run(&cluster, &args),
+        Command::Attach { job, label } => {
+            return session::attach(&cluster, cluster.connect(None)?, &Request::Attach { job }, label);
+        }
+        Command::Kill { job } => done(&cluster, None, &Request::Kill { job })?,
+        Command::Jobs { all, format } => show::jobs(&cluster, all, format.json)?,
+        Command::Nodes { format } => show::nodes(&cluster, format.json)?,
+        Command::Status { format } => show::status(&cluster, format.json)?,
+        Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
+        // A protector that kills itself could not answer.
+        Command::Inject(InjectCommand::KillNode { name }) => {
+            done(&cluster, Some(name.as_str()), &Request::KillNode { name: name.clone() })?;
+        }
+    }
+    Ok(0)
+}
+
+/// A request that is answered by nothing but its having been carried out.
+fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<()> {
+    let mut connection = cluster.connect(avoid)?;
+    match connection.ask(request, client::ANSWER)? {
+        Reply::Done => Ok(()),
+        other => Err(connection.unexpected(&other).into()),
+    }
+}
+
+fn make_key(path: &std::path::Path) -> Result<()> {
+    ClusterKey::generate()?.create(path)?;
+    show::report(&format!("radic: a new key is in {}; every node of the cluster needs it, and nobody else", path.display()));
+    Ok(())
+}
+
+fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<()> {
+    match command {
+        ClusterCommand::Start { nodes, spares, slots, heartbeat_ms, dir, format } => {
+            let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
+            let started = cluster::start(&cluster, &cluster::StartOptions { nodes, spares, slots, heartbeat_ms })?;
+            cluster::show_started(&cluster, &started, format.json)
+        }
+        ClusterCommand::Stop { dir, format } => {
+            let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
+            cluster::show_stopped(&cluster::stop(&cluster)?, format.json)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_s_help_holds_an_example() {
+        fn check(command: &clap::Command) {
+            let leaf = command.get_subcommands().filter(|c| c.get_name() != "help").map(check).count() == 0;
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(!leaf || help.contains("Example"), "{} has no example", command.get_name());
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,244 @@
+//! `radic run`: from the command line to a job's description.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use nix::unistd::{AccessFlags, access};
+use radic_wire::ids::NodeName;
+use radic_wire::job::{JobSpec, MapBy, exit_code};
+use radic_wire::local::{Reply, Request};
+use serde_bytes::ByteBuf;
+
+use crate::client::Cluster;
+use crate::session;
+use crate::show::{print, report};
+
+/// Flags of `radic run`.
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  radic run -n 4 -- ./ring\n  radic run -n 8 --label --nodes n1,n2 -- python -m mpi4py.bench helloworld\n  \
+    radic run -n 4 --explain -- ./ring\n\n\
+    Standard input goes to rank 0. SIGINT, SIGTERM, SIGQUIT, SIGUSR1 and SIGUSR2 go to every rank; three interrupts within 5 s \
+    end the job. SIGTSTP and SIGCONT stop and continue only this command. If the terminal dies, the job goes on: `radic attach` \
+    shows it again.\n\n\
+    The exit code is the first non-zero one of a rank (128 + n for signal n), or that of MPI_Abort; 113 if a node died that \
+    hosted ranks; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
+)]
+pub(crate) struct RunArgs {
+    /// How many ranks
+    #[arg(short, long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(radic_wire::limits::RANKS)))]
+    n: u32,
+    /// On these nodes only [default: all that are not spares]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    nodes: Vec<NodeName>,
+    /// In which order ranks go to nodes
+    #[arg(long, value_enum, default_value_t = MapByFlag::Node)]
+    map_by: MapByFlag,
+    /// Begin each line of output with its rank
+    #[arg(long)]
+    label: bool,
+    /// A variable for the ranks; wins over RADIC's own settings
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
+    env: Vec<(String, String)>,
+    /// The ranks' working directory [default: this one]
+    #[arg(long, value_name = "DIR")]
+    wd: Option<PathBuf>,
+    /// Print what was recognised and set, and why; run nothing
+    #[arg(long)]
+    explain: bool,
+    /// With --explain: print JSON, for programs
+    #[arg(long, requires = "explain")]
+    json: bool,
+    /// Start the job, print its name and leave it alone
+    #[arg(long, conflicts_with = "label")]
+    detach: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum MapByFlag {
+    /// Round robin over the nodes
+    Node,
+    /// Fill the slots of one node before the next
+    Slot,
+}
+
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("a variable is written NAME=VALUE".into()),
+    }
+}
+
+/// A program that cannot be run, and the exit code that a shell has for it.
+#[derive(Debug, PartialEq, Eq)]
+struct NotRunnable {
+    code: i32,
+    why: String,
+}
+
+/// `radic run`. The result is the exit code.
+pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
+    let here = env::current_dir().context("the current directory")?;
+    let program = match resolve(&args.command[0], env::var_os("PATH").as_deref(), &here) {
+        Ok(program) => program,
+        Err(NotRunnable { code, why }) => {
+            report(&format!("radic: {why}"));
+            return Ok(crate::outcome::exit_code(code));
+        }
+    };
+    let spec = job_spec(args, &here, &program)?;
+    spec.validate().context("this job cannot be started")?;
+    let mut connection = cluster.connect(None)?;
+    let request = Request::Run { spec: Box::new(spec), attach: !args.detach };
+    if !args.detach {
+        return session::attach(cluster, connection, &request, args.label);
+    }
+    match connection.ask(&request, session::START)? {
+        Reply::Attached { job, .. } => print(&format!("{job}\n"))?,
+        other => return Err(connection.unexpected(&other).into()),
+    }
+    Ok(0)
+}
+
+fn job_spec(args: &RunArgs, here: &Path, program: &Path) -> Result<JobSpec> {
+    let dir = args.wd.as_ref().map_or_else(|| here.to_owned(), |wd| here.join(wd));
+    ensure!(dir.is_dir(), "--wd {}: no such directory", dir.display());
+    let mut words = args.command.clone();
+    // What the program makes of its own name must hold in its directory.
+    if dir != here && words[0].as_bytes().contains(&b'/') {
+        words[0] = program.into();
+    }
+    Ok(JobSpec {
+        program: bytes(program.as_os_str()),
+        args: words.iter().map(|word| bytes(word)).collect(),
+        env: environment(args, &dir),
+        templates: Vec::new(),
+        dir: bytes(dir.as_os_str()),
+        ranks: args.n,
+        nodes: args.nodes.clone(),
+        map_by: match args.map_by {
+            MapByFlag::Node => MapBy::Node,
+            MapByFlag::Slot => MapBy::Slot,
+        },
+    })
+}
+
+fn bytes(text: &OsStr) -> ByteBuf {
+    ByteBuf::from(text.as_bytes())
+}
+
+/// The caller's environment, without what a launcher around us has left there, and with what the user adds.
+fn environment(args: &RunArgs, dir: &Path) -> Vec<(ByteBuf, ByteBuf)> {
+    let mut variables: Vec<(ByteBuf, ByteBuf)> = env::vars_os()
+        .filter(|(name, _)| name != "PWD")
+        .map(|(name, value)| (ByteBuf::from(name.into_vec()), ByteBuf::from(value.into_vec())))
+        .collect();
+    variables.push((ByteBuf::from("PWD"), bytes(dir.as_os_str())));
+    for (name, value) in &args.env {
+        variables.retain(|(known, _)| known.as_slice() != name.as_bytes());
+        variables.push((ByteBuf::from(name.as_bytes()), ByteBuf::from(value.as_bytes())));
+    }
+    variables
+}
+
+/// Finds a program as a shell does: a name with a slash is a path, any other is looked for in `path`.
+fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, NotRunnable> {
+    let shown = name.display();
+    let missing = |why| Err(NotRunnable { code: exit_code::NOT_FOUND, why });
+    if name.as_bytes().contains(&b'/') {
+        let program = here.join(name);
+        return match check(&program) {
+            Found::Program => Ok(program),
+            Found::Nothing => missing(format!("{shown}: no such file")),
+            Found::Other(why) => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why: format!("{shown}: {why}") }),
+        };
+    }
+    let mut other = None;
+    // An empty entry of PATH stands for the current directory; joining gives just that.
+    for dir in path.into_iter().flat_map(env::split_paths) {
+        let program = here.join(dir).join(name);
+        match check(&program) {
+            Found::Program => return Ok(program),
+            Found::Nothing => {}
+            Found::Other(why) => other = other.or(Some(format!("{}: {why}", program.display()))),
+        }
+    }
+    match other {
+        Some(why) => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why }),
+        None => {
+            let here = if here.join(name).is_file() { format!("; did you mean ./{shown}?") } else { String::new() };
+            missing(format!("{shown}: not found in PATH{here}"))
+        }
+    }
+}
+
+/// What a path is to a shell that looks for a program.
+enum Found {
+    Program,
+    Nothing,
+    Other(&'static str),
+}
+
+fn check(path: &Path) -> Found {
+    match fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Found::Other("permission denied"),
+        Err(_) => Found::Nothing,
+        Ok(meta) if meta.is_dir() => Found::Other("is a directory"),
+        Ok(_) if access(path, AccessFlags::X_OK).is_err() => Found::Other("may not be executed (is its x bit set?)"),
+        Ok(_) => Found::Program,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn put(dir: &Path, name: &str, mode: u32) {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = dir.path();
+        put(here, "bin1/tool", 0o644);
+        put(here, "bin2/tool", 0o755);
+        put(here, "bin1/data", 0o644);
+        put(here, "local", 0o755);
+        fs::create_dir(here.join("bin1/dir")).unwrap();
+        let path = env::join_paths([here.join("bin1"), here.join("bin2")]).unwrap();
+        let find = |name: &str| resolve(OsStr::new(name), Some(&path), here).map_err(|e| e.code);
+        assert_eq!(find("tool"), Ok(here.join("bin2/tool")), "the first that can be executed");
+        assert_eq!(find("./local"), Ok(here.join("./local")));
+        assert_eq!(find("bin2/tool"), Ok(here.join("bin2/tool")));
+        assert_eq!(find("local"), Err(127));
+        assert_eq!(find("absent"), Err(127));
+        assert_eq!(find("./absent"), Err(127));
+        assert_eq!(find("data"), Err(126));
+        assert_eq!(find("bin1/data"), Err(126));
+        assert_eq!(find("bin1/dir"), Err(126));
+        let hint = resolve(OsStr::new("local"), Some(&path), here).unwrap_err().why;
+        assert_eq!(hint, "local: not found in PATH; did you mean ./local?");
+        assert_eq!(resolve(OsStr::new("local"), Some(OsStr::new("")), here), Ok(here.join("local")));
+    }
+
+    #[test]
+    fn variables_need_a_name() {
+        assert_eq!(parse_variable("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert_eq!(parse_variable("A="), Ok(("A".into(), String::new())));
+        assert!(parse_variable("=x").is_err() && parse_variable("A").is_err());
+    }
+}

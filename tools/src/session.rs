@@ -1,0 +1,424 @@
+//! This terminal and an attached job: its output comes out here, what is typed and signalled here goes to it.
+//!
+//! One thread waits for everything at once: the protector, the signals, standard input, and room in standard output. None of
+//! them can hold up the others, so that an interrupt arrives though the output is paged.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::signal::Signal;
+use radic_wire::ids::JobId;
+use radic_wire::job::{EndReason, Outcome, Placement, exit_code};
+use radic_wire::local::{NodeState, Reply, Request};
+use serde_bytes::ByteBuf;
+
+use crate::client::{self, ClientError, Cluster, Connection};
+use crate::ledger::Ledger;
+use crate::outcome;
+use crate::printer::Printer;
+use crate::terminal::{Input, Output, Signals, Typed, WriteError};
+
+/// Time that starting a job may take.
+pub(crate) const START: Duration = Duration::from_secs(60);
+/// Interrupts within [`INTERRUPT_SPAN`] that end the job.
+const INTERRUPTS: usize = 3;
+/// See [`INTERRUPTS`].
+const INTERRUPT_SPAN: Duration = Duration::from_secs(5);
+/// How often a command in the background of its terminal looks whether it has come to the foreground: no event tells.
+const BACKGROUND: Duration = Duration::from_secs(1);
+/// How long another protector is asked about the job after the loss of ours: longer than a death takes to be confirmed.
+const REATTACH: Duration = Duration::from_secs(10);
+/// The pause between two attempts at it.
+const REATTACH_PAUSE: Duration = Duration::from_millis(250);
+
+/// Why the session is over.
+enum Ending {
+    /// The job ended, and all its output was printed.
+    Ended(Outcome),
+    /// Another terminal shows the job now.
+    TakenOver,
+    /// The terminal died; the job goes on.
+    Detached,
+    /// Nobody reads our output any more.
+    OutputClosed,
+    /// The user did not want to wait for the end.
+    Abandoned,
+}
+
+/// Sends `request`, a `Run` or an `Attach`, and stays with the job until it ends. The result is the exit code.
+pub(crate) fn attach(cluster: &Cluster, mut connection: Connection, request: &Request, label: bool) -> Result<u8> {
+    // Before the request: an interrupt from here on is one for the job.
+    let signals = Signals::block().context("cannot wait for signals")?;
+    connection.send(request)?;
+    let mut session = Session::new(cluster, connection, signals, label);
+    let ending = session.run();
+    let job = session.job.take().map(|(job, _)| job);
+    // From here on the signals are deadly again: what follows may take a moment.
+    drop(session);
+    finish(cluster, job, ending?)
+}
+
+fn finish(cluster: &Cluster, job: Option<JobId>, ending: Ending) -> Result<u8> {
+    match ending {
+        Ending::Ended(outcome) => Ok(outcome::exit_code(outcome.code)),
+        Ending::TakenOver => {
+            eprintln!("radic: the job is shown at another terminal now; its end will be reported there");
+            Ok(outcome::exit_code(exit_code::RADIC))
+        }
+        Ending::Detached => Ok(signal_code(Signal::SIGHUP)),
+        Ending::OutputClosed => {
+            // As SIGPIPE would have ended a program whose reader wants no more.
+            if let Some(job) = job {
+                cluster.ask(&Request::Kill { job: job.to_string() }, client::ANSWER)?;
+            }
+            Ok(signal_code(Signal::SIGPIPE))
+        }
+        Ending::Abandoned => {
+            let left = match job {
+                Some(job) => format!("`radic jobs` shows whether job {job} is still there, `radic kill {job}` ends it"),
+                None => "the job may be starting: see `radic jobs`".into(),
+            };
+            eprintln!("radic: not waiting any longer; {left}");
+            Ok(signal_code(Signal::SIGINT))
+        }
+    }
+}
+
+/// The exit code of a shell for a command that a signal ended.
+fn signal_code(signal: Signal) -> u8 {
+    outcome::exit_code(128 + signal as i32)
+}
+
+/// What `poll` found.
+struct Ready {
+    signals: bool,
+    socket: bool,
+    outlets: [bool; 2],
+    input: PollFlags,
+}
+
+struct Session<'a> {
+    cluster: &'a Cluster,
+    connection: Connection,
+    signals: Signals,
+    job: Option<(JobId, Placement)>,
+    /// When the protector must have answered to `Run` or `Attach`.
+    answer_by: Option<Instant>,
+    /// Signals that came before the job was there.
+    early: Vec<Signal>,
+    printer: Printer,
+    ledger: Ledger,
+    output: Output,
+    input: Input,
+    /// Whether the last piece of input was taken.
+    input_taken: bool,
+    /// Recent interrupts.
+    interrupts: VecDeque<Instant>,
+    hinted: bool,
+    /// Carries `Kill`; kept until the end, as closing it might be taken for a change of mind.
+    killer: Option<Connection>,
+    outcome: Option<Outcome>,
+}
+
+impl<'a> Session<'a> {
+    fn new(cluster: &'a Cluster, connection: Connection, signals: Signals, label: bool) -> Self {
+        let output = Output::new();
+        Session {
+            cluster,
+            connection,
+            signals,
+            job: None,
+            answer_by: Some(Instant::now() + START),
+            early: Vec::new(),
+            printer: Printer::new(output.style(label)),
+            ledger: Ledger::default(),
+            output,
+            input: Input::new(),
+            input_taken: true,
+            interrupts: VecDeque::new(),
+            hinted: false,
+            killer: None,
+            outcome: None,
+        }
+    }
+
+    fn run(&mut self) -> Result<Ending> {
+        loop {
+            while let Some(piece) = self.printer.poll_piece() {
+                self.output.push(piece);
+            }
+            if self.output.is_empty()
+                && let Some(outcome) = self.outcome.take()
+            {
+                return Ok(Ending::Ended(outcome));
+            }
+            let ready = self.wait()?;
+            if let Some(ending) = self.handle_ready(&ready)? {
+                return Ok(ending);
+            }
+        }
+    }
+
+    fn handle_ready(&mut self, ready: &Ready) -> Result<Option<Ending>> {
+        if ready.signals
+            && let Some(ending) = self.handle_signals()?
+        {
+            return Ok(Some(ending));
+        }
+        for outlet in (0..2).filter(|i| ready.outlets[*i]) {
+            if let Some(ending) = self.handle_writable(outlet)? {
+                return Ok(Some(ending));
+            }
+        }
+        if !ready.input.is_empty() {
+            self.handle_input(ready.input)?;
+        }
+        let now = Instant::now();
+        self.printer.handle_timeout(now);
+        let ending = if ready.socket { self.handle_socket()? } else { None };
+        if self.answer_by.is_some_and(|limit| limit <= now) {
+            return Err(ClientError::Late { node: self.connection.node().to_owned(), limit: START }.into());
+        }
+        Ok(ending)
+    }
+
+    fn wait(&self) -> Result<Ready> {
+        let talking = self.outcome.is_none();
+        let wants_input = talking && self.job.is_some() && self.input_taken && self.input.is_open();
+        let background = wants_input && self.input.in_background();
+        let (out, err, stdin) = (io::stdout(), io::stderr(), io::stdin());
+        let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let mut add = |wanted: bool, fd| {
+            wanted.then(|| {
+                fds.push(fd);
+                fds.len() - 1
+            })
+        };
+        let socket = add(talking, PollFd::new(self.connection.as_fd(), self.connection.interest()));
+        let outlets = [0, 1].map(|i| {
+            let stream = self.output.wanted(i);
+            let fd = if stream == Some(radic_wire::job::OutputStream::Stdout) { out.as_fd() } else { err.as_fd() };
+            add(stream.is_some(), PollFd::new(fd, PollFlags::POLLOUT))
+        });
+        let input = add(wants_input && !background, PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
+        let due = self.printer.poll_timeout().into_iter().chain(self.answer_by).min();
+        let limit = due.map(|due| due.saturating_duration_since(Instant::now())).into_iter();
+        let limit = limit.chain(background.then_some(BACKGROUND)).min();
+        client::poll_fds(&mut fds, limit).context("waiting for the job")?;
+        let events = |index: Option<usize>| index.and_then(|i| fds[i].revents()).unwrap_or(PollFlags::empty());
+        Ok(Ready {
+            signals: !events(Some(0)).is_empty(),
+            socket: !events(socket).is_empty(),
+            outlets: outlets.map(|i| !events(i).is_empty()),
+            input: events(input),
+        })
+    }
+
+    fn handle_signals(&mut self) -> Result<Option<Ending>> {
+        while let Some(signal) = self.signals.next().context("reading signals")? {
+            if signal == Signal::SIGHUP {
+                return Ok(Some(Ending::Detached));
+            }
+            if signal == Signal::SIGINT
+                && let Some(ending) = self.handle_interrupt()
+            {
+                return Ok(Some(ending));
+            }
+            match self.job {
+                Some(_) => self.send(&Request::Signal(signal as i32))?,
+                None => self.early.push(signal),
+            }
+        }
+        Ok(None)
+    }
+
+    fn handle_interrupt(&mut self) -> Option<Ending> {
+        if self.killer.is_some() || self.outcome.is_some() {
+            return Some(Ending::Abandoned);
+        }
+        let now = Instant::now();
+        self.interrupts.retain(|at| now.duration_since(*at) < INTERRUPT_SPAN);
+        self.interrupts.push_back(now);
+        if self.interrupts.len() < INTERRUPTS {
+            if !std::mem::replace(&mut self.hinted, true) {
+                let span = INTERRUPT_SPAN.as_secs();
+                let hint = format!("radic: interrupt passed on to the ranks; two more within {span} s end the job");
+                self.printer.handle_message(&hint);
+            }
+            return None;
+        }
+        let Some((job, _)) = self.job else { return Some(Ending::Abandoned) };
+        self.printer.handle_message("radic: ending the job; one more interrupt, and it is not waited for");
+        // On a connection of its own: ours may be stuck.
+        let killer = self.cluster.connect(None).and_then(|mut connection| {
+            connection.send(&Request::Kill { job: job.to_string() })?;
+            Ok(connection)
+        });
+        match killer {
+            Ok(connection) => self.killer = Some(connection),
+            Err(e) => self.printer.handle_message(&format!("radic: {e}")),
+        }
+        None
+    }
+
+    fn handle_writable(&mut self, outlet: usize) -> Result<Option<Ending>> {
+        match self.output.write(outlet) {
+            Ok(ranges) => {
+                ranges.into_iter().for_each(|range| self.ledger.handle_printed(range));
+                let credit = self.ledger.poll_credit();
+                if credit > 0 && self.outcome.is_none() {
+                    self.send(&Request::Printed(credit))?;
+                }
+                Ok(None)
+            }
+            Err(WriteError::Closed) => Ok(Some(Ending::OutputClosed)),
+            Err(WriteError::Terminal) => Ok(Some(Ending::Detached)),
+            Err(WriteError::Failed(e)) => Err(e).context(self.detached("the output cannot be written")),
+        }
+    }
+
+    fn detached(&self, what: &str) -> String {
+        match self.job {
+            Some((job, _)) => format!("{what}; job {job} goes on without this terminal: `radic attach {job}`"),
+            None => what.to_owned(),
+        }
+    }
+
+    fn handle_input(&mut self, events: PollFlags) -> Result<()> {
+        match self.input.read(events) {
+            Typed::Nothing | Typed::Gone => {}
+            Typed::Bytes(bytes) => {
+                self.input_taken = false;
+                self.send(&Request::Stdin(ByteBuf::from(bytes)))?;
+            }
+        }
+        if !self.input.is_open() {
+            self.printer.handle_end_of_input();
+        }
+        Ok(())
+    }
+
+    /// Sends, or looks for another protector if this one is gone.
+    fn send(&mut self, request: &Request) -> Result<()> {
+        match self.connection.send(request) {
+            // The reader finds out soon enough, and knows what to do.
+            Err(ClientError::Lost { .. }) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+
+    fn handle_socket(&mut self) -> Result<Option<Ending>> {
+        if let Err(lost) = self.connection.flush().and_then(|()| self.connection.read()) {
+            return self.reattach(lost);
+        }
+        while self.outcome.is_none() {
+            match self.connection.next_reply() {
+                Ok(None) => break,
+                Ok(Some(reply)) => {
+                    let ending = self.handle_reply(reply)?;
+                    if ending.is_some() {
+                        return Ok(ending);
+                    }
+                }
+                Err(lost) => return self.reattach(lost),
+            }
+        }
+        Ok(None)
+    }
+
+    fn handle_reply(&mut self, reply: Reply) -> Result<Option<Ending>> {
+        match reply {
+            Reply::Attached { job, placement, dropped } => self.handle_attached(job, placement, dropped)?,
+            Reply::Output { rank, stream, data } => {
+                let (offset, data) = self.ledger.receive(&data);
+                self.printer.handle_output(Instant::now(), rank, stream, offset, data);
+            }
+            Reply::StdinTaken => self.input_taken = true,
+            Reply::TakenOver => return Ok(Some(Ending::TakenOver)),
+            Reply::Ended(outcome) => self.handle_ended(outcome),
+            Reply::Error(text) => return Err(ClientError::Refused(text).into()),
+            other => return Err(self.connection.unexpected(&other).into()),
+        }
+        Ok(None)
+    }
+
+    fn handle_attached(&mut self, job: JobId, placement: Placement, dropped: u64) -> Result<()> {
+        self.job = Some((job, placement));
+        self.answer_by = None;
+        if dropped > 0 {
+            self.printer.handle_message(&format!("radic: {dropped} bytes of earlier output were dropped: nobody read them"));
+        }
+        for signal in std::mem::take(&mut self.early) {
+            self.send(&Request::Signal(signal as i32))?;
+        }
+        Ok(())
+    }
+
+    fn handle_ended(&mut self, outcome: Outcome) {
+        self.printer.finish();
+        if let Some(text) = outcome::explain(&outcome) {
+            self.printer.handle_message(&text);
+        }
+        self.outcome = Some(outcome);
+    }
+
+    /// Our protector is gone. The job may go on elsewhere, and if it died with that node, the others can tell.
+    fn reattach(&mut self, lost: ClientError) -> Result<Option<Ending>> {
+        let Some((job, placement)) = self.job.clone() else {
+            return Err(lost).context("whether the job has started is not known: see `radic jobs`");
+        };
+        let node = self.connection.node().to_owned();
+        self.printer.handle_message(&format!("radic: {lost}; asking the other nodes about job {job}"));
+        let deadline = Instant::now() + REATTACH;
+        let mut why = lost;
+        while Instant::now() < deadline {
+            match self.ask_others(&node, job, &placement) {
+                Ok(()) => return Ok(None),
+                Err(e @ (ClientError::NoAnswer { .. } | ClientError::NoCluster { .. })) => return Err(e.into()),
+                Err(e) => why = e,
+            }
+            let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            client::poll_fds(&mut fds, Some(REATTACH_PAUSE)).context("waiting for a protector")?;
+            match self.signals.next().context("reading signals")? {
+                Some(Signal::SIGHUP) => return Ok(Some(Ending::Detached)),
+                Some(Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT) => return Ok(Some(Ending::Abandoned)),
+                _ => {}
+            }
+        }
+        Err(why).context(self.detached("this terminal has lost its job"))
+    }
+
+    fn ask_others(&mut self, lost: &str, job: JobId, placement: &Placement) -> Result<(), ClientError> {
+        let mut connection = self.cluster.connect(Some(lost))?;
+        let home = placement.home();
+        if home.name.as_str() == lost {
+            return match connection.ask(&Request::Status, client::ANSWER)? {
+                Reply::Status(status) => {
+                    let member = |state| matches!(state, NodeState::Alive | NodeState::Silent);
+                    if status.nodes.iter().any(|n| n.name == home.name && member(n.state)) {
+                        return Err(ClientError::Refused(format!("the other nodes have not declared {lost} dead")));
+                    }
+                    let why = "its protector closed the connection, and the others declared it dead".into();
+                    let reason = EndReason::NodeLost { node: home.name.clone(), ranks: placement.ranks_on(home).collect(), why };
+                    self.handle_ended(Outcome { code: exit_code::NODE_LOST, reason });
+                    Ok(())
+                }
+                other => Err(connection.unexpected(&other)),
+            };
+        }
+        match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
+            Reply::Attached { .. } => {}
+            other => return Err(connection.unexpected(&other)),
+        }
+        self.connection = connection;
+        self.ledger.handle_reattached();
+        if !std::mem::replace(&mut self.input_taken, true) {
+            self.printer.handle_message("radic: up to 64 KiB of standard input may not have reached the job");
+        }
+        Ok(())
+    }
+}
