@@ -312,7 +312,9 @@ impl Membership {
             self.freeze();
         }
         if !self.proposer.is_idle() && self.proposer.retry_at <= now {
-            if self.cut.as_ref().is_some_and(|cut| cut.by_me) {
+            // An attempt that gave way was too short to tell who answers.
+            let full = !matches!(self.proposer.phase, Phase::Backoff);
+            if self.cut.is_some() && full && self.proposer.heard.len() < self.quorum() {
                 self.freeze();
             }
             self.proposer.phase = Phase::Idle;
@@ -336,6 +338,17 @@ impl Membership {
         }
         let to = self.peer_of(&leader);
         self.say(vec![to], MembershipBody::Request(ripe));
+        self.lose_patience(&leader);
+    }
+
+    /// Who leaves cannot propose that itself: if the leader does not see to it, perhaps it is dead.
+    fn lose_patience(&mut self, leader: &NodeId) {
+        let patience = self.patience();
+        let waiting = self.pending.iter_mut().find(|pending| pending.mine && pending.impatient <= self.now);
+        if let Some(pending) = waiting {
+            pending.impatient = patience;
+            self.suspect(leader, Reason::Unanswered);
+        }
     }
 
     /// Starts a ballot: round 0 with what is wanted, or a higher one with phase 1.

@@ -43,7 +43,8 @@ pub(super) struct Probing {
 impl Membership {
     /// The next time at which [`Membership::watch`] has something to do.
     pub(super) fn next_watch(&self) -> Option<Duration> {
-        let heartbeat = self.roster.as_ref().and_then(|roster| roster.watcher.as_ref()).map(|_| self.next_heartbeat);
+        let watched = self.roster.as_ref().and_then(|roster| roster.watcher.as_ref());
+        let heartbeat = watched.map(|_| self.next_heartbeat.min(self.next_gossip));
         let silence = self.watched_in_peace().map(|(_, due)| due);
         let deadlines = self.suspicions.values().map(|suspicion| suspicion.deadline);
         let probes = self.probes.values().map(|probing| probing.expires);
@@ -65,6 +66,7 @@ impl Membership {
             self.next_heartbeat = self.now + self.timing.heartbeat;
             self.outputs.push_back(Output::Heartbeat { to, view: roster.view.number });
         }
+        self.gossip();
         let silent: Vec<NodeId> = self.watched_in_peace().filter(|(_, due)| *due <= self.now).map(|(id, _)| id.clone()).collect();
         for id in silent {
             self.suspect(&id, Reason::Silent);
@@ -77,6 +79,22 @@ impl Membership {
         }
     }
 
+    /// Asks anybody whether it is there. The answer carries its view number, as the question carries mine. Heartbeats do as much, but
+    /// who has missed that its watcher is gone sends them to nobody, and a spare may watch nobody.
+    fn gossip(&mut self) {
+        let Some(view) = self.view().filter(|view| view.members.len() > 1 && self.next_gossip <= self.now).cloned() else {
+            return;
+        };
+        self.next_gossip = self.now + self.timing.silence() * 3 + self.random.duration(self.timing.silence() * 2);
+        if let Some(mute) = self.gossip.take().filter(|mute| !self.is_accused(mute)) {
+            self.suspect(&mute, Reason::Unanswered);
+        }
+        let others: Vec<&Member> = view.members.iter().filter(|member| member.id != self.me.id).collect();
+        let chosen = others[self.random.below(others.len() as u64) as usize];
+        self.gossip = Some(chosen.id.clone());
+        self.say(vec![peer(chosen)], MembershipBody::ProbeRequest(chosen.id.clone()));
+    }
+
     /// A new view: who watches whom has changed.
     pub(super) fn renew_watch(&mut self) {
         let Some(roster) = &self.roster else { return };
@@ -87,6 +105,7 @@ impl Membership {
         self.probes.retain(|id, _| roster.index.contains_key(id));
         // At once, so that a new watcher, or one that has missed the decision, hears of it.
         self.next_heartbeat = self.now;
+        self.next_gossip = self.next_gossip.max(self.now);
     }
 
     /// We were not running: silence is our own fault, and so are answers that did not come.
@@ -103,11 +122,13 @@ impl Membership {
         for probing in self.probes.values_mut() {
             probing.expires = self.now + self.timing.probe;
         }
+        self.gossip = None;
         self.proposer.excuse(self.now, &self.timing);
     }
 
     /// `id` has been heard.
     pub(super) fn alive(&mut self, id: &NodeId) {
+        self.gossip.take_if(|asked| asked == id);
         if let Some(watched) = self.watched.get_mut(id) {
             watched.heard = self.now;
         }
@@ -167,6 +188,11 @@ impl Membership {
             self.event(MembershipEvent::Suspected { node: id.clone(), reason, silent });
         }
         self.say(witnesses, MembershipBody::ProbeRequest(id.clone()));
+        if reason == Reason::Silent {
+            // It may have missed the view that made me its watcher. From this it learns that there is one.
+            let suspect = self.peer_of(id);
+            self.say(vec![suspect], MembershipBody::Ask);
+        }
         self.probe(id, None);
     }
 

@@ -19,7 +19,8 @@
 //!
 //! *Spreading*: a decision goes down a tree of fan-out [`FAN_OUT`] over those who stay (rooted at the decider), each of whom also
 //! sends the whole view to its share of the joiners; the departed hear of it from the decider. What is lost on the way is made good
-//! by anti-entropy: heartbeats carry the view number.
+//! by anti-entropy: heartbeats carry the view number, and everybody compares it with a
+//! random member every few seconds (who suspects that one if there is no answer).
 //!
 //! *Departed* members are remembered in the view, so no late message brings one back. Who finds itself removed gets
 //! [`Output::Excluded`]: the driver kills its ranks and ends the daemon.
@@ -131,6 +132,8 @@ pub enum Reason {
     LinkBroken,
     /// Another protector wants to join under its name.
     NameClaimed,
+    /// It did not answer when it was asked, or leads and did not do what it was asked to.
+    Unanswered,
     /// Its watcher is dead.
     WatcherDied,
     /// It was confirmed dead before, and is checked again because no view has removed it since.
@@ -320,6 +323,9 @@ pub struct Membership {
     early: Option<(NodeId, u64, MembershipBody)>,
 
     next_heartbeat: Duration,
+    /// When to ask somebody at random, and who was asked last and has not been heard since.
+    next_gossip: Duration,
+    gossip: Option<NodeId>,
     /// The members that I watch.
     watched: BTreeMap<NodeId, Watched>,
     suspicions: BTreeMap<NodeId, Suspicion>,
@@ -369,6 +375,8 @@ impl Membership {
             behind: None,
             early: None,
             next_heartbeat: now,
+            next_gossip: now,
+            gossip: None,
             watched: BTreeMap::new(),
             suspicions: BTreeMap::new(),
             probes: BTreeMap::new(),
@@ -518,7 +526,6 @@ impl Membership {
             MembershipBody::Newest(newest) => return self.on_newest(from, newest),
             MembershipBody::Decided { changes, root } => return self.on_decided(from, view, &changes, root as usize),
             MembershipBody::Refused(refusal) if self.roster.is_none() => return self.outputs.push_back(Output::Refused(refusal)),
-            MembershipBody::ProbeResult { target, alive } => return self.on_witness(from, &target, alive),
             _ => {}
         }
         let Some(roster) = &self.roster else {
@@ -533,8 +540,13 @@ impl Membership {
         }
         match body {
             MembershipBody::Request(changes) => self.on_request(from, is_member, view, changes),
+            MembershipBody::ProbeResult { target, alive } => self.on_witness(from, &target, alive),
             MembershipBody::ProbeRequest(target) if is_member => self.on_probe_request(from, target),
-            MembershipBody::Ask | MembershipBody::Prepare(_) | MembershipBody::Accept(_) if view < mine => self.tell_newest(from),
+            MembershipBody::Ask | MembershipBody::Prepare(_) | MembershipBody::Accept(_) | MembershipBody::ProbeRequest(_)
+                if view < mine =>
+            {
+                self.tell_newest(from)
+            }
             body if is_member && view == mine => self.on_consensus(from, body),
             // An answer that comes after the decision, or words of somebody whom a newer view than mine made a member.
             _ => {}

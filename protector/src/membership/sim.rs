@@ -310,6 +310,16 @@ impl Sim {
         }
     }
 
+    /// From now on nothing breaks; what is broken for good stays so.
+    pub(super) fn end_faults(&mut self) {
+        self.network = CALM;
+        self.heal();
+        for place in 0..self.nodes.len() {
+            self.nodes[place].allowance = None;
+            self.resume(place);
+        }
+    }
+
     fn reachable(&self, a: usize, b: usize) -> bool {
         self.side[a] == self.side[b] && self.nodes[a].state != State::Silent && self.nodes[b].state != State::Silent
     }
@@ -519,9 +529,15 @@ impl Sim {
     /// Whether everybody who is up has the newest view, and that holds just them.
     pub(super) fn converged(&self) -> bool {
         let newest = self.newest();
-        let up = self.nodes.iter().filter(|node| node.state == State::Up);
-        let agree =
-            up.clone().all(|node| node.machine.view() == Some(&newest) && node.frozen.is_none() && !node.machine.is_frozen());
+        // Who was cut off for so long that nobody whom it knows is left can be told nothing: it stays frozen.
+        let has = |node: &Node| node.state == State::Up && node.machine.view() == Some(&newest);
+        let found = |id: &NodeId| has(&self.nodes[self.by_id[id]]);
+        let lost = |node: &Node| {
+            let view = node.machine.view();
+            node.frozen.is_some() && view.is_some_and(|view| !view.members.iter().any(|member| found(&member.id)))
+        };
+        let up = self.nodes.iter().filter(|node| node.state == State::Up && !lost(node));
+        let agree = up.clone().all(|node| has(node) && node.frozen.is_none() && !node.machine.is_frozen());
         agree && up.count() == newest.members.len()
     }
 
