@@ -13,6 +13,8 @@ pub mod home;
 pub mod host;
 mod jobs;
 pub mod placement;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -390,6 +392,7 @@ impl Node {
                 let why = match reason {
                     Reason::Silent => "its heartbeats have stopped",
                     Reason::LinkBroken => "a connection to it broke",
+                    Reason::Unanswered => "it does not answer what it was sent",
                     Reason::NameClaimed => "another protector wants to join under its name",
                     Reason::WatcherDied => "the node that watches it does not answer",
                     Reason::StillThere => "it was confirmed dead before, and no view has removed it yet",

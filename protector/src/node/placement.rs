@@ -85,7 +85,7 @@ mod tests {
             spare: i >= nodes,
             slots,
         };
-        View { number: 1, members: (0..nodes + spares).map(member).collect() }
+        View { cluster: BootId(1), number: 1, members: (0..nodes + spares).map(member).collect(), departed: vec![] }
     }
 
     fn spec(ranks: u32, map_by: MapBy, nodes: &[&str]) -> JobSpec {
@@ -127,7 +127,8 @@ mod tests {
             prop_assert!(placement.is_valid(ranks));
             let counts: Vec<_> = placement.nodes.iter().map(|n| placement.ranks_on(n).count()).collect();
             let spread = counts.iter().max().unwrap() - counts.iter().min().unwrap();
-            prop_assert!(spread <= if by_slot { slots.max(1) as usize } else { 1 });
+            let most = if by_slot { slots.max(1) as usize } else { 1 };
+            prop_assert!(spread <= most, "{:?}", counts);
         }
     }
 }

@@ -1,0 +1,603 @@
+//! Clusters of real [`Node`]s with a virtual network, virtual time and pretended processes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use proptest::prelude::*;
+use radic_wire::ids::{BootId, NodeName};
+use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome};
+use radic_wire::limits;
+
+use super::*;
+
+/// A job's rank as far as the node can see: what it reads and writes.
+#[derive(Default)]
+struct Pretended {
+    /// Output to come, per stream; the node reads a piece when it wants one.
+    output: BTreeMap<OutputStream, VecDeque<Vec<u8>>>,
+    permits: BTreeSet<OutputStream>,
+    stdin: Vec<u8>,
+    answers: String,
+    signals: Vec<i32>,
+    ended: bool,
+}
+
+struct Cluster {
+    now: Duration,
+    nodes: BTreeMap<NodeName, Node>,
+    /// What is under way, by arrival.
+    wire: VecDeque<(Duration, NodeName, Input)>,
+    ranks: BTreeMap<ProcessId, (NodeName, Pretended)>,
+    replies: BTreeMap<ClientId, Vec<Reply>>,
+    dead: BTreeSet<NodeName>,
+    /// Programs that cannot be started.
+    broken: bool,
+    ignore_sigterm: bool,
+}
+
+const LATENCY: Duration = Duration::from_micros(100);
+
+fn name(index: usize) -> NodeName {
+    format!("n{index}").parse().unwrap()
+}
+
+impl Cluster {
+    fn new(count: usize) -> Self {
+        let mut cluster = Cluster {
+            now: Duration::ZERO,
+            nodes: BTreeMap::new(),
+            wire: VecDeque::new(),
+            ranks: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            broken: false,
+            ignore_sigterm: false,
+        };
+        for index in 1..=count {
+            let id = NodeId { name: name(index), boot: BootId(index as u64) };
+            let address = ([127, 0, 0, 1], index as u16).into();
+            let environment = HostEnvironment {
+                address: [127, 0, 0, 1].into(),
+                iface: "lo".into(),
+                prefix: "127.0.0.0/8".into(),
+                radic_pmi: "/lib/libradic_pmi.so".into(),
+                node: id.name.to_string(),
+            };
+            let config = NodeConfig {
+                me: Member { id, address, spare: false, slots: 2 },
+                environment,
+                wall_us: 1_000_000,
+                seed: index as u64,
+                join: if index == 1 { vec![] } else { vec![([127, 0, 0, 1], 1).into()] },
+                timing: membership::Timing::default(),
+                memory: || 0,
+            };
+            cluster.nodes.insert(name(index), Node::new(Duration::ZERO, config));
+        }
+        cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == count)));
+        cluster
+    }
+
+    /// Runs until `done`, at most a virtual minute.
+    fn run_until(&mut self, done: impl Fn(&Cluster) -> bool) {
+        let limit = self.now + Duration::from_secs(60);
+        while !self.step() || !done(self) {
+            assert!(self.now < limit, "nothing came of it in a minute");
+        }
+    }
+
+    fn run_for(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.run_until(|c| c.now >= until);
+    }
+
+    /// Carries out what nodes want; then, if there was nothing, lets time pass to the next thing. True if all was quiet.
+    fn step(&mut self) -> bool {
+        let names: Vec<_> = self.nodes.keys().filter(|n| !self.dead.contains(*n)).cloned().collect();
+        let mut quiet = true;
+        for node in &names {
+            while let Some(output) = self.nodes.get_mut(node).unwrap().poll_output() {
+                quiet = false;
+                self.carry_out(node, output);
+            }
+        }
+        if !quiet {
+            return false;
+        }
+        let timers = names.iter().filter_map(|n| self.nodes[n].poll_timeout());
+        let next = timers.chain(self.wire.front().map(|(at, ..)| *at)).min().expect("heartbeats never end");
+        self.now = self.now.max(next);
+        while self.wire.front().is_some_and(|(at, ..)| *at <= self.now) {
+            let (_, to, input) = self.wire.pop_front().unwrap();
+            if !self.dead.contains(&to) {
+                self.nodes.get_mut(&to).unwrap().handle(self.now, input);
+            }
+        }
+        for node in names {
+            let node = self.nodes.get_mut(&node).unwrap();
+            if node.poll_timeout().is_some_and(|at| at <= self.now) {
+                node.handle_timeout(self.now);
+            }
+        }
+        true
+    }
+
+    fn post(&mut self, to: &NodeName, input: Input) {
+        self.wire.push_back((self.now + LATENCY, to.clone(), input));
+    }
+
+    fn carry_out(&mut self, from: &NodeName, output: Output) {
+        let id = self.nodes[from].me().clone();
+        match output {
+            Output::Send(to, message) => self.post(&to.id.name.clone(), Input::Message(id, message)),
+            Output::SendToSeed(seed, message) => {
+                self.post(&name(seed.port().into()), Input::Message(id, PeerMessage::Membership(message)));
+            }
+            Output::Heartbeat(to, view) => self.post(&to.id.name.clone(), Input::Heartbeat(id, view)),
+            Output::Probe(member) => {
+                let alive = !self.dead.contains(&member.id.name);
+                self.post(from, Input::ProbeResult(member.id, alive));
+            }
+            Output::Reply(client, reply) => self.replies.entry(client).or_default().push(reply),
+            Output::Process(job, output) => self.process(from, job, output),
+            Output::Die => self.kill(from),
+            Output::CloseClient(_) | Output::Forget(_) | Output::Log(_) | Output::Ready(_) | Output::Stop(_) => {}
+        }
+    }
+
+    fn process(&mut self, node: &NodeName, job: JobId, output: HostOutput) {
+        let id = |rank| ProcessId { job, rank };
+        match output {
+            HostOutput::Spawn(rank, order) => {
+                assert_eq!(order.stdin, rank == Rank(0));
+                let result = if self.broken {
+                    Err(SpawnError { error: "no such file".into(), code: 127 })
+                } else {
+                    self.ranks.insert(id(rank), (node.clone(), Pretended::default()));
+                    Ok(1000 + rank.0)
+                };
+                self.post(node, Input::Spawned(id(rank), result));
+            }
+            HostOutput::Stdin(data) => {
+                self.ranks.get_mut(&id(Rank(0))).unwrap().1.stdin.extend_from_slice(&data);
+                self.post(node, Input::StdinTaken(job));
+            }
+            HostOutput::Read(rank, stream) => {
+                let (_, rank_state) = self.ranks.get_mut(&id(rank)).unwrap();
+                assert!(rank_state.permits.insert(stream), "a piece was asked for twice");
+                self.pump(id(rank));
+            }
+            HostOutput::Close(..) | HostOutput::Over => {}
+            HostOutput::Pmi(rank, bytes) => {
+                self.ranks.get_mut(&id(rank)).unwrap().1.answers += std::str::from_utf8(&bytes).unwrap();
+            }
+            HostOutput::Signal(rank, signal) => {
+                let (_, state) = self.ranks.get_mut(&id(rank)).unwrap();
+                state.signals.push(signal);
+                let fatal = signal == libc::SIGKILL || signal == libc::SIGTERM && !self.ignore_sigterm;
+                if fatal && !state.ended {
+                    self.exit(id(rank), ExitStatus::Signal(signal));
+                }
+            }
+            HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),
+        }
+    }
+
+    /// Hands over pieces of output that are wanted and there.
+    fn pump(&mut self, id: ProcessId) {
+        let (node, state) = self.ranks.get_mut(&id).unwrap();
+        let node = node.clone();
+        let mut ready = Vec::new();
+        state.permits.retain(|stream| {
+            let piece = state.output.entry(*stream).or_default().pop_front();
+            let piece = if state.ended { Some(piece.unwrap_or_default()) } else { piece };
+            piece.map(|piece| ready.push((*stream, piece))).is_none()
+        });
+        for (stream, piece) in ready {
+            self.post(&node, Input::ProcessOutput(id, stream, ByteBuf::from(piece)));
+        }
+    }
+
+    fn print(&mut self, id: ProcessId, bytes: &[u8]) {
+        self.ranks.get_mut(&id).unwrap().1.output.entry(OutputStream::Stdout).or_default().push_back(bytes.to_vec());
+        self.pump(id);
+    }
+
+    fn exit(&mut self, id: ProcessId, status: ExitStatus) {
+        let (node, state) = self.ranks.get_mut(&id).unwrap();
+        state.ended = true;
+        let node = node.clone();
+        self.post(&node, Input::Exited(id, status));
+        self.pump(id);
+    }
+
+    fn pmi(&mut self, id: ProcessId, line: &str) {
+        let node = self.ranks[&id].0.clone();
+        self.post(&node, Input::Pmi(id, format!("{line}\n").into_bytes()));
+    }
+
+    fn kill(&mut self, node: &NodeName) {
+        self.dead.insert(node.clone());
+        let id = self.nodes[node].me().clone();
+        for other in self.nodes.keys().cloned().collect::<Vec<_>>() {
+            self.post(&other, Input::LinkBroken(id.clone()));
+        }
+    }
+
+    fn ask(&mut self, node: usize, client: u64, request: Request) {
+        self.post(&name(node), Input::Client(ClientId(client), request));
+    }
+
+    fn hello(&mut self, node: usize, client: u64, request: Request) {
+        self.ask(node, client, Request::Hello { version: radic_wire::PROTOCOL_VERSION });
+        self.ask(node, client, request);
+    }
+
+    fn replies(&self, client: u64) -> &[Reply] {
+        self.replies.get(&ClientId(client)).map_or(&[], |r| r)
+    }
+
+    fn outcome(&self, client: u64) -> Option<Outcome> {
+        self.replies(client).iter().find_map(|r| if let Reply::Ended(outcome) = r { Some(outcome.clone()) } else { None })
+    }
+
+    fn printed(&self, client: u64) -> Vec<u8> {
+        let of = |r: &Reply| if let Reply::Output { data, .. } = r { data.to_vec() } else { vec![] };
+        self.replies(client).iter().flat_map(of).collect()
+    }
+
+    /// Starts a job from `node` and waits until its ranks run.
+    fn start(&mut self, node: usize, client: u64, ranks: u32) -> JobId {
+        self.hello(node, client, Request::Run { spec: Box::new(spec(ranks)), attach: true });
+        let before: BTreeSet<_> = self.ranks.keys().map(|p| p.job).collect();
+        let new = |c: &Cluster| c.ranks.keys().filter(|p| !before.contains(&p.job)).count() == ranks as usize;
+        self.run_until(|c| new(c) || c.broken && c.outcome(client).is_some());
+        self.ranks.keys().map(|p| p.job).find(|job| !before.contains(job)).unwrap_or(JobId::from_bits(0))
+    }
+
+    fn exit_all(&mut self, job: JobId) {
+        let all: Vec<_> = self.ranks.iter().filter(|(id, (_, r))| id.job == job && !r.ended).map(|(id, _)| *id).collect();
+        all.into_iter().for_each(|id| self.exit(id, ExitStatus::Code(0)));
+    }
+
+    fn nothing_left(&self) -> bool {
+        self.nodes.iter().filter(|(n, _)| !self.dead.contains(*n)).all(|(_, n)| n.hosts.is_empty())
+    }
+}
+
+fn spec(ranks: u32) -> JobSpec {
+    let (program, args, dir) = (ByteBuf::from("/bin/x"), vec![ByteBuf::from("x")], ByteBuf::from("/"));
+    let templates = vec![("IFACE".to_owned(), "{iface}:{rank}".to_owned())];
+    JobSpec { program, args, env: vec![], templates, dir, ranks, nodes: vec![], map_by: MapBy::Node }
+}
+
+fn at(job: JobId, rank: u32) -> ProcessId {
+    ProcessId { job, rank: Rank(rank) }
+}
+
+#[test]
+fn a_job_starts_prints_and_ends_on_several_nodes() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start(2, 1, 6);
+    let nodes: Vec<_> = cluster.ranks.values().map(|(node, _)| node.to_string()).collect();
+    let expected: BTreeSet<_> = nodes.iter().collect();
+    assert_eq!((nodes.len(), expected.len()), (6, 4), "six ranks on all four nodes: {nodes:?}");
+    cluster.print(at(job, 3), b"hello");
+    cluster.exit_all(job);
+    cluster.run_until(|c| c.outcome(1).is_some());
+    assert_eq!(cluster.outcome(1).unwrap(), Outcome { code: 0, reason: EndReason::Finished });
+    assert_eq!(cluster.printed(1), b"hello");
+    assert!(cluster.nothing_left());
+}
+
+#[test]
+fn the_first_failure_decides_and_ends_the_others() {
+    let mut cluster = Cluster::new(3);
+    cluster.ignore_sigterm = true;
+    let job = cluster.start(1, 1, 3);
+    cluster.exit(at(job, 1), ExitStatus::Code(9));
+    let failed_at = cluster.now;
+    cluster.run_until(|c| c.outcome(1).is_some());
+    let expected =
+        EndReason::RankFailed { rank: Rank(1), node: cluster.ranks[&at(job, 1)].0.clone(), status: ExitStatus::Code(9) };
+    assert_eq!(cluster.outcome(1).unwrap(), Outcome { code: 9, reason: expected });
+    assert!(cluster.now - failed_at >= Duration::from_secs(2), "SIGKILL came before the time of grace");
+    assert!(cluster.ranks[&at(job, 0)].1.signals.starts_with(&[libc::SIGTERM, libc::SIGCONT, libc::SIGKILL]));
+    assert!(cluster.nothing_left());
+}
+
+#[test]
+fn what_cannot_start_says_so() {
+    let mut cluster = Cluster::new(2);
+    cluster.broken = true;
+    cluster.start(1, 1, 2);
+    let outcome = cluster.outcome(1).unwrap();
+    assert!(matches!(outcome, Outcome { code: 127, reason: EndReason::LaunchFailed { .. } }), "{outcome:?}");
+    assert!(cluster.nothing_left());
+    cluster.hello(1, 2, Request::Run { spec: Box::new(JobSpec { nodes: vec![name(9)], ..spec(1) }), attach: true });
+    cluster.hello(1, 3, Request::Run { spec: Box::new(JobSpec { dir: ByteBuf::from("x"), ..spec(1) }), attach: true });
+    cluster.run_until(|c| c.replies(2).len() == 2 && c.replies(3).len() == 2);
+    for client in [2, 3] {
+        assert!(matches!(&cluster.replies(client)[1], Reply::Error(_)));
+    }
+}
+
+#[test]
+fn ranks_meet_in_fences_and_see_each_other_s_keys() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 3);
+    for rank in 0..3 {
+        cluster.pmi(at(job, rank), "cmd=init pmi_version=1 pmi_subversion=1");
+        cluster.run_for(Duration::from_millis(5));
+        cluster.pmi(at(job, rank), &format!("cmd=put kvsname=radic_{job}_0 key=k{rank} value=v{rank}"));
+        cluster.run_for(Duration::from_millis(5));
+        assert!(!cluster.ranks[&at(job, 0)].1.answers.contains("barrier_out"));
+        cluster.pmi(at(job, rank), "cmd=barrier_in");
+        cluster.run_for(Duration::from_millis(5));
+    }
+    for rank in 0..3 {
+        cluster.pmi(at(job, rank), &format!("cmd=get kvsname=radic_{job}_0 key=k{}", (rank + 1) % 3));
+        cluster.run_for(Duration::from_millis(5));
+        let answers = &cluster.ranks[&at(job, rank)].1.answers;
+        assert!(answers.contains("cmd=barrier_out"), "{answers}");
+        assert!(answers.contains(&format!("value=v{}", (rank + 1) % 3)), "{answers}");
+    }
+    // A rank that ends within MPI would leave the others waiting for ever.
+    cluster.exit(at(job, 2), ExitStatus::Code(0));
+    cluster.run_until(|c| c.outcome(1).is_some());
+    assert!(matches!(cluster.outcome(1).unwrap(), Outcome { code: 1, reason: EndReason::NotFinalized { rank: Rank(2), .. } }));
+}
+
+#[test]
+fn an_abort_passes_its_code_on_and_never_looks_like_success() {
+    for (given, shown) in [(7, 7), (0, 1), (256, 1)] {
+        let mut cluster = Cluster::new(2);
+        let job = cluster.start(1, 1, 2);
+        cluster.pmi(at(job, 1), "cmd=init pmi_version=1 pmi_subversion=1");
+        cluster.run_for(Duration::from_millis(5));
+        cluster.pmi(at(job, 1), &format!("cmd=abort exitcode={given}"));
+        cluster.run_until(|c| c.outcome(1).is_some());
+        let outcome = cluster.outcome(1).unwrap();
+        assert_eq!(outcome.code, shown);
+        assert!(matches!(outcome.reason, EndReason::Aborted { rank: Rank(1), code, .. } if code == given));
+    }
+}
+
+#[test]
+fn a_published_name_is_found_from_every_node_and_taken_back_only_by_its_job() {
+    let mut cluster = Cluster::new(3);
+    let (one, two) = (cluster.start(1, 1, 3), cluster.start(2, 2, 3));
+    for (job, rank) in [(one, 1), (two, 2), (two, 0)] {
+        cluster.pmi(at(job, rank), "cmd=init pmi_version=1 pmi_subversion=1");
+    }
+    let mut ask = |job, rank, line: &str| {
+        cluster.run_for(Duration::from_millis(5));
+        cluster.ranks.get_mut(&at(job, rank)).unwrap().1.answers.clear();
+        cluster.pmi(at(job, rank), line);
+        cluster.run_for(Duration::from_millis(5));
+        cluster.ranks[&at(job, rank)].1.answers.clone()
+    };
+    assert!(ask(one, 1, "cmd=publish_name service=s port=p1").contains("rc=0"));
+    assert!(ask(two, 2, "cmd=lookup_name service=s").contains("port=p1"));
+    assert!(!ask(two, 2, "cmd=publish_name service=s port=p2").contains("rc=0"), "a name was published twice");
+    assert!(!ask(two, 0, "cmd=unpublish_name service=s").contains("rc=0"), "another job took the name back");
+    assert!(ask(one, 1, "cmd=unpublish_name service=s").contains("rc=0"));
+    assert!(!ask(two, 0, "cmd=lookup_name service=s").contains("rc=0"));
+}
+
+#[test]
+fn a_node_s_death_ends_its_jobs_within_the_detection_time_and_no_other() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start(1, 1, 4);
+    cluster.hello(5, 2, Request::Run { spec: Box::new(JobSpec { nodes: vec![name(5)], ..spec(1) }), attach: true });
+    cluster.run_until(|c| c.ranks.len() == 5);
+    let victim = cluster.ranks[&at(job, 2)].0.clone();
+    let died_at = cluster.now;
+    cluster.dead.insert(victim.clone()); // Silently: no connection breaks.
+    cluster.run_until(|c| c.outcome(1).is_some());
+    assert!(cluster.now - died_at < Duration::from_millis(1500), "{:?}", cluster.now - died_at);
+    match cluster.outcome(1).unwrap() {
+        Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, .. } } => {
+            assert_eq!((node, ranks), (victim, vec![Rank(2)]))
+        }
+        other => panic!("{other:?}"),
+    }
+    cluster.run_for(Duration::from_secs(5));
+    assert!(cluster.outcome(2).is_none(), "a job without a rank on the dead node ended");
+    assert_eq!(cluster.nodes[&name(5)].hosts.len(), 1);
+}
+
+#[test]
+fn the_death_of_the_home_ends_the_job_everywhere() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start(2, 1, 4);
+    let home = cluster.ranks[&at(job, 0)].0.clone();
+    assert_ne!(home, name(2));
+    cluster.print(at(job, 1), b"x");
+    cluster.kill(&home);
+    cluster.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
+    assert!(matches!(cluster.outcome(1).unwrap().reason, EndReason::NodeLost { node, .. } if node == home));
+}
+
+#[test]
+fn a_terminal_may_die_and_another_take_over() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 2);
+    cluster.print(at(job, 0), b"one ");
+    cluster.run_for(Duration::from_millis(10));
+    cluster.ask(1, 1, Request::Printed(2));
+    cluster.post(&name(1), Input::ClientGone(ClientId(1)));
+    cluster.print(at(job, 1), b"two ");
+    cluster.run_for(Duration::from_millis(10));
+    // What the dead terminal had not printed comes again, then what came since.
+    cluster.hello(3, 2, Request::Attach { job: job.to_string()[..4].to_owned() });
+    cluster.run_for(Duration::from_millis(10));
+    assert_eq!(cluster.printed(2), b"e two ");
+    cluster.hello(2, 3, Request::Attach { job: job.to_string() });
+    cluster.run_for(Duration::from_millis(10));
+    assert_eq!(cluster.replies(2).last(), Some(&Reply::TakenOver));
+    cluster.exit_all(job);
+    cluster.run_until(|c| c.outcome(3).is_some());
+    // Long after the end, another one still sees how it ended.
+    cluster.hello(1, 4, Request::Attach { job: job.to_string() });
+    cluster.run_until(|c| c.outcome(4).is_some());
+    cluster.hello(1, 5, Request::Attach { job: "ffffffffffff".into() });
+    cluster.run_until(|c| matches!(c.replies(5).last(), Some(Reply::Error(_))));
+}
+
+#[test]
+fn output_without_a_terminal_is_kept_up_to_a_limit_and_the_loss_is_told() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start(1, 1, 2);
+    cluster.post(&name(1), Input::ClientGone(ClientId(1)));
+    let pieces = limits::OUTPUT_BACKLOG / limits::CHUNK + 10;
+    for piece in 0..pieces {
+        cluster.print(at(job, 0), &vec![(piece % 251) as u8; limits::CHUNK]);
+    }
+    cluster.run_for(Duration::from_millis(200));
+    cluster.hello(1, 2, Request::Attach { job: job.to_string() });
+    cluster.run_for(Duration::from_millis(50));
+    let dropped =
+        cluster.replies(2).iter().find_map(|r| if let Reply::Attached { dropped, .. } = r { Some(*dropped) } else { None });
+    let dropped = dropped.unwrap() as usize;
+    assert!(dropped >= 10 * limits::CHUNK && dropped <= 12 * limits::CHUNK, "{dropped}");
+    assert_eq!(cluster.printed(2)[0], (dropped / limits::CHUNK % 251) as u8, "the oldest goes first");
+}
+
+#[test]
+fn a_slow_terminal_holds_the_ranks_back() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start(1, 1, 2);
+    for _ in 0..100 {
+        cluster.print(at(job, 1), &vec![7; limits::CHUNK]);
+    }
+    cluster.run_for(Duration::from_millis(100));
+    let printed = cluster.printed(1).len();
+    assert!((limits::OUTPUT_WINDOW..limits::OUTPUT_WINDOW + limits::CHUNK).contains(&printed), "{printed}");
+    assert!(cluster.ranks[&at(job, 1)].1.output[&OutputStream::Stdout].len() > 80, "pieces left the rank without being taken");
+    // An end is told only after everything was printed.
+    cluster.exit_all(job);
+    cluster.run_for(Duration::from_secs(10));
+    assert!(cluster.outcome(1).is_none());
+    let mut acknowledged = 0;
+    while cluster.outcome(1).is_none() {
+        let printed = cluster.printed(1).len();
+        assert!(printed > acknowledged, "neither output nor an end");
+        cluster.ask(1, 1, Request::Printed((printed - acknowledged) as u64));
+        acknowledged = printed;
+        cluster.run_for(Duration::from_millis(10));
+    }
+    assert_eq!(cluster.printed(1).len(), 100 * limits::CHUNK);
+}
+
+#[test]
+fn standard_input_reaches_rank_zero_piece_by_piece() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start(2, 1, 2);
+    for piece in [&b"ab"[..], b"cd", b""] {
+        let taken = |c: &Cluster| c.replies(1).iter().filter(|r| **r == Reply::StdinTaken).count();
+        let before = taken(&cluster);
+        cluster.ask(2, 1, Request::Stdin(ByteBuf::from(piece)));
+        cluster.run_until(|c| taken(c) == before + 1);
+    }
+    assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"abcd");
+}
+
+#[test]
+fn signals_and_kills_reach_every_rank() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 3);
+    cluster.ask(1, 1, Request::Signal(libc::SIGUSR1));
+    cluster.run_until(|c| c.ranks.values().all(|(_, r)| r.signals == [libc::SIGUSR1]));
+    cluster.hello(3, 2, Request::Kill { job: job.to_string() });
+    cluster.run_until(|c| c.replies(2).last() == Some(&Reply::Done) && c.outcome(1).is_some());
+    assert_eq!(cluster.outcome(1).unwrap(), Outcome { code: 137, reason: EndReason::Killed });
+    assert!(cluster.nothing_left());
+}
+
+#[test]
+fn status_and_events_come_from_every_node() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 3);
+    cluster.hello(2, 2, Request::Status);
+    cluster.hello(2, 3, Request::Events { follow: true });
+    cluster.run_for(Duration::from_millis(10));
+    let Some(Reply::Status(status)) = cluster.replies(2).last() else { panic!("{:?}", cluster.replies(2)) };
+    assert_eq!(status.nodes.iter().map(|n| n.ranks.len()).collect::<Vec<_>>(), [1, 1, 1]);
+    assert!(status.nodes.iter().all(|n| n.state == NodeState::Alive && n.protector.is_some()));
+    assert_eq!((status.jobs.len(), status.jobs[0].job, status.jobs[0].running), (1, job, 3));
+    cluster.kill(&name(3));
+    cluster.run_for(Duration::from_secs(2));
+    let of = |r: &Reply| if let Reply::Events(events) = r { events.clone() } else { vec![] };
+    let events: Vec<_> = cluster.replies(3).iter().flat_map(of).collect();
+    for wanted in [EventName::Start, EventName::View, EventName::RankStart, EventName::Suspect, EventName::Confirm] {
+        assert!(events.iter().any(|e| e.event == wanted), "no {wanted:?}");
+    }
+    let mut seen = BTreeSet::new();
+    assert!(events.iter().all(|e| seen.insert((e.node.clone(), e.seq))), "an event came twice");
+    cluster.hello(1, 4, Request::Status);
+    cluster.run_for(Duration::from_millis(10));
+    let Some(Reply::Status(status)) = cluster.replies(4).last() else { panic!("{:?}", cluster.replies(4)) };
+    assert_eq!(status.nodes.iter().map(|n| n.state).collect::<Vec<_>>(), [NodeState::Alive, NodeState::Alive, NodeState::Dead]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Whatever the terminal does, in whatever order ranks print and end: every byte is shown once, in order, and the job ends.
+    #[test]
+    fn output_is_shown_once_in_order(steps in prop::collection::vec((0u8..5, 0u32..3, 1usize..20_000), 1..60)) {
+        let mut cluster = Cluster::new(3);
+        let job = cluster.start(1, 1, 3);
+        let (mut terminal, mut acknowledged) = (1, 0);
+        let (mut expected, mut shown) = (BTreeMap::<u32, Vec<u8>>::new(), BTreeMap::<u32, Vec<u8>>::new());
+        let mut counter = 0u32;
+        let show = |cluster: &Cluster, terminal: u64, upto: usize, shown: &mut BTreeMap<u32, Vec<u8>>| {
+            let mut left = upto;
+            for reply in cluster.replies(terminal) {
+                if let Reply::Output { rank, data, .. } = reply {
+                    let take = left.min(data.len());
+                    shown.entry(rank.0).or_default().extend_from_slice(&data[..take]);
+                    left -= take;
+                }
+            }
+        };
+        for (what, rank, size) in steps {
+            match what {
+                0..=2 => {
+                    let size = size.min(limits::CHUNK);
+                    let bytes: Vec<u8> = (0..size).map(|_| { counter += 1; (counter % 251) as u8 }).collect();
+                    expected.entry(rank).or_default().extend_from_slice(&bytes);
+                    cluster.print(at(job, rank), &bytes);
+                }
+                3 => {
+                    let printed = cluster.printed(terminal).len();
+                    let more = size.min(printed - acknowledged);
+                    acknowledged += more;
+                    cluster.ask(1, terminal, Request::Printed(more as u64));
+                }
+                _ => {
+                    // The terminal dies having printed what it said; a new one attaches.
+                    cluster.run_for(Duration::from_millis(2));
+                    show(&cluster, terminal, acknowledged, &mut shown);
+                    cluster.post(&name(1), Input::ClientGone(ClientId(terminal)));
+                    terminal += 1;
+                    acknowledged = 0;
+                    cluster.hello(1, terminal, Request::Attach { job: job.to_string() });
+                }
+            }
+            cluster.run_for(Duration::from_millis(2));
+        }
+        cluster.exit_all(job);
+        for _ in 0..400 {
+            if cluster.outcome(terminal).is_some() {
+                break;
+            }
+            let printed = cluster.printed(terminal).len();
+            cluster.ask(1, terminal, Request::Printed((printed - acknowledged) as u64));
+            acknowledged = printed;
+            cluster.run_for(Duration::from_millis(2));
+        }
+        prop_assert!(cluster.outcome(terminal).is_some());
+        show(&cluster, terminal, usize::MAX, &mut shown);
+        prop_assert!(shown == expected, "shown and printed differ");
+    }
+}
