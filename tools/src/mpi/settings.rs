@@ -1,0 +1,183 @@
+//! The environment that suits each library, and the variables that must not reach it.
+
+use serde::Serialize;
+
+use radic_wire::job::placeholder;
+
+use super::{Environment, Flavour};
+use Flavour::{Intel, Mpich, OpenMpi};
+
+/// A variable for the ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Setting {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Its value, with placeholders for the node to replace.
+    pub(crate) value: &'static str,
+    /// What for.
+    pub(crate) why: &'static str,
+    /// The user's own variable that takes its place.
+    pub(crate) overridden: Option<Overridden>,
+}
+
+/// The user has decided otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Overridden {
+    /// The variable that he set: the same, or one that means the same to the library.
+    pub(crate) name: String,
+    /// What he set it to.
+    pub(crate) value: String,
+    /// Whether by `--env`, not in the shell.
+    pub(crate) by_flag: bool,
+}
+
+/// An inherited variable that the ranks do not get.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Removed {
+    /// Its name.
+    pub(crate) name: String,
+    /// What would happen otherwise.
+    pub(crate) why: &'static str,
+}
+
+/// A setting, and when it applies.
+struct Rule {
+    libraries: &'static [Flavour],
+    name: &'static str,
+    value: &'static str,
+    why: &'static str,
+    /// Other variables by which a user decides the same.
+    or: &'static [&'static str],
+}
+
+const FI_TCP: &[Flavour] = &[Mpich, Intel];
+const ALL: &[Flavour] = &[Mpich, Intel, OpenMpi];
+
+/// Measured; facts about the libraries and their versions are in ARCHITECTURE.md.
+#[rustfmt::skip]
+const RULES: &[Rule] = &[
+    Rule { libraries: &[Mpich], name: "MPIR_CVAR_CH4_NETMOD", value: "ofi", or: &["MPICH_CH4_NETMOD", "MPIR_PARAM_CH4_NETMOD"],
+        why: "libfabric instead of UCX, whose own thread accepts connections and whose messages hold pointers" },
+    Rule { libraries: &[Intel], name: "I_MPI_FABRICS", value: "ofi", or: &[],
+        why: "no shared memory between ranks (Intel MPI maps 1 GB of it otherwise)" },
+    Rule { libraries: &[Intel], name: "I_MPI_WAIT_MODE", value: "1", or: &["I_MPI_THREAD_YIELD"],
+        why: "a waiting rank sleeps: with more ranks than cores a job is 10 times faster, and with one rank a core it is not slower" },
+    Rule { libraries: FI_TCP, name: "FI_PROVIDER", value: "tcp", or: &["I_MPI_OFI_PROVIDER"],
+        why: "plain TCP, and one thread instead of three" },
+    Rule { libraries: FI_TCP, name: "FI_TCP_IFACE", value: placeholder::IFACE, or: &[],
+        why: "the network of the node's address" },
+    Rule { libraries: FI_TCP, name: "FI_TCP_IO_URING", value: "0", or: &[],
+        why: "sockets are used by system calls that RADIC sees" },
+    Rule { libraries: &[Mpich], name: "UCX_TLS", value: "tcp", or: &[],
+        why: "for an MPICH that has only UCX: no shared memory between ranks" },
+    Rule { libraries: &[Mpich], name: "UCX_NET_DEVICES", value: placeholder::IFACE, or: &[],
+        why: "the network of the node's address, for UCX" },
+    Rule { libraries: ALL, name: "UCX_MEM_MMAP_HOOK_MODE", value: "none", or: &[],
+        why: "UCX, loaded but not used, leaves mmap alone" },
+    Rule { libraries: ALL, name: "HWLOC_COMPONENTS", value: "-gl,-linux:io", or: &[],
+        why: "hwloc does not look for X servers at 127.0.0.1:6000 and up, nor opens block devices" },
+    Rule { libraries: &[OpenMpi], name: "FLUX_JOB_ID", value: placeholder::JOBNUM, or: &[],
+        why: "Open MPI 4 loads the PMI library of the next line" },
+    Rule { libraries: &[OpenMpi], name: "FLUX_PMI_LIBRARY_PATH", value: placeholder::RADIC_PMI, or: &[],
+        why: "PMI-1 to the protector" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_pml", value: "ob1", or: &[],
+        why: "messages over the TCP transport below, not over UCX or libfabric" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_btl", value: "tcp,self", or: &[],
+        why: "TCP only: no shared memory between ranks" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_osc", value: "pt2pt,sm", or: &[],
+        why: "one-sided calls over messages; sm serves windows of a rank alone on its node" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_btl_tcp_if_include", value: placeholder::PREFIX, or: &["OMPI_MCA_btl_tcp_if_exclude"],
+        why: "the network of the node's address (Open MPI leaves out the loopback network otherwise)" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_btl_tcp_disable_family", value: "6", or: &[],
+        why: "IPv4 only: one listener, one connection a pair" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_mpi_yield_when_idle", value: "1", or: &[],
+        why: "a waiting rank gives its core to others: needed with more ranks than cores (with fewer, 0 saves 1.5 us a message)" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_mpi_add_procs_cutoff", value: "1024", or: &[],
+        why: "addresses are looked up in MPI_Init, not at the first message" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_orte_create_session_dirs", value: "0", or: &["OMPI_MCA_orte_tmpdir_base"],
+        why: "no files in /tmp, which a killed rank would leave there" },
+    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_rtc", value: "^hwloc", or: &[],
+        why: "no file with the machine's topology by process number" },
+];
+
+/// Names that start so are a launcher's, with what would happen if the ranks got them.
+#[rustfmt::skip]
+const LAUNCHERS: &[(&str, &str)] = &[
+    ("PMI_", "another launcher's PMI: the library would talk to it instead of the protector"),
+    ("PMI2_", "another launcher's PMI-2: the library would talk to it instead of the protector"),
+    ("PMIX_", "another launcher's PMIX: the library would talk to it, or refuse to choose"),
+    ("HYDI_", "from inside a job of MPICH's mpiexec"),
+    ("HYDRA_", "from inside a job of MPICH's mpiexec"),
+    ("MPIEXEC_", "from inside a job of another mpiexec"),
+    ("MPI_LOCAL", "from inside a job of another mpiexec: it counts that job's ranks on the node"),
+    ("I_MPI_PMI", "makes Intel MPI load another launcher's PMI library"),
+    ("I_MPI_HYDRA_", "from inside a job of Intel MPI's mpiexec"),
+    ("I_MPI_INFO_", "from inside a job of Intel MPI's mpiexec"),
+    ("MV2_COMM_WORLD_", "from inside a job of MVAPICH's mpiexec"),
+    ("OMPI_COMM_WORLD_", "from inside a job of Open MPI's mpirun: it numbers that job's ranks"),
+    ("OMPI_UNIVERSE_SIZE", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_APP_CTX_", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_NUM_APP_CTX", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_FIRST_RANKS", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_FILE_LOCATION", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_MCA_ess", "makes Open MPI look for mpirun's daemon"),
+    ("OMPI_MCA_pmix", "makes Open MPI choose another launcher"),
+    ("OMPI_MCA_orte_ess_", "makes Open MPI look for mpirun's daemon"),
+    ("OMPI_MCA_orte_hnp_", "makes Open MPI look for mpirun's daemon"),
+    ("OMPI_MCA_orte_local_daemon", "makes Open MPI look for mpirun's daemon"),
+    ("OMPI_MCA_orte_app_num", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_MCA_orte_launch", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_MCA_orte_top_session_dir", "from inside a job of Open MPI's mpirun"),
+    ("OMPI_MCA_orte_jobfam_session_dir", "from inside a job of Open MPI's mpirun"),
+    ("PRTE_", "from inside a job of PRRTE's prterun"),
+    ("FLUX_", "makes Open MPI take Flux for its launcher"),
+    ("ALPS_APP_PE", "makes Open MPI take ALPS for its launcher"),
+    ("SLURM_STEP", "from inside a job step: makes libraries take srun for their launcher"),
+    ("SLURM_PMI", "makes libraries take srun for their launcher"),
+    ("SLURM_PROCID", "from inside a job step: it is the rank that srun gave"),
+    ("SLURM_LOCALID", "from inside a job step: it is the local rank that srun gave"),
+    ("SLURM_NODEID", "from inside a job step: it is the node number that srun gave"),
+    ("SLURM_GTIDS", "from inside a job step"),
+    ("SLURM_SRUN_", "from inside a job step: makes libraries take srun for their launcher"),
+    ("SLURM_MPI_TYPE", "makes libraries take srun for their launcher"),
+];
+
+/// The settings for a library, in the order in which they are explained.
+pub(super) fn settings(flavour: Flavour, environment: &Environment<'_>) -> Vec<Setting> {
+    let applies = |rule: &&Rule| match flavour {
+        Flavour::None => false,
+        Flavour::Unknown => true,
+        known => rule.libraries.contains(&known),
+    };
+    let setting =
+        |rule: &Rule| Setting { name: rule.name, value: rule.value, why: rule.why, overridden: overridden(rule, environment) };
+    RULES.iter().filter(applies).map(setting).collect()
+}
+
+fn overridden(rule: &Rule, environment: &Environment<'_>) -> Option<Overridden> {
+    // A variable that is removed does not count, unless the user means it.
+    let counts = |name: &&str| environment.is_explicit(name) || launcher(name).is_none();
+    let mut names = std::iter::once(rule.name).chain(rule.or.iter().copied()).filter(counts);
+    names.find_map(|name| {
+        let value = environment.get(name)?.to_string_lossy().into_owned();
+        Some(Overridden { name: name.to_owned(), value, by_flag: environment.is_explicit(name) })
+    })
+}
+
+/// The inherited variables that the ranks must not get. What the user gives by `--env` stays; with `--mpi none` everything does.
+pub(super) fn removed(flavour: Flavour, environment: &Environment<'_>) -> Vec<Removed> {
+    let mut removed: Vec<_> = environment
+        .inherited
+        .iter()
+        .filter_map(|(name, _)| name.to_str())
+        .filter(|name| flavour != Flavour::None && !environment.is_explicit(name))
+        .filter_map(|name| launcher(name).map(|why| Removed { name: name.to_owned(), why }))
+        .collect();
+    removed.sort_by(|a, b| a.name.cmp(&b.name));
+    removed
+}
+
+/// Why `name` is a launcher's variable, if it is one.
+fn launcher(name: &str) -> Option<&'static str> {
+    LAUNCHERS.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| *why)
+}
