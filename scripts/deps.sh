@@ -1,0 +1,65 @@
+#!/bin/sh
+# Installs what a fresh Debian 12 lacks to build and test RADIC: Debian packages (with sudo unless run by root), MPI libraries in virtual
+# environments below .deps, and the test programs compiled against them. Does nothing, quickly, when nothing is missing.
+#
+#   .deps/mpich      MPICH 5 and mpi4py                  .deps/programs/mpich    for MPICH and, by LD_LIBRARY_PATH, for Intel MPI
+#   .deps/impi       Intel MPI's run-time and mpi4py     .deps/programs/openmpi  for Open MPI
+#   .deps/openmpi    mpi4py for Debian's Open MPI 4.1
+set -eu
+
+MPI4PY=mpi4py==4.1.2
+MPICH=mpich==5.0.2
+IMPI=impi-rt==2021.18.1
+# The build (gcc, make), the virtual environments, Open MPI 4.1, and the tests on several network namespaces (iproute2).
+PACKAGES="gcc libc6-dev make python3 python3-venv libopenmpi-dev openmpi-bin iproute2"
+
+cd "$(dirname "$0")/.."
+deps=$PWD/.deps
+
+say() { echo "deps: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+packages() {
+    missing=
+    for package in $PACKAGES; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+    done
+    [ -n "$missing" ] || return 0
+    command -v apt-get >/dev/null || fail "this is no Debian; install what corresponds to:$missing"
+    if [ "$(id -u)" = 0 ]; then sudo=
+    elif command -v sudo >/dev/null; then sudo=sudo
+    else fail "not root, and no sudo; have root run: apt-get install$missing"
+    fi
+    say "installing$missing"
+    $sudo apt-get update -qq
+    # shellcheck disable=SC2086 # Words, on purpose.
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}
+
+# venv NAME REQUIREMENT...: a virtual environment with exactly these. A half-made or moved one lacks the right stamp and is made again.
+venv() {
+    folder=$deps/$1
+    shift
+    [ "$(cat "$folder/.stamp" 2>/dev/null)" = "$folder: $*" ] && [ -x "$folder/bin/python" ] && return 0
+    say "installing $* in $folder"
+    rm -rf "$folder"
+    python3 -m venv "$folder"
+    "$folder/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: "$@"
+    echo "$folder: $*" >"$folder/.stamp"
+}
+
+command -v dpkg-query >/dev/null || fail "this is no Debian; install what corresponds to: $PACKAGES"
+packages
+PATH=$PATH:$HOME/.cargo/bin
+command -v cargo >/dev/null || fail "cargo is missing: install stable Rust (rust-lang.org, 'Install') and start again"
+case $(mpicc.openmpi --showme:version 2>/dev/null) in
+*"Open MPI 4."*) ;;
+*) fail "the tests need Open MPI 4 (Debian 12 has it), not: $(mpicc.openmpi --showme:version 2>&1)" ;;
+esac
+
+venv mpich "$MPICH" "$MPI4PY"
+venv impi "$IMPI" "$MPI4PY"
+venv openmpi "$MPI4PY"
+
+make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
+make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2
