@@ -288,7 +288,7 @@ pub enum MembershipBody {
     },
     /// The sender's view, whole: to joiners, and to whoever has fallen behind.
     Newest(View),
-    /// The sender has heard of a newer view than its own: please send it.
+    /// If the receiver's view is newer than the sender's: please send it. If it is older, the receiver asks in turn.
     Ask,
     /// Please find out whether this member answers.
     ProbeRequest(NodeId),
