@@ -1,5 +1,6 @@
 /* One rank calls MPI_Abort while the others wait: the job must end with its code, and nobody may be left. */
 #include "check.h"
+#include <unistd.h>
 
 int main(int argc, char **argv)
 {
@@ -9,6 +10,8 @@ int main(int argc, char **argv)
     if (rank == size - 1)
         MPI_Abort(MPI_COMM_WORLD, (int)options[0].value);
     MPI_Barrier(MPI_COMM_WORLD);
-    fprintf(stderr, "FAIL rank %d: alive after MPI_Abort\n", rank);
-    return 3;
+    /* MPICH lets this barrier end when the aborting rank's connection does (seen under its own mpiexec too: 7 runs of 30), so being
+     * here is no mistake. Leaving would be one: the launcher has to end everybody. */
+    for (;;)
+        pause();
 }
