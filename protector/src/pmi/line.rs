@@ -34,7 +34,13 @@ impl<'a> Command<'a> {
         self.field(key)?.parse().ok()
     }
 
-    /// The value of the field `key` when it is the last one and may contain spaces, as texts for people do.
+    /// Whether it has no fields but `keys`. A space within a value, which no client escapes, looks like one more.
+    pub(super) fn has_only(&self, keys: &[&str]) -> bool {
+        let mut fields = self.rest.split(' ').filter(|field| !field.is_empty());
+        fields.all(|field| field.split_once('=').is_some_and(|(key, _)| keys.contains(&key)))
+    }
+
+    /// The rest of the line from the value of the field `key` on: a text for people or a name, which may contain spaces.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         let padded_at = |at: &usize| *at == 0 || self.rest.as_bytes()[at - 1] == b' ';
         let mut places = self.rest.match_indices(key).map(|(at, _)| at).filter(padded_at);
@@ -65,6 +71,11 @@ mod tests {
         assert_eq!(command.field("alue"), None);
         assert_eq!(Command::parse(b"cmd=get_maxes").unwrap().field("a"), None);
         assert!(Command::parse(b"mcmd=spawn").unwrap().continues);
+        assert!(command.has_only(&["kvsname", "key", "value"]));
+        assert!(!command.has_only(&["kvsname", "key"]));
+        for spaced in [&b"cmd=get kvsname=k key=a b"[..], b"cmd=get kvsname=k key=a b=c"] {
+            assert!(!Command::parse(spaced).unwrap().has_only(&["kvsname", "key"]));
+        }
         let abort = Command::parse(b"cmd=abort exitcode=7 error_msg=it is a mess").unwrap();
         assert_eq!(abort.number::<i32>("exitcode"), Some(7));
         assert_eq!(abort.text("error_msg"), Some("it is a mess"));

@@ -385,9 +385,18 @@ impl Session {
     }
 
     fn key_space(&mut self, command: &Command<'_>) -> Result<(), PmiError> {
-        if required(command, "kvsname")? != self.kvsname {
-            let result = if command.name == "getbyidx" { "getbyidx_results" } else { &format!("{}_result", command.name) };
-            self.say(&format!("cmd={result} rc=-1 msg=no_such_key_space value=unknown"));
+        let (result, fields): (_, &[&str]) = match command.name {
+            "put" => ("put_result", &["kvsname", "key", "value"]),
+            "get" => ("get_result", &["kvsname", "key"]),
+            _ => ("getbyidx_results", &["kvsname", "idx"]),
+        };
+        let refusal = match required(command, "kvsname")? {
+            name if name != self.kvsname => Some("no_such_key_space"),
+            _ if !command.has_only(fields) => Some("a_space_or_an_unknown_field"),
+            _ => None,
+        };
+        if let Some(why) = refusal {
+            self.say(&format!("cmd={result} rc=-1 msg={why} value=unknown"));
             return Ok(());
         }
         if command.name == "getbyidx" {
@@ -411,12 +420,16 @@ impl Session {
         Ok(())
     }
 
+    /// Names of services may contain spaces, ports do not.
     fn names(&mut self, command: &Command<'_>) -> Result<(), PmiError> {
-        let service = required(command, "service")?.to_owned();
+        let service = command.text("service").ok_or_else(|| missing(command, "service"))?;
         let request = match command.name {
-            "publish_name" => Request::PublishName { service, port: required(command, "port")?.to_owned() },
-            "lookup_name" => Request::LookupName { service },
-            _ => Request::UnpublishName { service },
+            "publish_name" => {
+                let (service, port) = service.rsplit_once(" port=").ok_or_else(|| missing(command, "port"))?;
+                Request::PublishName { service: service.to_owned(), port: port.to_owned() }
+            }
+            "lookup_name" => Request::LookupName { service: service.to_owned() },
+            _ => Request::UnpublishName { service: service.to_owned() },
         };
         self.ask(request);
         Ok(())
