@@ -1,0 +1,322 @@
+//! A cluster for one test.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState};
+use rustix::process::Signal;
+
+use crate::client::{Client, Events};
+use crate::command::{Finished, Invocation, Running, tail};
+use crate::leftovers::{ClusterDir, SharedMemory};
+use crate::netns::{self, Network};
+use crate::process::{self, MARK, Process};
+
+/// Time that a protector has to become a member.
+const READY: Duration = Duration::from_secs(20);
+/// Time in which everything must be gone after the end.
+const GONE: Duration = Duration::from_secs(5);
+
+/// What the nodes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Protectors that share this machine's loopback address, started by `radic cluster start`.
+    Logical,
+    /// Protectors with addresses of their own, each in a network namespace.
+    Namespaces,
+}
+
+impl Kind {
+    /// The kinds that are possible here. Why one is not is printed.
+    pub fn all() -> Vec<Kind> {
+        match netns::available() {
+            Ok(()) => vec![Kind::Logical, Kind::Namespaces],
+            Err(why) => {
+                println!("SKIPPED: no nodes in network namespaces: {why}");
+                vec![Kind::Logical]
+            }
+        }
+    }
+}
+
+/// What a cluster is to be like.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// What the nodes are.
+    pub kind: Kind,
+    /// How many, named n1, n2, ...
+    pub nodes: usize,
+    /// Spares, named s1, s2, ...
+    pub spares: usize,
+    /// Slots of each, if not the default.
+    pub slots: Option<u32>,
+}
+
+impl Setup {
+    /// Nodes of a kind.
+    pub fn new(kind: Kind, nodes: usize) -> Self {
+        Setup { kind, nodes, spares: 0, slots: None }
+    }
+
+    /// With so many spares.
+    pub fn spares(self, spares: usize) -> Self {
+        Setup { spares, ..self }
+    }
+
+    /// With so many slots each.
+    pub fn slots(self, slots: u32) -> Self {
+        Setup { slots: Some(slots), ..self }
+    }
+
+    /// Starts the cluster.
+    pub fn start(self) -> Cluster {
+        let mut cluster = Cluster::empty(self.kind);
+        match self.kind {
+            Kind::Logical => cluster.start_logical(&self),
+            Kind::Namespaces => cluster.start_namespaces(&self),
+        }
+        cluster
+    }
+}
+
+/// A running cluster. When it is dropped everything of it is ended and removed; if that is because the test fails, the nodes' logs
+/// are shown first.
+#[derive(Debug)]
+pub struct Cluster {
+    // Dropped in this order: the daemons, whatever else is marked, the network.
+    daemons: Vec<(String, Running)>,
+    shared_memory: SharedMemory,
+    dir: ClusterDir,
+    network: Option<(Network, Vec<String>)>,
+}
+
+/// The path of one of the workspace's programs: beside the test's own, where one cargo has put both.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a running program has a path");
+    let path = test.ancestors().nth(2).expect("tests are in deps/ of the target directory").join(name);
+    assert!(path.is_file(), "{} is missing: run `cargo build --release --workspace` (or `make test`)", path.display());
+    path
+}
+
+impl Cluster {
+    /// A cluster of this kind, ready for use.
+    pub fn start(kind: Kind, nodes: usize) -> Self {
+        Setup::new(kind, nodes).start()
+    }
+
+    /// No node yet.
+    pub fn empty(kind: Kind) -> Self {
+        let dir = ClusterDir::new();
+        let network = (kind == Kind::Namespaces).then(|| (Network::new(dir.path()), Vec::new()));
+        Cluster { daemons: Vec::new(), shared_memory: SharedMemory::now(), dir, network }
+    }
+
+    fn start_logical(&mut self, setup: &Setup) {
+        let (nodes, spares) = (setup.nodes.to_string(), setup.spares.to_string());
+        let slots = setup.slots.map(|slots| format!("--slots={slots}"));
+        let args = ["cluster", "start", "--nodes", &nodes, "--spares", &spares];
+        self.radic(args.into_iter().chain(slots.as_deref())).limit(Duration::from_secs(40)).run().expect(0);
+    }
+
+    fn start_namespaces(&mut self, setup: &Setup) {
+        self.make_key();
+        let names = (1..=setup.nodes).map(|i| (format!("n{i}"), false));
+        let names = names.chain((1..=setup.spares).map(|i| (format!("s{i}"), true)));
+        let slots = setup.slots.map(|slots| format!("--slots={slots}"));
+        for (name, spare) in names {
+            let spare = spare.then_some("--spare");
+            let extra: Vec<&str> = spare.into_iter().chain(slots.as_deref()).collect();
+            self.start_node(&name, &extra);
+        }
+    }
+
+    /// Makes the cluster's key, if there is none.
+    pub fn make_key(&self) {
+        let key = self.dir().join("key");
+        if !key.exists() {
+            self.radic(["key".as_ref(), key.as_os_str()]).run().expect(0);
+        }
+    }
+
+    /// Starts one more protector, or one that was there before, and waits until it is a member. It joins through any member; the
+    /// first one founds the cluster.
+    pub fn start_node(&mut self, name: &str, extra: &[&str]) {
+        self.daemons.retain(|(known, _)| known != name);
+        let mut daemon = self.spawn_node(name, extra);
+        let ready = format!("ready {name} ");
+        daemon.until(&format!("{name} to be a member"), |out, _| out.starts_with(&ready).then_some(()));
+        self.daemons.push((name.to_owned(), daemon));
+    }
+
+    /// Starts a protector and returns at once; its log is the node's own, as that of all others.
+    pub fn spawn_node(&mut self, name: &str, extra: &[&str]) -> Running {
+        let join = self.address_of_a_member();
+        let (prefix, address) = self.place(name);
+        let log = self.open_log(name).unwrap_or_else(|error| panic!("the log of {name}: {error}"));
+        let words: Vec<_> = prefix.into_iter().chain([program("radicd").into_os_string()]).collect();
+        let daemon = self.invocation(&words[0]).args(&words[1..]).args(["--dir".as_ref(), self.dir().as_os_str()]);
+        let daemon = daemon
+            .args(["--name", name, &format!("--listen={address}:0")])
+            .args(join.map(|at| format!("--join={at}")))
+            .args(extra);
+        daemon.limit(READY).start_with_stderr(Stdio::from(log))
+    }
+
+    fn address_of_a_member(&self) -> Option<String> {
+        let asked = self.node_names().into_iter().find_map(|node| self.client(&node).ok()?.status().ok());
+        let member = |node: &&NodeInfo| node.state == NodeState::Alive;
+        asked?.nodes.iter().find(member).map(|node| node.address.to_string())
+    }
+
+    /// Where a node runs: what to put before its command, and the address it has there.
+    fn place(&mut self, name: &str) -> (Vec<std::ffi::OsString>, String) {
+        let Some((network, names)) = &mut self.network else { return (Vec::new(), "127.0.0.1".into()) };
+        let number = names.iter().position(|known| known == name).unwrap_or_else(|| {
+            names.push(name.to_owned());
+            network.add(self.dir.path())
+        });
+        (network.enter(number), netns::address(number).to_string())
+    }
+
+    fn open_log(&self, name: &str) -> io::Result<File> {
+        let dir = self.node_dir(name);
+        fs::create_dir_all(&dir)?;
+        // As radicd itself would make it: nobody else may enter.
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+        OpenOptions::new().append(true).create(true).open(dir.join("log"))
+    }
+
+    /// The cluster's directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A node's own directory.
+    pub fn node_dir(&self, name: &str) -> PathBuf {
+        self.dir().join("nodes").join(name)
+    }
+
+    /// The names of all nodes that were ever started.
+    pub fn node_names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir().join("nodes")).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort_by_key(|name| (name.len(), name.clone()));
+        names
+    }
+
+    /// A node's log.
+    pub fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.node_dir(name).join("log")).unwrap_or_default()
+    }
+
+    /// A program that belongs to the cluster: marked, and with RADIC_CLUSTER set.
+    pub fn invocation(&self, program: impl AsRef<std::ffi::OsStr>) -> Invocation {
+        let mut invocation = Invocation::new(program);
+        for variable in
+            ["NAME", "LISTEN", "ADVERTISE", "JOIN", "KEY", "SPARE", "SLOTS", "HEARTBEAT_MS", "MISSED", "LOG", "CONFIG"]
+        {
+            invocation = invocation.env_remove(format!("RADIC_{variable}"));
+        }
+        invocation.env(MARK, self.dir()).env("RADIC_CLUSTER", self.dir())
+    }
+
+    /// A `radic` command on this cluster.
+    pub fn radic<S: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Invocation {
+        self.invocation(program("radic")).args(args)
+    }
+
+    /// `radic run -n RANKS FLAGS -- COMMAND`. The flags are words separated by blanks.
+    pub fn job(&self, ranks: usize, flags: &str, command: &[&str]) -> Invocation {
+        let ranks = ranks.to_string();
+        self.radic(["run", "-n", &ranks]).args(flags.split_whitespace()).args(["--"]).args(command)
+    }
+
+    /// A connection to the protector of one given node.
+    pub fn client(&self, node: &str) -> io::Result<Client> {
+        Client::connect(&self.node_dir(node))
+    }
+
+    /// The state of the cluster as a node sees it.
+    pub fn status_at(&self, node: &str) -> ClusterStatus {
+        self.client(node).and_then(Client::status).unwrap_or_else(|error| panic!("status at {node}: {error}"))
+    }
+
+    /// The state of the cluster, by `radic status --json`.
+    pub fn status(&self) -> ClusterStatus {
+        let finished = self.radic(["status", "--json"]).run().expect(0);
+        serde_json::from_slice(finished.bytes()).unwrap_or_else(|error| panic!("{error} in {finished}"))
+    }
+
+    /// Follows events at a node.
+    pub fn events_at(&self, node: &str) -> Events {
+        self.client(node).and_then(Events::follow).unwrap_or_else(|error| panic!("events at {node}: {error}"))
+    }
+
+    /// The protector of a node.
+    pub fn protector(&self, node: &str) -> Process {
+        let pid = fs::read_to_string(self.node_dir(node).join("pid")).ok().and_then(|pid| pid.trim().parse().ok());
+        let process = pid.and_then(Process::open).unwrap_or_else(|| panic!("{node} does not run"));
+        let value = process::variable(process.pid(), MARK);
+        assert!(
+            value.is_some_and(|v| Path::new(&*String::from_utf8_lossy(&v)) == self.dir()),
+            "the pid of {node} is a stranger's"
+        );
+        process
+    }
+
+    /// Kills a node's protector, and with it the node.
+    pub fn kill(&self, node: &str) {
+        self.protector(node).signal(Signal::KILL);
+    }
+
+    /// Pulls the cable of a node in a namespace, or puts it back.
+    pub fn set_cable(&self, node: &str, plugged: bool) {
+        let (network, names) = self.network.as_ref().expect("only nodes in namespaces have a cable");
+        network.set_cable(names.iter().position(|known| known == node).expect("a node's name"), plugged);
+    }
+
+    /// Waits for the end of a protector that [`Cluster::start_node`] has started.
+    pub fn wait_for_end_of(&mut self, node: &str, limit: Duration) -> Finished {
+        let place = self.daemons.iter().position(|(known, _)| known == node).expect("started by start_node");
+        self.daemons.remove(place).1.give(limit).wait()
+    }
+
+    /// Ranks and commands are gone, and they have left nothing; the protectors and their keepers run on.
+    pub fn assert_idle(&self) {
+        let stay: Vec<u32> = process::marked(self.dir()).iter().map(Process::pid).filter(|pid| !is_of_a_job(*pid)).collect();
+        let left = process::wait_none(self.dir(), &stay, GONE);
+        left.unwrap_or_else(|left| panic!("processes of an ended job are left:\n{left}"));
+        let files = self.shared_memory.left_behind();
+        assert!(files.is_empty(), "files are left in shared memory: {files:?}");
+    }
+
+    /// Stops the cluster by `radic cluster stop`, and checks that nothing of it is left.
+    pub fn stop(mut self) {
+        self.radic(["cluster", "stop"]).run().expect(0);
+        self.daemons.clear();
+        let holders = self.network.as_ref().map(|(network, _)| network.holders()).unwrap_or_default();
+        let left = process::wait_none(self.dir(), &holders, GONE);
+        left.unwrap_or_else(|left| panic!("processes are left of a cluster that was stopped:\n{left}"));
+        let files = self.shared_memory.left_behind();
+        assert!(files.is_empty(), "files are left in shared memory: {files:?}");
+        assert!(!self.dir().join("nodes").exists(), "the nodes' directories are left");
+    }
+}
+
+/// Whether a process belongs to a rank.
+fn is_of_a_job(pid: u32) -> bool {
+    process::variable(pid, "RADIC_RANK").is_some()
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in self.node_names() {
+                eprintln!("--- log of {node}\n{}", tail(&self.log(&node)));
+            }
+        }
+    }
+}

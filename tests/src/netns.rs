@@ -1,0 +1,120 @@
+//! Nodes with addresses of their own: a network namespace for each, and one more for the switch between them.
+//!
+//! No namespace has a name, hence none can be left behind: each is held by a process that ends when the pipe from the test does,
+//! however the test ended. Nothing is set up outside these namespaces, so the machine's own network never notices.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::process::MARK;
+
+/// Whether namespaces can be made here; if not, why.
+pub fn available() -> Result<(), String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err("network namespaces need root".to_owned());
+    }
+    let probe = Command::new("unshare").args(["--net", "true"]).output().map_err(|e| format!("unshare: {e}"))?;
+    if !probe.status.success() {
+        return Err(format!("the kernel refuses: {}", String::from_utf8_lossy(&probe.stderr).trim()));
+    }
+    // Root on a machine that allows it: the tests are to run, not to be skipped.
+    let found = Command::new("ip").arg("-V").output();
+    assert!(found.is_ok_and(|ip| ip.status.success()), "no `ip` command (package iproute2): run `make deps`");
+    Ok(())
+}
+
+/// A namespace, held by a process.
+#[derive(Debug)]
+struct Namespace {
+    holder: Child,
+}
+
+impl Namespace {
+    fn new(mark: &Path) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", "echo; exec cat"]).env(MARK, mark);
+        let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("unshare starts");
+        let stdout = holder.stdout.take().expect("it was piped");
+        // The line says that the namespace is there.
+        let count = BufReader::new(stdout).read_line(&mut String::new()).expect("a pipe can be read");
+        assert_eq!(count, 1, "unshare --net failed: {:?}", holder.wait());
+        let namespace = Namespace { holder };
+        namespace.ip(&["link", "set", "lo", "up"]);
+        namespace
+    }
+
+    /// `nsenter` and its arguments, before those of the program that is to run inside.
+    fn enter(&self) -> Vec<OsString> {
+        vec!["nsenter".into(), format!("--net=/proc/{}/ns/net", self.holder.id()).into(), "--".into()]
+    }
+
+    fn ip(&self, args: &[&str]) {
+        let enter = self.enter();
+        let output = Command::new(&enter[0]).args(&enter[1..]).arg("ip").args(args).output().expect("nsenter starts");
+        assert!(output.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        _ = self.holder.kill();
+        _ = self.holder.wait();
+    }
+}
+
+/// Nodes on one switch.
+#[derive(Debug)]
+pub struct Network {
+    switch: Namespace,
+    nodes: Vec<Namespace>,
+}
+
+impl Network {
+    /// A switch with nobody on it. `mark` is the cluster's directory.
+    pub fn new(mark: &Path) -> Self {
+        let switch = Namespace::new(mark);
+        switch.ip(&["link", "add", "switch", "type", "bridge"]);
+        switch.ip(&["link", "set", "switch", "up"]);
+        Network { switch, nodes: Vec::new() }
+    }
+
+    /// Connects one more node; its number.
+    pub fn add(&mut self, mark: &Path) -> usize {
+        let number = self.nodes.len();
+        let node = Namespace::new(mark);
+        let (port, there) = (port(number), node.holder.id().to_string());
+        self.switch.ip(&["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &there]);
+        self.switch.ip(&["link", "set", &port, "master", "switch", "up"]);
+        node.ip(&["address", "add", &format!("{}/16", address(number)), "dev", "eth0"]);
+        node.ip(&["link", "set", "eth0", "up"]);
+        self.nodes.push(node);
+        number
+    }
+
+    /// The processes that hold the namespaces.
+    pub fn holders(&self) -> Vec<u32> {
+        self.nodes.iter().chain([&self.switch]).map(|namespace| namespace.holder.id()).collect()
+    }
+
+    /// The command prefix that runs something on a node.
+    pub fn enter(&self, number: usize) -> Vec<OsString> {
+        self.nodes[number].enter()
+    }
+
+    /// Pulls a node's cable, or puts it back.
+    pub fn set_cable(&self, number: usize, plugged: bool) {
+        self.switch.ip(&["link", "set", &port(number), if plugged { "up" } else { "down" }]);
+    }
+}
+
+/// The address of a node.
+pub fn address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, (number / 250) as u8, (number % 250) as u8 + 1)
+}
+
+fn port(number: usize) -> String {
+    format!("port{number}")
+}

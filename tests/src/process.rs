@@ -1,0 +1,148 @@
+//! Processes by their mark: found in /proc, held by a pidfd, so that no signal ever reaches a stranger.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// The variable that names the cluster's directory in the environment of everything that belongs to it.
+pub const MARK: &str = "RADIC_TEST_CLUSTER";
+
+/// A process that is held: its number means nobody else until this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    fd: OwnedFd,
+}
+
+impl Process {
+    /// The process with this number, if there is one.
+    pub fn open(pid: u32) -> Option<Process> {
+        let fd = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+        Some(Process { pid, fd })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends a signal; one that has ended needs none.
+    pub fn signal(&self, signal: Signal) {
+        _ = pidfd_send_signal(&self.fd, signal);
+    }
+
+    /// Waits for its end; whether it came in time.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], poll_timeout(left)) {
+                Ok(1..) => return true,
+                _ if left.is_zero() => return false,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Rounded up: a wait that ends before its time would only begin again.
+pub(crate) fn poll_timeout(limit: Duration) -> PollTimeout {
+    PollTimeout::try_from(limit + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
+}
+
+/// All processes that carry the mark of the cluster in `dir`. The dead that nobody has waited for have no environment any more.
+pub fn marked(dir: &Path) -> Vec<Process> {
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // Asked after the process is held, so it is about this process.
+    numbers.filter_map(Process::open).filter(|process| is_marked(process.pid, dir)).collect()
+}
+
+fn is_marked(pid: u32, dir: &Path) -> bool {
+    variable(pid, MARK).is_some_and(|value| value == dir.as_os_str().as_bytes())
+}
+
+/// A variable in the environment that a process was started with.
+pub fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let value = |entry: &[u8]| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
+    environment.split(|byte| *byte == 0).find_map(value)
+}
+
+/// A process's command line, for people.
+pub fn command_line(pid: u32) -> String {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).replace('\0', " ").trim_end().to_owned()
+}
+
+/// Kills every marked process and waits until all are gone; whether that worked in time.
+pub fn kill_marked(dir: &Path, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        // Those found may have started others meanwhile: look until there are none.
+        let processes = marked(dir);
+        if processes.is_empty() {
+            return true;
+        }
+        processes.iter().for_each(|process| process.signal(Signal::KILL));
+        let left = || deadline.saturating_duration_since(Instant::now());
+        if !processes.iter().all(|process| process.wait(left())) {
+            return false;
+        }
+    }
+}
+
+/// Waits until no marked process but those in `except` is left. The error lists those that are.
+pub fn wait_none(dir: &Path, except: &[u32], limit: Duration) -> Result<(), String> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let mut left = marked(dir);
+        left.retain(|process| !except.contains(&process.pid));
+        let Some(first) = left.first() else { return Ok(()) };
+        if !first.wait(deadline.saturating_duration_since(Instant::now())) {
+            let lines = left.iter().map(|process| format!("  {} {}", process.pid, command_line(process.pid)));
+            return Err(lines.collect::<Vec<_>>().join("\n"));
+        }
+    }
+}
+
+/// Resident memory of a process, in KiB.
+pub fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("no VmRSS of process {pid}: has it ended?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn marked_processes_and_their_children_are_found_and_killed() {
+        let dir = std::env::temp_dir().join(format!("radic-mark-{}", std::process::id()));
+        let script = "sleep 1000 & echo there; wait";
+        let mut child = Command::new("sh").args(["-c", script]).env(MARK, &dir).stdout(Stdio::piped()).spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 6]).unwrap();
+        let found: Vec<_> = marked(&dir).iter().map(Process::pid).collect();
+        assert!(found.len() >= 2 && found.contains(&child.id()), "{found:?}");
+        assert!(wait_none(&dir, &[], Duration::ZERO).unwrap_err().contains("sleep 1000"));
+        assert!(kill_marked(&dir, Duration::from_secs(5)));
+        assert!(!child.wait().unwrap().success());
+        assert!(marked(&dir).is_empty());
+    }
+
+    #[test]
+    fn waiting_has_a_limit() {
+        let myself = Process::open(std::process::id()).unwrap();
+        assert!(!myself.wait(Duration::from_millis(10)));
+        assert!(resident_kib(std::process::id()) > 100);
+    }
+}
