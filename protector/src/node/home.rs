@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
-use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
+use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::peer::{MpiPhase, SessionId, ToHome, ToHost, ToSession};
 use serde_bytes::ByteBuf;
@@ -255,24 +255,31 @@ impl Home {
         }
     }
 
-    /// A node is lost; the job is not protected, so it ends if it had ranks there.
+    /// A node is lost: its terminals are, and if the job had ranks there, it ends, since it is not protected.
     pub fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
-        let Some(host) = self.hosts.get_mut(node) else { return };
-        host.gone = true;
-        let ranks: Vec<_> = self.placement.ranks_on(node).collect();
-        let running = ranks.iter().any(|r| self.ranks[r.0 as usize] != RankState::Ended);
-        for rank in &ranks {
-            self.ranks[rank.0 as usize] = RankState::Ended;
-        }
-        if running && !self.is_over() {
-            let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
-            self.end(Outcome { code: radic_wire::job::exit_code::NODE_LOST, reason });
+        if self.hosts.contains_key(node) {
+            self.lose_host(node, why);
         }
         if self.printing.terminal.as_ref().is_some_and(|t| t.node == *node) {
             self.drop_terminal();
         }
         self.waiters.retain(|w| w.node != *node);
         self.check_end(now);
+    }
+
+    fn lose_host(&mut self, node: &NodeId, why: &str) {
+        if let Some(host) = self.hosts.get_mut(node) {
+            host.gone = true;
+        }
+        let ranks: Vec<_> = self.placement.ranks_on(node).collect();
+        let running = ranks.iter().any(|r| self.ranks[r.0 as usize] != RankState::Ended);
+        for rank in &ranks {
+            self.ranks[rank.0 as usize] = RankState::Ended;
+        }
+        if running {
+            let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
+            self.end(Outcome { code: exit_code::NODE_LOST, reason });
+        }
     }
 
     /// The first reason to end decides; every rank that still runs is ended.

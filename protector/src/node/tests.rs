@@ -445,6 +445,29 @@ fn a_terminal_may_die_and_another_take_over() {
 }
 
 #[test]
+fn the_death_of_the_terminal_s_node_leaves_the_job_alone() {
+    let mut cluster = Cluster::new(3);
+    let spec = JobSpec { nodes: vec![name(1), name(2)], ..spec(2) };
+    cluster.hello(3, 1, Request::Run { spec: Box::new(spec), attach: true });
+    cluster.run_until(|c| c.ranks.len() == 2);
+    let job = cluster.ranks.keys().next().unwrap().job;
+    cluster.kill(&name(3));
+    for _ in 0..30 {
+        cluster.print(at(job, 1), &vec![7; limits::CHUNK]);
+    }
+    cluster.run_for(Duration::from_secs(2));
+    assert!(cluster.ranks[&at(job, 1)].1.output[&OutputStream::Stdout].is_empty(), "the rank is held back for a dead terminal");
+    cluster.hello(2, 2, Request::Attach { job: job.to_string() });
+    cluster.run_for(Duration::from_millis(10));
+    cluster.exit_all(job);
+    cluster.ask(2, 2, Request::Printed(limits::OUTPUT_WINDOW as u64 * 2));
+    cluster.run_for(Duration::from_millis(10));
+    cluster.ask(2, 2, Request::Printed(limits::OUTPUT_WINDOW as u64 * 2));
+    cluster.run_until(|c| c.outcome(2).is_some());
+    assert_eq!((cluster.outcome(2).unwrap().code, cluster.printed(2).len()), (0, 30 * limits::CHUNK));
+}
+
+#[test]
 fn output_without_a_terminal_is_kept_up_to_a_limit_and_the_loss_is_told() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start(1, 1, 2);
