@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use radic_wire::membership::{Change, MembershipBody, MembershipMessage, Refusal};
+use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, Refusal};
 
 use super::sim::{CALM, Network, Sim, State, member, ms};
 use super::{Membership, MembershipEvent, Output, Reason, Timing};
@@ -56,13 +56,17 @@ fn assert_nobody_suspected(sim: &Sim) {
     }
 }
 
-/// Ends `victims` of 64, and returns when all survivors know.
+/// Ends `victims`, places in the ring of 64, and returns when all survivors know.
 fn end_of_64(seed: u64, victims: &[usize], end: impl Fn(&mut Sim, usize)) -> Duration {
     let mut sim = Sim::formed(seed, 64);
     let offset = sim.random.duration(ms(100));
     sim.run(offset);
     let before = sim.total_sent();
-    victims.iter().for_each(|victim| end(&mut sim, *victim));
+    let ring = sim.newest();
+    for victim in victims.iter().map(|place| &ring.members[*place].id) {
+        let node = sim.nodes.iter().position(|node| node.member.id == *victim).unwrap();
+        end(&mut sim, node);
+    }
     let time = sim.run_until(ms(10_000), "the survivors agree", Sim::converged);
     println!("{victims:?} of 64: {time:?}, {} messages: {:?}", sim.total_sent() - before, sim.sent);
     time
@@ -78,6 +82,12 @@ fn five_of_sixty_four_die_at_once() {
         let silent = end_of_64(i as u64, victims, Sim::silence);
         assert!(silent < ms(2_000), "{silent:?}");
     }
+}
+
+#[test]
+fn a_dozen_neighbours_fall_silent() {
+    let time = end_of_64(5, &[20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], Sim::silence);
+    assert!(time < ms(2_000), "{time:?}");
 }
 
 #[test]
@@ -164,6 +174,40 @@ fn two_propose_together() {
         sim.join(member(7, 1));
         sim.run(ms(5_000));
         sim.assert_converged();
+    }
+}
+
+#[test]
+fn the_value_of_the_highest_ballot_is_proposed_again() {
+    for swap in [false, true] {
+        let mut sim = Sim::formed(16, 5);
+        let view = sim.newest();
+        let by = |place: usize| view.members[place].id.clone();
+        let second = sim.nodes.iter_mut().find(|node| node.member.id == by(1));
+        let machine = &mut second.unwrap().machine;
+        machine.want(Change::Dead(by(0)), true);
+        machine.pursue();
+        let body = |output| if let Output::Send { message, .. } = output { Some(message.body) } else { None };
+        let sent: Vec<MembershipBody> = std::iter::from_fn(|| machine.poll_output()).filter_map(body).collect();
+        let [MembershipBody::Prepare(ballot)] = &sent[..] else { panic!("{sent:?}") };
+        assert!(ballot.round == 1 && ballot.proposer == by(1), "{ballot:?}");
+        // Rounds 0 and 1 of others, of which the later binds.
+        let accepted = |round, proposer, joiner| {
+            let ballot = Ballot { round, proposer: by(proposer) };
+            Some(Proposal { ballot, changes: vec![Change::Join(member(joiner, 1))] })
+        };
+        let (mut lower, mut higher) = (accepted(0, 0, 7), accepted(1, 0, 8));
+        if swap {
+            std::mem::swap(&mut lower, &mut higher);
+        }
+        for (from, accepted) in [(2, lower), (3, higher)] {
+            let body = MembershipBody::Promise { ballot: ballot.clone(), accepted };
+            let message = MembershipMessage { cluster: Some(view.cluster), view: view.number, body };
+            machine.handle_message(sim.now, by(from), message);
+        }
+        let sent: Vec<MembershipBody> = std::iter::from_fn(|| machine.poll_output()).filter_map(body).collect();
+        let again = Proposal { ballot: ballot.clone(), changes: vec![Change::Join(member(8, 1))] };
+        assert_eq!(sent, [MembershipBody::Accept(again)]);
     }
 }
 
@@ -351,8 +395,8 @@ fn strangers_and_nonsense_change_nothing() {
         .any(|output| matches!(output, Output::Event(MembershipEvent::BadMessage { .. })));
     assert!(bad && other.view().unwrap().number == 1);
     let view = sim.newest();
-    let ballot = |round, proposer: usize| radic_wire::membership::Ballot { round, proposer: member(proposer, 1).id };
-    let proposal = |round, proposer, changes| radic_wire::membership::Proposal { ballot: ballot(round, proposer), changes };
+    let ballot = |round, proposer: usize| Ballot { round, proposer: member(proposer, 1).id };
+    let proposal = |round, proposer, changes| Proposal { ballot: ballot(round, proposer), changes };
     let nonsense = [
         MembershipBody::Prepare(ballot(1, 2)),
         MembershipBody::Prepare(ballot(0, 1)),
