@@ -96,7 +96,8 @@ pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<Sta
 pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool) -> Result<()> {
     if nodes.len() <= 2 {
         report(&format!(
-            "radic: warning: of {} nodes no majority is left when one is gone, so a death cannot be told from a broken network:              jobs freeze then; take 3 or more",
+            "radic: warning: of {} nodes no majority is left when one is gone, so a death cannot be told from a broken network: \
+             jobs freeze then; take 3 or more",
             nodes.len()
         ));
     }
@@ -149,24 +150,31 @@ fn start_all(
     let deadline = Instant::now() + READY;
     let names = (1..=options.nodes).map(|i| (format!("n{i}"), false));
     let mut names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), true)));
+    let spawn = |name: &str, spare, join, signals: &mut Signals| {
+        let command = protector(cluster, radicd, options, name, spare, join)?;
+        check_interrupt(signals)?;
+        let child = signals.unblocked(|| spawn(command, name, spare)).context("signals")??;
+        Ok::<_, anyhow::Error>(child)
+    };
     let (first, spare) = names.next().context("a cluster has at least one node")?;
-    started.push(spawn(cluster, radicd, options, &first, spare, None)?);
+    started.push(spawn(&first, spare, None, signals)?);
     wait_ready(cluster, started, signals, deadline)?;
     let founder = started[0].address;
     for (name, spare) in names {
-        started.push(spawn(cluster, radicd, options, &name, spare, founder)?);
+        started.push(spawn(&name, spare, founder, signals)?);
     }
     wait_ready(cluster, started, signals, deadline)
 }
 
-fn spawn(
+/// The command that is one node's protector, and its directory with a log in it.
+fn protector(
     cluster: &Cluster,
     radicd: &Path,
     options: &StartOptions,
     name: &str,
     spare: bool,
     join: Option<SocketAddr>,
-) -> Result<Starting> {
+) -> Result<Command> {
     let dir = cluster.node_dir(name);
     make_private(&dir)?;
     let path = dir.join("log");
@@ -182,7 +190,11 @@ fn spawn(
         command.env_remove(variable);
     }
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    let mut child = command.spawn().with_context(|| format!("cannot start {}", radicd.display()))?;
+    Ok(command)
+}
+
+fn spawn(mut command: Command, name: &str, spare: bool) -> Result<Starting> {
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
     let stdout = child.stdout.take().context("the pipe that was asked for")?;
     Ok(Starting { name: name.to_owned(), spare, child, stdout, line: Vec::new(), address: None })
 }
@@ -209,14 +221,19 @@ fn wait_ready(cluster: &Cluster, nodes: &mut [Starting], signals: &mut Signals, 
             let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
             fds.extend(waiting.iter().map(|i| PollFd::new(nodes[*i].stdout.as_fd(), PollFlags::POLLIN)));
             client::poll_fds(&mut fds, Some(deadline.min(report_at) - now)).context("waiting for the nodes")?;
-            fds.iter().map(|fd| fd.revents().is_some_and(|r| !r.is_empty())).collect::<Vec<_>>()
+            fds[1..].iter().map(|fd| fd.any().unwrap_or(false)).collect::<Vec<_>>()
         };
-        if ready[0] && signals.next().context("reading signals")?.is_some() {
-            bail!("interrupted; nothing of the cluster is left running");
-        }
-        for (i, _) in waiting.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+        check_interrupt(signals)?;
+        for (i, _) in waiting.iter().zip(&ready).filter(|(_, ready)| **ready) {
             read_ready(cluster, &mut nodes[*i])?;
         }
+    }
+}
+
+fn check_interrupt(signals: &mut Signals) -> Result<()> {
+    match signals.next().context("reading signals")? {
+        Some(_) => bail!("interrupted; nothing of the cluster is left running"),
+        None => Ok(()),
     }
 }
 

@@ -312,19 +312,16 @@ impl<'a> Session<'a> {
     }
 
     fn handle_socket(&mut self) -> Result<Option<Ending>> {
-        if let Err(lost) = self.connection.flush().and_then(|()| self.connection.read()) {
-            return self.reattach(lost);
-        }
+        let mut lost = self.connection.flush().and_then(|()| self.connection.read()).err();
+        // Every reply that is here is handled: the socket may never poll readable again.
         while self.outcome.is_none() {
-            match self.connection.next_reply() {
+            let ending = match lost.take().map_or_else(|| self.connection.next_reply(), Err) {
                 Ok(None) => break,
-                Ok(Some(reply)) => {
-                    let ending = self.handle_reply(reply)?;
-                    if ending.is_some() {
-                        return Ok(ending);
-                    }
-                }
-                Err(lost) => return self.reattach(lost),
+                Ok(Some(reply)) => self.handle_reply(reply)?,
+                Err(lost) => self.reattach(lost)?,
+            };
+            if ending.is_some() {
+                return Ok(ending);
             }
         }
         Ok(None)

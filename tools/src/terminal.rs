@@ -39,6 +39,15 @@ impl Signals {
         Ok(Signals { fd, before })
     }
 
+    /// Does something with the signals as they were: a child would inherit that they are blocked.
+    pub(crate) fn unblocked<T>(&self, action: impl FnOnce() -> T) -> nix::Result<T> {
+        let mut blocked = SigSet::empty();
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), Some(&mut blocked))?;
+        let result = action();
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None)?;
+        Ok(result)
+    }
+
     /// The next signal that has come.
     pub(crate) fn next(&mut self) -> nix::Result<Option<Signal>> {
         let info = self.fd.read_signal()?;

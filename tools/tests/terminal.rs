@@ -1,0 +1,555 @@
+//! The `radic` command against a protector that the test plays: what it asks, prints, passes on, and how it ends.
+
+use std::fs::{DirBuilder, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use radic_wire::frame::{FrameReader, encode_into};
+use radic_wire::ids::{BootId, JobId, NodeId, NodeName, Rank};
+use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Placement};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
+use radic_wire::{PROTOCOL_VERSION, codec, limits};
+use serde_bytes::ByteBuf;
+
+use OutputStream::{Stderr, Stdout};
+
+/// Long enough for a machine that does other things, short enough for a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The directory of a cluster without protectors.
+struct Cluster(tempfile::TempDir);
+
+impl Cluster {
+    fn new() -> Self {
+        Cluster(tempfile::tempdir().unwrap())
+    }
+
+    fn dir(&self) -> PathBuf {
+        // Longer than a socket address can be.
+        self.0.path().join("d".repeat(120))
+    }
+
+    fn node(&self, name: &str) -> Node {
+        let dir = self.dir().join("nodes").join(name);
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir).unwrap();
+        let open = File::open(&dir).unwrap();
+        let listener = UnixListener::bind(format!("/proc/self/fd/{}/control.sock", open.as_raw_fd())).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Node { name: name.parse().unwrap(), listener }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_radic"));
+        command.arg("--cluster").arg(self.dir()).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self, args: &[&str]) -> Running {
+        Running(Some(self.command(args).spawn().unwrap()))
+    }
+}
+
+/// A command under way; killed if the test fails.
+struct Running(Option<Child>);
+
+impl Running {
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().unwrap()
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        kill(Pid::from_raw(self.child().id() as i32), signal).unwrap();
+    }
+
+    fn end(mut self) -> (i32, String, String) {
+        let Output { status, stdout, stderr } = self.0.take().unwrap().wait_with_output().unwrap();
+        let code = status.code().unwrap_or_else(|| panic!("{status}"));
+        (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A node whose protector is the test.
+struct Node {
+    name: NodeName,
+    listener: UnixListener,
+}
+
+impl Node {
+    fn accept(&self) -> Peer {
+        let mut fds = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(&self.listener), nix::poll::PollFlags::POLLIN)];
+        let timeout = nix::poll::PollTimeout::try_from(PATIENCE).unwrap();
+        assert_eq!(nix::poll::poll(&mut fds, timeout), Ok(1), "the command does not connect to {}", self.name);
+        let (stream, _) = self.listener.accept().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut peer = Peer { stream, reader: FrameReader::new(limits::LOCAL_FRAME) };
+        assert_eq!(peer.receive(), Some(Request::Hello { version: PROTOCOL_VERSION }));
+        peer.send(&Reply::Welcome { version: PROTOCOL_VERSION, node: self.name.clone() });
+        peer
+    }
+
+    /// Accepts a `Run`, and answers that the job has started.
+    fn accept_run(&self, nodes: &[&str]) -> (Peer, JobSpec) {
+        let mut peer = self.accept();
+        let Some(Request::Run { spec, attach: true }) = peer.receive() else { panic!("no Run") };
+        peer.send(&attached(nodes));
+        (peer, *spec)
+    }
+}
+
+/// A command that has connected.
+struct Peer {
+    stream: UnixStream,
+    reader: FrameReader,
+}
+
+impl Peer {
+    /// The next request; nothing at the end of the connection.
+    fn receive(&mut self) -> Option<Request> {
+        loop {
+            if let Some(body) = self.reader.next_frame().unwrap() {
+                return Some(codec::decode(body, limits::LOCAL_FRAME).unwrap());
+            }
+            let mut buffer = [0; 4096];
+            let n = self.stream.read(&mut buffer).expect("the command says nothing");
+            if n == 0 {
+                return None;
+            }
+            self.reader.push(&buffer[..n]);
+        }
+    }
+
+    fn send(&mut self, reply: &Reply) {
+        let mut frame = Vec::new();
+        encode_into(&mut frame, &codec::encode(reply, limits::LOCAL_FRAME).unwrap(), limits::LOCAL_FRAME);
+        self.stream.write_all(&frame).unwrap();
+    }
+
+    fn output(&mut self, rank: u32, stream: OutputStream, data: &str) {
+        self.send(&Reply::Output { rank: Rank(rank), stream, data: ByteBuf::from(data) });
+    }
+
+    fn finish(&mut self) {
+        self.send(&Reply::Ended(Outcome { code: 0, reason: EndReason::Finished }));
+    }
+
+    /// Waits until so many bytes are reported as printed; anything else is an error.
+    fn expect_printed(&mut self, mut bytes: u64) {
+        while bytes > 0 {
+            match self.receive() {
+                Some(Request::Printed(n)) => bytes = bytes.checked_sub(n).expect("more printed than sent"),
+                other => panic!("{other:?} instead of Printed"),
+            }
+        }
+    }
+
+    /// The next request that is not `Printed`.
+    fn receive_other(&mut self) -> Option<Request> {
+        loop {
+            match self.receive() {
+                Some(Request::Printed(_)) => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+const JOB: u64 = 0xabc;
+
+fn node_id(name: &str) -> NodeId {
+    NodeId { name: name.parse().unwrap(), boot: BootId(1) }
+}
+
+/// One rank on each of these nodes.
+fn attached(nodes: &[&str]) -> Reply {
+    let placement =
+        Placement { nodes: nodes.iter().map(|n| node_id(n)).collect(), rank_nodes: (0..nodes.len() as u32).collect() };
+    Reply::Attached { job: JobId::from_bits(JOB), placement, dropped: 0 }
+}
+
+fn status(nodes: &[(&str, NodeState)]) -> Reply {
+    let info = |(name, state): &(&str, NodeState)| NodeInfo {
+        name: name.parse().unwrap(),
+        address: "127.0.0.1:7".parse().unwrap(),
+        state: *state,
+        spare: false,
+        slots: 1,
+        ranks: vec![],
+        protector: None,
+        memory: 0,
+        pid: 0,
+    };
+    Reply::Status(ClusterStatus {
+        answered_by: "n2".parse().unwrap(),
+        view: 1,
+        frozen: false,
+        nodes: nodes.iter().map(info).collect(),
+        jobs: vec![],
+    })
+}
+
+#[test]
+fn a_job_is_described_and_its_output_printed_in_whole_lines() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut command = cluster.command(&["run", "-n", "2", "--label", "--env", "A=b", "--map-by", "slot", "--", "sh", "-c", "x"]);
+    let running = Running(Some(command.env("OTHER", "o").env("A", "a").spawn().unwrap()));
+    let (mut peer, spec) = node.accept_run(&["n1", "n2"]);
+    assert_eq!(spec.validate(), Ok(()));
+    assert_eq!((spec.ranks, spec.args.len()), (2, 3));
+    assert!(spec.program.starts_with(b"/") && spec.program.ends_with(b"/sh"));
+    let value = |name: &str| {
+        let values: Vec<_> = spec.env.iter().filter(|(k, _)| k.as_slice() == name.as_bytes()).map(|(_, v)| v.to_vec()).collect();
+        assert!(values.len() <= 1, "{name} is set twice");
+        values.into_iter().next()
+    };
+    assert_eq!((value("A"), value("OTHER")), (Some(b"b".to_vec()), Some(b"o".to_vec())));
+    assert_eq!(peer.receive_other(), Some(Request::Stdin(ByteBuf::new())), "the end of the input is passed on");
+    peer.output(0, Stdout, "one ");
+    peer.output(1, Stdout, "two\nthree");
+    peer.output(1, Stderr, "error\n");
+    peer.output(0, Stdout, "line\n");
+    // What follows the unfinished "three" is printed, too, but the account has no holes.
+    peer.expect_printed(
+        "one two
+"
+        .len() as u64,
+    );
+    peer.finish();
+    let (code, stdout, stderr) = running.end();
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "[1] two\n[0] one line\n[1] three", "[1] error\n"));
+}
+
+#[test]
+fn the_exit_code_and_the_reason_are_told() {
+    let n2: NodeName = "n2".parse().unwrap();
+    let failed = EndReason::RankFailed { rank: Rank(1), node: n2.clone(), status: ExitStatus::Signal(9) };
+    let lost = EndReason::NodeLost { node: n2, ranks: vec![Rank(1), Rank(2)], why: "silent".into() };
+    let aborted = EndReason::Aborted { rank: Rank(0), code: 256, message: "enough".into() };
+    let cases = [
+        (0, EndReason::Finished, 0, ""),
+        (137, failed, 137, "rank 1 on n2 was ended by signal 9 (SIGKILL)"),
+        (113, lost, 113, "node n2 died (silent) and took ranks 1,2 with it"),
+        (256, aborted, 1, "rank 0 called MPI_Abort with code 256: enough"),
+    ];
+    for (code, reason, expected, text) in cases {
+        let cluster = Cluster::new();
+        let node = cluster.node("n1");
+        let running = cluster.start(&["run", "-n", "1", "--", "true"]);
+        let (mut peer, _) = node.accept_run(&["n1"]);
+        peer.send(&Reply::Ended(Outcome { code, reason }));
+        let (code, _, stderr) = running.end();
+        assert_eq!(code, expected, "{stderr}");
+        assert!(stderr.contains(text), "{stderr}");
+    }
+}
+
+#[test]
+fn standard_input_goes_out_piece_by_piece() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = Running(Some(cluster.command(&["run", "-n", "1", "--", "cat"]).stdin(Stdio::piped()).spawn().unwrap()));
+    let mut stdin = running.child().stdin.take().unwrap();
+    let text: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+    let writer = std::thread::spawn({
+        let text = text.clone();
+        move || stdin.write_all(&text).unwrap()
+    });
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    let mut seen = Vec::new();
+    loop {
+        let Some(Request::Stdin(piece)) = peer.receive() else { panic!("no input") };
+        if piece.is_empty() {
+            break;
+        }
+        assert!(piece.len() <= limits::CHUNK);
+        seen.extend_from_slice(&piece);
+        // The answer to this shows that no second piece came in between.
+        peer.output(0, Stdout, "x\n");
+        peer.expect_printed(2);
+        peer.send(&Reply::StdinTaken);
+    }
+    writer.join().unwrap();
+    assert!(seen == text, "{} bytes instead of {}", seen.len(), text.len());
+    peer.send(&Reply::StdinTaken);
+    peer.finish();
+    assert_eq!(running.end().0, 0);
+}
+
+#[test]
+fn signals_are_passed_on_and_the_third_interrupt_ends_the_job() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    assert!(matches!(peer.receive(), Some(Request::Stdin(_))), "attached");
+    for signal in [Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGQUIT, Signal::SIGINT, Signal::SIGINT] {
+        running.signal(signal);
+        assert_eq!(peer.receive(), Some(Request::Signal(signal as i32)));
+    }
+    running.signal(Signal::SIGINT);
+    let mut killer = node.accept();
+    assert_eq!(killer.receive(), Some(Request::Kill { job: JobId::from_bits(JOB).to_string() }));
+    assert_eq!(peer.receive(), Some(Request::Signal(2)));
+    peer.send(&Reply::Ended(Outcome { code: 137, reason: EndReason::Killed }));
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, 137);
+    assert!(stderr.contains("two more within 5 s end the job") && stderr.contains("the job was killed"), "{stderr}");
+}
+
+#[test]
+fn signals_before_the_job_is_there_are_for_the_job() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let mut peer = node.accept();
+    assert!(matches!(peer.receive(), Some(Request::Run { .. })));
+    running.signal(Signal::SIGTERM);
+    peer.send(&attached(&["n1"]));
+    let requests = [peer.receive().unwrap(), peer.receive().unwrap()];
+    assert!(requests.contains(&Request::Signal(15)), "{requests:?}");
+    peer.finish();
+    assert_eq!(running.end().0, 0);
+}
+
+#[test]
+fn a_dead_terminal_leaves_the_job_alone() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    assert!(matches!(peer.receive(), Some(Request::Stdin(_))), "attached");
+    running.signal(Signal::SIGHUP);
+    assert_eq!(peer.receive(), None);
+    let (code, stdout, stderr) = running.end();
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (129, "", ""));
+}
+
+#[test]
+fn a_closed_output_ends_the_job_quietly() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    drop(running.child().stdout.take());
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    peer.output(0, Stdout, "line\n");
+    let mut killer = node.accept();
+    assert_eq!(killer.receive(), Some(Request::Kill { job: JobId::from_bits(JOB).to_string() }));
+    killer.send(&Reply::Done);
+    let (code, _, stderr) = running.end();
+    assert_eq!((code, stderr.as_str()), (141, ""));
+}
+
+#[test]
+fn a_reader_that_is_slow_does_not_hold_up_signals() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    let line = format!("{}\n", "x".repeat(limits::CHUNK - 1));
+    let pieces = limits::OUTPUT_WINDOW / limits::CHUNK;
+    for _ in 0..pieces {
+        peer.output(0, Stdout, &line);
+    }
+    // The first report shows that it prints; the pipe holds less than the window.
+    assert!(matches!(peer.receive(), Some(Request::Stdin(_) | Request::Printed(_))));
+    running.signal(Signal::SIGTERM);
+    while peer.receive_other() != Some(Request::Signal(15)) {}
+    peer.finish();
+    let (code, stdout, _) = running.end();
+    assert_eq!((code, stdout.len()), (0, pieces * limits::CHUNK));
+}
+
+#[test]
+fn a_job_shown_elsewhere_is_no_success() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let running = cluster.start(&["attach", "abc"]);
+    let mut peer = node.accept();
+    assert_eq!(peer.receive(), Some(Request::Attach { job: "abc".into() }));
+    peer.send(&attached(&["n1"]));
+    peer.send(&Reply::TakenOver);
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, 125);
+    assert!(stderr.contains("another terminal"), "{stderr}");
+}
+
+#[test]
+fn the_loss_of_the_protector_is_survived_by_the_terminal() {
+    let cluster = Cluster::new();
+    let (n1, n2) = (cluster.node("n1"), cluster.node("n2"));
+    let running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = n1.accept_run(&["n2"]);
+    assert_eq!(peer.receive(), Some(Request::Stdin(ByteBuf::new())));
+    peer.output(0, Stdout, "one\n");
+    peer.expect_printed(4);
+    // An unfinished line: not printed, not reported, so the next protector sends it again.
+    peer.output(0, Stdout, "tw");
+    drop((peer, n1));
+    let mut peer = n2.accept();
+    assert_eq!(peer.receive(), Some(Request::Attach { job: JobId::from_bits(JOB).to_string() }));
+    peer.send(&attached(&["n2"]));
+    peer.output(0, Stdout, "two\n");
+    peer.finish();
+    let (code, stdout, stderr) = running.end();
+    assert_eq!((code, stdout.as_str()), (0, "one\ntwo\n"), "{stderr}");
+    assert!(stderr.contains("the protector of n1 went away"), "{stderr}");
+}
+
+#[test]
+fn the_loss_of_the_job_with_its_protector_is_the_loss_of_a_node() {
+    let cluster = Cluster::new();
+    let (n1, n2) = (cluster.node("n1"), cluster.node("n2"));
+    let running = cluster.start(&["run", "-n", "2", "--", "true"]);
+    drop(n1.accept_run(&["n1", "n2"]));
+    drop(n1);
+    // Its death is confirmed only at the second question.
+    for state in [NodeState::Silent, NodeState::Dead] {
+        let mut peer = n2.accept();
+        assert_eq!(peer.receive(), Some(Request::Status));
+        peer.send(&status(&[("n1", state), ("n2", NodeState::Alive)]));
+    }
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, 113, "{stderr}");
+    assert!(stderr.contains("node n1 died") && stderr.contains("took rank 0 with it"), "{stderr}");
+}
+
+#[test]
+fn the_loss_of_the_last_protector_is_an_error() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    drop(node.accept_run(&["n1"]));
+    drop(node);
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, 125);
+    assert!(stderr.contains("no protector of the cluster"), "{stderr}");
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let cluster = Cluster::new();
+    let (code, _, stderr) = cluster.start(&["nodes"]).end();
+    assert_eq!(code, 125);
+    assert!(stderr.contains("radic cluster start"), "{stderr}");
+
+    let node = cluster.node("n1");
+    let running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let mut peer = node.accept();
+    assert!(matches!(peer.receive(), Some(Request::Run { .. })));
+    peer.send(&Reply::Error("no room".into()));
+    assert_eq!(running.end(), (125, String::new(), "radic: no room\n".into()));
+
+    let running = cluster.start(&["run", "-n", "1", "--", "./no-such-program"]);
+    assert_eq!(running.end(), (127, String::new(), "radic: ./no-such-program: no such file\n".into()));
+    assert_eq!(cluster.start(&["run", "--", "true"]).end().0, 2, "wrong usage");
+}
+
+#[test]
+fn a_detached_job_is_named() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let running = cluster.start(&["run", "-n", "1", "--detach", "--", "true"]);
+    let mut peer = node.accept();
+    assert!(matches!(peer.receive(), Some(Request::Run { attach: false, .. })));
+    peer.send(&attached(&["n1"]));
+    assert_eq!(running.end(), (0, format!("{}\n", JobId::from_bits(JOB)), String::new()));
+}
+
+#[test]
+fn json_is_for_programs() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let running = cluster.start(&["nodes", "--json"]);
+    let mut peer = node.accept();
+    assert_eq!(peer.receive(), Some(Request::Status));
+    peer.send(&status(&[("n1", NodeState::Alive), ("n2", NodeState::Dead)]));
+    let (code, stdout, _) = running.end();
+    let nodes: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(code, 0);
+    assert_eq!(nodes[1]["name"], "n2");
+    assert_eq!(nodes[1]["state"], "dead");
+    assert_eq!(nodes[0]["ranks"], serde_json::json!([]));
+    assert_eq!(nodes[0]["spare"], false);
+}
+
+/// A command whose terminal is a pseudo terminal; the other end of it.
+fn on_terminal(cluster: &Cluster, args: &[&str]) -> (Running, File) {
+    let pty = nix::pty::openpty(None, None).unwrap();
+    // A copy of the other end in the command would keep the terminal alive.
+    for fd in [&pty.master, &pty.slave] {
+        fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+    }
+    let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
+    let command = cluster.command(args);
+    // The terminal must be the controlling one; setsid(1) sees to that without unsafe code here.
+    let mut wrapped = Command::new("setsid");
+    wrapped.args(["--ctty", "--wait"]).arg(command.get_program()).args(command.get_args());
+    wrapped.stdin(end(&pty.slave)).stdout(end(&pty.slave)).stderr(end(&pty.slave));
+    let child = wrapped.spawn().unwrap();
+    (Running(Some(child)), File::from(pty.master))
+}
+
+/// Reads from the terminal until `text` has come.
+fn expect(terminal: &mut File, text: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut seen = String::new();
+    while !seen.contains(text) {
+        assert!(Instant::now() < deadline, "no {text:?} in {seen:?}");
+        let mut fds = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(&*terminal), nix::poll::PollFlags::POLLIN)];
+        nix::poll::poll(&mut fds, nix::poll::PollTimeout::from(1000u16)).unwrap();
+        if fds[0].any() == Some(true) {
+            let mut buffer = [0; 1000];
+            let n = terminal.read(&mut buffer).expect("the terminal is closed");
+            seen.push_str(&String::from_utf8_lossy(&buffer[..n]));
+        }
+    }
+}
+
+#[test]
+fn a_prompt_is_shown_and_the_answer_passed_on() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let (running, mut terminal) = on_terminal(&cluster, &["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    peer.output(0, Stdout, "how many? ");
+    expect(&mut terminal, "how many? ");
+    terminal.write_all(b"4\n").unwrap();
+    assert_eq!(peer.receive_other(), Some(Request::Stdin(ByteBuf::from(&b"4\n"[..]))));
+    // The interrupt character becomes a signal for the job, and no input.
+    terminal.write_all(b"\x03").unwrap();
+    assert_eq!(peer.receive_other(), Some(Request::Signal(2)));
+    peer.finish();
+    expect(&mut terminal, "interrupt passed on");
+    assert_eq!(running.end().0, 0);
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_nothing_but_the_command() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let (_running, mut terminal) = on_terminal(&cluster, &["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    peer.output(0, Stdout, "line\n");
+    expect(&mut terminal, "line");
+    drop(terminal);
+    assert_eq!(peer.receive_other(), None, "neither an end of input nor a signal");
+}
