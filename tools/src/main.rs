@@ -17,6 +17,7 @@ use crate::client::Cluster;
 mod client;
 mod cluster;
 mod ledger;
+mod mpi;
 mod outcome;
 mod printer;
 mod run;

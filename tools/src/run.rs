@@ -1,7 +1,7 @@
 //! `radic run`: from the command line to a job's description.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use radic_wire::local::{Reply, Request};
 use serde_bytes::ByteBuf;
 
 use crate::client::Cluster;
-use crate::session;
-use crate::show::{print, report};
+use crate::show::{print, print_json, report};
+use crate::{mpi, session};
 
 /// Flags of `radic run`.
 #[derive(Args)]
@@ -39,6 +39,9 @@ pub(crate) struct RunArgs {
     /// In which order ranks go to nodes
     #[arg(long, value_enum, default_value_t = MapByFlag::Node)]
     map_by: MapByFlag,
+    /// The MPI library; what the environment or --env say about its settings wins over RADIC's
+    #[arg(long, value_enum, default_value_t = mpi::Choice::Auto)]
+    mpi: mpi::Choice,
     /// Begin each line of output with its rank
     #[arg(long)]
     label: bool,
@@ -59,7 +62,7 @@ pub(crate) struct RunArgs {
     detach: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
-    command: Vec<std::ffi::OsString>,
+    command: Vec<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -94,7 +97,12 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
             return Ok(crate::outcome::exit_code(code));
         }
     };
-    let spec = job_spec(args, &here, &program)?;
+    let inherited: Vec<_> = env::vars_os().collect();
+    let plan = mpi::plan(args.mpi, &program, &mpi::Environment { inherited: &inherited, explicit: &args.env })?;
+    if args.explain {
+        return if args.json { print_json(&plan) } else { Ok(print(&plan.to_string())?) }.map(|()| 0);
+    }
+    let spec = job_spec(args, &here, &program, inherited, &plan)?;
     spec.validate().context("this job cannot be started")?;
     let mut connection = cluster.connect(None)?;
     let request = Request::Run { spec: Box::new(spec), attach: !args.detach };
@@ -108,7 +116,13 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
     Ok(0)
 }
 
-fn job_spec(args: &RunArgs, here: &Path, program: &Path) -> Result<JobSpec> {
+fn job_spec(
+    args: &RunArgs,
+    here: &Path,
+    program: &Path,
+    inherited: Vec<(OsString, OsString)>,
+    plan: &mpi::Plan,
+) -> Result<JobSpec> {
     let dir = args.wd.as_ref().map_or_else(|| here.to_owned(), |wd| here.join(wd));
     ensure!(dir.is_dir(), "--wd {}: no such directory", dir.display());
     let mut words = args.command.clone();
@@ -119,8 +133,8 @@ fn job_spec(args: &RunArgs, here: &Path, program: &Path) -> Result<JobSpec> {
     Ok(JobSpec {
         program: bytes(program.as_os_str()),
         args: words.iter().map(|word| bytes(word)).collect(),
-        env: environment(args, &dir),
-        templates: Vec::new(),
+        env: environment(inherited, plan, &args.env, &dir),
+        templates: plan.templates(),
         dir: bytes(dir.as_os_str()),
         ranks: args.n,
         nodes: args.nodes.clone(),
@@ -136,13 +150,17 @@ fn bytes(text: &OsStr) -> ByteBuf {
 }
 
 /// The caller's environment, without what a launcher around us has left there, and with what the user adds.
-fn environment(args: &RunArgs, dir: &Path) -> Vec<(ByteBuf, ByteBuf)> {
-    let mut variables: Vec<(ByteBuf, ByteBuf)> = env::vars_os()
-        .filter(|(name, _)| name != "PWD")
-        .map(|(name, value)| (ByteBuf::from(name.into_vec()), ByteBuf::from(value.into_vec())))
-        .collect();
-    variables.push((ByteBuf::from("PWD"), bytes(dir.as_os_str())));
-    for (name, value) in &args.env {
+fn environment(
+    inherited: Vec<(OsString, OsString)>,
+    plan: &mpi::Plan,
+    explicit: &[(String, String)],
+    dir: &Path,
+) -> Vec<(ByteBuf, ByteBuf)> {
+    let passed_on = inherited.into_iter().filter(|(name, _)| name != "PWD" && !plan.removes(name));
+    let ours = passed_on.chain([("PWD".into(), dir.into())]);
+    let mut variables: Vec<_> =
+        ours.map(|(name, value)| (ByteBuf::from(name.into_vec()), ByteBuf::from(value.into_vec()))).collect();
+    for (name, value) in explicit {
         variables.retain(|(known, _)| known.as_slice() != name.as_bytes());
         variables.push((ByteBuf::from(name.as_bytes()), ByteBuf::from(value.as_bytes())));
     }
