@@ -340,6 +340,8 @@ async fn greet(shared: Rc<Shared>, socket: TcpStream, from: SocketAddr) {
     let greeting = tokio::time::timeout(HANDSHAKE, Connection::accept(socket, &shared.key)).await;
     match greeting.unwrap_or(Err(WireError::Slow(HANDSHAKE))) {
         Ok((connection, hello)) => _ = spawn_local(serve(shared, connection, hello, from)),
+        // It went away by itself, as a peer does whose neighbour in the ring has just changed.
+        Err(error @ (WireError::Closed | WireError::Io(_))) => tracing::debug!(%from, %error, "gone before its hello"),
         Err(error) => shared.refuse(from, &error).await,
     }
 }
