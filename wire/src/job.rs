@@ -20,7 +20,7 @@ pub mod placeholder {
     pub const RADIC_PMI: &str = "{radic_pmi}";
     /// The rank.
     pub const RANK: &str = "{rank}";
-    /// A number that is unique to the job.
+    /// A number for the job, of 31 bits with bit 15 clear, as Open MPI 4 wants it.
     pub const JOBNUM: &str = "{jobnum}";
 }
 

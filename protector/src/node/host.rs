@@ -358,7 +358,8 @@ impl Host {
             Request::BarrierIn => return self.enter_fence(rank),
             Request::Finalize => Reply::Done,
             Request::Abort { code, message } => {
-                let message = message.unwrap_or_default();
+                // What Open MPI says when it has nothing to say.
+                let message = message.filter(|m| m != "N/A").unwrap_or_default();
                 return self.outputs.push_back(HostOutput::ToHome(ToHome::Aborted { rank, code, message }));
             }
             Request::PublishName { service: name, port } => {
@@ -423,6 +424,13 @@ impl Host {
     }
 }
 
+/// The job as Open MPI 4 can have it for a number: it keeps 32 bits, and clears bit 15 in some places and not in others, so that
+/// ranks of a job with that bit set take each other for strangers (seen in every second job). It need not be unique: it only
+/// names keys in the job's own key space.
+fn job_number(job: JobId) -> u64 {
+    job.bits() & 0x7fff_7fff
+}
+
 /// The environment of a rank: the user's, then what is particular to the node, then what RADIC says to every rank.
 fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment) -> Vec<(ByteBuf, ByteBuf)> {
     let values = [
@@ -431,7 +439,7 @@ fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment
         (placeholder::PREFIX, host.prefix.clone()),
         (placeholder::RADIC_PMI, host.radic_pmi.clone()),
         (placeholder::RANK, rank.to_string()),
-        (placeholder::JOBNUM, job.bits().to_string()),
+        (placeholder::JOBNUM, job_number(job).to_string()),
     ];
     let expand = |template: &str| values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value));
     let templates = spec.templates.iter().map(|(name, template)| (name.clone(), expand(template)));

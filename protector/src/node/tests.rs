@@ -482,7 +482,7 @@ fn output_without_a_terminal_is_kept_up_to_a_limit_and_the_loss_is_told() {
     let dropped =
         cluster.replies(2).iter().find_map(|r| if let Reply::Attached { dropped, .. } = r { Some(*dropped) } else { None });
     let dropped = dropped.unwrap() as usize;
-    assert!(dropped >= 10 * limits::CHUNK && dropped <= 12 * limits::CHUNK, "{dropped}");
+    assert!((10 * limits::CHUNK..=12 * limits::CHUNK).contains(&dropped), "{dropped}");
     assert_eq!(cluster.printed(2)[0], (dropped / limits::CHUNK % 251) as u8, "the oldest goes first");
 }
 
