@@ -160,10 +160,12 @@ fn start_all(
     started.push(spawn(&first, spare, None, signals)?);
     wait_ready(cluster, started, signals, deadline)?;
     let founder = started[0].address;
+    // One after the other, so that the order of the ring is that of the names; each takes some milliseconds.
     for (name, spare) in names {
         started.push(spawn(&name, spare, founder, signals)?);
+        wait_ready(cluster, started, signals, deadline)?;
     }
-    wait_ready(cluster, started, signals, deadline)
+    Ok(())
 }
 
 /// The command that is one node's protector, and its directory with a log in it.
