@@ -15,6 +15,7 @@ pub mod command;
 pub mod leftovers;
 pub mod netns;
 pub mod process;
+pub mod random;
 pub mod sharing;
 
 pub use cluster::{Cluster, Kind, Setup};

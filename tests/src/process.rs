@@ -111,6 +111,18 @@ pub fn wait_none(dir: &Path, except: &[u32], limit: Duration) -> Result<(), Stri
     }
 }
 
+/// Waits until something holds that no event tells.
+///
+/// # Panics
+/// If it does not hold in time.
+pub fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited for {limit:.1?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Resident memory of a process, in KiB.
 pub fn resident_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

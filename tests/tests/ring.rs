@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use radic_tests::client::{Events, describe};
 use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::random::Random;
 use radic_wire::event::{Event, EventName};
 use radic_wire::local::NodeState;
 
@@ -14,34 +15,6 @@ const NODES: usize = 64;
 const KILLED: usize = 5;
 /// Time for all survivors to have a view without the dead.
 const SEEN: Duration = Duration::from_secs(2);
-
-/// A small pseudo-random generator (SplitMix64, Steele, Lea and Flood 2014), so that a run can be repeated from its seed.
-struct Random(u64);
-
-impl Random {
-    /// Seeded from RADIC_SEED, or from the clock; printed.
-    fn from_environment() -> Self {
-        let given = std::env::var("RADIC_SEED").ok().map(|seed| seed.parse().expect("RADIC_SEED is a number"));
-        let seed = given.unwrap_or_else(|| now_ms() as u64);
-        println!("seed {seed} (RADIC_SEED={seed} repeats this choice)");
-        Random(seed)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
-
-    fn choose(&mut self, count: usize, names: &[String]) -> BTreeSet<String> {
-        let mut chosen = BTreeSet::new();
-        while chosen.len() < count {
-            chosen.insert(names[self.below(names.len())].clone());
-        }
-        chosen
-    }
-}
 
 fn now_ms() -> u128 {
     SystemTime::UNIX_EPOCH.elapsed().expect("the clock is past 1970").as_millis()
@@ -93,7 +66,7 @@ fn wait_for_deaths(events: &mut Events, killed: &BTreeSet<String>, survivors: &B
 
 fn kill_and_measure(cluster: &Cluster, all: &BTreeSet<String>) {
     let names: Vec<String> = all.iter().cloned().collect();
-    let killed = Random::from_environment().choose(KILLED, &names);
+    let killed: BTreeSet<_> = Random::from_environment().choose(KILLED, &names).into_iter().collect();
     let survivors: BTreeSet<_> = all.difference(&killed).cloned().collect();
     println!("killing {}", killed.iter().cloned().collect::<Vec<_>>().join(", "));
     let mut events = cluster.events_at(survivors.first().expect("some survive"));
