@@ -8,6 +8,8 @@ pub const PEER_FRAME: usize = 16 << 20;
 pub const LOCAL_FRAME: usize = 4 << 20;
 /// Most members that a view may have.
 pub const MEMBERS: usize = 16_384;
+/// Former members that a view remembers.
+pub const DEPARTED: usize = 1_024;
 /// Most ranks that one job may have.
 pub const RANKS: u32 = 65_536;
 /// Largest argument list plus environment of a job, in bytes (the kernel's own bound is near 2 MiB).

@@ -11,10 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{BootId, NodeId, NodeName};
 use crate::limits;
-
-/// Most departed members that a view remembers; the oldest are forgotten.
-pub const DEPARTED: usize = 1_024;
-
 /// One protector as the others know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -55,7 +51,7 @@ pub struct View {
     pub number: u64,
     /// The members, in the order in which they joined: 1 to [`limits::MEMBERS`], no name twice.
     pub members: Vec<Member>,
-    /// The last [`DEPARTED`] former members, oldest first. Part of the view so that a late duplicate of a dead member's request to
+    /// The last [`limits::DEPARTED`] former members, oldest first. Part of the view so that a late duplicate of a dead member's request to
     /// join is refused by everybody, also by those who came after it.
     pub departed: Vec<Departed>,
 }
@@ -93,8 +89,8 @@ pub enum BadView {
     /// More than [`limits::MEMBERS`].
     #[error("more than {} members", limits::MEMBERS)]
     TooManyMembers,
-    /// More than [`DEPARTED`].
-    #[error("more than {DEPARTED} former members")]
+    /// More than [`limits::DEPARTED`].
+    #[error("more than {limit} former members", limit = limits::DEPARTED)]
     TooManyDeparted,
     /// Two members with one name.
     #[error("two members are named {0}")]
@@ -164,7 +160,7 @@ impl View {
         members.extend(
             changes.iter().filter_map(|change| if let Change::Join(member) = change { Some(member.clone()) } else { None }),
         );
-        let departed = departed.split_off(departed.len().saturating_sub(DEPARTED));
+        let departed = departed.split_off(departed.len().saturating_sub(limits::DEPARTED));
         let next = View { cluster: self.cluster, number: self.number + 1, members, departed };
         next.check()?;
         Ok(next)
@@ -184,7 +180,7 @@ impl View {
         if self.members.len() > limits::MEMBERS {
             return Err(BadView::TooManyMembers);
         }
-        if self.departed.len() > DEPARTED {
+        if self.departed.len() > limits::DEPARTED {
             return Err(BadView::TooManyDeparted);
         }
         let mut names = BTreeSet::new();
@@ -344,7 +340,7 @@ mod tests {
         for boot in 0..2_000 {
             view = view.next(&[Change::Join(member("b", boot))]).unwrap().next(&[Change::Leave(member("b", boot).id)]).unwrap();
         }
-        assert_eq!(view.departed.len(), DEPARTED);
+        assert_eq!(view.departed.len(), limits::DEPARTED);
         assert_eq!(view.departure(&member("b", 1_999).id), Some(Departure::Left));
         assert_eq!(view.departure(&member("b", 0).id), None);
     }

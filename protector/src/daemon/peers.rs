@@ -32,8 +32,6 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The same for somebody who is no member any more, and may hear of that as a last word.
 const LAST_WORD: Duration = Duration::from_secs(2);
-/// Departed protectors that are remembered for that.
-const DEPARTED: usize = 1024;
 /// Acknowledge at the latest after so many messages.
 const ACK_EVERY: u64 = 64;
 /// Refusals that are logged in one second; the rest is counted.
@@ -188,7 +186,7 @@ impl Peers {
         }
         self.shared.received.borrow_mut().remove(node);
         self.departed.push_back(node.clone());
-        if self.departed.len() > DEPARTED {
+        if self.departed.len() > limits::DEPARTED {
             self.departed.pop_front();
         }
     }
