@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::rc::Rc;
 
 use radic_wire::codec;
-use radic_wire::event::EventName;
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
@@ -16,8 +16,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::spawn_local;
 
+use super::refusals::Refusals;
 use super::wire::WireError;
 use crate::node::{ClientId, Input};
 
@@ -43,13 +45,13 @@ impl Commands {
 
     /// Sends a reply. A command that does not read has its connection closed: its reader reports that it is gone.
     pub fn reply(&mut self, id: ClientId, reply: Reply) {
-        if self.queues.get(&id).is_some_and(|queue| queue.try_send(reply).is_err()) {
+        if let Some(Err(TrySendError::Full(_))) = self.queues.get(&id).map(|queue| queue.try_send(reply)) {
             tracing::warn!(client = id.0, "a command does not read its replies: disconnected");
             self.queues.remove(&id);
         }
     }
 
-    /// Closes a connection after what was replied.
+    /// Closes a connection after what was replied; or the command has gone by itself.
     pub fn close(&mut self, id: ClientId) {
         self.queues.remove(&id);
     }
@@ -69,10 +71,15 @@ pub fn bind(dir: &Path) -> io::Result<UnixListener> {
 }
 
 /// Accepts commands of this user and of root.
-pub async fn accept(listener: UnixListener, inputs: mpsc::Sender<Input>, connected: mpsc::Sender<Connected>) {
+pub async fn accept(
+    listener: UnixListener,
+    inputs: mpsc::Sender<Input>,
+    connected: mpsc::Sender<Connected>,
+    refusals: Rc<Refusals>,
+) {
     let me = nix::unistd::geteuid().as_raw();
     let mut next = 1;
-    let counter = std::rc::Rc::new(());
+    let counter = Rc::new(());
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
@@ -88,13 +95,11 @@ pub async fn accept(listener: UnixListener, inputs: mpsc::Sender<Input>, connect
                 Some(format!("refused a command of uid {uid}: this protector belongs to uid {me}"))
             }
             Err(error) => Some(format!("refused a command whose user the kernel does not tell: {error}")),
-            Ok(_) if std::rc::Rc::strong_count(&counter) > COMMANDS => {
-                Some(format!("refused a command: {COMMANDS} are connected"))
-            }
+            Ok(_) if Rc::strong_count(&counter) > COMMANDS => Some(format!("refused a command: {COMMANDS} are connected")),
             Ok(_) => None,
         };
         if let Some(text) = refusal {
-            _ = inputs.send(Input::Note(EventName::Refused, text)).await;
+            refusals.note(text).await;
             continue;
         }
         let (id, alive) = (ClientId(next), counter.clone());
@@ -103,16 +108,22 @@ pub async fn accept(listener: UnixListener, inputs: mpsc::Sender<Input>, connect
         if connected.send(Connected(id, queue)).await.is_err() {
             return;
         }
-        let inputs = inputs.clone();
+        let (inputs, refusals) = (inputs.clone(), refusals.clone());
         spawn_local(async move {
-            serve(id, socket, replies, &inputs).await;
+            serve(id, socket, replies, &inputs, &refusals).await;
             _ = inputs.send(Input::ClientGone(id)).await;
             drop(alive);
         });
     }
 }
 
-async fn serve(id: ClientId, socket: UnixStream, replies: mpsc::Receiver<Reply>, inputs: &mpsc::Sender<Input>) {
+async fn serve(
+    id: ClientId,
+    socket: UnixStream,
+    replies: mpsc::Receiver<Reply>,
+    inputs: &mpsc::Sender<Input>,
+    refusals: &Refusals,
+) {
     let (reader, writer) = socket.into_split();
     let result = tokio::select! {
         result = write(writer, replies) => result,
@@ -120,7 +131,7 @@ async fn serve(id: ClientId, socket: UnixStream, replies: mpsc::Receiver<Reply>,
     };
     match result {
         Ok(()) | Err(WireError::Closed | WireError::Io(_)) => {}
-        Err(error) => _ = inputs.send(Input::Note(EventName::Refused, format!("a command was disconnected: {error}"))).await,
+        Err(error) => refusals.note(format!("a command was disconnected: {error}")).await,
     }
 }
 

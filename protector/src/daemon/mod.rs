@@ -7,6 +7,7 @@ mod commands;
 pub mod keeper;
 mod peers;
 mod processes;
+mod refusals;
 mod sys;
 mod wire;
 
@@ -14,6 +15,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -31,6 +33,7 @@ use tokio::task::{LocalSet, spawn_local};
 use self::commands::{Commands, Connected};
 use self::peers::Peers;
 use self::processes::Processes;
+use self::refusals::Refusals;
 use crate::config::Config;
 use crate::node::host::HostEnvironment;
 use crate::node::{Input, Node, NodeConfig, Output, Stop};
@@ -84,7 +87,8 @@ impl Daemon {
             NodeConfig { me: me.clone(), environment, wall_us, seed: random[1], join, timing, memory: resident_memory };
         let (input_sender, inputs) = mpsc::channel(INPUTS);
         let (connected_sender, connected) = mpsc::channel(1);
-        spawn_local(commands::accept(control, input_sender.clone(), connected_sender));
+        let refusals = Rc::new(Refusals::new(input_sender.clone()));
+        spawn_local(commands::accept(control, input_sender.clone(), connected_sender, refusals.clone()));
         spawn_local(leave_on_signal(input_sender.clone())?);
         Ok(Daemon {
             started: Instant::now(),
@@ -92,7 +96,7 @@ impl Daemon {
             inputs,
             connected,
             ready_line: format!("ready {} {address}", config.name),
-            peers: Peers::start(me, key, listener, input_sender.clone()),
+            peers: Peers::start(me, key, listener, input_sender.clone(), refusals),
             commands: Commands::default(),
             processes: Processes::new(input_sender, limit),
             pid_file,
@@ -126,8 +130,10 @@ impl Daemon {
     }
 
     fn handle(&mut self, input: Input) {
-        if let Input::Exited(process, _) = &input {
-            self.processes.handle_exited(*process);
+        match &input {
+            Input::Exited(process, _) => self.processes.handle_exited(*process),
+            Input::ClientGone(client) => self.commands.close(*client),
+            _ => {}
         }
         self.node.handle(self.started.elapsed(), input);
     }

@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
 
+use super::refusals::Refusals;
 use super::wire::{Connection, WireError};
 use crate::link::{LinkReceiver, LinkSender};
 use crate::membership::Peer;
@@ -34,8 +35,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LAST_WORD: Duration = Duration::from_secs(2);
 /// Acknowledge at the latest after so many messages.
 const ACK_EVERY: u64 = 64;
-/// Refusals that are logged in one second; the rest is counted.
-const REFUSALS_A_SECOND: u32 = 10;
 
 /// The stream of messages to one protector.
 struct Link {
@@ -66,14 +65,7 @@ struct Shared {
     /// What was received from each protector, and where it said it listens.
     received: RefCell<HashMap<NodeId, (LinkReceiver, SocketAddr)>>,
     connections: Cell<usize>,
-    refusals: RefCell<Refusals>,
-}
-
-#[derive(Default)]
-struct Refusals {
-    second: u64,
-    logged: u32,
-    suppressed: u64,
+    refusals: Rc<Refusals>,
 }
 
 /// All connections with other protectors.
@@ -86,15 +78,14 @@ pub struct Peers {
 
 impl Peers {
     /// Starts to accept connections. Must be called within a `LocalSet`.
-    pub fn start(me: Member, key: ClusterKey, listener: TcpListener, inputs: mpsc::Sender<Input>) -> Self {
-        let shared = Rc::new(Shared {
-            me,
-            key,
-            inputs,
-            received: RefCell::default(),
-            connections: Cell::new(0),
-            refusals: RefCell::default(),
-        });
+    pub fn start(
+        me: Member,
+        key: ClusterKey,
+        listener: TcpListener,
+        inputs: mpsc::Sender<Input>,
+        refusals: Rc<Refusals>,
+    ) -> Self {
+        let shared = Rc::new(Shared { me, key, inputs, received: RefCell::default(), connections: Cell::new(0), refusals });
         spawn_local(accept(shared.clone(), listener));
         Peers { shared, links: HashMap::new(), beat: None, departed: VecDeque::new() }
     }
@@ -206,28 +197,8 @@ impl Shared {
         Hello { version: PROTOCOL_VERSION, from: self.me.clone(), to, purpose }
     }
 
-    /// Logs that somebody was refused; a flood of refusals is counted, not logged.
     async fn refuse(&self, from: SocketAddr, error: &WireError) {
-        let line = {
-            let mut refusals = self.refusals.borrow_mut();
-            let second = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_secs());
-            if refusals.second != second {
-                refusals.second = second;
-                refusals.logged = 0;
-            }
-            if refusals.logged < REFUSALS_A_SECOND {
-                refusals.logged += 1;
-                let suppressed = std::mem::take(&mut refusals.suppressed);
-                let more = if suppressed > 0 { format!(" ({suppressed} more were refused before)") } else { String::new() };
-                Some(format!("refused a connection from {from}: {error}{more}"))
-            } else {
-                refusals.suppressed += 1;
-                None
-            }
-        };
-        if let Some(line) = line {
-            _ = self.inputs.send(Input::Note(EventName::Refused, line)).await;
-        }
+        self.refusals.note(format!("refused a connection from {from}: {error}")).await;
     }
 }
 
