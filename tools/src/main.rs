@@ -14,6 +14,7 @@ use radic_wire::local::{Reply, Request};
 
 use crate::client::Cluster;
 
+mod bench;
 mod client;
 mod cluster;
 mod ledger;
@@ -104,6 +105,9 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Cause a failure, for tests
     #[command(subcommand)]
     Inject(InjectCommand),
@@ -192,6 +196,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Nodes { format } => show::nodes(&cluster, format.json)?,
         Command::Status { format } => show::status(&cluster, format.json)?,
         Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
+        Command::Bench(bench::BenchCommand::Launch(args)) => bench::launch(&cluster, &args)?,
         // A protector that kills itself could not answer.
         Command::Inject(InjectCommand::KillNode { name }) => {
             done(&cluster, Some(name.as_str()), &Request::KillNode { name: name.clone() })?;

@@ -223,6 +223,10 @@ impl<'a> Session<'a> {
             if signal == Signal::SIGHUP {
                 return Ok(Some(Ending::Detached));
             }
+            // The job is over; only its output is still to be read by somebody who is in no hurry.
+            if let Some(outcome) = self.outcome.take() {
+                return Ok(Some(Ending::Ended(outcome)));
+            }
             if signal == Signal::SIGINT
                 && let Some(ending) = self.handle_interrupt()
             {
@@ -237,7 +241,7 @@ impl<'a> Session<'a> {
     }
 
     fn handle_interrupt(&mut self) -> Option<Ending> {
-        if self.killer.is_some() || self.outcome.is_some() {
+        if self.killer.is_some() {
             return Some(Ending::Abandoned);
         }
         let now = Instant::now();

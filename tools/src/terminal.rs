@@ -39,10 +39,10 @@ impl Signals {
         Ok(Signals { fd, before })
     }
 
-    /// Does something with the signals as they were: a child would inherit that they are blocked.
+    /// Does something with the signals as deadly as ever: a child would inherit that they are blocked.
     pub(crate) fn unblocked<T>(&self, action: impl FnOnce() -> T) -> nix::Result<T> {
         let mut blocked = SigSet::empty();
-        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), Some(&mut blocked))?;
+        sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&SigSet::from_iter(SIGNALS)), Some(&mut blocked))?;
         let result = action();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None)?;
         Ok(result)

@@ -379,6 +379,30 @@ fn a_reader_that_is_slow_does_not_hold_up_signals() {
 }
 
 #[test]
+fn a_reader_that_never_comes_back_is_not_waited_for() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let _unread = running.child().stdout.take().unwrap();
+    let (mut peer, _) = node.accept_run(&["n1"]);
+    for _ in 0..4 {
+        peer.output(0, Stdout, &"x\n".repeat(limits::CHUNK / 2));
+    }
+    peer.send(&Reply::Ended(Outcome { code: 3, reason: EndReason::Killed }));
+    // A signal that comes before the end is passed on, and the next one is tried.
+    peer.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "it waits for its reader");
+        running.signal(Signal::SIGTERM);
+        if matches!(peer.stream.read(&mut [0; 4096]), Ok(0)) {
+            break;
+        }
+    }
+    assert_eq!(running.end().0, 3);
+}
+
+#[test]
 fn a_job_shown_elsewhere_is_no_success() {
     let cluster = Cluster::new();
     let node = cluster.node("n1");
