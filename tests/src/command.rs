@@ -92,7 +92,8 @@ impl Invocation {
 
     /// Starts it with another stderr than a captured one.
     pub fn start_with_stderr(mut self, stderr: Stdio) -> Running {
-        let what = format!("{:?}", self.command).replace('"', "");
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        let what = words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
         let stdin = if matches!(self.stdin, Input::Empty) { Stdio::null() } else { Stdio::piped() };
         let spawned = self.command.stdin(stdin).stdout(Stdio::piped()).stderr(stderr).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("cannot start {what}: {error}"));

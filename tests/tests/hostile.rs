@@ -199,7 +199,7 @@ const QUICK: [Attack; 12] = [
         peer.expect_closed();
     }),
     ("a hello for somebody else", |target, random| {
-        let boot = BootId(random.next());
+        let boot = BootId(random.number());
         let (peer, welcome) = Peer::open(target).hello(&hello(Some(NodeId { boot, ..target.id.clone() }), Purpose::Link));
         assert!(welcome.refused.expect("a reason").contains("meant for"));
         peer.expect_closed();
@@ -213,7 +213,7 @@ const QUICK: [Attack; 12] = [
     ("a link that skips a number", |target, random| {
         let (mut peer, welcome) = Peer::open(target).hello(&hello(Some(target.id.clone()), Purpose::Link));
         assert_eq!(welcome.refused, None);
-        peer.send(&LinkFrame::Data { seq: 2 + random.next() / 2, message: PeerMessage::Unsubscribe });
+        peer.send(&LinkFrame::Data { seq: 2 + random.number() / 2, message: PeerMessage::Unsubscribe });
         peer.expect_closed();
     }),
     ("garbage on a link", |target, random| {

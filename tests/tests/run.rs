@@ -1,0 +1,226 @@
+//! `radic run`: exit codes, what is left afterwards, placement, environment, standard input, signals.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use radic_tests::cluster::{Cluster, Kind, Setup};
+use radic_tests::random::Random;
+use rustix::process::Signal;
+
+/// Time for ranks that ignore SIGTERM: the grace between it and SIGKILL, and some for the rest.
+const GRACE: Duration = Duration::from_secs(4);
+
+fn sh(script: &str) -> [&str; 3] {
+    ["sh", "-c", script]
+}
+
+#[test]
+fn the_exit_code_is_the_first_that_is_not_zero() {
+    let cluster = Cluster::start(Kind::Logical, 3);
+    let run = |script: &str| cluster.job(3, "", &sh(script)).run();
+    run("true").expect(0);
+    let waiting = "[ $RADIC_RANK = 2 ] && exit 3; exec sleep 1000";
+    run(waiting).expect(3).expect_stderr(&["rank 2 on n3 exited with code 3"]);
+    // The others are ended by a signal, and what they make of it does not count.
+    run("[ $RADIC_RANK = 1 ] && exit 5; trap 'exit 9' TERM; while :; do sleep 0.02; done").expect(5);
+    run("[ $RADIC_RANK = 1 ] && kill -9 $$; exec sleep 1000").expect(137).expect_stderr(&["rank 1 on n2", "SIGKILL"]);
+    run("[ $RADIC_RANK = 0 ] && kill -SEGV $$; exec sleep 1000").expect(139).expect_stderr(&["rank 0 on n1", "SIGSEGV"]);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn what_cannot_be_executed_is_told_apart() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let path = |name: &str| cluster.dir().join(name).display().to_string();
+    let put = |name: &str, text: &str, mode| {
+        fs::write(cluster.dir().join(name), text).expect("a new file");
+        fs::set_permissions(cluster.dir().join(name), fs::Permissions::from_mode(mode)).expect("a file of ours");
+    };
+    put("data", "#!/bin/sh\n", 0o644);
+    put("lost", "#!/no/such/interpreter\n", 0o755);
+    let run = |program: &str| cluster.job(2, "", &[program]).run();
+    run("/no/such/program").expect(127).expect_stderr(&["/no/such/program"]);
+    run("no-such-program").expect(127).expect_stderr(&["no-such-program"]);
+    run(&path("data")).expect(126).expect_stderr(&["data"]);
+    run(&path("nodes")).expect(126).expect_stderr(&["nodes"]);
+    run(&path("lost")).expect(127).expect_stderr(&["lost"]);
+    cluster.job(2, "--wd /no/such/directory", &["true"]).run().expect(125).expect_stderr(&["/no/such/directory"]);
+    cluster.job(2, "--nodes n9", &["true"]).run().expect(125).expect_stderr(&["n9"]);
+    cluster.job(2, "--colour", &["true"]).run().expect(2);
+    cluster.job(0, "", &["true"]).run().expect(2);
+    let empty = cluster.dir().join("empty");
+    cluster.job(2, "", &["true"]).env("RADIC_CLUSTER", &empty).run().expect(125).expect_stderr(&["radic cluster start"]);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn pmi_alone_tells_abort_and_a_missing_finalize() {
+    let cluster = Cluster::start(Kind::Logical, 3);
+    let bash = |script: &str| cluster.job(3, "", &["bash", "-c", script]).run();
+    // What MPI_Init and MPI_Abort of a library say; bash has descriptors of any number.
+    let init = "eval \"exec 9<&$PMI_FD 8>&$PMI_FD\"; echo 'cmd=init pmi_version=1 pmi_subversion=1' >&8; read -r answer <&9;";
+    bash(&format!("{init} [ $PMI_RANK = 1 ] && echo 'cmd=abort exitcode=7' >&8; sleep 1000"))
+        .expect(7)
+        .expect_stderr(&["rank 1", "MPI_Abort"]);
+    bash(&format!("{init} [ $PMI_RANK = 2 ] && exit 0; sleep 1000")).expect(1).expect_stderr(&["rank 2 on n3", "MPI_Finalize"]);
+    bash(&format!("{init} echo cmd=finalize >&8; read -r answer <&9; echo $answer")).expect(0);
+    // What the library never says is answered with an error, not with silence.
+    let unknown = bash(&format!("{init} echo cmd=spawn >&8; read -r -t 5 answer <&9; echo got $answer; exit 3"));
+    assert!(unknown.expect(3).stdout().contains("rc=-1"));
+    // Nonsense ends the rank.
+    bash(&format!("{init} head -c 100000 /dev/zero >&8; sleep 1000")).expect(137);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn nothing_is_left_of_a_job() {
+    for kind in Kind::all() {
+        let cluster = Cluster::start(kind, 3);
+        // Children, and children of children, of a rank that ends by itself or is ended.
+        let children = "sleep 1000 & (sleep 1000 & exec sleep 1000) & ";
+        cluster.job(3, "", &sh(&format!("{children} exit 0"))).run().expect(0);
+        cluster.assert_idle();
+        cluster.job(3, "", &sh(&format!("{children} [ $RADIC_RANK = 1 ] && exit 4; wait"))).run().expect(4);
+        cluster.assert_idle();
+        // Ranks and children that ignore SIGTERM.
+        let stubborn = "trap '' TERM; sleep 1000 & [ $RADIC_RANK = 1 ] && exit 4; wait";
+        let finished = cluster.job(3, "", &sh(stubborn)).run().expect(4);
+        assert!(finished.elapsed < GRACE, "{finished}");
+        cluster.assert_idle();
+        // Stopped ranks.
+        let stopped = "[ $RADIC_RANK = 1 ] && { sleep 0.2; exit 4; }; kill -STOP $$";
+        cluster.job(3, "", &sh(stopped)).run().expect(4);
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
+/// The lines of a job in the order of their ranks, which stand at their beginnings.
+fn by_rank(out: &str) -> Vec<String> {
+    let mut lines: Vec<_> = out.lines().map(|line| line.split_once(' ').expect("a rank and more")).collect();
+    lines.sort_by_key(|(rank, _)| rank.parse::<u32>().expect("a rank"));
+    lines.iter().map(|(_, rest)| (*rest).to_owned()).collect()
+}
+
+#[test]
+fn ranks_land_where_they_should() {
+    let cluster = Setup::new(Kind::Logical, 3).spares(1).slots(2).start();
+    let nodes = |ranks, flags: &str| {
+        by_rank(&cluster.job(ranks, flags, &sh("echo $RADIC_RANK $RADIC_NODE")).run().expect(0).stdout()).join(" ")
+    };
+    assert_eq!(nodes(5, ""), "n1 n2 n3 n1 n2");
+    assert_eq!(nodes(5, "--map-by node"), "n1 n2 n3 n1 n2");
+    assert_eq!(nodes(5, "--map-by slot"), "n1 n1 n2 n2 n3");
+    assert_eq!(nodes(8, "--map-by slot"), "n1 n1 n2 n2 n3 n3 n1 n1");
+    assert_eq!(nodes(4, "--nodes n3,n1"), "n3 n1 n3 n1");
+    assert_eq!(nodes(3, "--map-by slot --nodes n2,n1"), "n2 n2 n1");
+    cluster.job(1, "--nodes s1", &["true"]).run().expect(125).expect_stderr(&["s1", "spare"]);
+    cluster.job(2, "--nodes n1,n1", &["true"]).run().expect(125).expect_stderr(&["n1"]);
+    cluster.stop();
+}
+
+#[test]
+fn environment_and_directory_are_those_of_the_caller() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let script = "echo \"$RADIC_RANK $RADIC_SIZE|$MINE|$GIVEN|$PWD|$(pwd)|$PMI_SIZE\"";
+    let here = fs::canonicalize(cluster.dir()).expect("it is there");
+    let wd = here.join("a b");
+    fs::create_dir(&wd).expect("a new directory");
+    let run = |flags: &[&str]| {
+        let args = [&["run", "-n", "2"], flags, &["--", "sh", "-c", script]].concat();
+        let job = cluster.radic(args).env("MINE", "my own ").env("GIVEN", "old").dir(&here);
+        by_rank(&job.run().expect(0).stdout())
+    };
+    let (here, there) = (here.display().to_string(), wd.display().to_string());
+    let line = |given: &str, dir: &str| format!("2|my own |{given}|{dir}|{dir}|2");
+    assert_eq!(run(&[]), vec![line("old", &here); 2]);
+    assert_eq!(run(&["--env", "GIVEN=a=b c", "--wd", "a b"]), vec![line("a=b c", &there); 2]);
+    assert_eq!(run(&["--env", "GIVEN=", "--wd", &there]), vec![line("", &there); 2]);
+    // What another launcher has left in the environment is not passed on.
+    let inherited = cluster.job(1, "", &sh("echo $PMIX_RANK.$PMI_RANK.$PMI_PORT"));
+    let inherited = inherited.env("PMIX_RANK", "5").env("PMI_RANK", "5").env("PMI_PORT", "host:1").run().expect(0);
+    assert_eq!(inherited.stdout(), ".0.\n");
+    cluster.stop();
+}
+
+#[test]
+fn standard_input_goes_to_rank_0_whole_and_ends() {
+    for kind in Kind::all() {
+        let cluster = Cluster::start(kind, 3);
+        let sent = Random::from_environment().bytes(1 << 20);
+        let finished = cluster.job(1, "", &["cat"]).stdin(sent.clone()).run().expect(0);
+        println!("{kind:?}: 1 MiB through cat in {:.0?}", finished.elapsed);
+        assert!(finished.bytes() == sent, "{} bytes came back, not those sent", finished.bytes().len());
+        let counted = cluster.job(3, "", &sh("echo $RADIC_RANK $(wc -c)")).stdin(sent.clone()).run().expect(0);
+        assert_eq!(by_rank(&counted.stdout()), ["1048576", "0", "0"]);
+        // A rank that does not want its input holds nobody up, and one that reads late misses nothing.
+        cluster.job(2, "", &["true"]).stdin(sent.clone()).run().expect(0);
+        cluster.job(2, "", &sh("exec <&-; exit 0")).stdin(sent.clone()).run().expect(0);
+        let late = cluster.job(1, "", &sh("sleep 0.3; exec wc -c")).stdin(sent).run().expect(0);
+        assert_eq!(late.stdout().trim(), "1048576");
+        cluster.stop();
+    }
+}
+
+#[test]
+fn signals_reach_every_rank() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let start = |script: &str| {
+        let mut job = cluster.job(2, "", &sh(&format!("{script} echo ready; while :; do sleep 0.02; done"))).start();
+        job.until("both ranks", |out, _| (out == "ready\nready\n").then_some(()));
+        job
+    };
+    for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM"), (Signal::QUIT, "QUIT"), (Signal::USR1, "USR1")] {
+        let job = start(&format!("trap 'echo {name} $RADIC_RANK; exit 0' {name};"));
+        job.signal(signal);
+        let finished = job.wait().expect(0);
+        let mut seen: Vec<_> = finished.stdout().lines().skip(2).map(str::to_owned).collect();
+        seen.sort();
+        assert_eq!(seen, [format!("{name} 0"), format!("{name} 1")], "{finished}");
+    }
+    let job = start("");
+    job.signal(Signal::TERM);
+    job.wait().expect(143);
+    // The third interrupt ends a job that takes no notice.
+    let mut job = start("trap '' INT;");
+    job.signal(Signal::INT);
+    job.until("a hint", |_, err| err.contains("two more").then_some(()));
+    job.signal(Signal::INT);
+    // Two signals of one kind that come before the first is looked at are one.
+    std::thread::sleep(Duration::from_millis(100));
+    job.signal(Signal::INT);
+    job.wait().expect(137).expect_stderr(&["killed"]);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn many_ranks_and_several_jobs_at_once() {
+    let cluster = Cluster::start(Kind::Logical, 4);
+    let finished = cluster.job(32, "", &sh("echo $RADIC_RANK $RADIC_NODE")).run().expect(0);
+    println!("32 ranks, started and ended in {:.0?}", finished.elapsed);
+    assert!(finished.elapsed < Duration::from_secs(3), "{finished}");
+    assert_eq!(by_rank(&finished.stdout()).len(), 32);
+    // The jobs share nodes and nothing else: each has its own input, output and code.
+    let mut jobs: Vec<_> = (0..8)
+        .map(|i| cluster.job(4, "", &sh(&format!("read line; echo $RADIC_RANK $line; exit $((RADIC_RANK == 0 ? {i} : 0))"))))
+        .map(|job| job.stdin_open().start())
+        .collect();
+    let then = Instant::now();
+    for (i, job) in jobs.iter_mut().enumerate().rev() {
+        job.type_in(format!("job {i}\n").as_bytes());
+    }
+    for (i, job) in jobs.into_iter().enumerate() {
+        let finished = job.wait().expect(i as i32);
+        assert!(finished.stdout().lines().any(|line| line == format!("0 job {i}")), "{finished}");
+    }
+    println!("8 jobs at once ended {:.0?} after their input came", then.elapsed());
+    assert_eq!(cluster.status().jobs.len(), 9);
+    cluster.assert_idle();
+    cluster.stop();
+}
