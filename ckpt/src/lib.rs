@@ -1,5 +1,9 @@
-//! The checkpoint engine, usable alone.
+//! The checkpoint engine, usable alone: saves and restores a running process from inside, without root.
 //!
-//! This crate will hold the image format, the code that stops a process from inside and saves it, and the libc-free restorer
-//! that rebuilds it. It is empty until issue 3.
-#![forbid(unsafe_code)]
+//! `image` is the format.
+#![warn(missing_docs)]
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("radic-ckpt saves registers, page tables and system calls of x86-64 Linux: no other platform is supported");
+
+mod crc;
+pub mod image;
