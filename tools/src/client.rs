@@ -63,7 +63,11 @@ impl Cluster {
     /// The cluster in `dir`; else in ~/.radic/cluster.
     pub(crate) fn new(dir: Option<PathBuf>) -> Result<Self, ClientError> {
         let default = || std::env::home_dir().map(|home| home.join(".radic/cluster"));
-        let dir = dir.or_else(default).ok_or_else(|| ClientError::NoCluster { dir: "~ (HOME is not set)".into() })?;
+        // An empty variable is as good as none.
+        let dir = dir
+            .filter(|dir| !dir.as_os_str().is_empty())
+            .or_else(default)
+            .ok_or_else(|| ClientError::NoCluster { dir: "~ (HOME is not set)".into() })?;
         let dir = std::path::absolute(&dir).map_err(|e| ClientError::NoCluster { dir: format!("{} ({e})", dir.display()) })?;
         Ok(Cluster { dir })
     }

@@ -105,7 +105,7 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
-    /// Measure
+    /// Measure what RADIC costs
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Cause a failure, for tests
