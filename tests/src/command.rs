@@ -240,6 +240,11 @@ impl Running {
         self.until(&format!("the line {line:?}"), |out, _| out.lines().any(|l| l == line).then_some(()));
     }
 
+    /// Whether it ends within this time.
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        self.process.wait(limit)
+    }
+
     /// Waits for its end.
     pub fn wait(mut self) -> Finished {
         self.stdin = None;

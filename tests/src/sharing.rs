@@ -1,6 +1,6 @@
 //! Memory that two ranks share: what RADIC cannot protect, and must not bring about.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -14,8 +14,8 @@ type Object = (String, u64);
 pub struct Sharing {
     /// Looks at which every expected rank was there, with its MPI library loaded.
     pub complete: usize,
-    /// The most processes of ranks seen at once.
-    pub processes: usize,
+    /// The MPI libraries that were seen, by path.
+    pub libraries: BTreeSet<String>,
     users: BTreeMap<Object, (String, BTreeMap<String, u32>)>,
 }
 
@@ -23,18 +23,16 @@ impl Sharing {
     /// Looks at every process of every rank of the cluster in `dir` once.
     pub fn look(&mut self, dir: &Path, ranks: usize) {
         let mut with_library = BTreeMap::new();
-        let processes = process::marked(dir);
-        let mut count = 0;
-        for pid in processes.iter().map(process::Process::pid) {
+        for pid in process::marked(dir).iter().map(process::Process::pid) {
             let Some(rank) = rank_of(pid) else { continue };
             let Ok(maps) = fs::read_to_string(format!("/proc/{pid}/maps")) else { continue };
-            count += 1;
-            *with_library.entry(rank.clone()).or_insert(false) |= maps.contains("/libmpi");
+            let libraries: BTreeSet<_> = maps.lines().filter_map(mpi_library).map(str::to_owned).collect();
+            *with_library.entry(rank.clone()).or_insert(false) |= !libraries.is_empty();
+            self.libraries.extend(libraries);
             for (object, name) in maps.lines().filter_map(shared_writable) {
                 self.users.entry(object).or_insert_with(|| (name, BTreeMap::new())).1.insert(rank.clone(), pid);
             }
         }
-        self.processes = self.processes.max(count);
         self.complete += usize::from(with_library.values().filter(|there| **there).count() == ranks);
     }
 
@@ -53,6 +51,12 @@ impl Sharing {
 fn rank_of(pid: u32) -> Option<String> {
     let text = |name| process::variable(pid, name).map(|value| String::from_utf8_lossy(&value).into_owned());
     Some(format!("{}.{}", text("RADIC_JOB")?, text("RADIC_RANK")?))
+}
+
+/// The path in a line of /proc/PID/maps, if it is an MPI library.
+fn mpi_library(line: &str) -> Option<&str> {
+    let path = &line[line.find('/')?..];
+    path.contains("/libmpi.so").then_some(path)
 }
 
 /// A line of /proc/PID/maps, if it is a mapping that is shared and can be written: its object and its name. Shared anonymous
