@@ -1,8 +1,9 @@
 //! `radic bench launch`: what `radic run` costs, compared with the library's own mpiexec.
 //!
 //! Both start the same program with the same settings of the library, in turn: native, RADIC, native, RADIC and so on, so that
-//! whatever else the machine does hits both. Each run reports the median of its own exchanges; the runs' medians are compared. A
-//! ratio is RADIC's time divided by the native one: above 1, RADIC is slower.
+//! whatever else the machine does hits both. Each run reports the median of its own exchanges; the medians over the runs are
+//! compared. A ratio is RADIC's time divided by the native one: above 1, RADIC is slower. On a machine whose load changes, the
+//! median of the ratios of neighbouring runs is the better witness, so it is reported, too.
 
 use std::fs;
 use std::io::Read;
@@ -41,7 +42,7 @@ pub(crate) enum BenchCommand {
     #[command(after_help = "Example:\n  radic bench launch --mpi mpich\n\n\
         Messages of 8 B and 4 MiB between two ranks, under mpiexec and under `radic run` in turn, with the same settings of the \
         library; then the time to launch many ranks, up to their end. Times are half round trips; a ratio is RADIC's median \
-        divided by the native one. It runs on the chosen cluster if that is alive, else on one of 2 nodes that it starts and \
+        divided by the native one; beside it stands the median of the ratios of the pairs. It runs on the chosen cluster if that is alive, else on one of 2 nodes that it starts and \
         stops itself; the comparison is fair for nodes on this machine's loopback network.")]
     Launch(LaunchArgs),
 }
@@ -116,22 +117,38 @@ impl Times {
     }
 }
 
+/// The same under mpiexec and under RADIC.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    native: Times,
+    radic: Times,
+    /// Of the medians.
+    ratio: f64,
+    /// The median of the ratios of the pairs.
+    pair_ratio: f64,
+}
+
+impl Comparison {
+    fn of(pairs: &[(f64, f64)]) -> Self {
+        let (native, radic) = pairs.iter().copied().unzip();
+        let (native, radic) = (Times::of(native), Times::of(radic));
+        let ratios = pairs.iter().map(|(native, radic)| radic / native);
+        Comparison { native, radic, ratio: radic.median / native.median, pair_ratio: Times::of(ratios.collect()).median }
+    }
+}
+
 /// Messages of one size.
 #[derive(Debug, Serialize)]
 struct PingPong {
     bytes: u64,
-    native_us: Times,
-    radic_us: Times,
-    ratio: f64,
+    half_round_trip_us: Comparison,
 }
 
 /// Launching many ranks.
 #[derive(Debug, Serialize)]
 struct Launch {
     ranks: u32,
-    native_s: Times,
-    radic_s: Times,
-    ratio: f64,
+    seconds: Comparison,
 }
 
 #[derive(Debug, Serialize)]
@@ -170,19 +187,20 @@ pub(crate) fn launch(cluster: &Cluster, args: &LaunchArgs) -> Result<()> {
 
 fn report_text(report: &Report) -> String {
     let mut text = format!("program  {}\nnative   {}\n\n", report.program.display(), report.mpiexec.display());
-    text.push_str("                   native min   median    RADIC min   median   ratio\n");
-    for PingPong { bytes, native_us, radic_us, ratio } in &report.pingpong {
+    text.push_str("                   native min   median    RADIC min   median   ratio  of pairs\n");
+    for PingPong { bytes, half_round_trip_us } in &report.pingpong {
         let size = if *bytes < 1 << 20 { format!("{bytes} B") } else { format!("{} MiB", bytes >> 20) };
-        text.push_str(&row(&format!("{size}, us"), native_us, radic_us, *ratio));
+        text.push_str(&row(&format!("{size}, us"), half_round_trip_us));
     }
-    if let Some(Launch { ranks, native_s, radic_s, ratio }) = &report.launch {
-        text.push_str(&row(&format!("{ranks} ranks, s"), native_s, radic_s, *ratio));
+    if let Some(Launch { ranks, seconds }) = &report.launch {
+        text.push_str(&row(&format!("{ranks} ranks, s"), seconds));
     }
     text
 }
 
-fn row(what: &str, native: &Times, radic: &Times, ratio: f64) -> String {
-    format!("{what:<17} {:>11.2} {:>8.2}  {:>11.2} {:>8.2}  {ratio:>6.3}\n", native.min, native.median, radic.min, radic.median)
+fn row(what: &str, Comparison { native, radic, ratio, pair_ratio }: &Comparison) -> String {
+    let (native, radic) = [native, radic].map(|t| format!("{:>11.2} {:>8.2}", t.min, t.median)).into();
+    format!("{what:<17} {native}  {radic}  {ratio:>6.3}  {pair_ratio:>8.3}\n")
 }
 
 /// Everything that a run needs.
@@ -200,30 +218,28 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn pingpong(&mut self, bytes: u64, count: u32, pairs: u32) -> Result<PingPong> {
         let options = ["--json", "--size", &bytes.to_string(), "--count", &count.to_string()].map(str::to_owned);
-        let (mut native, mut radic) = (Vec::new(), Vec::new());
+        let mut times = Vec::new();
         for pair in 1..=pairs {
             report(&format!("radic: {bytes} B, pair {pair} of {pairs}"));
-            native.push(half_round_trip(&self.run(self.native(2, &options))?)?);
-            radic.push(half_round_trip(&self.run(self.radic(2, &options)?)?)?);
+            let native = half_round_trip(&self.run(self.native(2, &options))?)?;
+            times.push((native, half_round_trip(&self.run(self.radic(2, &options)?)?)?));
         }
-        let (native_us, radic_us) = (Times::of(native), Times::of(radic));
-        Ok(PingPong { bytes, native_us, radic_us, ratio: radic_us.median / native_us.median })
+        Ok(PingPong { bytes, half_round_trip_us: Comparison::of(&times) })
     }
 
     fn launch(&mut self, ranks: u32) -> Result<Launch> {
         let options = ["--size", "8", "--count", "1"].map(str::to_owned);
-        let (mut native, mut radic) = (Vec::new(), Vec::new());
+        let mut times = Vec::new();
         for number in 1..=LAUNCHES {
             report(&format!("radic: {ranks} ranks, launch {number} of {LAUNCHES}"));
             let start = Instant::now();
             self.run(self.native(ranks, &options))?;
-            native.push(start.elapsed().as_secs_f64());
+            let native = start.elapsed().as_secs_f64();
             let start = Instant::now();
             self.run(self.radic(ranks, &options)?)?;
-            radic.push(start.elapsed().as_secs_f64());
+            times.push((native, start.elapsed().as_secs_f64()));
         }
-        let (native_s, radic_s) = (Times::of(native), Times::of(radic));
-        Ok(Launch { ranks, native_s, radic_s, ratio: radic_s.median / native_s.median })
+        Ok(Launch { ranks, seconds: Comparison::of(&times) })
     }
 
     /// The program under the library's own mpiexec.
@@ -383,6 +399,12 @@ mod tests {
     fn the_median_is_the_middle() {
         assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { min: 1.0, median: 2.0 });
         assert_eq!(Times::of(vec![5.0]), Times { min: 5.0, median: 5.0 });
+    }
+
+    #[test]
+    fn a_ratio_above_1_says_that_radic_is_slower() {
+        let Comparison { native, radic, ratio, pair_ratio } = Comparison::of(&[(1.0, 2.0), (10.0, 30.0), (2.0, 3.0)]);
+        assert_eq!((native.median, radic.median, ratio, pair_ratio), (2.0, 3.0, 1.5, 2.0));
     }
 
     #[test]
