@@ -263,10 +263,12 @@ fn oversized(target: &Target) {
 fn half_open(cluster: &mut Cluster, target: &Target, newcomer: &str) {
     let then = Instant::now();
     let mut silent: Vec<_> = (0..limits::HANDSHAKES + 100).map(|_| target.connect()).collect();
+    let connected = then.elapsed();
     let status = cluster.radic(["status"]).run().expect(0);
     let served = Instant::now();
     cluster.start_node(newcomer, &[]);
-    println!("{} silent connections: status took {:.0?}, a new member {:.0?}", silent.len(), status.elapsed, served.elapsed());
+    let (count, newcomer) = (silent.len(), served.elapsed());
+    println!("{count} silent connections in {connected:.0?}: status took {:.0?}, a new member {newcomer:.0?}", status.elapsed);
     silent.iter_mut().for_each(|socket| assert_eq!(rest(socket), b""));
     println!("all closed by the daemon after {:.1?}", then.elapsed());
     assert!(then.elapsed() < CLOSED + Duration::from_secs(2));
