@@ -32,7 +32,7 @@ fn rank_on(job: &Running, node: &str) -> String {
 /// The job's end is due: within the time since `then`, with the right code and message, and nothing is left.
 fn expect_lost(cluster: &Cluster, job: Running, node: &str, then: Instant, what: &str) -> Finished {
     let rank = rank_on(&job, node);
-    let finished = job.wait().expect(NODE_LOST).expect_stderr(&[&format!("node {node} died"), &format!("rank {rank} ")]);
+    let finished = job.wait().expect(NODE_LOST).expect_stderr(&[&format!("node {node} is gone"), &format!("rank {rank} ")]);
     let took = then.elapsed();
     println!("{what}: the job ended after {} ms", took.as_millis());
     assert!(took < DETECTED, "{what}: {took:?}; {finished}");
@@ -124,7 +124,7 @@ fn a_cut_off_node_is_a_dead_node() {
         cluster.set_cable(node, false);
         let label = format!("{role} cut off");
         let number = rank_on(&job, node);
-        let finished = job.wait().expect(NODE_LOST).expect_stderr(&[&format!("node {node} died"), &format!("rank {number} ")]);
+        let finished = job.wait().expect(NODE_LOST).expect_stderr(&[&format!("node {node} is gone"), &format!("rank {number} ")]);
         println!("{label}: the job ended after {} ms", then.elapsed().as_millis());
         assert!(then.elapsed() < DETECTED, "{finished}");
         // The other side has no majority and ends its ranks by itself.
@@ -134,13 +134,11 @@ fn a_cut_off_node_is_a_dead_node() {
         let cut = cluster.status_at(node);
         assert!(cut.frozen, "{node} decides things without a majority: {cut:?}");
         // When it hears the others again it learns that it is dead, and ends; then its name is free.
+        let mended = Instant::now();
         cluster.set_cable(node, true);
-        let ended = cluster.wait_for_end_of(node, Duration::from_secs(10)).expect(1);
-        println!(
-            "{label}: its protector ended {} ms after it began; {}",
-            ended.elapsed.as_millis(),
-            cluster.log(node).lines().last().unwrap_or_default()
-        );
+        cluster.wait_for_end_of(node, Duration::from_secs(10)).expect(1);
+        let last = cluster.log(node).lines().last().unwrap_or_default().to_owned();
+        println!("{label}: its protector ended {} ms after the cable was back: {last}", mended.elapsed().as_millis());
         cluster.start_node(node, &[]);
         cluster.job(5, "", &["true"]).run().expect(0);
         cluster.stop();
@@ -157,7 +155,7 @@ fn a_protector_that_hangs_is_dead_and_ends_when_it_wakes() {
     let then = Instant::now();
     protector.signal(rustix::process::Signal::STOP);
     let number = rank_on(&job, "n4");
-    job.wait().expect(NODE_LOST).expect_stderr(&["node n4 died", &format!("rank {number} ")]);
+    job.wait().expect(NODE_LOST).expect_stderr(&["node n4 is gone", &format!("rank {number} ")]);
     println!("stopped: the job ended after {} ms", then.elapsed().as_millis());
     assert!(then.elapsed() < DETECTED);
     // A zombie: it still has its rank. It must find out by itself, and may not take anybody along.
@@ -167,6 +165,31 @@ fn a_protector_that_hangs_is_dead_and_ends_when_it_wakes() {
     let status = cluster.status();
     assert_eq!(status.nodes.iter().filter(|node| node.state == NodeState::Alive).count(), 4, "{status:?}");
     cluster.stop();
+}
+
+#[test]
+fn without_a_majority_jobs_end_and_none_starts() {
+    for (nodes, killed) in [(2, &["n2"][..]), (5, &["n3", "n4", "n5"])] {
+        let cluster = Cluster::start(Kind::Logical, nodes);
+        // Of these two jobs one stands on the dead, the other does not.
+        let mut apart = cluster.job(1, "--nodes n1", &["sh", "-c", "read line; echo $line; exit 8"]).stdin_open().start();
+        let script = "echo there; exec sleep 1000";
+        let mut job = cluster.job(2, &format!("--nodes n1,{}", killed[0]), &["sh", "-c", script]).start();
+        job.until("both ranks", |out, _| (out == "there\nthere\n").then_some(()));
+        let then = Instant::now();
+        let victims: Vec<_> = killed.iter().map(|node| cluster.protector(node)).collect();
+        victims.iter().for_each(|victim| victim.signal(rustix::process::Signal::KILL));
+        job.wait().expect(NODE_LOST).expect_stderr(&[&format!("node {}", killed[0]), "no majority"]);
+        println!("{} of {nodes} killed: the job ended after {} ms", killed.len(), then.elapsed().as_millis());
+        assert!(then.elapsed() < DETECTED);
+        let status = cluster.status_at("n1");
+        assert!(status.frozen && status.nodes.len() == nodes, "{status:?}");
+        cluster.job(1, "--nodes n1", &["true"]).run().expect(125).expect_stderr(&["majority"]);
+        apart.type_in(b"still there\n");
+        assert_eq!(apart.wait().expect(8).stdout(), "still there\n");
+        cluster.assert_idle();
+        cluster.stop();
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn what_cannot_be_executed_is_told_apart() {
     put("lost", "#!/no/such/interpreter\n", 0o755);
     let run = |program: &str| cluster.job(2, "", &[program]).run();
     run("/no/such/program").expect(127).expect_stderr(&["/no/such/program"]);
-    run("no-such-program").expect(127).expect_stderr(&["no-such-program"]);
+    cluster.job(2, "", &["no-such-program"]).env("PATH", "/usr/bin:/bin").run().expect(127).expect_stderr(&["no-such-program"]);
     run(&path("data")).expect(126).expect_stderr(&["data"]);
     run(&path("nodes")).expect(126).expect_stderr(&["nodes"]);
     run(&path("lost")).expect(127).expect_stderr(&["lost"]);
