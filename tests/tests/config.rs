@@ -120,6 +120,7 @@ fn a_node_that_leaves_is_nobody_s_suspect_and_may_come_back() {
         println!("{kind:?}: n3 has left after {} ms", then.elapsed().as_millis());
         cluster.wait_for_end_of("n3", Duration::from_secs(5)).expect(0);
         println!("{kind:?}: its protector ended after {} ms", then.elapsed().as_millis());
+        assert!(then.elapsed() < Duration::from_secs(1), "leaving took {:?}", then.elapsed());
         job.wait().expect(113).expect_stderr(&["n3"]);
         cluster.assert_idle();
         let status = cluster.status();

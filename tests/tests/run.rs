@@ -41,12 +41,15 @@ fn what_cannot_be_executed_is_told_apart() {
     };
     put("data", "#!/bin/sh\n", 0o644);
     put("lost", "#!/no/such/interpreter\n", 0o755);
+    // An ELF header of no machine at all: no shell is to take it for a script.
+    put("foreign", &format!("\u{7f}ELF{}", "\0".repeat(60)), 0o755);
     let run = |program: &str| cluster.job(2, "", &[program]).run();
     run("/no/such/program").expect(127).expect_stderr(&["/no/such/program"]);
     cluster.job(2, "", &["no-such-program"]).env("PATH", "/usr/bin:/bin").run().expect(127).expect_stderr(&["no-such-program"]);
     run(&path("data")).expect(126).expect_stderr(&["data"]);
     run(&path("nodes")).expect(126).expect_stderr(&["nodes"]);
     run(&path("lost")).expect(127).expect_stderr(&["lost"]);
+    run(&path("foreign")).expect(126).expect_stderr(&["foreign"]);
     cluster.job(2, "--wd /no/such/directory", &["true"]).run().expect(125).expect_stderr(&["/no/such/directory"]);
     cluster.job(2, "--nodes n9", &["true"]).run().expect(125).expect_stderr(&["n9"]);
     cluster.job(2, "--colour", &["true"]).run().expect(2);
