@@ -16,6 +16,8 @@ pub(crate) type Range = (u64, u64);
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
+    /// What the job counts before this terminal's first byte.
+    origin: u64,
     received: u64,
     /// Everything below is reported as printed.
     reported: u64,
@@ -38,10 +40,29 @@ impl Ledger {
         (start, new)
     }
 
-    /// A protector will send again what was not reported to it.
-    pub(crate) fn handle_reattached(&mut self) {
-        self.repeated = self.received - self.reported;
-        self.credit = 0;
+    /// The job counts `consumed` bytes of its output as printed (or lost) before this terminal's first byte.
+    pub(crate) fn handle_attached(&mut self, consumed: u64) {
+        self.origin = consumed;
+    }
+
+    /// Attached again, through another protector: the job counts `consumed` bytes and sends again what comes after them. What this
+    /// terminal has reported and the job never heard of is reported again. The result: bytes lost for want of a terminal.
+    pub(crate) fn handle_reattached(&mut self, consumed: u64) -> u64 {
+        let position = consumed.saturating_sub(self.origin);
+        let lost = position.saturating_sub(self.received);
+        self.received += lost;
+        self.repeated = self.received - position;
+        self.credit = self.reported.saturating_sub(position);
+        if position > self.reported {
+            // The job gave up some of what this terminal still holds.
+            self.reported = position;
+            self.printed.retain(|_, end| *end > position);
+            if let Some(first) = self.printed.first_entry().filter(|first| *first.key() < position) {
+                let end = first.remove();
+                self.printed.insert(position, end);
+            }
+        }
+        lost
     }
 
     /// A part was printed.
@@ -135,8 +156,35 @@ mod tests {
         ledger.receive(b"abcdef");
         ledger.handle_printed((0, 2));
         assert_eq!(ledger.poll_credit(), 2);
-        ledger.handle_reattached();
+        assert_eq!(ledger.handle_reattached(2), 0);
         assert_eq!(ledger.receive(b"cd"), (6, &b""[..]));
         assert_eq!(ledger.receive(b"efgh"), (6, &b"gh"[..]));
+    }
+
+    #[test]
+    fn a_report_that_was_lost_with_its_protector_is_made_again() {
+        let mut ledger = Ledger::default();
+        ledger.handle_attached(100);
+        ledger.receive(b"abcdef");
+        ledger.handle_printed((0, 4));
+        assert_eq!(ledger.poll_credit(), 4);
+        // The job has heard of one byte.
+        assert_eq!(ledger.handle_reattached(101), 0);
+        assert_eq!(ledger.poll_credit(), 3);
+        assert_eq!(ledger.receive(b"bcdefgh"), (6, &b"gh"[..]));
+        ledger.handle_printed((4, 4));
+        assert_eq!(ledger.poll_credit(), 4);
+    }
+
+    #[test]
+    fn what_was_lost_without_a_terminal_is_counted() {
+        let mut ledger = Ledger::default();
+        ledger.receive(b"abcdef");
+        ledger.handle_printed((3, 3));
+        assert_eq!(ledger.handle_reattached(10), 4);
+        assert_eq!(ledger.poll_credit(), 0);
+        assert_eq!(ledger.receive(b"xy"), (10, &b"xy"[..]));
+        ledger.handle_printed((10, 2));
+        assert_eq!(ledger.poll_credit(), 2);
     }
 }

@@ -333,7 +333,10 @@ impl<'a> Session<'a> {
 
     fn handle_reply(&mut self, reply: Reply) -> Result<Option<Ending>> {
         match reply {
-            Reply::Attached { job, placement, dropped } => self.handle_attached(job, placement, dropped)?,
+            Reply::Attached { job, placement, consumed, dropped } => {
+                self.ledger.handle_attached(consumed);
+                self.handle_attached(job, placement, dropped)?;
+            }
             Reply::Output { rank, stream, data } => {
                 let (offset, data) = self.ledger.receive(&data);
                 self.printer.handle_output(Instant::now(), rank, stream, offset, data);
@@ -353,6 +356,11 @@ impl<'a> Session<'a> {
         if dropped > 0 {
             self.printer.handle_message(&format!("radic: {dropped} bytes of earlier output were dropped: nobody read them"));
         }
+        self.send_early()
+    }
+
+    /// Passes on the signals that came while there was nobody to pass them on to.
+    fn send_early(&mut self) -> Result<()> {
         for signal in std::mem::take(&mut self.early) {
             self.send(&Request::Signal(signal as i32))?;
         }
@@ -378,7 +386,10 @@ impl<'a> Session<'a> {
         let mut why = lost;
         while Instant::now() < deadline {
             match self.ask_others(&node, job, &placement) {
-                Ok(()) => return Ok(None),
+                Ok(()) => {
+                    self.send_early()?;
+                    return Ok(None);
+                }
                 Err(e @ (ClientError::NoAnswer { .. } | ClientError::NoCluster { .. })) => return Err(e.into()),
                 Err(e) => why = e,
             }
@@ -387,7 +398,8 @@ impl<'a> Session<'a> {
             match self.signals.next().context("reading signals")? {
                 Some(Signal::SIGHUP) => return Ok(Some(Ending::Detached)),
                 Some(Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT) => return Ok(Some(Ending::Abandoned)),
-                _ => {}
+                Some(signal) => self.early.push(signal),
+                None => {}
             }
         }
         Err(why).context(self.detached("this terminal has lost its job"))
@@ -411,12 +423,15 @@ impl<'a> Session<'a> {
                 other => Err(connection.unexpected(&other)),
             };
         }
-        match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
-            Reply::Attached { .. } => {}
+        let consumed = match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
+            Reply::Attached { consumed, .. } => consumed,
             other => return Err(connection.unexpected(&other)),
-        }
+        };
         self.connection = connection;
-        self.ledger.handle_reattached();
+        let lost = self.ledger.handle_reattached(consumed);
+        if lost > 0 {
+            self.printer.handle_message(&format!("radic: {lost} bytes of output were dropped: nobody read them"));
+        }
         if !std::mem::replace(&mut self.input_taken, true) {
             self.printer.handle_message("radic: up to 64 KiB of standard input may not have reached the job");
         }

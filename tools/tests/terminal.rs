@@ -180,9 +180,14 @@ fn node_id(name: &str) -> NodeId {
 
 /// One rank on each of these nodes.
 fn attached(nodes: &[&str]) -> Reply {
+    attached_after(nodes, 0)
+}
+
+/// The same, from a job that counts so many bytes as printed.
+fn attached_after(nodes: &[&str], consumed: u64) -> Reply {
     let placement =
         Placement { nodes: nodes.iter().map(|n| node_id(n)).collect(), rank_nodes: (0..nodes.len() as u32).collect() };
-    Reply::Attached { job: JobId::from_bits(JOB), placement, dropped: 0 }
+    Reply::Attached { job: JobId::from_bits(JOB), placement, consumed, dropped: 0 }
 }
 
 fn status(nodes: &[(&str, NodeState)]) -> Reply {
@@ -247,7 +252,7 @@ fn the_exit_code_and_the_reason_are_told() {
     let cases = [
         (0, EndReason::Finished, 0, ""),
         (137, failed, 137, "rank 1 on n2 was ended by signal 9 (SIGKILL)"),
-        (113, lost, 113, "node n2 died (silent) and took ranks 1,2 with it"),
+        (113, lost, 113, "node n2 is gone (silent), and ranks 1,2 with it"),
         (256, aborted, 1, "rank 0 called MPI_Abort with code 256: enough"),
     ];
     for (code, reason, expected, text) in cases {
@@ -430,7 +435,7 @@ fn the_loss_of_the_protector_is_survived_by_the_terminal() {
     drop((peer, n1));
     let mut peer = n2.accept();
     assert_eq!(peer.receive(), Some(Request::Attach { job: JobId::from_bits(JOB).to_string() }));
-    peer.send(&attached(&["n2"]));
+    peer.send(&attached_after(&["n2"], 4));
     peer.output(0, Stdout, "two\n");
     peer.finish();
     let (code, stdout, stderr) = running.end();
@@ -453,7 +458,7 @@ fn the_loss_of_the_job_with_its_protector_is_the_loss_of_a_node() {
     }
     let (code, _, stderr) = running.end();
     assert_eq!(code, 113, "{stderr}");
-    assert!(stderr.contains("node n1 died") && stderr.contains("took rank 0 with it"), "{stderr}");
+    assert!(stderr.contains("node n1 is gone") && stderr.contains("and rank 0 with it"), "{stderr}");
 }
 
 #[test]

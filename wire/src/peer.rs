@@ -260,7 +260,9 @@ pub enum ToSession {
         job: JobId,
         /// Where its ranks are.
         placement: Placement,
-        /// Bytes of earlier output that are lost to the limit on output kept without a terminal.
+        /// Bytes of output, since the job began, that came before what comes now: printed by a terminal, or dropped.
+        consumed: u64,
+        /// Those of them that were dropped since the last terminal: lost to the limit on output kept without one.
         dropped: u64,
     },
     /// There is no such job here.

@@ -34,26 +34,43 @@ pub struct Connected(pub ClientId, pub mpsc::Sender<Reply>);
 /// The connected commands.
 #[derive(Default)]
 pub struct Commands {
-    queues: HashMap<ClientId, mpsc::Sender<Reply>>,
+    /// None: nothing more is to be said, and what was may still be on its way.
+    queues: HashMap<ClientId, Option<mpsc::Sender<Reply>>>,
 }
 
 impl Commands {
     /// A command has connected.
     pub fn add(&mut self, Connected(id, queue): Connected) {
-        self.queues.insert(id, queue);
+        self.queues.insert(id, Some(queue));
     }
 
     /// Sends a reply. A command that does not read has its connection closed: its reader reports that it is gone.
     pub fn reply(&mut self, id: ClientId, reply: Reply) {
-        if let Some(Err(TrySendError::Full(_))) = self.queues.get(&id).map(|queue| queue.try_send(reply)) {
+        let Some(Some(queue)) = self.queues.get(&id) else { return };
+        if let Err(TrySendError::Full(_)) = queue.try_send(reply) {
             tracing::warn!(client = id.0, "a command does not read its replies: disconnected");
-            self.queues.remove(&id);
+            self.close(id);
         }
     }
 
-    /// Closes a connection after what was replied; or the command has gone by itself.
+    /// Closes a connection after what was replied.
     pub fn close(&mut self, id: ClientId) {
+        self.queues.entry(id).and_modify(|queue| *queue = None);
+    }
+
+    /// Closes all connections after what was replied.
+    pub fn close_all(&mut self) {
+        self.queues.values_mut().for_each(|queue| *queue = None);
+    }
+
+    /// A connection is closed.
+    pub fn handle_gone(&mut self, id: ClientId) {
         self.queues.remove(&id);
+    }
+
+    /// Whether no command is connected.
+    pub fn is_empty(&self) -> bool {
+        self.queues.is_empty()
     }
 }
 

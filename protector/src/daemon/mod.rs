@@ -25,7 +25,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::key::ClusterKey;
 use radic_wire::membership::Member;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
@@ -40,11 +40,14 @@ use crate::node::{Input, Node, NodeConfig, Output, Stop};
 
 /// Things that happened and were not handled yet; whoever brings more waits.
 const INPUTS: usize = 1024;
+/// Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn.
+const BACKLOG: u32 = 4096;
 /// Time to hand over the last messages before the daemon ends.
 const LAST_WORDS: Duration = Duration::from_millis(1000);
 
 /// Runs a protector until it is told to end, or must.
 pub fn run(config: Config) -> Result<()> {
+    sys::close_inherited_at_exec();
     let key = ClusterKey::load(&config.key, nix::unistd::geteuid().as_raw())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let local = LocalSet::new();
@@ -71,7 +74,7 @@ impl Daemon {
         let limit = raise_descriptor_limit();
         let dir = config.node_dir();
         let control = commands::bind(&dir).with_context(|| format!("cannot listen in {}", dir.display()))?;
-        let listener = TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
+        let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
         let port = listener.local_addr().context("no local address")?.port();
         let address = SocketAddr::new(config.advertise, port);
         let random = [random()?, random()?];
@@ -132,7 +135,7 @@ impl Daemon {
     fn handle(&mut self, input: Input) {
         match &input {
             Input::Exited(process, _) => self.processes.handle_exited(*process),
-            Input::ClientGone(client) => self.commands.close(*client),
+            Input::ClientGone(client) => self.commands.handle_gone(*client),
             _ => {}
         }
         self.node.handle(self.started.elapsed(), input);
@@ -165,8 +168,18 @@ impl Daemon {
     }
 
     async fn end(&mut self, stop: Stop) -> Result<()> {
+        tracing::debug!(?stop, "ending");
         self.processes.kill_all();
-        _ = tokio::time::timeout(LAST_WORDS, self.peers.drain()).await;
+        self.commands.close_all();
+        let last_replies = async {
+            while !self.commands.is_empty() {
+                if let Some(Input::ClientGone(client)) = self.inputs.recv().await {
+                    self.commands.handle_gone(client);
+                }
+            }
+        };
+        _ = tokio::time::timeout(LAST_WORDS, async { tokio::join!(last_replies, self.peers.drain()) }).await;
+        tracing::debug!("last words spoken");
         _ = fs::remove_file(&self.pid_file);
         match stop {
             Stop::Clean => Ok(()),
@@ -180,6 +193,15 @@ impl Daemon {
         tokio::task::yield_now().await;
         _ = nix::sys::signal::raise(Signal::SIGKILL);
     }
+}
+
+/// The queue of connections that are not accepted yet is as long as the kernel allows: in a full one, a member's probe waits for a
+/// second, and a flood of silent connections could pass for our death.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn leave_on_signal(inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = ()>> {

@@ -45,8 +45,19 @@ struct Link {
     wake: Notify,
     /// Nothing is queued any more.
     empty: Notify,
-    /// How long it may be out of reach before what waits for it is dropped.
-    patience: Duration,
+    /// It is no member any more: what is queued are its last words, and then the link ends.
+    departed: Cell<bool>,
+}
+
+impl Link {
+    /// How long the peer may be out of reach before what waits for it is dropped.
+    fn patience(&self) -> Duration {
+        if self.departed.get() { LAST_WORD } else { PATIENCE }
+    }
+
+    fn is_over(&self) -> bool {
+        self.departed.get() && self.sender.borrow().is_empty()
+    }
 }
 
 /// The heartbeats to our watcher: only the newest counts.
@@ -97,10 +108,10 @@ impl Peers {
             return tracing::debug!(to = %to.id, "dropped a message to somebody whose address is not known");
         };
         self.links.retain(|_, (_, task)| !task.is_finished());
-        let patience = if self.departed.contains(&to.id) { LAST_WORD } else { PATIENCE };
+        let departed = Cell::new(self.departed.contains(&to.id));
         let (link, _) = self.links.entry(to.id.clone()).or_insert_with(|| {
             let (wake, empty) = (Notify::new(), Notify::new());
-            let link = Rc::new(Link { peer: to.id.clone(), address, sender: RefCell::default(), wake, empty, patience });
+            let link = Rc::new(Link { peer: to.id.clone(), address, sender: RefCell::default(), wake, empty, departed });
             let task = spawn_local(run_link(self.shared.clone(), link.clone()));
             (link, task.abort_handle())
         });
@@ -108,7 +119,9 @@ impl Peers {
         link.wake.notify_one();
         if let Err(error) = pushed {
             let text = format!("the link to {} is given up: {error}", to.id);
-            self.forget(&to.id);
+            if let Some((_, task)) = self.links.remove(&to.id) {
+                task.abort();
+            }
             let (inputs, node) = (self.shared.inputs.clone(), to.id.clone());
             spawn_local(async move {
                 _ = inputs.send(Input::Note(EventName::Limit, text)).await;
@@ -170,21 +183,24 @@ impl Peers {
         });
     }
 
-    /// A node is gone for ever: whatever waits for it goes too.
+    /// A node is no member any more. What waits for it may tell it so, if it lives.
     pub fn forget(&mut self, node: &NodeId) {
-        if let Some((_, task)) = self.links.remove(node) {
-            task.abort();
+        if let Some((link, _)) = self.links.get(node) {
+            link.departed.set(true);
+            link.wake.notify_one();
         }
-        self.shared.received.borrow_mut().remove(node);
         self.departed.push_back(node.clone());
-        if self.departed.len() > limits::DEPARTED {
-            self.departed.pop_front();
+        // What it still says has the old numbers: they are remembered as long as it is.
+        if self.departed.len() > limits::DEPARTED
+            && let Some(oldest) = self.departed.pop_front()
+        {
+            self.shared.received.borrow_mut().remove(&oldest);
         }
     }
 
-    /// Waits until everything sent was taken, or was given up. The caller bounds the time.
+    /// Waits until everything sent to members was taken, or was given up. The caller bounds the time.
     pub async fn drain(&self) {
-        for (link, task) in self.links.values() {
+        for (link, task) in self.links.iter().filter(|(node, _)| !self.departed.contains(node)).map(|(_, link)| link) {
             while !link.sender.borrow().is_empty() && !task.is_finished() {
                 link.empty.notified().await;
             }
@@ -206,10 +222,11 @@ impl Shared {
 async fn run_link(shared: Rc<Shared>, link: Rc<Link>) {
     let mut backoff = BACKOFF.0;
     let mut reached = Instant::now();
-    loop {
+    while !link.is_over() {
         if link.sender.borrow().is_empty() {
             link.wake.notified().await;
             reached = Instant::now();
+            continue;
         }
         let hello = shared.hello(Some(link.peer.clone()), Purpose::Link);
         let error = match Connection::connect(link.address, &shared.key, &hello, HANDSHAKE).await {
@@ -222,7 +239,7 @@ async fn run_link(shared: Rc<Shared>, link: Rc<Link>) {
         };
         tracing::debug!(to = %link.peer, %error, "link broken");
         _ = shared.inputs.send(Input::LinkBroken(link.peer.clone())).await;
-        if reached.elapsed() > link.patience {
+        if reached.elapsed() > link.patience() {
             tracing::debug!(to = %link.peer, "link given up");
             return link.empty.notify_one();
         }
@@ -235,6 +252,9 @@ async fn write_link(link: &Link, mut connection: Connection, welcome: &Welcome) 
     let broken = |e: crate::link::LinkError| WireError::Protocol(e.to_string());
     link.sender.borrow_mut().handle_connected(welcome.received).map_err(broken)?;
     loop {
+        if link.is_over() {
+            return Err(WireError::Closed);
+        }
         loop {
             // Taken out first: the queue must not be borrowed while the socket is awaited.
             let frame = link.sender.borrow_mut().poll_frame().map(<[u8]>::to_vec);

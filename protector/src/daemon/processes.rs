@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -32,6 +32,9 @@ use crate::pmi::leftovers;
 
 /// Pieces that may wait for a rank's PMI connection: a rank has at most one request under way.
 const PMI_QUEUE: usize = 16;
+/// ELF's class for 64 bits, and its machine for x86-64, little endian.
+const ELF_64: u8 = 2;
+const ELF_X86_64: [u8; 2] = [62, 0];
 
 /// A running or ended process of a rank.
 struct Process {
@@ -128,6 +131,7 @@ impl Processes {
         let dir = Path::new(OsStr::from_bytes(&order.dir));
         // Asked first, since a failed spawn does not say which of the two it was.
         std::fs::read_dir(dir).map_err(|e| failed(&format!("working directory {}", dir.display()), e))?;
+        refuse_foreign(Path::new(program))?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|e| failed("a socket pair for PMI", e))?;
         let ours = ours.set_nonblocking(true).and_then(|()| UnixStream::from_std(ours)).map_err(|e| failed("PMI", e))?;
         let mut command = self.command(order, program, dir, theirs.as_raw_fd());
@@ -268,6 +272,18 @@ fn exit_status(status: StdExitStatus) -> ExitStatus {
         (None, Some(signal)) => ExitStatus::Signal(signal),
         (None, None) => ExitStatus::Code(exit_code::RADIC),
     }
+}
+
+/// A program for another machine would be given to a shell, as one without a first line is, which would call it a script.
+fn refuse_foreign(program: &Path) -> Result<(), SpawnError> {
+    let mut header = [0; 20];
+    let read = std::fs::File::open(program).and_then(|mut file| file.read_exact(&mut header));
+    let foreign = read.is_ok() && header.starts_with(b"\x7fELF") && (header[4] != ELF_64 || header[18..] != ELF_X86_64);
+    if !foreign {
+        return Ok(()); // Whatever else is wrong with it, the kernel says better.
+    }
+    let error = format!("{}: a program for another machine than x86-64", program.display());
+    Err(SpawnError { error, code: exit_code::CANNOT_EXECUTE })
 }
 
 fn exec_error(program: &OsStr, error: &io::Error) -> SpawnError {

@@ -16,6 +16,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Time to establish a TCP connection.
 const CONNECT: Duration = Duration::from_millis(1000);
+/// Bytes read at once from a peer that has not proved that it holds the key, and from one that has.
+const UNPROVEN: usize = 512;
+const PROVEN: usize = 16 << 10;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +51,8 @@ pub struct Connection {
     reader: OwnedReadHalf,
     writer: OwnedWriteHalf,
     channel: Channel,
-    buffer: Box<[u8]>,
+    /// What is read at once: little before the peer has proved itself.
+    buffer: Vec<u8>,
 }
 
 impl Connection {
@@ -84,7 +88,7 @@ impl Connection {
     fn new(socket: TcpStream, channel: Channel) -> Result<Connection, WireError> {
         socket.set_nodelay(true)?;
         let (reader, writer) = socket.into_split();
-        Ok(Connection { reader, writer, channel, buffer: vec![0; 16 << 10].into() })
+        Ok(Connection { reader, writer, channel, buffer: vec![0; UNPROVEN] })
     }
 
     /// Sends a message.
@@ -132,6 +136,10 @@ impl Connection {
         if count == 0 {
             return Err(WireError::Closed);
         }
-        Ok(self.channel.handle_input(&self.buffer[..count])?)
+        self.channel.handle_input(&self.buffer[..count])?;
+        if self.channel.is_confirmed() && self.buffer.len() < PROVEN {
+            self.buffer.resize(PROVEN, 0);
+        }
+        Ok(())
     }
 }

@@ -171,7 +171,7 @@ impl Node {
         if attach {
             self.clients.insert(client, Client::Session { job, home, placement: Some(placement) });
         } else {
-            self.finish(client, Reply::Attached { job, placement, dropped: 0 });
+            self.finish(client, Reply::Attached { job, placement, consumed: 0, dropped: 0 });
         }
     }
 
@@ -179,9 +179,9 @@ impl Node {
         let client = ClientId(session.number);
         let Some(state) = self.clients.get_mut(&client) else { return };
         match (state, message) {
-            (Client::Session { placement: known, .. }, ToSession::Attached { job, placement, dropped }) => {
+            (Client::Session { placement: known, .. }, ToSession::Attached { job, placement, consumed, dropped }) => {
                 *known = Some(placement.clone());
-                self.reply(client, Reply::Attached { job, placement, dropped });
+                self.reply(client, Reply::Attached { job, placement, consumed, dropped });
             }
             (Client::Session { .. }, ToSession::Output { rank, stream, data }) => {
                 self.reply(client, Reply::Output { rank, stream, data });

@@ -64,6 +64,8 @@ struct Printing {
     under_way_bytes: usize,
     /// Of the front of `under_way`: bytes that were printed.
     printed: usize,
+    /// Bytes that a terminal has printed, or that were given up, since the job began.
+    consumed: u64,
     /// Bytes given up since the last attach.
     dropped: u64,
 }
@@ -84,6 +86,8 @@ pub struct Home {
     printing: Printing,
     /// The terminal whose piece of standard input is under way to rank 0.
     stdin_from: Option<SessionId>,
+    /// The first piece of a terminal that attached meanwhile.
+    stdin_next: Option<(SessionId, ByteBuf)>,
     /// Sessions that only wait for the end (`radic kill`).
     waiters: BTreeSet<SessionId>,
     /// Set once, at the first reason to end.
@@ -118,6 +122,7 @@ impl Home {
             entries: Vec::new(),
             printing: Printing::default(),
             stdin_from: None,
+            stdin_next: None,
             waiters: BTreeSet::new(),
             outcome: None,
             ending: false,
@@ -190,11 +195,7 @@ impl Home {
             ToHome::Stdin { session, data } => self.handle_stdin(session, data),
             ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),
             ToHome::Kill { session } => self.kill(session),
-            ToHome::StdinTaken if from == self.placement.home() => {
-                if let Some(session) = self.stdin_from.take() {
-                    self.tell_session(session, ToSession::StdinTaken);
-                }
-            }
+            ToHome::StdinTaken if from == self.placement.home() => self.handle_stdin_taken(),
             ToHome::Fence { number, entries } => self.handle_fence(from, number, entries),
             ToHome::Gone => self.handle_gone(now, from),
             ToHome::Launched { rank, .. }
@@ -341,11 +342,27 @@ impl Home {
     }
 
     fn handle_stdin(&mut self, session: SessionId, data: ByteBuf) {
-        if self.printing.terminal.as_ref() != Some(&session) || self.stdin_from.is_some() || self.is_over() {
+        if self.printing.terminal.as_ref() != Some(&session) || self.is_over() {
             return;
         }
-        self.stdin_from = Some(session);
-        self.tell_host(self.placement.home().clone(), ToHost::Stdin(data));
+        match &self.stdin_from {
+            // A terminal has at most one piece under way.
+            Some(busy) if *busy == session => {}
+            Some(_) => self.stdin_next = Some((session, data)),
+            None => {
+                self.stdin_from = Some(session);
+                self.tell_host(self.placement.home().clone(), ToHost::Stdin(data));
+            }
+        }
+    }
+
+    fn handle_stdin_taken(&mut self) {
+        if let Some(session) = self.stdin_from.take() {
+            self.tell_session(session, ToSession::StdinTaken);
+        }
+        if let Some((session, data)) = self.stdin_next.take() {
+            self.handle_stdin(session, data);
+        }
     }
 
     fn attach(&mut self, session: SessionId) {
@@ -354,7 +371,8 @@ impl Home {
         }
         self.put_back();
         let dropped = std::mem::take(&mut self.printing.dropped);
-        let attached = ToSession::Attached { job: self.job, placement: self.placement.clone(), dropped };
+        let (placement, consumed) = (self.placement.clone(), self.printing.consumed);
+        let attached = ToSession::Attached { job: self.job, placement, consumed, dropped };
         self.tell_session(session.clone(), attached);
         self.printing.terminal = Some(session);
         self.pump();
@@ -396,6 +414,7 @@ impl Home {
         let bytes = (bytes as usize).min(printing.under_way_bytes);
         printing.under_way_bytes -= bytes;
         printing.printed += bytes;
+        printing.consumed += bytes as u64;
         while let Some(front) = printing.under_way.front().filter(|f| f.data.len() <= printing.printed) {
             printing.printed -= front.data.len();
             printing.under_way.pop_front();
@@ -437,6 +456,7 @@ impl Home {
             let oldest = self.printing.waiting.pop_front().expect("bytes wait, hence a piece");
             self.printing.waiting_bytes -= oldest.cost();
             self.printing.dropped += oldest.data.len() as u64;
+            self.printing.consumed += oldest.data.len() as u64;
         }
     }
 

@@ -32,6 +32,8 @@ struct Cluster {
     /// Programs that cannot be started.
     broken: bool,
     ignore_sigterm: bool,
+    /// Rank 0 does not read.
+    hold_stdin: bool,
 }
 
 const LATENCY: Duration = Duration::from_micros(100);
@@ -51,6 +53,7 @@ impl Cluster {
             dead: BTreeSet::new(),
             broken: false,
             ignore_sigterm: false,
+            hold_stdin: false,
         };
         for index in 1..=count {
             let id = NodeId { name: name(index), boot: BootId(index as u64) };
@@ -159,7 +162,9 @@ impl Cluster {
             }
             HostOutput::Stdin(data) => {
                 self.ranks.get_mut(&id(Rank(0))).unwrap().1.stdin.extend_from_slice(&data);
-                self.post(node, Input::StdinTaken(job));
+                if !self.hold_stdin {
+                    self.post(node, Input::StdinTaken(job));
+                }
             }
             HostOutput::Read(rank, stream) => {
                 let (_, rank_state) = self.ranks.get_mut(&id(rank)).unwrap();
@@ -432,6 +437,8 @@ fn a_terminal_may_die_and_another_take_over() {
     cluster.hello(3, 2, Request::Attach { job: job.to_string()[..4].to_owned() });
     cluster.run_for(Duration::from_millis(10));
     assert_eq!(cluster.printed(2), b"e two ");
+    let attached = cluster.replies(2).iter().find(|r| matches!(r, Reply::Attached { consumed: 2, dropped: 0, .. }));
+    assert!(attached.is_some(), "a terminal must learn what was printed before");
     cluster.hello(2, 3, Request::Attach { job: job.to_string() });
     cluster.run_for(Duration::from_millis(10));
     assert_eq!(cluster.replies(2).last(), Some(&Reply::TakenOver));
@@ -522,6 +529,25 @@ fn standard_input_reaches_rank_zero_piece_by_piece() {
         cluster.ask(2, 1, Request::Stdin(ByteBuf::from(piece)));
         cluster.run_until(|c| taken(c) == before + 1);
     }
+    assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"abcd");
+}
+
+#[test]
+fn standard_input_goes_on_from_another_terminal() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start(2, 1, 2);
+    cluster.hold_stdin = true;
+    cluster.ask(2, 1, Request::Stdin(ByteBuf::from("ab")));
+    cluster.run_for(Duration::from_millis(5));
+    cluster.hello(1, 2, Request::Attach { job: job.to_string() });
+    cluster.run_for(Duration::from_millis(5));
+    cluster.ask(1, 2, Request::Stdin(ByteBuf::from("cd")));
+    cluster.run_for(Duration::from_millis(5));
+    assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"ab", "a second piece was sent before the first was taken");
+    cluster.hold_stdin = false;
+    let node = cluster.ranks[&at(job, 0)].0.clone();
+    cluster.post(&node, Input::StdinTaken(job));
+    cluster.run_until(|c| c.replies(2).contains(&Reply::StdinTaken));
     assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"abcd");
 }
 
