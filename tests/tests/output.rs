@@ -223,6 +223,32 @@ fn a_job_outlives_its_terminal_and_can_be_attached_again() {
     }
 }
 
+/// G3 for what a terminal shows: the protector it is connected to dies in the middle of the output, and the next one goes on there.
+#[test]
+fn each_line_comes_once_though_the_terminal_s_node_dies() {
+    const COUNT: usize = 200_000;
+    for kind in Kind::all() {
+        let cluster = Cluster::start(kind, 4);
+        let script = format!("exec seq -f \"$RADIC_RANK %.0f\" {COUNT}");
+        let mut job = cluster.job(2, "--nodes n3,n4", &sh(&script)).start();
+        let victim = cluster.protector("n1");
+        job.until("a good part of the output", |out, _| (out.len() > 200_000).then_some(()));
+        victim.signal(Signal::KILL);
+        let finished = job.wait().expect(0).expect_stderr(&["n1"]);
+        let mut next = [1; 2];
+        for line in finished.stdout().lines() {
+            let (rank, number) = line.split_once(' ').expect("a whole line");
+            let next = &mut next[rank.parse::<usize>().expect("a rank")];
+            assert_eq!(number.parse(), Ok(*next), "a line of rank {rank} is lost, torn or repeated");
+            *next += 1;
+        }
+        assert_eq!(next, [COUNT + 1; 2]);
+        println!("{kind:?}: 2 x {COUNT} lines across the death of the terminal's node in {:.0?}", finished.elapsed);
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
 #[test]
 fn a_detached_job_is_killed_by_name() {
     let cluster = Cluster::start(Kind::Logical, 3);

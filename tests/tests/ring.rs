@@ -10,6 +10,7 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::random::Random;
 use radic_wire::event::{Event, EventName};
 use radic_wire::local::NodeState;
+use rustix::process::Signal;
 
 const NODES: usize = 64;
 const KILLED: usize = 5;
@@ -64,23 +65,34 @@ fn wait_for_deaths(events: &mut Events, killed: &BTreeSet<String>, survivors: &B
     seen
 }
 
-fn kill_and_measure(cluster: &Cluster, all: &BTreeSet<String>) {
+/// Signals some nodes at random, at once; checks when the others have seen it, and that they agree. Returns these others.
+fn signal_and_measure(cluster: &Cluster, all: &BTreeSet<String>, signal: Signal, random: &mut Random) -> BTreeSet<String> {
     let names: Vec<String> = all.iter().cloned().collect();
-    let killed: BTreeSet<_> = Random::from_environment().choose(KILLED, &names).into_iter().collect();
+    let killed: BTreeSet<_> = random.choose(KILLED, &names).into_iter().collect();
     let survivors: BTreeSet<_> = all.difference(&killed).cloned().collect();
-    println!("killing {}", killed.iter().cloned().collect::<Vec<_>>().join(", "));
+    println!(
+        "{} {}",
+        if signal == Signal::STOP { "stopping" } else { "killing" },
+        killed.iter().cloned().collect::<Vec<_>>().join(", ")
+    );
     let mut events = cluster.events_at(survivors.first().expect("some survive"));
-    // Held beforehand: the five signals come within microseconds.
+    // Held beforehand: the signals come within microseconds.
     let victims: Vec<_> = killed.iter().map(|node| cluster.protector(node)).collect();
     let then = now_ms() as u64;
-    victims.iter().for_each(|victim| victim.signal(rustix::process::Signal::KILL));
+    victims.iter().for_each(|victim| victim.signal(signal));
     let seen = wait_for_deaths(&mut events, &killed, &survivors);
     let mut times: Vec<u64> = seen.values().map(|at| at.saturating_sub(then)).collect();
     times.sort_unstable();
     let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
-    println!("{KILLED} of {NODES} killed: seen by the survivors after {median} ms (median), {worst} ms (last)");
+    println!("{KILLED} of {} dead: seen by the others after {median} ms (median), {worst} ms (last)", all.len());
     assert!(u128::from(worst) < SEEN.as_millis(), "seen by all only after {worst} ms");
     expect_one_membership(cluster, &survivors);
+    if signal == Signal::STOP {
+        // Awake again, they learn that they are dead.
+        victims.iter().for_each(|victim| victim.signal(Signal::CONT));
+        assert!(victims.iter().all(|victim| victim.wait(Duration::from_secs(5))), "a zombie lives on");
+    }
+    survivors
 }
 
 /// Keeps every core busy until it is dropped.
@@ -140,7 +152,10 @@ fn sixty_four_protectors_agree_in_death_and_under_load() {
     assert_eq!(all.len(), NODES);
     expect_one_membership(&cluster, &all);
     expect_no_false_death(&cluster, &all);
-    kill_and_measure(&cluster, &all);
+    // A killed process closes its connections; one that hangs does not, and is found by its silence.
+    let mut random = Random::from_environment();
+    let survivors = signal_and_measure(&cluster, &all, Signal::KILL, &mut random);
+    signal_and_measure(&cluster, &survivors, Signal::STOP, &mut random);
     let then = Instant::now();
     cluster.stop();
     println!("stopped in {:.1?}", then.elapsed());
