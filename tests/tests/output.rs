@@ -107,11 +107,10 @@ fn a_reader_that_has_seen_enough_ends_the_job() {
 fn output_that_nobody_reads_waits_in_the_ranks() {
     let cluster = Cluster::start(Kind::Logical, 2);
     let radic = radic_tests::cluster::program("radic").display().to_string();
-    let script = format!("{radic} run -n 2 -- yes | (read line; echo started; read line </dev/stderr)");
-    // The reader reads one line, then waits for a terminal that says nothing.
+    // The reader reads one line, then waits for a word through a pipe of its own.
     let go = cluster.dir().join("go");
     nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("a new name");
-    let script = script.replace("/dev/stderr", &go.display().to_string());
+    let script = format!("{radic} run -n 2 -- yes | (read line; echo started; read line <{})", go.display());
     let mut pipeline = cluster.invocation("bash").args(["-c", &script]).start();
     pipeline.until_line("started");
     let ranks: Vec<u32> = cluster.status().nodes.iter().flat_map(|node| node.ranks.iter().map(|rank| rank.pid)).collect();
@@ -139,7 +138,7 @@ fn written(pid: u32) -> u64 {
     line.and_then(|number| number.parse().ok()).expect("the kernel tells")
 }
 
-/// Starts a job of two ranks that print lines, one each time a line comes through the pipe `go` of its rank.
+/// Two ranks that print what the test hands them, each through a pipe of its own.
 struct Stepper<'a> {
     cluster: &'a Cluster,
 }
