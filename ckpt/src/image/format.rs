@@ -4,7 +4,7 @@
 //! An image is one forward-only stream: header, metadata (`meta`), run records each followed by its payload, the end record.
 //! Numbers are little-endian. Runs come in ascending address order and do not overlap.
 
-use super::crc32c;
+use super::crc::crc32c;
 
 /// The first eight bytes of every image.
 pub const MAGIC: [u8; 8] = *b"RADICKPT";

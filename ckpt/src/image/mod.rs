@@ -1,8 +1,8 @@
 //! The image format: written by the engine, checked and read by everybody else. No unsafe; `read` alone does I/O, through
 //! `std::io::Read`.
 
-// The restorer includes `format` by path and has its own crate root; both find the checksum through their parent.
-use crate::crc::crc32c;
+// `format` is also part of the restorer, where the checksum is its sibling, too.
+use crate::crc::{self, crc32c};
 
 pub mod format;
 pub mod meta;

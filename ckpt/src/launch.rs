@@ -1,0 +1,308 @@
+//! What the library's constructor does: prepares a program for checkpoints, or turns the process into a restored one. Ordinary
+//! code, before `main`: the only thread, libc and allocation allowed.
+
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::arena::{self, state};
+use crate::image::format::HEADER_BYTES;
+use crate::image::meta::{Backing, Region};
+use crate::image::{Reader, meta};
+use crate::maps::{self, Line};
+use crate::plan::{
+    self, MAX_OBJECTS, MAX_REGIONS, Object, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE, RESTORER_SPAN, Special,
+};
+use crate::sys::{self, call};
+use crate::{crc::crc32c, identity, save, stop};
+
+/// Names the descriptor of an image, already verified, in the environment of a process that is to become what it holds.
+pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
+
+static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
+
+/// To be called once, by the library's constructor: reserves the engine's memory and installs the signal's handler. In a process
+/// that is to be restored it does not return.
+pub fn constructor() -> Result<(), String> {
+    if !std::arch::is_x86_feature_detected!("sse4.2") {
+        return Err("this processor has no SSE 4.2".into());
+    }
+    arena::reserve().map_err(|e| format!("the engine's memory cannot be reserved: error {}", e.0))?;
+    settle_glibc();
+    let maps = std::fs::read("/proc/self/maps").map_err(|e| format!("/proc/self/maps: {e}"))?;
+    let lines: Vec<_> = maps::lines(&maps).filter_map(maps::parse).collect();
+    identity::learn(build(&lines)?, vdso(&lines));
+    let rseq = rseq();
+    state().rseq_offset.store(rseq.0 as u64, Relaxed);
+    state().rseq_size.store(rseq.1, Relaxed);
+    if let Some(fd) = std::env::var_os(RESTORE_VARIABLE) {
+        let fd = fd.to_str().and_then(|fd| fd.parse().ok()).ok_or(format!("{RESTORE_VARIABLE} is not a descriptor"))?;
+        return restore(fd, &lines);
+    }
+    stop::install().map_err(|e| format!("the signal's handler cannot be installed: error {}", e.0))?;
+    // A thread's first descriptor above the present table makes the kernel copy it while everybody waits: do it now.
+    if let Ok(high) = sys::fcntl(2, libc::F_DUPFD_CLOEXEC, identity::HIGH_FD as usize) {
+        sys::close(high as i32);
+    }
+    Ok(())
+}
+
+/// glibc installs its own handler of our signal at the first pthread_create: let it do that before us.
+fn settle_glibc() {
+    extern "C" fn nothing(argument: *mut libc::c_void) -> *mut libc::c_void {
+        argument
+    }
+    let mut thread = 0;
+    // SAFETY: the function is sound, the thread is joined.
+    unsafe {
+        if libc::pthread_create(&raw mut thread, std::ptr::null(), nothing, std::ptr::null_mut()) == 0 {
+            libc::pthread_join(thread, std::ptr::null_mut());
+        }
+    }
+}
+
+/// The library's build: a hash of its file.
+fn build(lines: &[Line<'_>]) -> Result<u64, String> {
+    let here = constructor as *const () as u64;
+    let line = lines.iter().find(|l| l.start <= here && here < l.end).ok_or("the library is not in /proc/self/maps")?;
+    let path = OsStr::from_bytes(line.path);
+    let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(identity::hash(&bytes))
+}
+
+fn vdso(lines: &[Line<'_>]) -> &'static [u8] {
+    lines.iter().find(|l| l.path == b"[vdso]").map_or(&[], |l| {
+        // SAFETY: the kernel's mapping is there for the life of the process.
+        unsafe { std::slice::from_raw_parts(l.start as *const u8, (l.end - l.start) as usize) }
+    })
+}
+
+/// Where glibc has registered rseq: offset from FS, and size; 0: not at all.
+fn rseq() -> (isize, u32) {
+    // SAFETY: looks up two symbols of glibc, which are an isize and an unsigned int.
+    unsafe {
+        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr());
+        let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr());
+        if offset.is_null() || size.is_null() { (0, 0) } else { (*offset.cast::<isize>(), *size.cast::<u32>()) }
+    }
+}
+
+fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
+    // SAFETY: the descriptor was made for us; whether it is one, reading will tell.
+    let image = unsafe { File::from_raw_fd(fd) };
+    let reader = Reader::begin(&image).map_err(|e| e.to_string())?;
+    let (header, image_meta) = (reader.header, reader.meta);
+    if let Some(reason) = identity::misfit(&header, &identity::header()) {
+        return Err(format!("the image does not fit here: {reason}"));
+    }
+    raise_descriptor_limit();
+    let above = image_meta.descriptors.iter().map(|d| d.fd).max().unwrap_or(0).max(2) as i32 + 1;
+    let mut files = Files { above, by_path: HashMap::new(), objects: Vec::new() };
+    let regions = regions(&image_meta, &mut files)?;
+    let specials = specials(&image_meta, lines)?;
+    let mut objects = [Object::default(); MAX_OBJECTS];
+    objects.get_mut(..files.objects.len()).ok_or("too many shared objects")?.copy_from_slice(&files.objects);
+    let plan = Plan {
+        image_fd: lift(image.as_raw_fd(), above)?,
+        regions: regions.len() as u32,
+        bytes_before: HEADER_BYTES as u64 + u64::from(header.meta_len),
+        crc_before: crc32c(0, &header.encode()),
+        objects_used: files.objects.len() as u32,
+        entry: header.entry,
+        stack: header.stack,
+        specials,
+        objects,
+    };
+    leave(plan, &regions)
+}
+
+/// The descriptors of a restart come behind those of the program, which may reach up to its limit.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one limit is read and written.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+}
+
+fn lift(fd: i32, above: i32) -> Result<i32, String> {
+    sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, above as usize)
+        .map(|fd| fd as i32)
+        .map_err(|e| format!("no free descriptor: error {}", e.0))
+}
+
+struct Files {
+    above: i32,
+    by_path: HashMap<(Vec<u8>, bool), i32>,
+    objects: Vec<Object>,
+}
+
+impl Files {
+    /// Opens a mapped file, after making sure that it is the one that was mapped.
+    fn open(&mut self, region: &Region) -> Result<i32, String> {
+        let writable = region.backing == Backing::SharedFile && region.prot & 2 != 0;
+        let key = (region.path.clone(), writable);
+        if let Some(fd) = self.by_path.get(&key) {
+            return Ok(*fd);
+        }
+        let path = OsStr::from_bytes(&region.path);
+        let device = region.head_crc == 0;
+        if !device && region.backing == Backing::PrivateFile && save::head_crc(&region.path) != region.head_crc {
+            return Err(format!("{}: the program maps this file, and it is another one now", path.display()));
+        }
+        let file = File::options().read(true).write(writable).open(path);
+        let file = file.map_err(|e| format!("{}: the program maps this file: {e}", path.display()))?;
+        let size = file.metadata().map_err(|e| e.to_string())?.len();
+        if region.backing == Backing::PrivateFile && size != region.size && !device {
+            return Err(format!("{}: the program maps this file, and its size has changed", path.display()));
+        }
+        if writable && size < region.size {
+            file.set_len(region.size).map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+        let fd = lift(file.as_raw_fd(), self.above)?;
+        self.by_path.insert(key, fd);
+        Ok(fd)
+    }
+
+    /// The new object for a shared mapping, large enough for it.
+    fn object(&mut self, region: &Region) -> Result<i32, String> {
+        let size = region.offset.saturating_add(region.end - region.start);
+        let known = self.objects.iter().find(|o| o.number == region.object).map(|o| o.fd);
+        let fd = match known {
+            Some(fd) => fd,
+            None => {
+                let name = CString::from(c"radic");
+                // SAFETY: the kernel reads the name.
+                let memfd = unsafe { call!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
+                let memfd = memfd.map_err(|e| format!("memfd_create: error {}", e.0))? as i32;
+                // SAFETY: just made.
+                let memfd = unsafe { File::from_raw_fd(memfd) };
+                let fd = lift(memfd.as_raw_fd(), self.above)?;
+                self.objects.push(Object { number: region.object, fd });
+                fd
+            }
+        };
+        // SAFETY: only borrowed: into_raw_fd gives it back.
+        let file = unsafe { File::from_raw_fd(fd) };
+        let grown = match file.metadata() {
+            Ok(data) if data.len() < size => file.set_len(size),
+            other => other.map(drop),
+        };
+        let _ = file.into_raw_fd();
+        grown.map_err(|e| format!("shared memory: {e}"))?;
+        Ok(fd)
+    }
+}
+
+/// What to map; checked so that no region touches the restorer.
+fn regions(image: &meta::Meta, files: &mut Files) -> Result<Vec<PlanRegion>, String> {
+    let mut out = Vec::new();
+    for region in &image.regions {
+        if region.start < RESTORER_BASE + RESTORER_SPAN && region.end > RESTORER_BASE {
+            return Err("the image is hostile: a region lies in the restorer".into());
+        }
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let (flags, fd) = match region.backing {
+            Backing::Vdso | Backing::Vvar | Backing::VvarClock => continue,
+            Backing::Stack => (private | libc::MAP_GROWSDOWN, -1),
+            Backing::Anonymous if (arena::CONTENT_BASE..RESTORER_BASE).contains(&region.start) => {
+                (private | libc::MAP_NORESERVE, -1)
+            }
+            Backing::Anonymous => (private, -1),
+            Backing::PrivateFile => (libc::MAP_PRIVATE, files.open(region)?),
+            Backing::SharedFile => (libc::MAP_SHARED, files.open(region)?),
+            Backing::SharedObject => (libc::MAP_SHARED, files.object(region)?),
+        };
+        out.push(PlanRegion {
+            start: region.start,
+            len: region.end - region.start,
+            prot: u32::from(region.prot),
+            flags: flags as u32,
+            fd,
+            filled: u32::from(region.has_runs),
+            offset: if fd < 0 { 0 } else { region.offset },
+        });
+    }
+    if out.len() > MAX_REGIONS {
+        return Err("the image has more regions than a process may have".into());
+    }
+    Ok(out)
+}
+
+/// The kernel's mappings, where they are and where they have to go.
+fn specials(image: &meta::Meta, lines: &[Line<'_>]) -> Result<[Special; 3], String> {
+    let mut out = [Special::default(); 3];
+    let kinds: [(Backing, &[u8]); 3] =
+        [(Backing::Vvar, b"[vvar]"), (Backing::VvarClock, b"[vvar_vclock]"), (Backing::Vdso, b"[vdso]")];
+    for (special, (backing, name)) in out.iter_mut().zip(kinds) {
+        let then = image.regions.iter().find(|r| r.backing == backing).map(|r| (r.start, r.end - r.start));
+        let now = lines.iter().find(|l| l.path == name).map(|l| (l.start, l.end - l.start));
+        *special = match (then, now) {
+            (Some((to, len)), Some((from, same))) if len == same && len <= plan::ASIDE_SPAN => Special { from, to, len },
+            (None, None) => Special::default(),
+            _ => return Err("the image was made under a kernel with another vdso".into()),
+        };
+    }
+    Ok(out)
+}
+
+/// Loads the restorer and jumps to it: the point of no return.
+fn leave(plan: Plan, regions: &[PlanRegion]) -> Result<(), String> {
+    assert!(size_of::<Plan>() + size_of_val(regions) <= PLAN_SPAN as usize, "the number of regions is bounded");
+    let entry = load_restorer()?;
+    let spans = [(PLAN_BASE, PLAN_SPAN), (plan::STACK_TOP - plan::STACK_SPAN, plan::STACK_SPAN)];
+    for (base, span) in spans {
+        map_own(base, span, libc::PROT_READ | libc::PROT_WRITE)?;
+    }
+    let blocked = u64::MAX;
+    // SAFETY: the plan's memory was just mapped, and nothing else is in it. This process is given up: the restorer uses nothing of it.
+    unsafe {
+        let to = PLAN_BASE as *mut Plan;
+        to.write(plan);
+        std::ptr::copy_nonoverlapping(regions.as_ptr(), to.add(1).cast(), regions.len());
+        let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const blocked, 0, 8);
+        let size = state().rseq_size.load(Relaxed);
+        if size > 0 {
+            let mut fs = 0u64;
+            let _ = call!(libc::SYS_arch_prctl, 0x1003, &raw mut fs);
+            // The kernel would write to the area of this process wherever it is by then.
+            let _ = call!(libc::SYS_rseq, fs.wrapping_add(state().rseq_offset.load(Relaxed)), size.max(32), 1, 0x5305_3053u32);
+        }
+        let _ = call!(libc::SYS_set_robust_list, 0, 24);
+        let _ = call!(libc::SYS_set_tid_address, 0);
+        std::arch::asm!("mov rsp, {stack}", "jmp {entry}", stack = in(reg) plan::STACK_TOP, entry = in(reg) entry,
+            in("rdi") to, options(noreturn));
+    }
+}
+
+fn map_own(base: u64, span: u64, prot: i32) -> Result<(), String> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: the constructor reserved the range for this.
+    unsafe { sys::mmap(base, span, prot, flags, -1, 0) }.map(drop).map_err(|e| format!("the restorer's memory: error {}", e.0))
+}
+
+/// Maps the restorer's segments; gives its entry. The bytes are our own build's: what does not fit is a bug.
+fn load_restorer() -> Result<u64, String> {
+    let word = |at: usize| u64::from_le_bytes(*RESTORER[at..].first_chunk().expect("build.rs makes a whole ELF file"));
+    let (entry, table, count) = (word(24), word(32) as usize, usize::from(RESTORER[56]));
+    for header in (0..count).map(|i| table + 56 * i).filter(|at| RESTORER[*at] == 1) {
+        let flags = RESTORER[header + 4];
+        let (offset, addr, in_file, in_memory) =
+            (word(header + 8) as usize, word(header + 16), word(header + 32) as usize, word(header + 40));
+        assert!(addr >= RESTORER_BASE && addr + in_memory < PLAN_BASE, "layout.ld puts it below the plan");
+        map_own(addr & !4095, in_memory.next_multiple_of(4096), libc::PROT_READ | libc::PROT_WRITE)?;
+        // SAFETY: just mapped, large enough.
+        unsafe {
+            std::ptr::copy_nonoverlapping(RESTORER[offset..].as_ptr(), addr as *mut u8, in_file);
+            let prot = if flags & 1 != 0 { libc::PROT_READ | libc::PROT_EXEC } else { libc::PROT_READ | libc::PROT_WRITE };
+            call!(libc::SYS_mprotect, addr & !4095, in_memory.next_multiple_of(4096), prot)
+                .map_err(|e| format!("the restorer's memory: error {}", e.0))?;
+        }
+    }
+    Ok(entry)
+}

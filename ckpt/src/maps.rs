@@ -1,0 +1,103 @@
+//! Reading /proc: lines of `maps`, fields of `stat` and `status`. Pure functions on bytes.
+
+/// A line of /proc/self/maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line<'a> {
+    /// First address.
+    pub start: u64,
+    /// First address after it.
+    pub end: u64,
+    /// PROT_*.
+    pub prot: u8,
+    /// MAP_SHARED?
+    pub shared: bool,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Inode; 0: no file.
+    pub inode: u64,
+    /// Name; may be empty.
+    pub path: &'a [u8],
+}
+
+/// Reads hexadecimal digits; the number and the rest.
+#[must_use]
+pub fn hex(text: &[u8]) -> (u64, &[u8]) {
+    digits(text, 16)
+}
+
+/// Reads decimal digits; the number and the rest.
+#[must_use]
+pub fn decimal(text: &[u8]) -> (u64, &[u8]) {
+    digits(text, 10)
+}
+
+fn digits(mut text: &[u8], base: u64) -> (u64, &[u8]) {
+    let mut value = 0u64;
+    while let [digit, rest @ ..] = text {
+        let Some(digit) = (*digit as char).to_digit(base as u32) else { break };
+        value = value.wrapping_mul(base).wrapping_add(u64::from(digit));
+        text = rest;
+    }
+    (value, text)
+}
+
+/// The lines of `text`.
+pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|b| *b == b'\n').filter(|line| !line.is_empty())
+}
+
+/// Reads one line of maps.
+#[must_use]
+pub fn parse(line: &[u8]) -> Option<Line<'_>> {
+    let (start, rest) = hex(line);
+    let (end, rest) = hex(rest.strip_prefix(b"-")?);
+    let rest = rest.strip_prefix(b" ")?;
+    let (flags, rest) = rest.split_at_checked(4)?;
+    let bit = |at: usize, letter: u8, value: u8| if flags[at] == letter { value } else { 0 };
+    let (offset, rest) = hex(rest.strip_prefix(b" ")?);
+    let rest = rest.strip_prefix(b" ")?;
+    let space = rest.iter().position(|b| *b == b' ')?;
+    let (inode, rest) = decimal(&rest[space + 1..]);
+    let path = rest.trim_ascii_start();
+    let prot = bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4);
+    (start < end).then_some(Line { start, end, prot, shared: flags[3] == b's', offset, inode, path })
+}
+
+/// The value after `name` in text made of `name value` lines (`name` with its colon).
+#[must_use]
+pub fn field<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    lines(text).find_map(|line| line.strip_prefix(name)).map(|value| value.trim_ascii())
+}
+
+/// Numeric fields of /proc/PID/stat after the name, the first being field 4.
+#[must_use]
+pub fn stat_field(text: &[u8], number: usize) -> u64 {
+    let after = text.iter().rposition(|b| *b == b')').map_or(&text[..0], |at| &text[at + 1..]);
+    // After the name: " S ppid ...": the state is field 3.
+    after.split(|b| *b == b' ').filter(|f| !f.is_empty()).nth(number - 3).map_or(0, |f| decimal(f).0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps() {
+        let line = parse(b"7f00dead0000-7f00dead2000 rw-p 00001000 fe:01 1234   /lib/a b.so (deleted)").unwrap();
+        assert_eq!((line.start, line.end, line.prot, line.shared), (0x7f00_dead_0000, 0x7f00_dead_2000, 3, false));
+        assert_eq!((line.offset, line.inode, line.path), (0x1000, 1234, &b"/lib/a b.so (deleted)"[..]));
+        let bare = parse(b"1000-2000 ---s 00000000 00:00 0 ").unwrap();
+        assert_eq!((bare.prot, bare.shared, bare.inode, bare.path), (0, true, 0, &b""[..]));
+        for bad in [&b""[..], b"x", b"1000-", b"1000-2000 rw", b"2000-1000 rw-p 0 0:0 0 "] {
+            assert_eq!(parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn fields() {
+        assert_eq!(field(b"Name:\tx\nSigPnd:\t00ff\n", b"SigPnd:"), Some(&b"00ff"[..]));
+        assert_eq!(field(b"Name:\tx\n", b"SigPnd:"), None);
+        let stat = b"12 (a ) b) S 4 5 6 7";
+        assert_eq!((stat_field(stat, 4), stat_field(stat, 7), stat_field(stat, 20)), (4, 7, 0));
+    }
+}

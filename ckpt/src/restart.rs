@@ -1,0 +1,490 @@
+//! The way back: entered by the restorer when memory is whole again. Runs on the engine's stack in the only thread there is, the future
+//! leader; makes everything else as the tables say, and lets all threads return into their signal frames.
+
+use core::arch::asm;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::arena::{self, Fd, Kind, MAX_THREADS, Tables, Thread, state};
+use crate::gather::numbered;
+use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
+use crate::save::{hook, object_number};
+use crate::stop;
+use crate::sys::{self, Errno, call};
+
+const RSEQ_SIGNATURE: u32 = 0x5305_3053;
+
+/// Ends the process: it cannot go on as it was, and has not yet.
+fn fail(what: &str, error: Errno) -> ! {
+    let mut number = [0u8; 64];
+    let number = numbered(&mut number, b": error ", error.0, b"\n");
+    for part in [b"radic: the process cannot be restored: ", what.as_bytes(), &number[..number.len() - 1]] {
+        let _ = sys::write_all(2, part);
+    }
+    sys::exit_group(125)
+}
+
+trait OrFail<T> {
+    fn or_fail(self, what: &str) -> T;
+}
+
+impl<T> OrFail<T> for Result<T, Errno> {
+    fn or_fail(self, what: &str) -> T {
+        match self {
+            Ok(value) => value,
+            Err(error) => fail(what, error),
+        }
+    }
+}
+
+/// The restart entry; its address is in the image's header.
+pub extern "C" fn entry(plan: &Plan) -> ! {
+    let threads = state().parked.load(Relaxed) as usize;
+    // SAFETY: nobody else runs; the slots are as the saved process left them.
+    let (tables, leader) = unsafe { (arena::tables(), *state().slots[0].0.get()) };
+    // SAFETY: the leader's own segments.
+    unsafe {
+        call!(libc::SYS_arch_prctl, 0x1002, leader.fs).or_fail("the thread pointer");
+        call!(libc::SYS_arch_prctl, 0x1001, leader.gs).or_fail("the GS base");
+    }
+    memory(tables).or_fail("the addresses of heap, arguments and environment (the kernel needs CONFIG_CHECKPOINT_RESTORE)");
+    descriptors(tables, plan);
+    shared(tables);
+    arena::drop_content(tables);
+    environment(tables);
+    for (index, action) in tables.actions.iter().enumerate() {
+        let signal = index as i32 + 1;
+        if signal != libc::SIGKILL && signal != libc::SIGSTOP {
+            // SAFETY: the program's own handlers.
+            unsafe { stop::action(signal, Some(action)) }.or_fail("a signal disposition");
+        }
+    }
+    // The restorer is done, and so is its plan.
+    // SAFETY: nothing uses the range any more; reserving it again hits only itself.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        sys::mmap(RESTORER_BASE, RESTORER_SPAN, libc::PROT_NONE, flags, -1, 0).or_fail("the restorer's range");
+    }
+    revive(tables, threads, &leader)
+}
+
+/// Brings the threads back, starts the timers, opens the gate.
+fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
+    state().arrived.store(0, Relaxed);
+    state().gate.store(0, Relaxed);
+    adopt(0, leader);
+    for index in 1..threads.min(MAX_THREADS) {
+        spawn(index).or_fail("a thread");
+    }
+    loop {
+        let arrived = state().arrived.load(Acquire);
+        if arrived as usize == threads - 1 {
+            break;
+        }
+        sys::futex_wait(&state().arrived, arrived, None);
+    }
+    timers(tables, threads);
+    signals(tables, threads);
+    state().child.store(0, Relaxed);
+    hook(|h| h.after_restore);
+    state().released.store(state().round.load(Relaxed), Relaxed);
+    state().busy.store(0, Release);
+    state().gate.store(1, Release);
+    sys::futex_wake(&state().gate);
+    resume(leader)
+}
+
+fn memory(tables: &Tables) -> Result<(), Errno> {
+    const PR_SET_MM: i32 = 35;
+    const PR_SET_MM_MAP: i32 = 14;
+    let mut map = [0u64; 13];
+    map[..11].copy_from_slice(&tables.mm);
+    map[11] = tables.auxv.as_ptr() as u64;
+    // auxv_size, and no other executable (exe_fd = -1).
+    map[12] = tables.auxv_bytes as u64 | 0xffff_ffff << 32;
+    // SAFETY: the kernel reads the map and the vector.
+    unsafe { call!(libc::SYS_prctl, PR_SET_MM, PR_SET_MM_MAP, map.as_ptr(), size_of_val(&map), 0) }.map(drop)
+}
+
+/// What belongs to the restart, not to the program.
+fn kept(plan: &Plan, fd: i32) -> bool {
+    plan.objects[..plan.objects_used as usize].iter().any(|o| o.fd == fd)
+}
+
+fn descriptors(tables: &Tables, plan: &Plan) {
+    // Close what this host process had open: everything but what the program inherits.
+    let mut open = [0u64; 1 << 10];
+    sys::numbers(b"/proc/self/fd\0", |fd| {
+        if let Some(word) = open.get_mut(fd as usize / 64) {
+            *word |= 1 << (fd % 64);
+        }
+    })
+    .or_fail("/proc/self/fd");
+    for fd in (0..open.len() as i32 * 64).filter(|fd| open[*fd as usize / 64] >> (fd % 64) & 1 == 1) {
+        let inherited = fd <= 2 && tables.fds.iter().any(|f| f.fd == fd && (f.kind == Kind::Inherited || f.same_as >= 0));
+        if !inherited && !kept(plan, fd) {
+            sys::close(fd);
+        }
+    }
+    // Epolls last: they watch the others.
+    for epolls in [false, true] {
+        for fd in tables.fds.iter().filter(|fd| (fd.kind == Kind::Epoll) == epolls && fd.same_as < 0) {
+            descriptor(tables, plan, fd);
+            settle(fd);
+        }
+        for fd in tables.fds.iter().filter(|fd| (fd.kind == Kind::Epoll) == epolls && fd.same_as >= 0) {
+            sys::dup3(fd.same_as, fd.fd, cloexec(fd)).or_fail("a duplicated descriptor");
+        }
+    }
+    for watch in tables.watches.iter() {
+        let event = libc::epoll_event { events: watch.events, u64: watch.data };
+        // SAFETY: the kernel reads one event. A watched file whose descriptor was closed or replaced since is lost: it cannot be named.
+        let _ = unsafe { call!(libc::SYS_epoll_ctl, watch.epoll, libc::EPOLL_CTL_ADD, watch.fd, &raw const event) };
+    }
+    for object in &plan.objects[..plan.objects_used as usize] {
+        if !tables.fds.iter().any(|fd| fd.fd == object.fd) {
+            sys::close(object.fd);
+        }
+    }
+}
+
+fn cloexec(fd: &Fd) -> i32 {
+    if fd.fd_flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 }
+}
+
+/// Moves a new descriptor to its number.
+fn place(fd: &Fd, new: i32) {
+    if new == fd.fd {
+        sys::fcntl(new, libc::F_SETFD, fd.fd_flags as usize).or_fail("a descriptor's flags");
+    } else {
+        sys::dup3(new, fd.fd, cloexec(fd)).or_fail("a descriptor's number");
+        sys::close(new);
+    }
+}
+
+/// Status flags that only fcntl sets.
+fn settle(fd: &Fd) {
+    const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
+    if fd.kind != Kind::Inherited {
+        let _ = sys::fcntl(fd.fd, libc::F_SETFL, (fd.status & SETTABLE) as usize);
+    }
+}
+
+fn descriptor(tables: &Tables, plan: &Plan, fd: &Fd) {
+    match fd.kind {
+        Kind::Inherited => inherited(fd),
+        Kind::File => file(tables, fd),
+        Kind::Content | Kind::Object => object(tables, plan, fd),
+        Kind::PipeRead => pipe(tables, fd),
+        Kind::PipeWrite => {} // Comes with the reading end.
+        Kind::Event | Kind::Timer | Kind::Signal => counter(fd),
+        Kind::Epoll => {
+            // SAFETY: no memory is involved.
+            place(fd, unsafe { call!(libc::SYS_epoll_create1, libc::O_CLOEXEC) }.or_fail("an epoll") as i32);
+        }
+        Kind::Socket => lost_socket(fd),
+        Kind::ForeignPipe => lost_pipe(fd),
+    }
+}
+
+fn inherited(fd: &Fd) {
+    if sys::fcntl(fd.fd, libc::F_GETFD, 0).is_err() {
+        place(fd, sys::open(b"/dev/null\0", fd.status & libc::O_ACCMODE, 0).or_fail("/dev/null"));
+    }
+}
+
+fn file(tables: &Tables, fd: &Fd) {
+    const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+    let path = tables.text(fd.path);
+    let new = match sys::open(path, fd.status & !ONCE, 0) {
+        Ok(new) => new,
+        Err(error) => {
+            let _ = sys::write_all(2, &path[..path.len() - 1]);
+            fail(": this file was open and cannot be opened any more", error)
+        }
+    };
+    if fd.mode & libc::S_IFMT == libc::S_IFREG {
+        // What was written after the checkpoint will be written again.
+        let longer = sys::fstat(new).is_ok_and(|stat| stat.st_size as u64 > fd.size);
+        if longer && fd.status & libc::O_ACCMODE != libc::O_RDONLY {
+            // SAFETY: no memory is involved.
+            unsafe { call!(libc::SYS_ftruncate, new, fd.size) }.or_fail("a file that grew cannot be cut");
+        }
+    }
+    let _ = sys::lseek(new, fd.position as i64, libc::SEEK_SET);
+    place(fd, new);
+}
+
+/// A file without a name: the object that the constructor made for its mappings, or a new memfd with its content.
+fn object(tables: &Tables, plan: &Plan, fd: &Fd) {
+    let number = object_number(&tables.shared, fd.ino);
+    let made = plan.objects[..plan.objects_used as usize].iter().find(|o| o.number == number);
+    let new = match made {
+        Some(made) => reopen(made.fd, fd),
+        None => {
+            // SAFETY: the kernel reads the name.
+            let memfd = unsafe { call!(libc::SYS_memfd_create, c"radic".as_ptr(), libc::MFD_CLOEXEC) }.or_fail("a memfd") as i32;
+            let new = reopen(memfd, fd);
+            fill(memfd, fd);
+            sys::close(memfd);
+            new
+        }
+    };
+    let _ = sys::lseek(new, fd.position as i64, libc::SEEK_SET);
+    place(fd, new);
+}
+
+/// Another open file of the same object, with the program's access mode.
+fn reopen(from: i32, fd: &Fd) -> i32 {
+    let mut path = [0u8; 64];
+    let path = numbered(&mut path, b"/proc/self/fd/", from, b"");
+    sys::open(path, fd.status & (libc::O_ACCMODE | libc::O_APPEND), 0).or_fail("a file without a name")
+}
+
+fn fill(to: i32, fd: &Fd) {
+    // SAFETY: the content travelled with the image; contents are dropped after the descriptors are made.
+    let content = unsafe { arena::content_bytes(fd.content) };
+    sys::write_all(to, content).or_fail("a file's content");
+}
+
+fn pipe(tables: &Tables, fd: &Fd) {
+    let mut ends = [0i32; 2];
+    // SAFETY: the kernel writes two ints.
+    unsafe { call!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC) }.or_fail("a pipe");
+    let writer = tables.fds.iter().find(|other| other.kind == Kind::PipeWrite && other.ino == fd.ino && other.same_as < 0);
+    let Some(writer) = writer else { fail("a pipe without its other end", Errno(libc::EPIPE)) };
+    // Out of the way of the numbers the ends belong at.
+    let far = [high(ends[0]), high(ends[1])];
+    let _ = sys::fcntl(far[1], libc::F_SETPIPE_SZ, fd.values[0] as usize);
+    if fd.content.1 > 0 {
+        fill(far[1], fd);
+    }
+    place(fd, far[0]);
+    place(writer, far[1]);
+}
+
+/// Moves a descriptor of ours behind all those of the program.
+fn high(fd: i32) -> i32 {
+    // SAFETY: nobody else uses the tables.
+    let last = unsafe { arena::tables() }.fds.iter().map(|fd| fd.fd).max().unwrap_or(2);
+    let far = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, last as usize + 1).or_fail("no free descriptor") as i32;
+    sys::close(fd);
+    far
+}
+
+fn counter(fd: &Fd) {
+    // SAFETY: the kernel reads a mask, or a time.
+    let new = unsafe {
+        match fd.kind {
+            Kind::Event => {
+                let flags = libc::O_CLOEXEC | if fd.values[1] == 1 { libc::EFD_SEMAPHORE } else { 0 };
+                let new = call!(libc::SYS_eventfd2, 0, flags).or_fail("an eventfd") as i32;
+                // The initial value of eventfd2 has 32 bits.
+                if fd.values[0] > 0 {
+                    sys::write_all(new, &fd.values[0].to_ne_bytes()).or_fail("an eventfd's count");
+                }
+                new
+            }
+            Kind::Timer => {
+                let new = call!(libc::SYS_timerfd_create, fd.content.0, libc::O_CLOEXEC).or_fail("a timerfd") as i32;
+                let mut times = fd.values;
+                if fd.content.1 > 0 && (times[2], times[3]) == (0, 0) {
+                    times[3] = 1; // It has expired and nobody has read that: it expires at once.
+                }
+                call!(libc::SYS_timerfd_settime, new, 0, times.as_ptr(), 0).or_fail("a timerfd's time");
+                new
+            }
+            _ => call!(libc::SYS_signalfd4, -1isize, fd.values.as_ptr(), 8, libc::O_CLOEXEC).or_fail("a signalfd") as i32,
+        }
+    };
+    place(fd, new);
+}
+
+/// A socket connected to nobody: reads give end of file.
+fn lost_socket(fd: &Fd) {
+    let mut ends = [0i32; 2];
+    // SAFETY: the kernel writes two ints.
+    unsafe { call!(libc::SYS_socketpair, libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) }
+        .or_fail("a socket");
+    sys::close(ends[1]);
+    place(fd, ends[0]);
+}
+
+/// A pipe connected to nobody.
+fn lost_pipe(fd: &Fd) {
+    let mut ends = [0i32; 2];
+    // SAFETY: the kernel writes two ints.
+    unsafe { call!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC) }.or_fail("a pipe");
+    let far = [high(ends[0]), high(ends[1])];
+    let ours = usize::from(fd.status & libc::O_ACCMODE == libc::O_WRONLY);
+    sys::close(far[1 - ours]);
+    place(fd, far[ours]);
+}
+
+/// Puts back what shared mappings held. The objects behind them are new, or files that may have changed since.
+fn shared(tables: &Tables) {
+    for mapping in tables.shared.iter() {
+        // SAFETY: the restorer has mapped it; nobody else runs.
+        unsafe {
+            let whole = mapping.prot | libc::PROT_READ as u32 | libc::PROT_WRITE as u32;
+            call!(libc::SYS_mprotect, mapping.start, mapping.span, whole).or_fail("shared memory");
+            core::ptr::copy_nonoverlapping(mapping.content as *const u8, mapping.start as *mut u8, mapping.len as usize);
+            call!(libc::SYS_mprotect, mapping.start, mapping.span, mapping.prot).or_fail("shared memory");
+        }
+    }
+}
+
+fn environment(tables: &Tables) {
+    for (number, limit) in tables.limits.iter().enumerate() {
+        // SAFETY: the kernel reads one limit. A hard limit that is lower here stays so: only root could raise it.
+        let _ = unsafe { call!(libc::SYS_prlimit64, 0, number, limit.as_ptr(), 0) };
+    }
+    // SAFETY: no memory but the path is involved.
+    unsafe {
+        let _ = call!(libc::SYS_umask, tables.umask);
+        if tables.dumpable <= 1 {
+            let _ = call!(libc::SYS_prctl, libc::PR_SET_DUMPABLE, tables.dumpable);
+        }
+        if tables.cwd.len > 1 {
+            call!(libc::SYS_chdir, tables.text(tables.cwd).as_ptr()).or_fail("the working directory cannot be entered");
+        }
+    }
+}
+
+/// Makes the calling thread the one that is described. Its FS and GS are set already.
+fn adopt(index: usize, thread: &Thread) {
+    let now = sys::gettid();
+    // SAFETY: the slot is this thread's own.
+    unsafe { (*state().slots[index].0.get()).now = now };
+    // SAFETY: addresses within the thread's own memory, as it had registered them.
+    unsafe {
+        if thread.tid_address != 0 {
+            call!(libc::SYS_set_tid_address, thread.tid_address).or_fail("a thread's id address");
+            // glibc keeps a thread's id there; it is another one now, unless ids could be kept.
+            (thread.tid_address as *mut i32).write_volatile(now);
+        }
+        if thread.robust_len != 0 {
+            let _ = call!(libc::SYS_set_robust_list, thread.robust, thread.robust_len);
+        }
+        let size = state().rseq_size.load(Relaxed);
+        if size > 0 {
+            let area = thread.fs.wrapping_add(state().rseq_offset.load(Relaxed));
+            call!(libc::SYS_rseq, area, size.max(32), 0, RSEQ_SIGNATURE).or_fail("rseq");
+        }
+        let _ = call!(libc::SYS_prctl, libc::PR_SET_NAME, thread.name.as_ptr());
+        if thread.affinity_len > 0 {
+            // Another machine may not have these processors: then it runs anywhere.
+            let _ = call!(libc::SYS_sched_setaffinity, 0, thread.affinity_len, thread.affinity.as_ptr());
+        }
+    }
+}
+
+/// Makes a thread, with its old id if the kernel allows it.
+fn spawn(index: usize) -> Result<(), Errno> {
+    const FLAGS: u64 = (libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS) as u64;
+    // SAFETY: the thread does not exist yet, so nobody else uses the slot.
+    let (tid, fs) = unsafe { ((*state().slots[index].0.get()).tid, (*state().slots[index].0.get()).fs) };
+    let top = arena::thread_stack(index);
+    let mut result = -i64::from(libc::EPERM);
+    for set_tid in [&raw const tid as u64, 0] {
+        // clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup.
+        let args: [u64; 11] = [FLAGS, 0, 0, 0, 0, top - 4096, 4096, fs, set_tid, u64::from(set_tid != 0), 0];
+        // SAFETY: the new thread has a stack and thread-local storage of its own, and never returns from `begin_thread`.
+        unsafe {
+            asm!("syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r12", "call {begin}", "ud2", "2:",
+                begin = sym begin_thread, inlateout("rax") libc::SYS_clone3 => result, in("rdi") args.as_ptr(), in("rsi") 88,
+                in("r12") index, lateout("rcx") _, lateout("r11") _);
+        }
+        if result >= 0 {
+            return Ok(());
+        }
+    }
+    Err(Errno(-result as i32))
+}
+
+extern "C" fn begin_thread(index: usize) -> ! {
+    // SAFETY: the slot is this thread's own; nobody changes it meanwhile.
+    let thread = unsafe { *state().slots[index].0.get() };
+    // SAFETY: the thread's own segment.
+    unsafe { call!(libc::SYS_arch_prctl, 0x1001, thread.gs) }.or_fail("the GS base");
+    adopt(index, &thread);
+    state().arrived.fetch_add(1, Release);
+    sys::futex_wake(&state().arrived);
+    while state().gate.load(Acquire) == 0 {
+        sys::futex_wait(&state().gate, 0, None);
+    }
+    resume(&thread)
+}
+
+/// Goes on where the signal had interrupted the thread.
+fn resume(thread: &Thread) -> ! {
+    // SAFETY: the frame is the one the kernel made when the thread was stopped.
+    unsafe {
+        asm!("mov rsp, {frame}", "mov eax, 15", "syscall", "ud2", frame = in(reg) thread.context, options(noreturn));
+    }
+}
+
+fn timers(tables: &Tables, threads: usize) {
+    for (number, timer) in tables.itimers.iter().enumerate() {
+        // SAFETY: the kernel reads one itimerval.
+        unsafe { call!(libc::SYS_setitimer, number, timer.as_ptr(), 0) }.or_fail("an interval timer");
+    }
+    for timer in tables.timers.iter() {
+        // sigevent: value, signal, notify, tid.
+        let mut event = [0u64; 8];
+        event[0] = timer.value;
+        event[1] = timer.signal as u64 | (timer.notify as u64) << 32;
+        // SAFETY: the threads wait at the gate.
+        let target = state().slots[..threads].iter().map(|slot| unsafe { *slot.0.get() }).find(|t| t.tid == timer.tid);
+        event[2] = target.map_or(0, |thread| thread.now) as u64;
+        make_timer(timer.id, timer.clock, &event);
+        // SAFETY: the kernel reads one itimerspec.
+        unsafe { call!(libc::SYS_timer_settime, timer.id, 0, timer.times.as_ptr(), 0) }.or_fail("a POSIX timer");
+    }
+}
+
+/// The kernel numbers timers upwards: make and delete until the number is right. Newer kernels take the number.
+fn make_timer(id: i32, clock: i32, event: &[u64; 8]) {
+    const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
+    let mut got = id;
+    // SAFETY: the kernel reads one sigevent, and reads or writes one int.
+    unsafe {
+        let given = call!(libc::SYS_prctl, PR_TIMER_CREATE_RESTORE_IDS, 1, 0, 0, 0).is_ok();
+        for _ in 0..=id.unsigned_abs() {
+            call!(libc::SYS_timer_create, clock, event.as_ptr(), &raw mut got).or_fail("a POSIX timer");
+            if got == id {
+                break;
+            }
+            let _ = call!(libc::SYS_timer_delete, got);
+        }
+        if given {
+            let _ = call!(libc::SYS_prctl, PR_TIMER_CREATE_RESTORE_IDS, 0, 0, 0, 0);
+        }
+    }
+    if got != id {
+        fail("a POSIX timer does not get its number", Errno(libc::EBUSY));
+    }
+}
+
+/// Raises again what was pending. Everybody still blocks all signals.
+fn signals(tables: &Tables, threads: usize) {
+    let pid = sys::getpid();
+    let each = |mask: u64| (1..=64).filter(move |signal| mask >> (signal - 1) & 1 == 1);
+    for signal in each(tables.pending) {
+        // SAFETY: no memory is involved.
+        let _ = unsafe { call!(libc::SYS_kill, pid, signal) };
+    }
+    for slot in &state().slots[..threads] {
+        // SAFETY: the threads wait at the gate.
+        let thread = unsafe { &*slot.0.get() };
+        for signal in each(thread.pending) {
+            // SAFETY: no memory is involved.
+            let _ = unsafe { call!(libc::SYS_tgkill, pid, thread.now, signal) };
+        }
+    }
+}

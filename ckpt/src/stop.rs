@@ -1,0 +1,231 @@
+//! Stopping all threads, from inside: signal 33, whose handler parks. Programs cannot block it; glibc uses it for setuid and the
+//! like, and gets what is its own. The handler of a parked thread uses the program's stack, a few hundred bytes of it.
+
+use core::arch::{asm, naked_asm};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
+use crate::sys::{self, Answer, Errno, call};
+
+/// SIGSETXID of glibc.
+pub const SIGNAL: i32 = 33;
+/// Upper half of the signal's value: park, the lower half is the number of the stop.
+const PARK: u32 = u32::from_be_bytes(*b"PARK");
+/// Upper half of the signal's value: save yourself, the lower half names the socket to connect to.
+pub const REQUEST: u32 = u32::from_be_bytes(*b"SAVE");
+
+const SA_RESTORER: u64 = 0x0400_0000;
+/// How long threads may take to park.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+#[unsafe(naked)]
+extern "C" fn return_from_signal() {
+    naked_asm!("mov eax, 15", "syscall")
+}
+
+/// Reads (with none) or sets a signal's disposition.
+///
+/// # Safety
+/// The handler must be able to handle it.
+pub unsafe fn action(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
+    let mut old = KernelAction::default();
+    let new = new.map_or(core::ptr::null(), |new| &raw const *new);
+    // SAFETY: the kernel reads one action and writes one.
+    unsafe { call!(libc::SYS_rt_sigaction, signal, new, &raw mut old, 8) }?;
+    Ok(old)
+}
+
+/// Installs the handler. After glibc's: it installs its own at the first pthread_create.
+pub fn install() -> Result<(), Errno> {
+    let ours = KernelAction {
+        handler: handler as *const () as u64,
+        flags: (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER,
+        restorer: return_from_signal as *const () as u64,
+        mask: u64::MAX,
+    };
+    // SAFETY: the handler is prepared for every value, and calls the old one for what is not ours.
+    let old = unsafe { action(SIGNAL, Some(&ours)) }?;
+    if old.handler != ours.handler {
+        state().previous.store(old.handler, Relaxed);
+    }
+    Ok(())
+}
+
+extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel gives a valid siginfo.
+    let (code, sender, value) = unsafe { ((*info).si_code, (*info).si_pid(), (*info).si_value().sival_ptr as u64) };
+    let (what, which) = ((value >> 32) as u32, value as u32);
+    if code == libc::SI_QUEUE && what == PARK && sender == sys::getpid() {
+        if which == state().round.load(Acquire) && which != state().released.load(Acquire) {
+            park(context, which);
+        }
+    } else if code == libc::SI_QUEUE && what == REQUEST {
+        rewind(context);
+        coordinate(which, context);
+    } else if code != libc::SI_QUEUE {
+        let previous = state().previous.load(Relaxed);
+        if previous > 1 {
+            // SAFETY: glibc's handler, which it installed with SA_SIGINFO.
+            let previous: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::ucontext_t) =
+                unsafe { core::mem::transmute(previous) };
+            previous(signal, info, context);
+        }
+    }
+}
+
+/// The thread makes the checkpoint, on the engine's stack.
+fn coordinate(which: u32, context: *mut libc::ucontext_t) {
+    if state().busy.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+        return; // Whoever asked sees that nobody connects, and says so.
+    }
+    // SAFETY: the stack is mapped and, since we hold `busy`, nobody else's.
+    unsafe {
+        asm!("mov r12, rsp", "mov rsp, {stack}", "call {function}", "mov rsp, r12", stack = in(reg) arena::coordinator_stack(),
+            function = sym crate::save::serve, in("rdi") u64::from(which), in("rsi") context, out("r12") _, clobber_abi("C"));
+    }
+    state().busy.store(0, Release);
+}
+
+/// A blocking call that our signal interrupted and the kernel does not restart by itself is restarted here: the program must not see an
+/// EINTR. Recognised by `mov eax, NUMBER; syscall` before the instruction pointer.
+fn rewind(context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel gives a valid context, ours until we return.
+    let registers = unsafe { &mut (*context).uc_mcontext.gregs };
+    let at = registers[libc::REG_RIP as usize];
+    if registers[libc::REG_RAX as usize] != -i64::from(libc::EINTR) || registers[libc::REG_RCX as usize] != at {
+        return;
+    }
+    let mut code = [0u8; 7];
+    let to = libc::iovec { iov_base: code.as_mut_ptr().cast(), iov_len: 7 };
+    let from = libc::iovec { iov_base: (at - 7) as *mut _, iov_len: 7 };
+    // SAFETY: the kernel writes seven bytes, or reports that the code cannot be read.
+    let got = unsafe { call!(libc::SYS_process_vm_readv, sys::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    if got == Ok(7) && code[0] == 0xb8 && code[5..] == [0x0f, 0x05] {
+        registers[libc::REG_RIP as usize] = at - 2;
+        registers[libc::REG_RAX as usize] = i64::from(u32::from_le_bytes([code[1], code[2], code[3], code[4]]));
+    }
+}
+
+/// What the calling thread says about itself.
+fn describe(context: *mut libc::ucontext_t) -> Thread {
+    const PR_GET_TID_ADDRESS: i32 = 40;
+    let mut thread = Thread {
+        tid: sys::gettid(),
+        now: 0,
+        affinity_len: 0,
+        context: context as u64,
+        fs: 0,
+        gs: 0,
+        tid_address: 0,
+        robust: 0,
+        robust_len: 0,
+        pending: 0,
+        name: [0; 16],
+        affinity: [0; 16],
+    };
+    // SAFETY: each call writes one field of the right size.
+    unsafe {
+        let _ = call!(libc::SYS_arch_prctl, 0x1003, &raw mut thread.fs);
+        let _ = call!(libc::SYS_arch_prctl, 0x1004, &raw mut thread.gs);
+        let _ = call!(libc::SYS_prctl, PR_GET_TID_ADDRESS, &raw mut thread.tid_address);
+        let _ = call!(libc::SYS_get_robust_list, 0, &raw mut thread.robust, &raw mut thread.robust_len);
+        let _ = call!(libc::SYS_prctl, libc::PR_GET_NAME, &raw mut thread.name);
+        let len = call!(libc::SYS_sched_getaffinity, 0, size_of_val(&thread.affinity), &raw mut thread.affinity);
+        thread.affinity_len = len.unwrap_or(0) as u32;
+    }
+    thread
+}
+
+/// Takes a slot and fills it in; false: there are too many threads.
+pub fn enter(context: *mut libc::ucontext_t) -> bool {
+    let index = state().claimed.fetch_add(1, Relaxed) as usize;
+    let Some(slot) = state().slots.get(index) else { return false };
+    // SAFETY: the index is ours alone, and the coordinator reads the slot only after `parked` says that it is filled in.
+    unsafe { *slot.0.get() = describe(context) };
+    state().parked.fetch_add(1, Release);
+    true
+}
+
+fn park(context: *mut libc::ucontext_t, round: u32) {
+    rewind(context);
+    if enter(context) {
+        sys::futex_wake(&state().parked);
+    }
+    loop {
+        let released = state().released.load(Acquire);
+        if released == round {
+            return;
+        }
+        sys::futex_wait(&state().released, released, None);
+    }
+}
+
+fn queue(tid: i32, value: u64) -> Answer {
+    let mut info = [0u64; 16];
+    // siginfo: signo, errno; code; pid, uid; value.
+    info[0] = SIGNAL as u64;
+    info[1] = u64::from(libc::SI_QUEUE as u32);
+    info[2] = sys::getpid() as u64;
+    info[3] = value;
+    // SAFETY: the kernel reads one siginfo.
+    unsafe { call!(libc::SYS_rt_tgsigqueueinfo, sys::getpid(), tid, SIGNAL, info.as_ptr()) }
+}
+
+/// Threads that are there and threads that are parked, the coordinator's own included.
+fn census(mut newcomer: impl FnMut(i32)) -> Result<usize, Errno> {
+    let mut present = 0;
+    sys::numbers(b"/proc/self/task\0", |tid| {
+        present += 1;
+        newcomer(tid);
+    })?;
+    Ok(present)
+}
+
+/// Stops all other threads. Gives the number of threads; an error, and nobody stopped, if they do not come in time.
+///
+/// # Safety
+/// The caller holds `state().busy` and has entered `context`'s thread by `enter`.
+pub unsafe fn stop_others() -> Result<usize, Errno> {
+    let round = state().round.load(Relaxed);
+    let deadline = sys::clock(libc::CLOCK_MONOTONIC) + PATIENCE_NS;
+    // SAFETY: the caller holds `busy`; this part is used by nobody else before the extents are listed.
+    let called = unsafe { arena::scratch(arena::SCRATCH_EXTENTS) };
+    let mut calls = 0usize;
+    let me = sys::gettid();
+    loop {
+        let mut fresh = 0;
+        let present = census(|tid| {
+            let bytes = tid.to_ne_bytes();
+            let known = tid == me || called[..calls * 4].as_chunks::<4>().0.contains(&bytes);
+            // EAGAIN: the queue of signals is full; ESRCH: gone. The next census tells.
+            if !known && calls < MAX_THREADS && queue(tid, u64::from(PARK) << 32 | u64::from(round)).is_ok() {
+                called[calls * 4..calls * 4 + 4].copy_from_slice(&bytes);
+                calls += 1;
+                fresh += 1;
+            }
+        })?;
+        let parked = state().parked.load(Acquire);
+        if fresh == 0 && parked as usize == present {
+            return Ok(present);
+        }
+        if sys::clock(libc::CLOCK_MONOTONIC) > deadline || present > MAX_THREADS {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
+        if (parked as usize) < calls + 1 {
+            sys::futex_wait(&state().parked, parked, Some(1_000_000));
+        }
+    }
+}
+
+/// Begins a stop: clears the slots.
+pub fn begin() {
+    state().claimed.store(0, Relaxed);
+    state().parked.store(0, Relaxed);
+    state().round.fetch_add(1, Release);
+}
+
+/// Lets everybody go on.
+pub fn release() {
+    state().released.store(state().round.load(Relaxed), Release);
+    sys::futex_wake(&state().released);
+}

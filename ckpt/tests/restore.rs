@@ -1,0 +1,113 @@
+//! Programs that are saved, killed with SIGKILL, restored, and must end as if nothing had happened.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use radic_ckpt::Mode;
+use radic_ckpt::control::{self, ControlError};
+
+fn library() -> PathBuf {
+    // Cargo builds it as a dependency of these tests.
+    let library = std::env::current_exe().unwrap().parent().unwrap().join("libradic_ckpt_preload.so");
+    assert!(library.exists(), "{}", library.display());
+    library
+}
+
+fn compile(name: &str, to: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+    let program = to.join(name);
+    let status = Command::new("gcc").args(["-O1", "-pthread", "-w", "-o"]).arg(&program).arg(&source).status().unwrap();
+    assert!(status.success(), "gcc {}", source.display());
+    program
+}
+
+struct Running {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    fn ready(&mut self) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn finish(mut self) -> (String, ExitStatus) {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).unwrap();
+        (text, self.child.wait().unwrap())
+    }
+}
+
+/// Runs a program undisturbed, and then with a checkpoint, SIGKILL and a restart, `generations` times.
+fn survives(name: &str, mode: Mode, generations: u32) {
+    let home = tempfile::tempdir().unwrap();
+    let program = compile(name, home.path());
+    let launch = |place: &str| {
+        let place = home.path().join(place);
+        std::fs::create_dir(&place).unwrap();
+        let mut command = Command::new(&program);
+        command.env("LD_PRELOAD", library()).current_dir(place);
+        let mut running = Running::start(command);
+        running.ready();
+        running
+    };
+    let expected = launch("undisturbed").finish();
+    let mut running = launch("disturbed");
+    for generation in 0..generations {
+        // Somewhere in the middle: there is nothing to wait for.
+        std::thread::sleep(Duration::from_millis(100));
+        let image = home.path().join(format!("image{generation}"));
+        control::save(running.child.id() as i32, mode, &image).unwrap();
+        running.kill();
+        running = Running::start(control::restart(&image, &library()).unwrap());
+    }
+    assert_eq!(running.finish(), expected, "{name} {mode:?}");
+}
+
+#[test]
+fn counter() {
+    survives("counter", Mode::Stop, 3);
+    survives("counter", Mode::Fork, 3);
+}
+
+#[test]
+fn threads() {
+    survives("threads", Mode::Stop, 3);
+    survives("threads", Mode::Fork, 3);
+}
+
+#[test]
+fn descriptors() {
+    survives("descriptors", Mode::Stop, 2);
+    survives("descriptors", Mode::Fork, 2);
+}
+
+#[test]
+fn blocking_calls_see_no_interruption() {
+    survives("calls", Mode::Fork, 1);
+}
+
+#[test]
+fn a_program_without_the_library_is_left_alone() {
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    let error = control::request(child.id() as i32, Mode::Stop).err().unwrap();
+    assert!(matches!(error, ControlError::Silent(_)), "{error}");
+    assert!(child.try_wait().unwrap().is_none(), "it was not killed by a signal it does not handle");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
