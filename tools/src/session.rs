@@ -35,6 +35,27 @@ const REATTACH: Duration = Duration::from_secs(10);
 /// The pause between two attempts at it.
 const REATTACH_PAUSE: Duration = Duration::from_millis(250);
 
+/// Silence of the protector after which it is asked whether it is there, and time for its answer: one that hangs would leave this
+/// terminal waiting for ever, though the others may have declared its node dead.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Whether the protector is alive, as far as the connection shows.
+struct Pulse {
+    heard: Instant,
+    asked: Option<Instant>,
+}
+
+impl Pulse {
+    fn new(now: Instant) -> Self {
+        Pulse { heard: now, asked: None }
+    }
+
+    /// When it is to be asked, or its time to answer is over.
+    fn due(&self) -> Instant {
+        self.asked.unwrap_or(self.heard) + SILENCE
+    }
+}
+
 /// Why the session is over.
 enum Ending {
     /// The job ended, and all its output was printed.
@@ -108,6 +129,7 @@ struct Session<'a> {
     job: Option<(JobId, Placement)>,
     /// When the protector must have answered to `Run` or `Attach`.
     answer_by: Option<Instant>,
+    pulse: Pulse,
     /// Signals that came before the job was there.
     early: Vec<Signal>,
     printer: Printer,
@@ -133,6 +155,7 @@ impl<'a> Session<'a> {
             signals,
             job: None,
             answer_by: Some(Instant::now() + START),
+            pulse: Pulse::new(Instant::now()),
             early: Vec::new(),
             printer: Printer::new(output.style(label)),
             ledger: Ledger::default(),
@@ -183,7 +206,26 @@ impl<'a> Session<'a> {
         if self.answer_by.is_some_and(|limit| limit <= now) {
             return Err(ClientError::Late { node: self.connection.node().to_owned(), limit: START }.into());
         }
-        Ok(ending)
+        if ending.is_some() { Ok(ending) } else { self.check_pulse(now) }
+    }
+
+    /// Called after everything that has come was read.
+    fn check_pulse(&mut self, now: Instant) -> Result<Option<Ending>> {
+        if !self.has_pulse() || now < self.pulse.due() {
+            return Ok(None);
+        }
+        if self.pulse.asked.is_some() {
+            let silent = ClientError::Late { node: self.connection.node().to_owned(), limit: SILENCE };
+            return self.handle_replies(Some(silent));
+        }
+        self.pulse.asked = Some(now);
+        self.send(&Request::Ping)?;
+        Ok(None)
+    }
+
+    /// Whether anything is to be expected of the protector: a job is attached, and its end has not been told.
+    fn has_pulse(&self) -> bool {
+        self.job.is_some() && self.answer_by.is_none() && self.outcome.is_none()
     }
 
     fn wait(&self) -> Result<Ready> {
@@ -205,7 +247,8 @@ impl<'a> Session<'a> {
             add(stream.is_some(), PollFd::new(fd, PollFlags::POLLOUT))
         });
         let input = add(wants_input && !background, PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
-        let due = self.printer.poll_timeout().into_iter().chain(self.answer_by).min();
+        let pulse = self.has_pulse().then(|| self.pulse.due());
+        let due = self.printer.poll_timeout().into_iter().chain(self.answer_by).chain(pulse).min();
         let limit = due.map(|due| due.saturating_duration_since(Instant::now())).into_iter();
         let limit = limit.chain(background.then_some(BACKGROUND)).min();
         client::poll_fds(&mut fds, limit).context("waiting for the job")?;
@@ -316,7 +359,12 @@ impl<'a> Session<'a> {
     }
 
     fn handle_socket(&mut self) -> Result<Option<Ending>> {
-        let mut lost = self.connection.flush().and_then(|()| self.connection.read()).err();
+        let lost = self.connection.flush().and_then(|()| self.connection.read()).err();
+        self.handle_replies(lost)
+    }
+
+    /// Handles what has come; first, if it is so, that the protector is lost.
+    fn handle_replies(&mut self, mut lost: Option<ClientError>) -> Result<Option<Ending>> {
         // Every reply that is here is handled: the socket may never poll readable again.
         while self.outcome.is_none() {
             let ending = match lost.take().map_or_else(|| self.connection.next_reply(), Err) {
@@ -332,7 +380,9 @@ impl<'a> Session<'a> {
     }
 
     fn handle_reply(&mut self, reply: Reply) -> Result<Option<Ending>> {
+        self.pulse = Pulse::new(Instant::now());
         match reply {
+            Reply::Pong => {}
             Reply::Attached { job, placement, consumed, dropped } => {
                 self.ledger.handle_attached(consumed);
                 self.handle_attached(job, placement, dropped)?;
@@ -428,6 +478,7 @@ impl<'a> Session<'a> {
             other => return Err(connection.unexpected(&other)),
         };
         self.connection = connection;
+        self.pulse = Pulse::new(Instant::now());
         let lost = self.ledger.handle_reattached(consumed);
         if lost > 0 {
             self.printer.handle_message(&format!("radic: {lost} bytes of output were dropped: nobody read them"));

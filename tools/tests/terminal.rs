@@ -582,3 +582,23 @@ fn a_terminal_that_is_closed_ends_nothing_but_the_command() {
     drop(terminal);
     assert_eq!(peer.receive_other(), None, "neither an end of input nor a signal");
 }
+
+#[test]
+fn a_protector_that_hangs_is_left_for_another() {
+    let cluster = Cluster::new();
+    let (n1, n2) = (cluster.node("n1"), cluster.node("n2"));
+    let running = cluster.start(&["run", "-n", "1", "--", "true"]);
+    let (mut peer, _) = n1.accept_run(&["n2"]);
+    assert_eq!(peer.receive(), Some(Request::Stdin(ByteBuf::new())));
+    assert_eq!(peer.receive(), Some(Request::Ping));
+    peer.send(&Reply::Pong);
+    assert_eq!(peer.receive(), Some(Request::Ping), "one that answers is asked again");
+    // Now it hangs: its connection stays open, and nothing comes.
+    let mut other = n2.accept();
+    assert_eq!(other.receive(), Some(Request::Attach { job: JobId::from_bits(JOB).to_string() }));
+    other.send(&attached(&["n2"]));
+    other.finish();
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("n1"), "{stderr}");
+}

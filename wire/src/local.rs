@@ -39,6 +39,8 @@ pub enum Request {
     Signal(i32),
     /// This many bytes of output were printed.
     Printed(u64),
+    /// Are you there? At any time after `Hello`; the answer is `Pong`.
+    Ping,
     /// End a job: a job, or the first digits of one. The answer is `Done` when nothing of it is left.
     Kill {
         /// Hexadecimal digits.
@@ -94,6 +96,8 @@ pub enum Reply {
     },
     /// Rank 0 took the last piece of standard input.
     StdinTaken,
+    /// To `Ping`.
+    Pong,
     /// Another terminal has attached to the job; this one gets no more.
     TakenOver,
     /// The job has ended, and nothing of it is left.

@@ -83,6 +83,7 @@ impl Node {
     pub(super) fn handle_request(&mut self, now: Duration, client: ClientId, request: Request) {
         match self.clients.entry(client).or_insert(Client::New) {
             Client::New => self.handle_hello(client, &request),
+            _ if request == Request::Ping => self.reply(client, Reply::Pong),
             Client::Idle => self.handle_first(now, client, request),
             Client::Session { job, home, .. } => {
                 let (job, home) = (*job, home.clone());
@@ -120,7 +121,7 @@ impl Node {
             Request::Events { follow } => self.events_for(now, client, follow),
             Request::KillNode { name } => self.kill_node(now, client, &name),
             Request::Shutdown => self.shut_down(now, client),
-            Request::Hello { .. } | Request::Stdin(_) | Request::Signal(_) | Request::Printed(_) => {
+            Request::Hello { .. } | Request::Stdin(_) | Request::Signal(_) | Request::Printed(_) | Request::Ping => {
                 self.fail(client, "that request belongs into a session");
             }
         }

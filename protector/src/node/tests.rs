@@ -555,6 +555,8 @@ fn standard_input_goes_on_from_another_terminal() {
 fn signals_and_kills_reach_every_rank() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start(1, 1, 3);
+    cluster.ask(1, 1, Request::Ping);
+    cluster.run_until(|c| c.replies(1).last() == Some(&Reply::Pong));
     cluster.ask(1, 1, Request::Signal(libc::SIGUSR1));
     cluster.run_until(|c| c.ranks.values().all(|(_, r)| r.signals == [libc::SIGUSR1]));
     cluster.hello(3, 2, Request::Kill { job: job.to_string() });
