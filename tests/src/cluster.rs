@@ -289,8 +289,7 @@ impl Cluster {
         let stay: Vec<u32> = process::marked(self.dir()).iter().map(Process::pid).filter(|pid| !is_of_a_job(*pid)).collect();
         let left = process::wait_none(self.dir(), &stay, GONE);
         left.unwrap_or_else(|left| panic!("processes of an ended job are left:\n{left}"));
-        let files = self.shared_memory.left_behind();
-        assert!(files.is_empty(), "files are left in shared memory: {files:?}");
+        self.shared_memory.assert_nothing_left();
     }
 
     /// Stops the cluster by `radic cluster stop`, and checks that nothing of it is left.
@@ -300,8 +299,7 @@ impl Cluster {
         let holders = self.network.as_ref().map(|(network, _)| network.holders()).unwrap_or_default();
         let left = process::wait_none(self.dir(), &holders, GONE);
         left.unwrap_or_else(|left| panic!("processes are left of a cluster that was stopped:\n{left}"));
-        let files = self.shared_memory.left_behind();
-        assert!(files.is_empty(), "files are left in shared memory: {files:?}");
+        self.shared_memory.assert_nothing_left();
         assert!(!self.dir().join("nodes").exists(), "the nodes' directories are left");
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 
@@ -18,6 +18,8 @@ const PREFIX: &str = "radic-test-";
 const OWNER: &str = "owner";
 /// Time for the dead to be gone.
 const GONE: Duration = Duration::from_secs(10);
+/// Time in which a file that somebody else has just made in shared memory is mapped, or gone.
+const TRANSIENT: Duration = Duration::from_secs(1);
 /// Where POSIX shared memory is.
 const SHM: &str = "/dev/shm";
 
@@ -93,6 +95,20 @@ impl SharedMemory {
     /// Those of now.
     pub fn now() -> Self {
         SharedMemory { before: files() }
+    }
+
+    /// Fails the test if a file is left behind for longer than it takes others on this machine to make and map one.
+    pub fn assert_nothing_left(&self) {
+        let mut left = Vec::new();
+        let deadline = Instant::now() + TRANSIENT;
+        while Instant::now() < deadline {
+            left = self.left_behind();
+            if left.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("files are left in shared memory: {left:?}");
     }
 
     /// Files that are new and that no living process has mapped: somebody has left them behind. What others on this machine are
