@@ -1,6 +1,7 @@
 //! The death of nodes: a job that stood on one ends in time, with a message and exit code 113, and leaves nothing anywhere.
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
@@ -94,7 +95,10 @@ fn the_home_and_the_terminal_s_node_may_die() {
         let mut events = cluster.events_at("n3");
         cluster.kill("n2");
         events.expect("n2 to be declared dead", DETECTED, |e| e.event == EventName::View && e.text.contains("gone: n2"));
-        pipes.iter().for_each(|pipe| std::fs::write(pipe, "go on\n").expect("a rank reads it"));
+        // Opened for both, so that writing waits for nobody: the first rank to go on exits with 7, and ends the other.
+        let both = |pipe| std::fs::OpenOptions::new().read(true).write(true).open(pipe).expect("our pipe");
+        let open: Vec<_> = pipes.iter().map(both).collect();
+        open.iter().for_each(|mut pipe| pipe.write_all(b"go on\n").expect("it is open"));
         let finished = job.wait().expect(7).expect_stderr(&["n2"]);
         assert!(finished.stdout().contains("go on"), "{finished}");
         cluster.assert_idle();
