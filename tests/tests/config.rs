@@ -97,7 +97,8 @@ fn a_protector_with_another_key_does_not_join() {
     let refused = events.expect("a refusal", Duration::from_secs(5), |event| event.event == EventName::Refused);
     assert!(refused.text.contains("does not hold this cluster's key"), "{}", refused.text);
     assert_eq!(stranger.stdout(), "", "it says that it is ready");
-    assert!(cluster.log("n2").contains("could not ask to join"));
+    let told = || cluster.log("n2").contains("could not ask to join");
+    radic_tests::process::eventually(Duration::from_secs(5), "the log of the refused", told);
     drop(stranger);
     assert_eq!(cluster.status_at("n1").nodes.len(), 1);
     cluster.stop();
