@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::image::format::MAGIC;
 use crate::image::{ImageError, meta::Meta};
+use crate::keeper::{self, Identity};
 use crate::launch::RESTORE_VARIABLE;
 use crate::save::{Mode, REFUSAL_MAGIC, REQUEST_BYTES, REQUEST_MAGIC, SOCKET_NAME};
 use crate::stop::{REQUEST, SIGNAL};
@@ -128,8 +129,19 @@ pub fn save(pid: i32, mode: Mode, path: &Path) -> Result<u64, ControlError> {
     result
 }
 
+/// The process that a keeper keeps: the one under `pid`, itself or a descendant, that can be asked for a checkpoint.
+#[must_use]
+pub fn restored_pid(pid: i32) -> Option<i32> {
+    if has_library(pid).unwrap_or(false) {
+        return Some(pid);
+    }
+    let children = std::fs::read(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split(|b| *b == b' ').filter(|c| !c.is_empty()).find_map(|child| restored_pid(crate::maps::decimal(child).0 as i32))
+}
+
 /// A command that becomes the saved process. `library` is the checkpoint library, the same build that made the image. The image is
-/// verified as a whole first. Descriptors 0 to 2 of the command replace what was inherited there (terminals, other processes' pipes).
+/// verified as a whole first. The command's process is a keeper that ends as the saved process ends and passes signals on to it; the
+/// saved process itself is its child, under its old pid (`restored_pid`). Descriptors 0 to 2 of the command replace what was inherited there (terminals, other processes' pipes).
 pub fn restart(image: &Path, library: &Path) -> Result<Command, ControlError> {
     let mut file = File::open(image).map_err(|e| ControlError::Io("the image cannot be opened", e))?;
     let (header, meta) = crate::image::verify(&file)?;
@@ -150,12 +162,19 @@ fn command(meta: &Meta, library: &Path, image: OwnedFd) -> Command {
     command.args(&words[..words.len().saturating_sub(1)]);
     command.env_clear().env("LD_PRELOAD", library).env(RESTORE_VARIABLE, image.as_raw_fd().to_string());
     let personality = meta.process.personality;
+    let process = &meta.process;
+    let tids = meta.threads.iter().map(|thread| thread.tid as i32).collect();
+    let identity = Identity { pid: process.pid as i32, tids, monotonic: process.monotonic, boottime: process.boottime };
     // SAFETY: system calls only.
     unsafe {
         command.pre_exec(move || {
             // The image stays open over exec.
             libc::fcntl(image.as_fd().as_raw_fd(), libc::F_SETFD, 0);
             libc::personality(libc::c_ulong::from(personality));
+            if !keeper::assume(&identity) {
+                let text = b"radic: the process is restored under another pid: its own is taken, or may not be chosen here\n";
+                let _ = sys::write_all(2, text);
+            }
             Ok(())
         });
     }

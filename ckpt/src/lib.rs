@@ -14,6 +14,7 @@ mod crc;
 mod gather;
 mod identity;
 pub mod image;
+mod keeper;
 pub mod launch;
 mod maps;
 mod pages;

@@ -403,6 +403,8 @@ fn spawn(index: usize) -> Result<(), Errno> {
         if result >= 0 {
             return Ok(());
         }
+        let text = b"radic: a thread is restored under another id: a mutex that it holds it may not be able to release\n";
+        let _ = sys::write_all(2, text);
     }
     Err(Errno(-result as i32))
 }

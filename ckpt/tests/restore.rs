@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use radic_ckpt::Mode;
 use radic_ckpt::control::{self, ControlError};
@@ -41,15 +41,35 @@ impl Running {
         assert_eq!(line, "ready\n");
     }
 
+    /// The process itself, as soon as it can be saved (again).
+    fn pid(&mut self) -> i32 {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(pid) = control::restored_pid(self.child.id() as i32) {
+                return pid;
+            }
+            assert!(self.child.try_wait().unwrap().is_none(), "it has ended");
+            assert!(Instant::now() < deadline, "it was not restored in time");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    fn finish(mut self) -> (String, ExitStatus) {
+    fn finish(&mut self) -> (String, ExitStatus) {
         let mut text = String::new();
         self.output.read_to_string(&mut text).unwrap();
         (text, self.child.wait().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -69,14 +89,15 @@ fn survives(name: &str, mode: Mode, generations: u32) {
     let expected = launch("undisturbed").finish();
     let mut running = launch("disturbed");
     for generation in 0..generations {
+        let pid = running.pid();
         // Somewhere in the middle: there is nothing to wait for.
         std::thread::sleep(Duration::from_millis(100));
         let image = home.path().join(format!("image{generation}"));
-        control::save(running.child.id() as i32, mode, &image).unwrap();
+        control::save(pid, mode, &image).unwrap();
         running.kill();
         running = Running::start(control::restart(&image, &library()).unwrap());
     }
-    assert_eq!(running.finish(), expected, "{name} {mode:?}");
+    assert_eq!(running.finish(), expected, "{name} {mode:?}, at home in {}", home.path().display());
 }
 
 #[test]
@@ -89,6 +110,11 @@ fn counter() {
 fn threads() {
     survives("threads", Mode::Stop, 3);
     survives("threads", Mode::Fork, 3);
+}
+
+#[test]
+fn ids() {
+    survives("ids", Mode::Stop, 3);
 }
 
 #[test]

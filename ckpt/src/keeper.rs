@@ -1,0 +1,198 @@
+//! The same ids and a clock that does not go back: between fork and exec of a restart, a keeper stays behind as the parent of the restored
+//! process, which gets its old pid (clone3 with set_tid: as root, or in namespaces of its own, which an ordinary user may
+//! make). The keeper passes signals on and ends as the process ends. System calls only.
+
+use crate::gather::numbered;
+use crate::sys::{self, Answer, Errno, call};
+
+const NEWTIME: i32 = 0x80;
+
+/// Who the restored process was.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Its pid.
+    pub pid: i32,
+    /// The ids of its threads.
+    pub tids: Vec<i32>,
+    /// Its CLOCK_MONOTONIC in nanoseconds.
+    pub monotonic: u64,
+    /// Its CLOCK_BOOTTIME in nanoseconds.
+    pub boottime: u64,
+}
+
+/// Returns in the process that shall execute the program: with its old pid if that is possible, which is the answer.
+pub fn assume(identity: &Identity) -> bool {
+    let behind = sys::clock(libc::CLOCK_MONOTONIC) < identity.monotonic || sys::clock(libc::CLOCK_BOOTTIME) < identity.boottime;
+    // Threads of the killed process may take a moment to be gone, and ids may have been given to others.
+    if !behind && !identity.tids.iter().any(|tid| taken(*tid)) {
+        match clone_as(identity.pid) {
+            Ok(0) => return true,
+            Ok(child) => keep(child as i32, 0),
+            Err(_) => {} // No privilege, or the id is taken: then in a namespace of its own.
+        }
+    }
+    namespaces(identity, behind).is_ok()
+}
+
+fn taken(tid: i32) -> bool {
+    // SAFETY: no memory is involved; signal 0 only asks.
+    unsafe { call!(libc::SYS_kill, tid, 0) != Err(Errno(libc::ESRCH)) }
+}
+
+/// fork, the child with a given pid.
+fn clone_as(pid: i32) -> Answer {
+    let args: [u64; 11] = [0, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, &raw const pid as u64, 1, 0];
+    // SAFETY: like fork; the memory is copied.
+    let result = unsafe { call!(libc::SYS_clone3, args.as_ptr(), size_of_val(&args)) };
+    if result == Ok(0) {
+        die_with_parent();
+    }
+    result
+}
+
+fn die_with_parent() {
+    // SAFETY: no memory is involved.
+    let _ = unsafe { call!(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// Returns in a process with the old pid, in a pid namespace with an init of ours.
+fn namespaces(identity: &Identity, behind: bool) -> Result<(), Errno> {
+    // SAFETY: no memory is involved.
+    let (uid, gid) = unsafe { (call!(libc::SYS_geteuid)? as i32, call!(libc::SYS_getegid)? as i32) };
+    let user = if uid == 0 { 0 } else { libc::CLONE_NEWUSER };
+    // SAFETY: a fresh child of one thread.
+    unsafe { call!(libc::SYS_unshare, user | libc::CLONE_NEWPID | libc::CLONE_NEWNS | if behind { NEWTIME } else { 0 }) }?;
+    if user != 0 {
+        map_ids(uid, gid)?;
+    }
+    if behind {
+        set_clocks(identity)?;
+    }
+    // SAFETY: like fork.
+    let init = unsafe { call!(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) }?;
+    if init == 0 {
+        die_with_parent();
+        close_all();
+        wait_for_ever();
+    }
+    match clone_as(identity.pid)? {
+        0 => fresh_proc(),
+        child => keep(child as i32, init as i32),
+    }
+}
+
+/// The user keeps its ids in the new user namespace, and may set thread ids in the restored process.
+fn map_ids(uid: i32, gid: i32) -> Result<(), Errno> {
+    write_file(b"/proc/self/setgroups\0", b"deny")?;
+    for (path, id) in [(&b"/proc/self/uid_map\0"[..], uid), (b"/proc/self/gid_map\0", gid)] {
+        let (mut inside, mut both) = ([0u8; 64], [0u8; 64]);
+        let inside = numbered(&mut inside, b"", id, b" ");
+        let line = numbered(&mut both, &inside[..inside.len() - 1], id, b" 1");
+        write_file(path, &line[..line.len() - 1])?;
+    }
+    const CHECKPOINT_RESTORE: u32 = 40;
+    // capset: version and pid; effective, permitted and inheritable, low and high words.
+    let header = [0x2008_0522u32, 0];
+    let mut sets = [0u32; 6];
+    // SAFETY: the kernel reads or writes the header and the sets.
+    unsafe {
+        call!(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr())?;
+        sets[5] |= 1 << (CHECKPOINT_RESTORE - 32);
+        call!(libc::SYS_capset, header.as_ptr(), sets.as_ptr())?;
+        call!(libc::SYS_prctl, libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE, CHECKPOINT_RESTORE, 0, 0)?;
+    }
+    Ok(())
+}
+
+fn write_file(path: &[u8], text: &[u8]) -> Result<(), Errno> {
+    let fd = sys::open(path, libc::O_WRONLY, 0)?;
+    let result = sys::write_all(fd, text);
+    sys::close(fd);
+    result
+}
+
+/// The children's clocks go on from where the process's were, if this machine's are behind.
+fn set_clocks(identity: &Identity) -> Result<(), Errno> {
+    for (name, id, then) in
+        [(&b"monotonic "[..], libc::CLOCK_MONOTONIC, identity.monotonic), (b"boottime ", libc::CLOCK_BOOTTIME, identity.boottime)]
+    {
+        let ahead = then.saturating_sub(sys::clock(id));
+        let (mut seconds, mut line) = ([0u8; 64], [0u8; 64]);
+        let seconds = numbered(&mut seconds, name, (ahead / 1_000_000_000) as i32, b" ");
+        let line = numbered(&mut line, &seconds[..seconds.len() - 1], (ahead % 1_000_000_000) as i32, b"");
+        write_file(b"/proc/self/timens_offsets\0", &line[..line.len() - 1])?;
+    }
+    Ok(())
+}
+
+/// /proc must show the new namespace: the engine reads it.
+fn fresh_proc() -> Result<(), Errno> {
+    let (none, root, proc_) = (c"none".as_ptr(), c"/".as_ptr(), c"/proc".as_ptr());
+    // SAFETY: the kernel reads the names.
+    unsafe {
+        call!(libc::SYS_mount, none, root, 0, libc::MS_REC | libc::MS_PRIVATE, 0)?;
+        call!(libc::SYS_mount, c"proc".as_ptr(), proc_, c"proc".as_ptr(), 0, 0).map(drop)
+    }
+}
+
+fn close_all() {
+    // SAFETY: no memory is involved.
+    let _ = unsafe { call!(libc::SYS_close_range, 0, u32::MAX, 0) };
+}
+
+/// Waits for any signal, all being blocked; its number and 0 for an error.
+fn next_signal() -> i32 {
+    let all = u64::MAX;
+    // SAFETY: the kernel reads one mask.
+    unsafe {
+        let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const all, 0, 8);
+        call!(libc::SYS_rt_sigtimedwait, &raw const all, 0, 0, 8).unwrap_or(0) as i32
+    }
+}
+
+/// The init of the namespace: collects orphans until it is killed.
+fn wait_for_ever() -> ! {
+    loop {
+        if next_signal() == libc::SIGCHLD {
+            // SAFETY: no memory is involved.
+            while unsafe { call!(libc::SYS_wait4, -1isize, 0, libc::WNOHANG, 0) }.is_ok_and(|pid| pid > 0) {}
+        }
+    }
+}
+
+/// Stays behind: passes signals on to the child, and ends as it ends.
+fn keep(child: i32, init: i32) -> ! {
+    close_all();
+    loop {
+        let signal = next_signal();
+        let mut status = 0i32;
+        // SAFETY: the kernel writes one int.
+        let gone = unsafe { call!(libc::SYS_wait4, child, &raw mut status, libc::WNOHANG, 0) };
+        if gone == Ok(child as usize) {
+            if init > 0 {
+                // SAFETY: no memory is involved.
+                let _ = unsafe { call!(libc::SYS_kill, init, libc::SIGKILL) };
+            }
+            end_like(status);
+        }
+        if signal != 0 && signal != libc::SIGCHLD {
+            // SAFETY: no memory is involved.
+            let _ = unsafe { call!(libc::SYS_kill, child, signal) };
+        }
+    }
+}
+
+fn end_like(status: i32) -> ! {
+    if libc::WIFSIGNALED(status) {
+        let signal = libc::WTERMSIG(status);
+        let (none, no_core) = (0u64, [0u64; 2]);
+        // SAFETY: no memory but one action, one mask and one limit is involved. The process that ends has left its core already.
+        unsafe {
+            let _ = call!(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, no_core.as_ptr(), 0);
+            let _ = crate::stop::action(signal, Some(&crate::arena::KernelAction::default()));
+            let _ = call!(libc::SYS_kill, sys::getpid(), signal);
+            let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const none, 0, 8);
+        }
+    }
+    sys::exit_group(libc::WEXITSTATUS(status))
+}
