@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { THREADS = 16, ROUNDS = 150 };
+enum { THREADS = 16, ROUNDS = 800 };
 static pthread_mutex_t plain = PTHREAD_MUTEX_INITIALIZER, recursive;
 static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
 static int turn, interrupted;
