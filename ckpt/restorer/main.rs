@@ -34,6 +34,10 @@ const PROT_READ_WRITE: u32 = 3;
 const MAP_FIXED_NOREPLACE: u32 = 0x10_0000;
 const MREMAP_MAYMOVE_FIXED: u64 = 3;
 const MADV_POPULATE_WRITE: u64 = 23;
+const MLOCK: i64 = 149;
+/// Advice bits, and how they are given: DONTDUMP, DONTFORK, HUGEPAGE, NOHUGEPAGE, WIPEONFORK.
+const ADVICE: [(u16, u64); 5] = [(1, 16), (2, 10), (4, 14), (8, 15), (16, 18)];
+const LOCKED: u16 = 32;
 const FAILED: u64 = 125;
 
 /// Entered by the constructor, on the restorer's own stack, with the plan's address in rdi.
@@ -121,6 +125,14 @@ fn map(region: &PlanRegion) {
     let got = unsafe { call(MMAP, [region.start, region.len, u64::from(prot), flags, region.fd as u64, region.offset]) };
     if got as u64 != region.start {
         fail("a region could not be mapped (out of memory, or a limit on address space)");
+    }
+    for (_, how) in ADVICE.iter().filter(|(bit, _)| region.advice & bit != 0) {
+        // SAFETY: a fresh mapping. Advice that this kernel does not know is no loss.
+        unsafe { call(MADVISE, [region.start, region.len, *how, 0, 0, 0]) };
+    }
+    if region.advice & LOCKED != 0 {
+        // SAFETY: as above; the limit on locked memory may be lower here.
+        unsafe { call(MLOCK, [region.start, region.len, 0, 0, 0, 0]) };
     }
 }
 

@@ -41,6 +41,8 @@ pub const SCRATCH_META: (u64, usize) = (16 << 20, 32 << 20);
 pub const SCRATCH_EXTENTS: (u64, usize) = (48 << 20, 64 << 20);
 /// Small files of /proc.
 pub const SCRATCH_SMALL: (u64, usize) = (112 << 20, 1 << 20);
+/// Advice by region.
+pub const SCRATCH_ADVICE: (u64, usize) = (113 << 20, 2 << 20);
 /// Bytes of all of it.
 pub const SCRATCH_SPAN: u64 = 128 << 20;
 
@@ -307,8 +309,8 @@ pub struct Tables {
     pub pool: Table<u8, { 1 << 20 }>,
     /// Notes, each ended by a zero byte.
     pub notes: Table<u8, 16384>,
-    /// Pages to write, and how many entries.
-    pub extents: usize,
+    /// Entries in the scratch memory's list of advice.
+    pub advised: usize,
 }
 
 impl Tables {

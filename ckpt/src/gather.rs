@@ -85,6 +85,59 @@ fn unsupported(link: &[u8]) -> Option<&'static str> {
     }
 }
 
+/// Advice in force for a region of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Advised {
+    /// First address.
+    pub start: u64,
+    /// First address after it.
+    pub end: u64,
+    /// Bits of `image::meta::advice`.
+    pub bits: u8,
+}
+
+/// The list of advice, room included.
+///
+/// # Safety
+/// As for `arena::scratch`.
+unsafe fn advice_room() -> &'static mut [Advised] {
+    // SAFETY: the caller's promise; the part is aligned to pages and zeroes are valid.
+    unsafe {
+        let part = arena::scratch(arena::SCRATCH_ADVICE);
+        core::slice::from_raw_parts_mut(part.as_mut_ptr().cast(), part.len() / size_of::<Advised>())
+    }
+}
+
+/// The regions with advice. Read from smaps, which takes long: before anybody is stopped. A region that comes or goes between is one
+/// without advice.
+pub fn advice(tables: &mut Tables) {
+    // SAFETY: only the coordinator is here; the metadata is written later.
+    let (text, room) = unsafe { (arena::scratch(arena::SCRATCH_META), advice_room()) };
+    tables.advised = 0;
+    let Ok(len) = sys::slurp(b"/proc/self/smaps\0", text) else { return };
+    let mut last = (0, 0);
+    for line in lines(&text[..len]) {
+        if let Some(flags) = line.strip_prefix(b"VmFlags: ") {
+            let bits = maps::advice_of(flags);
+            if let (true, Some(free)) = (bits != 0, room.get_mut(tables.advised)) {
+                *free = Advised { start: last.0, end: last.1, bits };
+                tables.advised += 1;
+            }
+        } else if let Some(region) = maps::parse(line) {
+            last = (region.start, region.end);
+        }
+    }
+}
+
+/// What `advice` has found.
+///
+/// # Safety
+/// As for `arena::scratch`.
+pub unsafe fn advised(tables: &Tables) -> &'static [Advised] {
+    // SAFETY: the caller's promise.
+    unsafe { &advice_room()[..tables.advised] }
+}
+
 /// Fills in everything but shared memory; `own` is the descriptor the image goes to, which is not the program's.
 pub fn process(tables: &mut Tables, own: i32, threads: usize) -> Result<(), Refusal> {
     tables.fds.clear();
@@ -93,7 +146,6 @@ pub fn process(tables: &mut Tables, own: i32, threads: usize) -> Result<(), Refu
     tables.shared.clear();
     tables.pool.clear();
     tables.notes.clear();
-    tables.extents = 0;
     signals(tables).map_err(Refusal::failed("signal dispositions cannot be read"))?;
     memory(tables).map_err(Refusal::failed("/proc/self/stat or auxv cannot be read"))?;
     environment(tables).map_err(Refusal::failed("limits or the working directory cannot be read"))?;
@@ -217,7 +269,13 @@ fn descriptors(tables: &mut Tables, own: i32) -> Result<(), Refusal> {
     }
     for index in 0..tables.fds.len() {
         let mut fd = tables.fds[index];
-        if fd.same_as < 0 {
+        if let Some(first) = tables.fds[..index].iter().find(|other| other.fd == fd.same_as) {
+            fd.kind = first.kind;
+            // Each of 0 to 2 comes from the restart command's own.
+            if fd.kind == Kind::Inherited && fd.fd <= 2 {
+                fd.same_as = -1;
+            }
+        } else {
             contents(tables, &mut fd).map_err(|error| Refusal { what: refused_content(error), number: fd.fd })?;
         }
         tables.fds[index] = fd;

@@ -30,24 +30,38 @@ pub fn constructor() -> Result<(), String> {
     if !std::arch::is_x86_feature_detected!("sse4.2") {
         return Err("this processor has no SSE 4.2".into());
     }
+    let image = std::env::var_os(RESTORE_VARIABLE);
+    // Requesters take a process with a handler and with the engine's memory for one that can be asked (control::has_library). While the handler
+    // is glibc's, the signal waits; and in a process that becomes another one, glibc's never comes.
+    if image.is_none() {
+        settle_glibc();
+        mask(libc::SIG_BLOCK);
+    }
     arena::reserve().map_err(|e| format!("the engine's memory cannot be reserved: error {}", e.0))?;
-    settle_glibc();
     let maps = std::fs::read("/proc/self/maps").map_err(|e| format!("/proc/self/maps: {e}"))?;
     let lines: Vec<_> = maps::lines(&maps).filter_map(maps::parse).collect();
     identity::learn(build(&lines)?, vdso(&lines));
     let rseq = rseq();
     state().rseq_offset.store(rseq.0 as u64, Relaxed);
     state().rseq_size.store(rseq.1, Relaxed);
-    if let Some(fd) = std::env::var_os(RESTORE_VARIABLE) {
+    if let Some(fd) = image {
         let fd = fd.to_str().and_then(|fd| fd.parse().ok()).ok_or(format!("{RESTORE_VARIABLE} is not a descriptor"))?;
         return restore(fd, &lines);
     }
     stop::install().map_err(|e| format!("the signal's handler cannot be installed: error {}", e.0))?;
+    mask(libc::SIG_UNBLOCK);
     // A thread's first descriptor above the present table makes the kernel copy it while everybody waits: do it now.
     if let Ok(high) = sys::fcntl(2, libc::F_DUPFD_CLOEXEC, identity::HIGH_FD as usize) {
         sys::close(high as i32);
     }
     Ok(())
+}
+
+/// Blocks or unblocks our signal for the calling thread.
+fn mask(how: i32) {
+    let ours = 1u64 << (stop::SIGNAL - 1);
+    // SAFETY: the kernel reads one mask.
+    let _ = unsafe { call!(libc::SYS_rt_sigprocmask, how, &raw const ours, 0, 8) };
 }
 
 /// glibc installs its own handler of our signal at the first pthread_create: let it do that before us.
@@ -210,9 +224,7 @@ fn regions(image: &meta::Meta, files: &mut Files) -> Result<Vec<PlanRegion>, Str
         let (flags, fd) = match region.backing {
             Backing::Vdso | Backing::Vvar | Backing::VvarClock => continue,
             Backing::Stack => (private | libc::MAP_GROWSDOWN, -1),
-            Backing::Anonymous if (arena::CONTENT_BASE..RESTORER_BASE).contains(&region.start) => {
-                (private | libc::MAP_NORESERVE, -1)
-            }
+            Backing::Anonymous if region.advice & meta::advice::NO_RESERVE != 0 => (private | libc::MAP_NORESERVE, -1),
             Backing::Anonymous => (private, -1),
             Backing::PrivateFile => (libc::MAP_PRIVATE, files.open(region)?),
             Backing::SharedFile => (libc::MAP_SHARED, files.open(region)?),
@@ -224,7 +236,8 @@ fn regions(image: &meta::Meta, files: &mut Files) -> Result<Vec<PlanRegion>, Str
             prot: u32::from(region.prot),
             flags: flags as u32,
             fd,
-            filled: u32::from(region.has_runs),
+            filled: u16::from(region.has_runs),
+            advice: u16::from(region.advice),
             offset: if fd < 0 { 0 } else { region.offset },
         });
     }

@@ -1,5 +1,7 @@
 //! Reading /proc: lines of `maps`, fields of `stat` and `status`. Pure functions on bytes.
 
+use crate::image::meta::advice;
+
 /// A line of /proc/self/maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
@@ -69,6 +71,23 @@ pub fn field<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     lines(text).find_map(|line| line.strip_prefix(name)).map(|value| value.trim_ascii())
 }
 
+/// Bits of `image::meta::advice` from the value of a VmFlags line of smaps.
+#[must_use]
+pub fn advice_of(flags: &[u8]) -> u8 {
+    flags.split(|b| *b == b' ').fold(0, |bits, flag| {
+        bits | match flag {
+            b"dd" => advice::DONT_DUMP,
+            b"dc" => advice::DONT_FORK,
+            b"hg" => advice::HUGE,
+            b"nh" => advice::NO_HUGE,
+            b"wf" => advice::WIPE_ON_FORK,
+            b"lo" => advice::LOCKED,
+            b"nr" => advice::NO_RESERVE,
+            _ => 0,
+        }
+    })
+}
+
 /// Numeric fields of /proc/PID/stat after the name, the first being field 4.
 #[must_use]
 pub fn stat_field(text: &[u8], number: usize) -> u64 {
@@ -91,6 +110,12 @@ mod tests {
         for bad in [&b""[..], b"x", b"1000-", b"1000-2000 rw", b"2000-1000 rw-p 0 0:0 0 "] {
             assert_eq!(parse(bad), None);
         }
+    }
+
+    #[test]
+    fn advice_bits() {
+        assert_eq!(advice_of(b"rd wr mr mw me ac sd hg"), advice::HUGE);
+        assert_eq!(advice_of(b"rd dc dd nr"), advice::DONT_FORK | advice::DONT_DUMP | advice::NO_RESERVE);
     }
 
     #[test]

@@ -38,7 +38,9 @@ pub struct PlanRegion {
     /// What is mapped; -1: no file.
     pub fd: i32,
     /// Must it be writable while the runs are read?
-    pub filled: u32,
+    pub filled: u16,
+    /// Bits of `image::meta::advice`.
+    pub advice: u16,
     /// Offset in the file.
     pub offset: u64,
 }

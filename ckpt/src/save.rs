@@ -4,8 +4,8 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::arena::{self, MAX_SHARED, Shared, Tables, state};
-use crate::gather::{self, Refusal, numbered};
-use crate::image::meta::{Backing, RegionRef};
+use crate::gather::{self, Advised, Refusal, numbered};
+use crate::image::meta::{Backing, RegionRef, advice};
 use crate::image::{Header, ImageWriter, MetaWriter, Sink};
 use crate::maps::{self, Line};
 use crate::pages::{Extent, Scanner};
@@ -141,6 +141,8 @@ fn request(fd: i32) -> Option<Mode> {
 unsafe fn checkpoint(mode: Mode, fd: i32, context: *mut libc::ucontext_t) -> Result<(), Refusal> {
     reap(true)?;
     gather::preflight()?;
+    // SAFETY: the caller holds `busy`.
+    gather::advice(unsafe { arena::tables() });
     stop::begin();
     let began = sys::clock(libc::CLOCK_MONOTONIC);
     // SAFETY: we hold `busy` and enter first.
@@ -204,14 +206,34 @@ unsafe fn stopped_part(mode: Mode, fd: i32, threads: usize, context: *mut libc::
         swallow_sigpipe(context);
         return written;
     }
+    // SAFETY: only the coordinator is here.
+    let advised = unsafe { gather::advised(tables) };
+    forkable(advised, true);
     // SAFETY: like fork, without anybody's handlers: the child makes system calls only, from this function on.
-    match unsafe { call!(libc::SYS_clone, 0, 0, 0, 0, 0) } {
+    let forked = unsafe { call!(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    if forked != Ok(0) {
+        forkable(advised, false);
+    }
+    match forked {
         Ok(0) => child(fd, header, meta, extents),
         Ok(pid) => {
             state().child.store(pid as u32, Relaxed);
             Ok(())
         }
         Err(error) => Err(Refusal { what: "the child that writes the image cannot be made: error", number: error.0 }),
+    }
+}
+
+/// Our child needs what other children must not get, or must get empty.
+fn forkable(advised: &[Advised], yes: bool) {
+    for (bit, on, off) in [
+        (advice::DONT_FORK, libc::MADV_DOFORK, libc::MADV_DONTFORK),
+        (advice::WIPE_ON_FORK, libc::MADV_KEEPONFORK, libc::MADV_WIPEONFORK),
+    ] {
+        for region in advised.iter().filter(|a| a.bits & bit != 0) {
+            // SAFETY: changes no content.
+            let _ = unsafe { call!(libc::SYS_madvise, region.start, region.end - region.start, if yes { on } else { off }) };
+        }
     }
 }
 
@@ -338,6 +360,8 @@ fn describe(tables: &Tables, meta: &mut [u8], extents: &mut [Extent], threads: u
     let mut used = 0;
     let text = maps_text()?;
     let mut last = (&b""[..], 0u64, 0u32);
+    // SAFETY: only the coordinator is here.
+    let advised = unsafe { gather::advised(tables) };
     for line in maps::lines(text).filter_map(maps::parse).filter(|l| !restorer_range(l) && l.path != b"[vsyscall]") {
         let file = file_exists(&line);
         let backing = backing(tables, &line, file.is_some());
@@ -360,7 +384,7 @@ fn describe(tables: &Tables, meta: &mut [u8], extents: &mut [Extent], threads: u
             end: line.end,
             prot: line.prot,
             backing,
-            advice: 0,
+            advice: advice_at(advised, line.start),
             has_runs: used > before,
             offset: line.offset,
             object,
@@ -372,6 +396,11 @@ fn describe(tables: &Tables, meta: &mut [u8], extents: &mut [Extent], threads: u
     describe_rest(tables, &mut out, threads);
     let len = out.finish().map_err(|_| Refusal { what: "the metadata is above its bound; regions:", number: used as i32 })?;
     Ok((len, used))
+}
+
+fn advice_at(advised: &[Advised], start: u64) -> u8 {
+    let after = advised.partition_point(|a| a.start <= start);
+    after.checked_sub(1).map(|at| advised[at]).filter(|a| start < a.end).map_or(0, |a| a.bits)
 }
 
 fn backing(tables: &Tables, line: &Line<'_>, exists: bool) -> Backing {

@@ -57,6 +57,9 @@ int main(void) {
     CHECK(ftruncate(memory, 8192) == 0);
     char *view = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0), *again = mmap(0, 4096, PROT_READ, MAP_SHARED, memory, 0);
     char *shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *kept = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(madvise(kept, 4096, MADV_DONTFORK) == 0 && madvise(kept + 4096, 4096, MADV_WIPEONFORK) == 0);
+    strcpy(kept, "not forked"), strcpy(kept + 4096, "wiped");
     char *hidden = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *mapped = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     char *own = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
@@ -88,6 +91,7 @@ int main(void) {
     view[0] = 'M';
     CHECK(again[0] == 'M' && pread(memory, buffer, 5, 0) == 5 && memcmp(buffer, "Memfd", 5) == 0);
     CHECK(mprotect(hidden, 4096, PROT_READ) == 0 && strcmp(hidden, "hidden") == 0);
+    CHECK(strcmp(kept, "not forked") == 0 && strcmp(kept + 4096, "wiped") == 0);
     CHECK(mapped[1] == '1' && own[0] == 'x' && own[1] == '1');
     CHECK(read(twin, buffer, 3) == 3 && memcmp(buffer, "456", 3) == 0 && lseek(file, 0, SEEK_CUR) == 7 && lseek(far, 0, SEEK_CUR) == 7);
     CHECK(write(append, "two", 3) == 3);
