@@ -358,6 +358,8 @@ pub struct State {
     pub arrived: AtomicU32,
     /// 1: they may.
     pub gate: AtomicU32,
+    /// How many times it was restored.
+    pub restored: AtomicU32,
     /// Checkpoints so far.
     pub generation: AtomicU32,
     /// Nanoseconds all threads were held at the last checkpoint.

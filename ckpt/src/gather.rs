@@ -15,6 +15,14 @@ pub struct Refusal {
     pub number: i32,
 }
 
+impl core::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} {}", self.what, self.number)
+    }
+}
+
+impl core::error::Error for Refusal {}
+
 impl Refusal {
     /// A refusal because a system call failed.
     pub fn failed(what: &'static str) -> impl FnOnce(Errno) -> Self {

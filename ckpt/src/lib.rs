@@ -25,4 +25,5 @@ mod save;
 mod stop;
 mod sys;
 
-pub use save::{Hooks, Mode, set_hooks};
+pub use gather::Refusal;
+pub use save::{Hooks, Mode, Outcome, checkpoint, set_hooks};

@@ -85,6 +85,7 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
     timers(tables, threads);
     signals(tables, threads);
     state().child.store(0, Relaxed);
+    state().restored.fetch_add(1, Relaxed);
     hook(|h| h.after_restore);
     state().released.store(state().round.load(Relaxed), Relaxed);
     state().busy.store(0, Release);

@@ -1,7 +1,8 @@
 //! A checkpoint, from the request to the end record. Runs on the engine's stack in the thread that got the signal, all signals
 //! blocked. Between the stop and the release: no allocation, no lock, no libc.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 
 use crate::arena::{self, MAX_SHARED, Shared, Tables, state};
 use crate::gather::{self, Advised, Refusal, numbered};
@@ -57,6 +58,86 @@ pub fn hook(which: fn(&Hooks) -> Option<fn()>) {
     }
 }
 
+/// What became of a checkpoint that the program itself asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The image is written (stop mode), or a child writes it (fork mode): its end record makes it valid.
+    Saved {
+        /// How long everybody was stopped, in nanoseconds.
+        pause: u64,
+    },
+    /// This is the restored process.
+    Restored,
+}
+
+/// A checkpoint that a thread of the program has asked for; one at a time.
+struct Called {
+    taken: AtomicU32,
+    fd: AtomicI32,
+    fork: AtomicU32,
+    /// The refusal's text and number; no text: none.
+    what: AtomicPtr<u8>,
+    what_len: AtomicUsize,
+    number: AtomicI32,
+    done: AtomicU32,
+}
+
+static CALLED: Called = Called {
+    taken: AtomicU32::new(0),
+    fd: AtomicI32::new(-1),
+    fork: AtomicU32::new(0),
+    what: AtomicPtr::new(core::ptr::null_mut()),
+    what_len: AtomicUsize::new(0),
+    number: AtomicI32::new(0),
+    done: AtomicU32::new(0),
+};
+
+const BUSY: Refusal = Refusal { what: "a checkpoint is being made already; thread", number: 0 };
+
+/// Saves the process to `fd`, from a thread of its own. Returns twice: in the process that goes on, and in the restored one, where `fd`
+/// is not open. The library's constructor must have run.
+pub fn checkpoint(fd: i32, mode: Mode) -> Result<Outcome, Refusal> {
+    if CALLED.taken.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+        return Err(Refusal { number: sys::gettid(), ..BUSY });
+    }
+    CALLED.fd.store(fd, Relaxed);
+    CALLED.fork.store(u32::from(mode == Mode::Fork), Relaxed);
+    CALLED.done.store(0, Relaxed);
+    let before = state().restored.load(Relaxed);
+    let queued = stop::call_self().map_err(Refusal::failed("the checkpoint's signal cannot be queued: error"));
+    let result = if state().restored.load(Acquire) != before { Ok(Outcome::Restored) } else { queued.and_then(|()| answer()) };
+    CALLED.taken.store(0, Release);
+    result
+}
+
+fn answer() -> Result<Outcome, Refusal> {
+    let what = CALLED.what.load(Acquire);
+    if CALLED.done.load(Acquire) == 0 {
+        return Err(Refusal { number: sys::gettid(), ..BUSY });
+    }
+    if what.is_null() {
+        return Ok(Outcome::Saved { pause: state().pause.load(Relaxed) });
+    }
+    // SAFETY: `called` has stored pointer and length of a static text.
+    let what = unsafe { core::str::from_utf8_unchecked(core::slice::from_raw_parts(what, CALLED.what_len.load(Relaxed))) };
+    Err(Refusal { what, number: CALLED.number.load(Relaxed) })
+}
+
+/// The part of `checkpoint` that runs in the signal's handler.
+pub extern "C" fn called(_: u64, context: *mut libc::ucontext_t) {
+    let mode = if CALLED.fork.load(Relaxed) == 1 { Mode::Fork } else { Mode::Stop };
+    // SAFETY: stop::coordinate holds `busy`.
+    match unsafe { make(mode, CALLED.fd.load(Relaxed), context) } {
+        Ok(()) => CALLED.what.store(core::ptr::null_mut(), Relaxed),
+        Err(refusal) => {
+            CALLED.what_len.store(refusal.what.len(), Relaxed);
+            CALLED.number.store(refusal.number, Relaxed);
+            CALLED.what.store(refusal.what.as_ptr().cast_mut(), Relaxed);
+        }
+    }
+    CALLED.done.store(1, Release);
+}
+
 struct FdSink(i32);
 
 impl Sink for FdSink {
@@ -71,7 +152,7 @@ pub extern "C" fn serve(which: u64, context: *mut libc::ucontext_t) {
     let Ok(fd) = connect(which as u32) else { return };
     if let Some(mode) = request(fd) {
         // SAFETY: stop::coordinate holds `busy`.
-        if let Err(refusal) = unsafe { checkpoint(mode, fd, context) } {
+        if let Err(refusal) = unsafe { make(mode, fd, context) } {
             let mut text = [0u8; 64];
             let number = numbered(&mut text, b" ", refusal.number, b"");
             for part in [&REFUSAL_MAGIC[..], refusal.what.as_bytes(), &number[..number.len() - 1]] {
@@ -138,7 +219,7 @@ fn request(fd: i32) -> Option<Mode> {
 ///
 /// # Safety
 /// The caller is in the signal's handler, on the engine's stack, and holds `state().busy`.
-unsafe fn checkpoint(mode: Mode, fd: i32, context: *mut libc::ucontext_t) -> Result<(), Refusal> {
+unsafe fn make(mode: Mode, fd: i32, context: *mut libc::ucontext_t) -> Result<(), Refusal> {
     reap(true)?;
     gather::preflight()?;
     // SAFETY: the caller holds `busy`.

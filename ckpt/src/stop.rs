@@ -13,6 +13,8 @@ pub const SIGNAL: i32 = 33;
 const PARK: u32 = u32::from_be_bytes(*b"PARK");
 /// Upper half of the signal's value: save yourself, the lower half names the socket to connect to.
 pub const REQUEST: u32 = u32::from_be_bytes(*b"SAVE");
+/// Upper half of the signal's value: the thread itself has called `save::checkpoint`.
+const CALL: u32 = u32::from_be_bytes(*b"CALL");
 
 const SA_RESTORER: u64 = 0x0400_0000;
 /// How long threads may take to park.
@@ -61,7 +63,9 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         }
     } else if code == libc::SI_QUEUE && what == REQUEST {
         rewind(context);
-        coordinate(which, context);
+        coordinate(crate::save::serve, which, context);
+    } else if code == libc::SI_QUEUE && what == CALL && sender == sys::getpid() {
+        coordinate(crate::save::called, which, context);
     } else if code != libc::SI_QUEUE {
         let previous = state().previous.load(Relaxed);
         if previous > 1 {
@@ -74,14 +78,14 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
 }
 
 /// The thread makes the checkpoint, on the engine's stack.
-fn coordinate(which: u32, context: *mut libc::ucontext_t) {
+fn coordinate(how: extern "C" fn(u64, *mut libc::ucontext_t), which: u32, context: *mut libc::ucontext_t) {
     if state().busy.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         return; // Whoever asked sees that nobody connects, and says so.
     }
     // SAFETY: the stack is mapped and, since we hold `busy`, nobody else's.
     unsafe {
         asm!("mov r12, rsp", "mov rsp, {stack}", "call {function}", "mov rsp, r12", stack = in(reg) arena::coordinator_stack(),
-            function = sym crate::save::serve, in("rdi") u64::from(which), in("rsi") context, out("r12") _, clobber_abi("C"));
+            function = in(reg) how, in("rdi") u64::from(which), in("rsi") context, out("r12") _, clobber_abi("C"));
     }
     state().busy.store(0, Release);
 }
@@ -169,6 +173,11 @@ fn queue(tid: i32, value: u64) -> Answer {
     info[3] = value;
     // SAFETY: the kernel reads one siginfo.
     unsafe { call!(libc::SYS_rt_tgsigqueueinfo, sys::getpid(), tid, SIGNAL, info.as_ptr()) }
+}
+
+/// Sends the calling thread the signal for a checkpoint that it wants itself: handled when this returns.
+pub fn call_self() -> Result<(), Errno> {
+    queue(sys::gettid(), u64::from(CALL) << 32).map(drop)
 }
 
 /// Threads that are there and threads that are parked, the coordinator's own included.

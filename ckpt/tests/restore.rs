@@ -128,6 +128,67 @@ fn blocking_calls_see_no_interruption() {
     survives("calls", Mode::Fork, 1);
 }
 
+/// A program that saves itself, and goes on from there with what it got for it.
+#[test]
+fn a_program_may_save_itself() {
+    let home = tempfile::tempdir().unwrap();
+    let program = compile("itself", home.path());
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", library()).current_dir(home.path());
+    let (text, status) = Running::start(command).finish();
+    assert_eq!((text.as_str(), status.code()), ("saved\n", Some(0)));
+    let image = home.path().join("image");
+    let (text, status) = Running::start(control::restart(&image, &library()).unwrap()).finish();
+    assert_eq!((text.as_str(), status.code()), ("restored\n", Some(5)));
+}
+
+/// What cannot be saved is refused by name, and the program goes on.
+#[test]
+fn refusals() {
+    let home = tempfile::tempdir().unwrap();
+    let program = compile("refused", home.path());
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", library());
+    let mut running = Running::start(command);
+    running.ready();
+    let error = control::save(running.pid(), Mode::Fork, &home.path().join("image")).unwrap_err().to_string();
+    assert!(error.contains("inotify"), "{error}");
+    assert!(!home.path().join("image").exists() && !home.path().join("image.partial").exists());
+    assert_eq!(running.finish().1.code(), Some(0));
+}
+
+/// A damaged, truncated or foreign image is refused before anything is executed.
+#[test]
+fn bad_images_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let program = compile("itself", home.path());
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", library()).current_dir(home.path());
+    Running::start(command).finish();
+    let good = std::fs::read(home.path().join("image")).unwrap();
+    let bad = home.path().join("bad");
+    let mut damaged = good.clone();
+    damaged[good.len() / 2] ^= 1;
+    for (bytes, reason) in [
+        (&damaged[..], "damaged"),
+        (&good[..good.len() - 1], "truncated"),
+        (b"#!/bin/sh\n", "truncated"),
+        (&[0; 500], "not a checkpoint"),
+    ] {
+        std::fs::write(&bad, bytes).unwrap();
+        let error = control::restart(&bad, &library()).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    // Another build of the library: a copy with one byte more.
+    let other = home.path().join("other.so");
+    let mut bytes = std::fs::read(library()).unwrap();
+    bytes.push(0);
+    std::fs::write(&other, bytes).unwrap();
+    let output = control::restart(&home.path().join("image"), &other).unwrap().output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another build"), "{output:?}");
+}
+
 #[test]
 fn a_program_without_the_library_is_left_alone() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
