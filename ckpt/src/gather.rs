@@ -159,7 +159,21 @@ pub fn process(tables: &mut Tables, own: i32, threads: usize) -> Result<(), Refu
     environment(tables).map_err(Refusal::failed("limits or the working directory cannot be read"))?;
     timers(tables).map_err(Refusal::failed("timers cannot be read"))?;
     pending(tables, threads).map_err(Refusal::failed("pending signals cannot be read"))?;
+    children(tables, threads);
     descriptors(tables, own)
+}
+
+/// Children are not in the image.
+fn children(tables: &mut Tables, threads: usize) {
+    for slot in &state().slots[..threads] {
+        // SAFETY: all threads are parked; we alone look at the slots.
+        let tid = unsafe { (*slot.0.get()).tid };
+        let mut path = [0u8; 64];
+        let children = proc_file(numbered(&mut path, b"/proc/self/task/", tid, b"/children")).unwrap_or(b"");
+        for child in children.split(|b| *b == b' ').filter(|child| !child.is_empty()) {
+            tables.note(&[b"a child process is not saved and will be missing: ", child]);
+        }
+    }
 }
 
 fn signals(tables: &mut Tables) -> Result<(), Errno> {

@@ -394,6 +394,11 @@ fn shared(tables: &mut Tables) -> Result<(), Refusal> {
     let text = maps_text()?;
     let memory = sys::open(b"/proc/self/mem\0", libc::O_RDONLY, 0).map_err(Refusal::failed("/proc/self/mem cannot be opened"))?;
     let result = maps::lines(text).filter_map(maps::parse).filter(|line| line.shared).try_for_each(|line| {
+        let kernel = [&b"/[aio]"[..], b"anon_inode:"].iter().any(|name| line.path.starts_with(name));
+        if kernel {
+            let what = "kernel AIO, io_uring or perf events cannot be saved: a mapping with inode";
+            return Err(Refusal { what, number: line.inode as i32 });
+        }
         let writable_file = line.prot & 2 != 0;
         if file_exists(&line).is_some() && !writable_file {
             return Ok(()); // It is mapped again as it is.

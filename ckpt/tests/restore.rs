@@ -25,19 +25,19 @@ fn compile(name: &str, to: &Path) -> PathBuf {
 
 struct Running {
     child: Child,
-    output: BufReader<ChildStdout>,
+    output: Option<BufReader<ChildStdout>>,
 }
 
 impl Running {
     fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+        let output = child.stdout.take().map(BufReader::new);
         Self { child, output }
     }
 
     fn ready(&mut self) {
         let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
+        self.output.as_mut().unwrap().read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
     }
 
@@ -61,7 +61,7 @@ impl Running {
 
     fn finish(&mut self) -> (String, ExitStatus) {
         let mut text = String::new();
-        self.output.read_to_string(&mut text).unwrap();
+        self.output.as_mut().unwrap().read_to_string(&mut text).unwrap();
         (text, self.child.wait().unwrap())
     }
 }
@@ -126,6 +126,45 @@ fn descriptors() {
 #[test]
 fn blocking_calls_see_no_interruption() {
     survives("calls", Mode::Fork, 1);
+}
+
+/// Programs as they are installed. Their results are in files, because a pipe of the first command is not one of the second.
+#[test]
+fn programs_of_the_system() {
+    let home = tempfile::tempdir().unwrap();
+    // Not compressible by a glance: a linear congruence.
+    let mut state = 1u64;
+    let data: Vec<u8> = (0..6_000_000)
+        .map(|i: u32| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            if i % 3 == 0 { (state >> 60) as u8 } else { (i >> 8) as u8 }
+        })
+        .collect();
+    std::fs::write(home.path().join("data"), data).unwrap();
+    let perl =
+        "$s = 1; for $i (1..6000000) { $s = ($s * 31 + $i) % 1000003; $h{$s % 1000} .= 'x' } print $s, scalar(keys %h), \"\\n\"";
+    for (program, arguments) in
+        [("perl", &["-e", perl][..]), ("xz", &["-9", "-T1", "-c", "data"]), ("gzip", &["-9", "-c", "data"])]
+    {
+        for mode in [Mode::Stop, Mode::Fork] {
+            let launch = |output: &str| {
+                let file = std::fs::File::create(home.path().join(output)).unwrap();
+                let mut command = Command::new(program);
+                command.args(arguments).env("LD_PRELOAD", library()).current_dir(home.path());
+                command.stdin(Stdio::null()).stdout(file).spawn().unwrap()
+            };
+            assert!(launch("expected").wait().unwrap().success(), "{program}");
+            let mut running = Running { child: launch("output"), output: None };
+            let pid = running.pid();
+            std::thread::sleep(Duration::from_millis(100));
+            let image = home.path().join("image");
+            control::save(pid, mode, &image).unwrap();
+            running.kill();
+            assert!(control::restart(&image, &library()).unwrap().status().unwrap().success(), "{program}");
+            let read = |name: &str| std::fs::read(home.path().join(name)).unwrap();
+            assert!(read("output") == read("expected"), "{program} {mode:?}: another result");
+        }
+    }
 }
 
 /// A program that saves itself, and goes on from there with what it got for it.
