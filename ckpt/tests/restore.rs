@@ -137,7 +137,7 @@ fn programs_of_the_system() {
     let data: Vec<u8> = (0..6_000_000)
         .map(|i: u32| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            if i % 3 == 0 { (state >> 60) as u8 } else { (i >> 8) as u8 }
+            if i.is_multiple_of(3) { (state >> 60) as u8 } else { (i >> 8) as u8 }
         })
         .collect();
     std::fs::write(home.path().join("data"), data).unwrap();
