@@ -7,6 +7,6 @@ int main(void) {
     if (inotify_init() < 0) return 2;
     printf("ready\n");
     fflush(stdout);
-    usleep(500000);
+    usleep(3000000);
     return 0;
 }
