@@ -15,6 +15,7 @@ use radic_wire::local::{Reply, Request};
 use crate::client::Cluster;
 
 mod bench;
+mod ckpt;
 mod client;
 mod cluster;
 mod ledger;
@@ -53,6 +54,9 @@ enum Command {
         /// The file to make
         path: PathBuf,
     },
+    /// Save one program while it runs, and let it go on from there: without a cluster
+    #[command(subcommand)]
+    Ckpt(ckpt::CkptCommand),
     /// Start or stop a cluster of logical nodes on this machine
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -196,6 +200,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Nodes { format } => show::nodes(&cluster, format.json)?,
         Command::Status { format } => show::status(&cluster, format.json)?,
         Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
+        Command::Ckpt(command) => return ckpt::dispatch(command),
         Command::Bench(bench::BenchCommand::Launch(args)) => bench::launch(&cluster, &args)?,
         // A protector that kills itself could not answer.
         Command::Inject(InjectCommand::KillNode { name }) => {

@@ -140,9 +140,8 @@ fn run(interval: Option<u64>, dir: &Path, mode: Mode, program: &[OsString]) -> R
         .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
     let (pid, dir) = (child.id().cast_signed(), dir.to_owned());
     let (ended, end) = mpsc::channel::<()>();
-    let saver = interval.map(|seconds| {
-        std::thread::spawn(move || save_regularly(pid, mode, &dir, Duration::from_secs(seconds), &end))
-    });
+    let saver =
+        interval.map(|seconds| std::thread::spawn(move || save_regularly(pid, mode, &dir, Duration::from_secs(seconds), &end)));
     let status = child.wait()?;
     drop(ended);
     if let Some(saver) = saver {
