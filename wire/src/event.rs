@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{JobId, NodeName, Rank};
 
 /// What kind of thing happened. The names are what `radic events --json` prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventName {
     /// A protector started.
@@ -38,6 +38,16 @@ pub enum EventName {
     Inject,
     /// A limit was reached.
     Limit,
+    /// A checkpoint was committed.
+    Checkpoint,
+    /// A checkpoint was refused, or could not be made.
+    CheckpointFailed,
+    /// Something that belongs to a protected job is not protected itself: a child, a peer (G7).
+    Unprotected,
+    /// A protected process has something to say.
+    Note,
+    /// The store of logs and images has something to say.
+    Store,
 }
 
 impl EventName {
@@ -59,6 +69,11 @@ impl EventName {
             EventName::Refused => "refused",
             EventName::Inject => "inject",
             EventName::Limit => "limit",
+            EventName::Checkpoint => "checkpoint",
+            EventName::CheckpointFailed => "checkpoint-failed",
+            EventName::Unprotected => "unprotected",
+            EventName::Note => "note",
+            EventName::Store => "store",
         }
     }
 }

@@ -7,6 +7,7 @@ use serde_bytes::ByteBuf;
 
 use crate::ids::{JobId, NodeId, NodeName, Rank};
 use crate::limits;
+use crate::process::{Interval, Protect, Protection};
 
 /// What a template of the environment may hold, each replaced on the node where the rank starts.
 pub mod placeholder {
@@ -54,6 +55,12 @@ pub struct JobSpec {
     pub nodes: Vec<NodeName>,
     /// In which order.
     pub map_by: MapBy,
+    /// The file mode creation mask of its processes: that of the command, not of the protectors.
+    pub umask: u32,
+    /// How its processes are protected.
+    pub protection: Protection,
+    /// Mean time between two failures of one node, in seconds: what [`Interval::Auto`] counts with.
+    pub mtbf_s: u64,
 }
 
 /// Why a job cannot be started as asked.
@@ -74,6 +81,16 @@ pub enum SpecError {
     /// exec wants a name.
     #[error("the argument list is empty")]
     NoArgs,
+    /// A number that no command sends.
+    #[error("{what} is {value}; it must be {range}")]
+    Range {
+        /// Which one.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is possible.
+        range: &'static str,
+    },
 }
 
 impl JobSpec {
@@ -108,7 +125,25 @@ impl JobSpec {
         if bad_variable || bad_template {
             return Err(SpecError::Nul("the environment, or a name in it,"));
         }
-        Ok(())
+        self.validate_protection()
+    }
+
+    fn validate_protection(&self) -> Result<(), SpecError> {
+        let in_range = |what, value, allowed: std::ops::RangeInclusive<u64>, range| {
+            if allowed.contains(&value) { Ok(()) } else { Err(SpecError::Range { what, value, range }) }
+        };
+        let Protection { protect, interval, replicas, outbox, log, .. } = self.protection;
+        in_range("the umask", self.umask.into(), 0..=0o777, "0 to 0777")?;
+        if protect == Protect::None {
+            return Ok(());
+        }
+        if let Interval::Every(ms) = interval {
+            in_range("the checkpoint interval", ms, 10..=30 * 24 * 3_600_000, "10 ms to 30 days")?;
+        }
+        in_range("the mean time between failures", self.mtbf_s, 1..=1 << 40, "1 s or more")?;
+        in_range("the number of replicas", replicas.into(), 1..=2, "1 or 2")?;
+        in_range("the outbox", outbox, 1 << 20..=1 << 40, "1 MiB to 1 TiB")?;
+        in_range("the log limit", log, 1 << 20..=1 << 50, "1 MiB or more")
     }
 
     /// The command as the user typed it, for people; cut at 200 characters.

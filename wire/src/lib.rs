@@ -9,12 +9,18 @@
 //! - [`codec`]: the only place that knows bincode, always with a limit;
 //! - [`peer`]: what protectors say to each other; [`membership`]: the part of it that agrees on views;
 //! - [`local`]: what the `radic` command and its protector say to each other over the unix socket;
+//! - [`determinant`]: the outcomes that a journal keeps; [`log`]: what observers say to their protectors and to each other; [`bytes`]:
+//!   the hand-written codes of both;
+//! - [`process`]: what observers say to the protector of their own node; [`login`]: how they begin at the log of the next node's;
+//!   [`mac`]: the keys of jobs; [`replay`]: what a process that is replayed offline says;
 //! - [`event`]: what happened, with a timestamp;
 //! - [`limits`]: every bound in one place.
 #![forbid(unsafe_code)]
 
+pub mod bytes;
 pub mod channel;
 pub mod codec;
+pub mod determinant;
 pub mod event;
 pub mod frame;
 pub mod ids;
@@ -22,8 +28,13 @@ pub mod job;
 pub mod key;
 pub mod limits;
 pub mod local;
+pub mod log;
+pub mod login;
+pub mod mac;
 pub mod membership;
 pub mod peer;
+pub mod process;
+pub mod replay;
 
 /// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;

@@ -48,3 +48,25 @@ pub const PMI_KVSNAME: usize = 256;
 pub const PMI_KEYS: usize = 1 << 20;
 /// Names that one job may publish.
 pub const PMI_NAMES: usize = 1_024;
+/// Descriptors in one readiness set. The observer reports at most so many at once; the rest is reported by the next call.
+pub const READY_FDS: usize = 1_024;
+/// Longest code of one determinant, in bytes: a readiness set of [`READY_FDS`] that make no runs.
+pub const DETERMINANT: usize = 10 * READY_FDS + 64;
+/// Most bytes of journal, payload or image in one message between an observer and its protector.
+pub const LOG_CHUNK: usize = 256 << 10;
+/// Streams that a cut may name.
+pub const CUT_STREAMS: usize = 65_536;
+/// Longest frame between an observer and its protector, in bytes: a cut of [`CUT_STREAMS`] fits.
+pub const LOG_FRAME: usize = 4 << 20;
+/// Addresses that one process may listen on.
+pub const LISTENERS: usize = 1_024;
+/// Callers that a process has not accepted yet: connections in its backlogs, and some that never came about.
+pub const CALLERS: usize = 65_536;
+/// Questions of one observer that may wait for their answer.
+pub const ASKS: usize = 4_096;
+/// Lines that one process may add to the event log.
+pub const NOTES: u32 = 64;
+/// Processes in one answer to `radic status`: they fit in a [`LOCAL_FRAME`].
+pub const PROCESSES_SHOWN: usize = 8_192;
+/// Ended processes whose last counters a protector remembers.
+pub const PROCESSES_ENDED: usize = 1_024;

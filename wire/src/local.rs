@@ -9,6 +9,8 @@ use serde_bytes::ByteBuf;
 use crate::event::Event;
 use crate::ids::{JobId, NodeName, Rank};
 use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
+use crate::log::{HeldLog, LogPart};
+use crate::process::{Counters, Protect};
 
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "control.sock";
@@ -45,6 +47,27 @@ pub enum Request {
     Kill {
         /// Hexadecimal digits.
         job: String,
+    },
+    /// Make checkpoints of all ranks of a job: a job, or the first digits of one. `Checkpoints`, perhaps several times, are the answer
+    /// when all are committed or have failed, then `Done`.
+    Checkpoint {
+        /// Hexadecimal digits.
+        job: String,
+    },
+    /// What is held of a rank of a job, running or ended: a job, or the first digits of one. `Log` is the answer; then `ReadLog` may
+    /// follow, any number of times.
+    Log {
+        /// Hexadecimal digits.
+        job: String,
+        /// The rank.
+        rank: Rank,
+    },
+    /// Some bytes of what `Log` told of. `LogBytes` is the answer.
+    ReadLog {
+        /// Of which part.
+        part: LogPart,
+        /// From this position on.
+        position: u64,
     },
     /// The state of the cluster.
     Status,
@@ -104,6 +127,12 @@ pub enum Reply {
     Ended(Outcome),
     /// To `Status`.
     Status(ClusterStatus),
+    /// To `Log`: by which node it is held, and what.
+    Log(NodeName, HeldLog),
+    /// To `ReadLog`: at most [`crate::limits::LOG_CHUNK`] bytes; none at the end of what is held.
+    LogBytes(ByteBuf),
+    /// To `Checkpoint`: some of the ranks.
+    Checkpoints(Vec<RankCheckpoint>),
     /// To `Events`.
     Events(Vec<Event>),
     /// The request was carried out.
@@ -133,6 +162,57 @@ pub struct RankInfo {
     pub rank: Rank,
     /// Its process id on its node.
     pub pid: u32,
+}
+
+/// A protected process, as `radic status --json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessInfo {
+    /// Its job.
+    pub job: JobId,
+    /// Its rank there.
+    pub rank: Rank,
+    /// Where it runs, or ran.
+    pub node: NodeName,
+    /// Its process id there.
+    pub pid: u32,
+    /// Whether it has not ended.
+    pub running: bool,
+    /// How it is protected.
+    pub protect: Protect,
+    /// Whether its library has reported to the protector of its node: what does not run under it is not protected.
+    pub joined: bool,
+    /// What it has counted, if that is known.
+    pub counters: Option<Counters>,
+    /// What its protector holds of it, and its replica.
+    pub logs: Vec<LogSizes>,
+}
+
+/// How much a node holds of a protected process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogSizes {
+    /// The node.
+    pub node: NodeName,
+    /// Bytes of journal that a restart needs.
+    pub journal: u64,
+    /// Bytes of received payload that a restart needs.
+    pub payload: u64,
+    /// Bytes of its images.
+    pub images: u64,
+    /// The newest committed image.
+    pub committed: Option<u64>,
+    /// Time since it was committed, in milliseconds.
+    pub committed_ms: Option<u64>,
+}
+
+/// What became of a checkpoint of one rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankCheckpoint {
+    /// The rank.
+    pub rank: Rank,
+    /// Where it runs.
+    pub node: NodeName,
+    /// The number of the committed image, or why there is none.
+    pub result: Result<u64, String>,
 }
 
 /// A node as `radic nodes` shows it.
@@ -171,4 +251,6 @@ pub struct ClusterStatus {
     pub nodes: Vec<NodeInfo>,
     /// Jobs, ended ones too.
     pub jobs: Vec<JobInfo>,
+    /// Protected processes, running ones and some that have ended.
+    pub processes: Vec<ProcessInfo>,
 }

@@ -18,6 +18,8 @@ pub struct Member {
     pub id: NodeId,
     /// Where its protector listens for the others.
     pub address: SocketAddr,
+    /// The port, at the same address, where it takes the logs of the processes that it protects.
+    pub log_port: u16,
     /// A spare hosts nothing and stands outside the ring until it is used.
     pub spare: bool,
     /// Ranks that `--map-by slot` places here before it goes to the next node.
@@ -307,7 +309,7 @@ mod tests {
 
     fn member(name: &str, boot: u64) -> Member {
         let id = NodeId { name: name.parse().unwrap(), boot: BootId(boot) };
-        Member { id, address: "127.0.0.1:1".parse().unwrap(), spare: false, slots: 1 }
+        Member { id, address: "127.0.0.1:1".parse().unwrap(), log_port: 1, spare: false, slots: 1 }
     }
 
     #[test]

@@ -4,14 +4,19 @@
 //! other's own connection back. Each such [`Purpose::Link`] is made reliable across broken connections by sequence numbers: see
 //! the protector's `link` module.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
-use crate::ids::{Incarnation, JobId, NodeId, Rank};
+use crate::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
-use crate::local::RankInfo;
+use crate::local::{LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
+use crate::log::{HeldLog, LogPart};
 use crate::membership::{Member, MembershipMessage};
+use crate::process::Protection;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +25,7 @@ pub enum Purpose {
     Link,
     /// Heartbeats, each worth nothing once the next is there.
     Heartbeat,
-    /// One [`MembershipMessage`] from a node that is no member yet and knows only an address.
+    /// One [`MembershipMessage`] from a node that is no member yet and knows only an address, or to one that is no member any more.
     Join,
     /// Does this very protector answer? The [`Welcome`] is the answer.
     Probe,
@@ -115,10 +120,42 @@ pub enum PeerMessage {
     Unsubscribe,
     /// Events that were subscribed to.
     Events(Vec<Event>),
+    /// To a protector: about what it holds of a job.
+    ToStore(JobId, ToStore),
+    /// A committed image covers that the other end of this connection was closed: your process will never need it again.
+    Forget {
+        /// The connection.
+        connection: ConnectionId,
+        /// The process.
+        process: ProcessId,
+    },
+    /// The caller that [`Query::Listener`] has announced does not come.
+    Withdraw {
+        /// Its connection.
+        connection: ConnectionId,
+        /// Its end.
+        from: SocketAddr,
+        /// Whom it wanted to call.
+        process: ProcessId,
+    },
     /// Kill all ranks and yourself with SIGKILL, at once (`radic inject kill-node`).
     Die,
     /// The whole cluster ends (`radic cluster stop`).
     Shutdown,
+}
+
+/// To a protector, about what it holds of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToStore {
+    /// From a host: you are the protector of these ranks, in this manner.
+    Protect {
+        /// How.
+        protection: Protection,
+        /// Which.
+        ranks: Vec<Rank>,
+    },
+    /// The job is over: nobody will ask for its logs and images.
+    Remove,
 }
 
 /// To a job's home.
@@ -300,6 +337,39 @@ pub enum Query {
         /// The name.
         name: String,
     },
+    /// Which process of yours listens there? It is going to be called.
+    Listener {
+        /// The caller's connection.
+        connection: ConnectionId,
+        /// Its end.
+        from: SocketAddr,
+        /// Where it calls.
+        to: SocketAddr,
+    },
+    /// Up to which offset do you hold what this process receives on this stream?
+    Stable {
+        /// The stream.
+        stream: StreamId,
+        /// Who receives it.
+        receiver: ProcessId,
+    },
+    /// The process begins anew (exec): forget its log and images.
+    ForgetProcess(ProcessId),
+    /// How much do you hold of each process that you protect?
+    Sizes,
+    /// What do you hold of this process?
+    Log(ProcessId),
+    /// Some bytes of that, from this position on.
+    ReadLog {
+        /// The process.
+        process: ProcessId,
+        /// Of which part.
+        part: LogPart,
+        /// From where.
+        position: u64,
+    },
+    /// Make checkpoints of your ranks of this job. The answer comes when they are committed.
+    Checkpoint(JobId),
 }
 
 /// An answer to a [`Query`].
@@ -311,6 +381,27 @@ pub enum Answer {
     Events(Vec<Event>),
     /// To `LookupName` (the port) and `UnpublishName` (what it was).
     Name(Option<String>),
+    /// To `Listener`; who asked may have given up, and withdraws then what it has announced.
+    Listener {
+        /// The caller's connection.
+        connection: ConnectionId,
+        /// Its end.
+        from: SocketAddr,
+        /// Who listens, if anybody does.
+        process: Option<ProcessId>,
+    },
+    /// To `Stable`; 0 if nothing is known of it.
+    Stable(u64),
+    /// To `ForgetProcess`.
+    Forgotten,
+    /// To `Sizes`: at most [`crate::limits::PROCESSES_SHOWN`].
+    Sizes(Vec<(ProcessId, LogSizes)>),
+    /// To `Log`.
+    Log(Option<HeldLog>),
+    /// To `ReadLog`: at most [`crate::limits::LOG_CHUNK`] bytes, none at the end of what is held; or why there are none.
+    LogBytes(Result<ByteBuf, String>),
+    /// To `Checkpoint`.
+    Checkpoints(Vec<RankCheckpoint>),
 }
 
 /// What a protector says of itself.
@@ -318,6 +409,8 @@ pub enum Answer {
 pub struct Report {
     /// The ranks it hosts.
     pub ranks: Vec<RankInfo>,
+    /// Its protected processes, running ones and some that have ended.
+    pub processes: Vec<ProcessInfo>,
     /// The jobs it is the home of, ended ones too.
     pub jobs: Vec<JobInfo>,
     /// Its resident memory, in bytes.

@@ -1,0 +1,582 @@
+//! Determinants: the outcomes that a program cannot compute from its own past, in the code in which the journal keeps them.
+//!
+//! facts/replay.md's table. A journal is the codes of determinants, one after the other, without lengths between them. The first
+//! byte holds the kind in its low four bits and the argument in its high four; 15 there means that a varint of (argument - 15)
+//! follows. So a plain recv is 2 to 4 bytes, and a readiness set of one descriptor 4.
+//!
+//! Three kinds are no outcomes but say where the next one belongs: [`Determinant::Thread`], [`Determinant::Empty`] and
+//! [`Determinant::Sent`]. They stand before it, in this order, each only when it says something.
+//!
+//! The decoder is strict: bytes that it accepts are exactly those that the encoder writes for what it returns.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::{Malformed, Reader, Writer};
+use crate::ids::{JobId, ProcessId, Rank};
+use crate::limits;
+
+/// A connection: numbered by the process that opened it, so that re-executing `connect` gives the same identifier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ConnectionId {
+    /// Who opened it. For a connection accepted from an unprotected peer: who accepted it.
+    pub opener: ProcessId,
+    /// Its number there.
+    pub number: u64,
+}
+
+impl ConnectionId {
+    pub(crate) fn write(&self, out: &mut Writer<'_>) {
+        out.varint(self.opener.job.bits());
+        out.varint(u64::from(self.opener.rank.0));
+        out.varint(self.number);
+    }
+
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let opener = read_process(from)?;
+        Ok(ConnectionId { opener, number: from.varint()? })
+    }
+}
+
+pub(crate) fn read_process(from: &mut Reader<'_>) -> Result<ProcessId, Malformed> {
+    let bits = from.varint()?;
+    if JobId::from_bits(bits).bits() != bits {
+        return Err(from.malformed("a job has 48 bits"));
+    }
+    Ok(ProcessId { job: JobId::from_bits(bits), rank: Rank(narrow(from)?) })
+}
+
+fn narrow(from: &mut Reader<'_>) -> Result<u32, Malformed> {
+    let value = from.varint()?;
+    u32::try_from(value).map_err(|_| from.malformed("a number over 32 bits"))
+}
+
+/// One direction of a connection: DESIGN's stream. Offsets count its bytes; its end counts as one unit after the last byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StreamId {
+    /// The connection.
+    pub connection: ConnectionId,
+    /// The direction: from the process that opened the connection, or to it.
+    pub from_opener: bool,
+}
+
+/// A descriptor that was reported ready, as the program saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadyFd {
+    /// The descriptor, never epoll's user data: that holds addresses.
+    pub fd: u32,
+    /// The kernel's bits (`EPOLLIN` ..., which are `POLLIN` ... too).
+    pub events: u32,
+}
+
+/// A readiness set in the order in which the program got it. Neighbours that ask for the next descriptor with the same bits
+/// are coded as one run.
+#[derive(Clone, Copy)]
+pub struct ReadySet<'a>(Repr<'a>);
+
+#[derive(Clone, Copy)]
+enum Repr<'a> {
+    Plain(&'a [ReadyFd]),
+    /// Checked when it was decoded.
+    Coded {
+        runs: u64,
+        bytes: &'a [u8],
+    },
+}
+
+impl<'a> ReadySet<'a> {
+    /// The set with these members; `None` if there are more than [`limits::READY_FDS`].
+    pub fn new(members: &'a [ReadyFd]) -> Option<Self> {
+        (members.len() <= limits::READY_FDS).then_some(ReadySet(Repr::Plain(members)))
+    }
+
+    /// Its members, in order.
+    pub fn iter(&self) -> impl Iterator<Item = ReadyFd> + 'a {
+        let (plain, coded) = match self.0 {
+            Repr::Plain(members) => (members, None),
+            Repr::Coded { runs, bytes } => (&[][..], Some(Runs { left: runs, next: 0, from: Reader::new(bytes) })),
+        };
+        // A decoded set was checked whole, so no run of it is an error here.
+        let runs = coded.into_iter().flatten().map_while(Result::ok).flat_map(Run::members);
+        plain.iter().copied().chain(runs)
+    }
+
+    fn runs(&self) -> impl Iterator<Item = Run> + 'a {
+        let mut members = self.iter().peekable();
+        std::iter::from_fn(move || {
+            let first = members.next()?;
+            let mut run = Run { first: first.fd, length: 1, events: first.events };
+            while members.next_if(|next| run.continues(next)).is_some() {
+                run.length += 1;
+            }
+            Some(run)
+        })
+    }
+
+    fn write(&self, out: &mut Writer<'_>) {
+        let mut next = 0i64;
+        for run in self.runs() {
+            let gap = i64::from(run.first) - next;
+            out.varint((zigzag(gap) << 1) | u64::from(run.length > 1));
+            if run.length > 1 {
+                out.varint(u64::from(run.length) - 2);
+            }
+            out.varint(u64::from(run.events));
+            next = i64::from(run.first) + i64::from(run.length);
+        }
+    }
+
+    fn read(from: &mut Reader<'a>, runs: u64) -> Result<Self, Malformed> {
+        let start = from.clone();
+        let mut reading = Runs { left: runs, next: 0, from: from.clone() };
+        let mut members = 0u64;
+        let mut previous: Option<Run> = None;
+        while let Some(run) = reading.next() {
+            let run = run?;
+            members += u64::from(run.length);
+            if members > limits::READY_FDS as u64 {
+                return Err(reading.from.malformed("too many descriptors"));
+            }
+            if previous.is_some_and(|p| p.continues(&ReadyFd { fd: run.first, events: run.events })) {
+                return Err(reading.from.malformed("two runs that are one"));
+            }
+            previous = Some(run);
+        }
+        let bytes = from.raw(reading.from.at() - start.at())?;
+        Ok(ReadySet(Repr::Coded { runs, bytes }))
+    }
+}
+
+impl PartialEq for ReadySet<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for ReadySet<'_> {}
+
+impl std::fmt::Debug for ReadySet<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    first: u32,
+    length: u32,
+    events: u32,
+}
+
+impl Run {
+    fn continues(&self, next: &ReadyFd) -> bool {
+        self.events == next.events && self.first.checked_add(self.length) == Some(next.fd)
+    }
+
+    fn members(self) -> impl Iterator<Item = ReadyFd> {
+        (self.first..=self.first + (self.length - 1)).map(move |fd| ReadyFd { fd, events: self.events })
+    }
+}
+
+struct Runs<'a> {
+    left: u64,
+    next: i64,
+    from: Reader<'a>,
+}
+
+impl Runs<'_> {
+    fn read(&mut self) -> Result<Run, Malformed> {
+        let head = self.from.varint()?;
+        let length = if head & 1 == 1 { narrow(&mut self.from)?.saturating_add(2) } else { 1 };
+        let events = narrow(&mut self.from)?;
+        let first = self.next.checked_add(unzigzag(head >> 1)).and_then(|fd| u32::try_from(fd).ok());
+        let first = first.ok_or(self.from.malformed("a descriptor out of range"))?;
+        if length as usize > limits::READY_FDS || first.checked_add(length - 1).is_none() {
+            return Err(self.from.malformed("a run out of range"));
+        }
+        self.next = i64::from(first) + i64::from(length);
+        Ok(Run { first, length, events })
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Result<Run, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        Some(self.read())
+    }
+}
+
+fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
+}
+
+fn unzigzag(value: u64) -> i64 {
+    (value >> 1) as i64 ^ -((value & 1) as i64)
+}
+
+/// Which call failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// `recv` and its kin.
+    Recv,
+    /// `send` and its kin; its `EAGAIN` is an outcome, for it changes what the program has on its heap.
+    Send,
+    /// `accept`.
+    Accept,
+    /// `connect`.
+    Connect,
+    /// `poll`, `select` and `epoll_wait`, on no descriptor (0) or the epoll's.
+    Ready,
+}
+
+impl Call {
+    const ALL: [Call; 5] = [Call::Recv, Call::Send, Call::Accept, Call::Connect, Call::Ready];
+}
+
+/// One outcome, or where the next one belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Determinant<'a> {
+    /// `recv` gave this many bytes.
+    Recv {
+        /// The program's descriptor.
+        fd: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// `recv` with `MSG_PEEK` gave this many bytes; the stream stands where it stood.
+    Peek {
+        /// The program's descriptor.
+        fd: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// `recv` gave the end of the stream.
+    Eof {
+        /// The program's descriptor.
+        fd: u32,
+    },
+    /// A call failed, with another error than that there is nothing yet.
+    Errno {
+        /// The program's descriptor.
+        fd: u32,
+        /// Which call.
+        call: Call,
+        /// The system's number.
+        errno: u32,
+    },
+    /// `accept` gave a connection.
+    Accept {
+        /// The listening descriptor.
+        listener: u32,
+        /// The new descriptor.
+        fd: u32,
+        /// The connection.
+        connection: ConnectionId,
+        /// The peer's address, as the program sees it for ever.
+        peer: SocketAddr,
+    },
+    /// A `connect` that was waited for is complete.
+    Connected {
+        /// The program's descriptor.
+        fd: u32,
+    },
+    /// What `SO_ERROR` said; 0 is an outcome too, that of a `connect` begun before.
+    SoError {
+        /// The program's descriptor.
+        fd: u32,
+        /// The system's number.
+        errno: u32,
+    },
+    /// What was ready, never the empty set.
+    Ready {
+        /// The epoll's descriptor; `None` for `poll` and `select`.
+        epoll: Option<u32>,
+        /// The set.
+        set: ReadySet<'a>,
+    },
+    /// `send` took only this many bytes.
+    SendPart {
+        /// The program's descriptor.
+        fd: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// So many calls had an empty outcome before the next outcome of this thread.
+    Empty {
+        /// How many.
+        count: u64,
+    },
+    /// So many bytes were sent, on all streams, between the last outcome and the next (Gate A).
+    Sent {
+        /// How many.
+        bytes: u64,
+    },
+    /// What follows happened on this thread; at the beginning it is 0.
+    Thread {
+        /// The thread's number in its process, in the order of creation.
+        index: u32,
+    },
+}
+
+impl<'a> Determinant<'a> {
+    /// Whether it says where the next outcome belongs, instead of being one.
+    pub fn is_position(&self) -> bool {
+        matches!(self, Determinant::Empty { .. } | Determinant::Sent { .. } | Determinant::Thread { .. })
+    }
+
+    /// Writes its code: at most [`limits::DETERMINANT`] bytes.
+    pub fn write(&self, out: &mut Writer<'_>) {
+        match *self {
+            Determinant::Recv { fd, len } => {
+                head(out, 0, u64::from(fd));
+                out.varint(u64::from(len));
+            }
+            Determinant::Peek { fd, len } => {
+                head(out, 1, u64::from(fd));
+                out.varint(u64::from(len));
+            }
+            Determinant::Eof { fd } => head(out, 2, u64::from(fd)),
+            Determinant::Errno { fd, call, errno } => {
+                head(out, 3, u64::from(fd));
+                out.u8(call as u8);
+                out.varint(u64::from(errno));
+            }
+            Determinant::Accept { listener, fd, connection, peer } => {
+                head(out, 4, u64::from(listener));
+                out.varint(u64::from(fd));
+                connection.write(out);
+                write_address(out, &peer);
+            }
+            Determinant::Connected { fd } => head(out, 5, u64::from(fd)),
+            Determinant::SoError { fd, errno } => {
+                head(out, 6, u64::from(fd));
+                out.varint(u64::from(errno));
+            }
+            Determinant::Ready { epoll, set } => {
+                head(out, 7, set.runs().count() as u64);
+                out.varint(epoll.map_or(0, |fd| u64::from(fd) + 1));
+                set.write(out);
+            }
+            Determinant::SendPart { fd, len } => {
+                head(out, 8, u64::from(fd));
+                out.varint(u64::from(len));
+            }
+            Determinant::Empty { count } => head(out, 9, count),
+            Determinant::Sent { bytes } => head(out, 10, bytes),
+            Determinant::Thread { index } => head(out, 11, u64::from(index)),
+        }
+    }
+
+    /// Reads one from where `from` stands. An error says what is wrong, and where; of bytes that merely end too early it is
+    /// that they do.
+    pub fn read(from: &mut Reader<'a>) -> Result<Self, Malformed> {
+        let first = from.u8()?;
+        let arg = match first >> 4 {
+            15 => from.varint()?.checked_add(15).ok_or(from.malformed("a number over 64 bits"))?,
+            small => u64::from(small),
+        };
+        let kind = first & 15;
+        let fd = || u32::try_from(arg).map_err(|_| Malformed { at: 0, what: "a descriptor over 32 bits" });
+        Ok(match kind {
+            0 => Determinant::Recv { fd: fd()?, len: narrow(from)? },
+            1 => Determinant::Peek { fd: fd()?, len: narrow(from)? },
+            2 => Determinant::Eof { fd: fd()? },
+            3 => {
+                let call = *Call::ALL.get(usize::from(from.u8()?)).ok_or(from.malformed("no such call"))?;
+                Determinant::Errno { fd: fd()?, call, errno: narrow(from)? }
+            }
+            4 => {
+                let (listener, fd) = (fd()?, narrow(from)?);
+                let connection = ConnectionId::read(from)?;
+                Determinant::Accept { listener, fd, connection, peer: read_address(from)? }
+            }
+            5 => Determinant::Connected { fd: fd()? },
+            6 => Determinant::SoError { fd: fd()?, errno: narrow(from)? },
+            7 => {
+                let source = from.varint()?;
+                let epoll = source.checked_sub(1).map(u32::try_from).transpose();
+                let epoll = epoll.map_err(|_| from.malformed("a descriptor over 32 bits"))?;
+                Determinant::Ready { epoll, set: ReadySet::read(from, arg)? }
+            }
+            8 => Determinant::SendPart { fd: fd()?, len: narrow(from)? },
+            9 => Determinant::Empty { count: arg },
+            10 => Determinant::Sent { bytes: arg },
+            11 => Determinant::Thread { index: fd()? },
+            _ => return Err(from.malformed("no such determinant")),
+        })
+    }
+}
+
+fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
+    match arg {
+        0..15 => out.u8(kind | (arg as u8) << 4),
+        _ => {
+            out.u8(kind | 15 << 4);
+            out.varint(arg - 15);
+        }
+    }
+}
+
+fn write_address(out: &mut Writer<'_>, address: &SocketAddr) {
+    match address {
+        SocketAddr::V4(v4) => {
+            out.u8(4);
+            out.raw(&v4.ip().octets());
+        }
+        SocketAddr::V6(v6) => {
+            out.u8(6);
+            out.raw(&v6.ip().octets());
+            out.u32(v6.flowinfo());
+            out.u32(v6.scope_id());
+        }
+    }
+    out.raw(&address.port().to_le_bytes());
+}
+
+fn read_address(from: &mut Reader<'_>) -> Result<SocketAddr, Malformed> {
+    let family = from.u8()?;
+    let mut octets = [0; 16];
+    match family {
+        4 => octets[..4].copy_from_slice(from.raw(4)?),
+        6 => octets.copy_from_slice(from.raw(16)?),
+        _ => return Err(from.malformed("no such address family")),
+    }
+    let (flow, scope) = if family == 6 { (from.u32()?, from.u32()?) } else { (0, 0) };
+    let port = u16::from_le_bytes([from.u8()?, from.u8()?]);
+    Ok(match family {
+        4 => SocketAddr::new(IpAddr::V4(Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3])), port),
+        _ => SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(octets), port, flow, scope)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn code(determinant: &Determinant<'_>) -> Vec<u8> {
+        let mut out = vec![0; limits::DETERMINANT];
+        let mut writer = Writer::new(&mut out);
+        determinant.write(&mut writer);
+        let length = writer.finish().expect("the limit holds for every determinant");
+        out.truncate(length);
+        out
+    }
+
+    fn connection(number: u64) -> ConnectionId {
+        ConnectionId { opener: ProcessId { job: JobId::from_bits(u64::MAX), rank: Rank(3) }, number }
+    }
+
+    fn any_number() -> impl Strategy<Value = u32> {
+        prop_oneof![0u32..20, any::<u32>(), Just(u32::MAX)]
+    }
+
+    /// Members that make runs, steps back, repetitions and extreme descriptors.
+    fn members() -> impl Strategy<Value = Vec<ReadyFd>> {
+        let member = (prop_oneof![0u32..8, any_number()], prop_oneof![Just(1), Just(5), any::<u32>()]);
+        let run = (member, 1u32..5).prop_map(|((fd, events), length)| {
+            (0..length).filter_map(move |i| fd.checked_add(i)).map(move |fd| ReadyFd { fd, events }).collect::<Vec<_>>()
+        });
+        prop::collection::vec(run, 1..20).prop_map(|runs| runs.concat())
+    }
+
+    fn check(determinant: Determinant<'_>) -> Result<(), TestCaseError> {
+        let bytes = code(&determinant);
+        let mut reader = Reader::new(&bytes);
+        prop_assert_eq!(Determinant::read(&mut reader), Ok(determinant));
+        prop_assert!(reader.finish().is_ok());
+        for short in 0..bytes.len() {
+            prop_assert!(Determinant::read(&mut Reader::new(&bytes[..short])).is_err(), "{} of {:?}", short, bytes);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(a in any_number(), b in any_number(), big in any::<u64>(), call in 0usize..5, v6: [u16; 8]) {
+            let call = Call::ALL[call];
+            let v4 = SocketAddr::from(([10, 0, 0, a as u8], b as u16));
+            let v6 = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(v6), b as u16, a, b));
+            for determinant in [
+                Determinant::Recv { fd: a, len: b },
+                Determinant::Peek { fd: a, len: b },
+                Determinant::Eof { fd: a },
+                Determinant::Errno { fd: a, call, errno: b },
+                Determinant::Accept { listener: a, fd: b, connection: connection(big), peer: v4 },
+                Determinant::Accept { listener: a, fd: b, connection: connection(big), peer: v6 },
+                Determinant::Connected { fd: a },
+                Determinant::SoError { fd: a, errno: b },
+                Determinant::SendPart { fd: a, len: b },
+                Determinant::Empty { count: big },
+                Determinant::Sent { bytes: big },
+                Determinant::Thread { index: a },
+            ] {
+                check(determinant)?;
+            }
+        }
+
+        #[test]
+        fn readiness_is_read_in_its_order(members in members(), epoll in prop::option::of(any_number())) {
+            let set = ReadySet::new(&members).unwrap();
+            check(Determinant::Ready { epoll, set })?;
+            let bytes = code(&Determinant::Ready { epoll, set });
+            let Ok(Determinant::Ready { set, .. }) = Determinant::read(&mut Reader::new(&bytes)) else { panic!("no set") };
+            prop_assert_eq!(set.iter().collect::<Vec<_>>(), members);
+        }
+
+        /// Any bytes: refused, or exactly what the encoder writes.
+        #[test]
+        fn bytes_are_refused_or_written_back(
+            kind in 0u8..16, arg in prop_oneof![0u8..4, Just(15u8)],
+            tail in prop::collection::vec(prop_oneof![0u8..6, any::<u8>(), Just(0x80)], 0..40),
+        ) {
+            let bytes = [&[kind | arg << 4], tail.as_slice()].concat();
+            let mut reader = Reader::new(&bytes);
+            if let Ok(determinant) = Determinant::read(&mut reader) {
+                prop_assert_eq!(code(&determinant), &bytes[..reader.at()]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_budget_holds() {
+        let ready = [ReadyFd { fd: 20, events: 1 }];
+        let ready = Determinant::Ready { epoll: Some(9), set: ReadySet::new(&ready).unwrap() };
+        assert_eq!(code(&Determinant::Recv { fd: 12, len: 64 }).len(), 2);
+        assert_eq!(code(&Determinant::Recv { fd: 100, len: 9_000 }).len(), 4);
+        assert_eq!(code(&ready).len(), 4);
+        let message =
+            [Determinant::Empty { count: 900 }, Determinant::Sent { bytes: 104 }, ready, Determinant::Recv { fd: 20, len: 104 }];
+        let total: usize = message.iter().map(|d| code(d).len()).sum();
+        assert!(total <= 15, "{total} bytes of determinants for one message");
+    }
+
+    #[test]
+    fn the_longest_fits_the_limit() {
+        let members: Vec<_> = (0..limits::READY_FDS as u32)
+            .map(|i| ReadyFd { fd: if i % 2 == 0 { u32::MAX } else { 0 }, events: u32::MAX - i })
+            .collect();
+        let longest = code(&Determinant::Ready { epoll: Some(u32::MAX), set: ReadySet::new(&members).unwrap() });
+        assert!(longest.len() <= limits::DETERMINANT && longest.len() > limits::DETERMINANT / 2, "{}", longest.len());
+        let more = vec![ReadyFd { fd: 1, events: 1 }; limits::READY_FDS + 1];
+        assert!(ReadySet::new(&more).is_none());
+    }
+
+    #[test]
+    fn second_codes_are_refused() {
+        for (bytes, what) in [
+            (&[0x00u8, 0x80, 0x00][..], "a length with a needless byte"),
+            (&[0x27, 0, 0x02, 1, 0x00, 1], "two runs that are one"),
+            (&[0x17, 0, 0x03, 0xff, 0x7f, 1], "more descriptors than the limit"),
+            (&[0x03, 5, 1], "no such call"),
+            (&[0x0c], "no such kind"),
+            (&[0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0], "a descriptor over 64 bits"),
+        ] {
+            assert!(Determinant::read(&mut Reader::new(bytes)).is_err(), "{what}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! What an observer and the protector of its own node say to each other, over a unix stream socket in the node's directory: frames of
+//! bincode. (The log has connections of its own, to the protector of the *next* node: [`crate::login`].)
+//!
+//! The protector takes the word of nobody: it asks the kernel for the process id at the other end, and only the process that it has
+//! launched itself may join. Children of a rank are told that they are not protected.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::determinant::{ConnectionId, StreamId};
+use crate::ids::{Incarnation, ProcessId};
+
+/// Name of the unix socket in the directory of a node.
+pub const SOCKET_NAME: &str = "process.sock";
+/// Longest frame, in bytes.
+pub const FRAME: usize = 64 << 10;
+/// Longest text in a message, in bytes.
+pub const TEXT: usize = 1 << 10;
+
+/// Variables in the environment of a rank.
+pub mod variable {
+    /// Path of the unix socket. Without it the library does nothing.
+    pub const SOCKET: &str = "RADIC_PROCESS_SOCKET";
+    /// The job, 12 hexadecimal digits.
+    pub const JOB: &str = "RADIC_JOB";
+    /// The rank.
+    pub const RANK: &str = "RADIC_RANK";
+}
+
+/// How much of the library is at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protect {
+    /// The library is not loaded.
+    None,
+    /// It is loaded, and every call passes through: what interposition alone costs.
+    Off,
+    /// Everything is logged, checkpoints are made.
+    #[default]
+    On,
+}
+
+/// When a process makes checkpoints by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Interval {
+    /// From the measured cost and the configured mean time between failures (Young/Daly).
+    #[default]
+    Auto,
+    /// Every so many milliseconds.
+    Every(u64),
+    /// On request only.
+    Never,
+}
+
+/// How a job is protected.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protection {
+    /// Whether.
+    pub protect: Protect,
+    /// Checkpoints.
+    pub interval: Interval,
+    /// Protectors that hold each log and image: 1 or 2.
+    pub replicas: u8,
+    /// Bytes of outbox of each process.
+    pub outbox: u64,
+    /// Bytes of log of each process at its protector, above which it is asked for a checkpoint.
+    pub log: u64,
+    /// Keep logs that no restart needs any more, until the store is cleared: for `radic replay`.
+    pub keep_logs: bool,
+}
+
+impl Default for Protection {
+    fn default() -> Self {
+        Protection {
+            protect: Protect::On,
+            interval: Interval::Auto,
+            replicas: 1,
+            outbox: 64 << 20,
+            log: 1 << 30,
+            keep_logs: false,
+        }
+    }
+}
+
+/// Declares the counters, and how they lie in memory: one word each, in this order.
+macro_rules! declare_counters {
+    ($($(#[$what:meta])* $name:ident,)*) => {
+        /// What a process has counted since it began. All of it also lies in its memory, where its node's protector reads it: [`counters`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[repr(C)]
+        pub struct Counters {
+            $($(#[$what])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// The counters as they lie in the process's memory.
+            pub fn from_words(words: &[u64; counters::WORDS]) -> Self {
+                let [$($name),*] = *words;
+                Counters { $($name),* }
+            }
+        }
+    };
+}
+
+declare_counters! {
+    /// Bytes received on protected connections.
+    bytes_in,
+    /// Calls that received some.
+    messages_in,
+    /// Bytes sent on protected connections.
+    bytes_out,
+    /// Calls that sent some.
+    messages_out,
+    /// Outcomes recorded.
+    events,
+    /// Outcomes of "nothing", counted only.
+    empty,
+    /// Times that the gate was shut.
+    gate_waits,
+    /// Time at the gate, in nanoseconds.
+    gate_ns,
+    /// Bytes in the outbox.
+    outbox,
+    /// Bytes of journal written.
+    journal,
+    /// Bytes of payload written.
+    payload,
+    /// Checkpoints made.
+    checkpoints,
+    /// Checkpoints committed.
+    committed,
+    /// Pauses for checkpoints, together, in nanoseconds.
+    pause_ns,
+    /// The longest of them.
+    longest_pause_ns,
+    /// Protected connections that are open.
+    connections,
+    /// Connections with peers that are not protected, since it began.
+    unprotected,
+    /// Bytes that replay sent again and that differ from what was sent then (G5).
+    different,
+}
+
+/// Where a process's counters lie in its own memory, for its node's protector to read: a magic number, then [`Counters`] as 64-bit words in the
+/// order of their declaration.
+pub mod counters {
+    /// The address.
+    pub const ADDRESS: u64 = 0x3b00_0000_0000;
+    /// The first word.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"RADICCT1");
+    /// Words behind it.
+    pub const WORDS: usize = size_of::<super::Counters>() / 8;
+}
+
+/// From the observer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToNode {
+    /// The first message. The answer is `Joined` or `Refused`.
+    Join {
+        /// [`crate::PROTOCOL_VERSION`] of the library.
+        version: u16,
+        /// Who it is, by its environment.
+        process: ProcessId,
+    },
+    /// The process listens here.
+    Listening(SocketAddr),
+    /// It does not any more.
+    NotListening(SocketAddr),
+    /// It is about to connect: who is there? The answer is `Peer`; when that names somebody, the node of that process knows who is
+    /// going to call.
+    Connecting {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The connection.
+        connection: ConnectionId,
+        /// Its own end, already bound.
+        from: SocketAddr,
+        /// Where to.
+        to: SocketAddr,
+    },
+    /// A connection was accepted: who is calling? The answer is `Caller`, and the node forgets it then.
+    Accepted {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The other end.
+        from: SocketAddr,
+    },
+    /// Up to where has the receiver's protector what is sent on this stream? The answer is `Stable`, some time.
+    AskStable {
+        /// The stream.
+        stream: StreamId,
+        /// Who receives it.
+        receiver: ProcessId,
+    },
+    /// A committed image covers that this process has closed the connection: tell its peer.
+    Forget {
+        /// The connection.
+        connection: ConnectionId,
+        /// The peer.
+        peer: ProcessId,
+    },
+    /// `MPI_Init` has returned: a good moment for the first checkpoint.
+    Initialized,
+    /// A checkpoint that [`FromNode::Checkpoint`] asked for has come to its end: the protector has committed the image with this number, or
+    /// why there is none.
+    Checkpointed(Result<u64, String>),
+    /// Something the log should know, once.
+    Note(String),
+    /// The process ends; its last counters.
+    Leaving(Box<Counters>),
+}
+
+/// To the observer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromNode {
+    /// Welcome.
+    Joined {
+        /// Which life this is.
+        incarnation: Incarnation,
+        /// The job's key.
+        key: [u8; 32],
+        /// Where the log service of its protector listens.
+        protector: SocketAddr,
+        /// How it is protected.
+        protection: Protection,
+    },
+    /// This process is not protected, and why.
+    Refused(String),
+    /// Another protector, because the one before is gone.
+    Protector(SocketAddr),
+    /// To `Connecting`: the process that listens there, if it is protected.
+    Peer {
+        /// The question's number.
+        ask: u64,
+        /// Who.
+        peer: Option<ProcessId>,
+        /// If it is of another job: the key for greetings about this connection ([`crate::mac::JobKey::greeting_key`]).
+        key: Option<[u8; 32]>,
+    },
+    /// To `Accepted`: the connection and who opened it, if that process is protected.
+    Caller {
+        /// The question's number.
+        ask: u64,
+        /// Which connection; its opener is the caller.
+        caller: Option<ConnectionId>,
+    },
+    /// To `AskStable`.
+    Stable {
+        /// The stream.
+        stream: StreamId,
+        /// The offset; 0 if nobody knows.
+        offset: u64,
+    },
+    /// The peer of this connection will never need it again.
+    Forget(ConnectionId),
+    /// Make a checkpoint as soon as you can.
+    Checkpoint,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec;
+
+    #[test]
+    fn a_message_is_far_below_its_limit() {
+        let leaving = ToNode::Leaving(Box::new(Counters { different: u64::MAX, ..Counters::default() }));
+        let bytes = codec::encode(&leaving, FRAME).unwrap();
+        assert_eq!(codec::decode::<ToNode>(&bytes, FRAME).unwrap(), leaving);
+        let note = ToNode::Note("x".repeat(TEXT));
+        assert!(codec::encode(&note, FRAME).unwrap().len() < FRAME / 2);
+        let words = std::array::from_fn(|i| i as u64);
+        let counters = Counters::from_words(&words);
+        assert_eq!((counters.bytes_in, counters.checkpoints, counters.different), (0, 11, 17));
+    }
+}
