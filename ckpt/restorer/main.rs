@@ -197,7 +197,7 @@ fn fill_run(fd: i32, run: &Run, next: &mut [u8; RECORD_BYTES]) {
     // SAFETY: only makes pages present.
     unsafe { call(MADVISE, [run.addr, u64::from(run.len), MADV_POPULATE_WRITE, 0, 0, 0]) };
     match run.codec {
-        Codec::Lz4 => fail("the image was not unpacked for the restorer"),
+        Codec::Lz4 | Codec::Kept => fail("the image was not unpacked for the restorer"),
         Codec::Raw => {
             read_run(fd, run, next);
             // SAFETY: the run was just read into a mapped region.

@@ -3,9 +3,12 @@
 //! itself, it finds here.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
+use crate::interrupted::{WAITS, Wait};
+use crate::pages::Extent;
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
+use crate::signals::{Handed, MAX_HANDED};
 use crate::sys::{self, Errno};
 
 /// Where `State` lies.
@@ -18,6 +21,16 @@ pub const SCRATCH_BASE: u64 = 0x3e80_0000_0000;
 pub const CONTENT_BASE: u64 = 0x3d00_0000_0000;
 /// Bound on these contents in bytes.
 pub const CONTENT_LIMIT: u64 = 4 << 30;
+/// Largest file, open for reading and writing, whose content is saved: it may be changed in place after the checkpoint.
+pub const FILE_LIMIT: u64 = 64 << 20;
+/// Changed pages, copied so that the program can go on while they are written; not saved.
+pub const SNAPSHOT_BASE: u64 = 0x3ec0_0000_0000;
+/// Bound on them in bytes: more changed pages are written by a forked child, whose pause depends on all memory, not on these.
+pub const SNAPSHOT_SPAN: u64 = 64 << 20;
+/// Hashes of pages, where the kernel cannot track changes; shared with the child that writes the image, not saved.
+pub const HASHES_BASE: u64 = 0x3c00_0000_0000;
+/// Bytes for them, most of which are never touched.
+pub const HASHES_SPAN: u64 = 1 << 30;
 
 /// Most threads.
 pub const MAX_THREADS: usize = 4096;
@@ -25,13 +38,18 @@ pub const MAX_THREADS: usize = 4096;
 pub const MAX_FDS: usize = 4096;
 /// Most POSIX timers.
 pub const MAX_TIMERS: usize = 128;
+/// Most ranges of guard pages: two for each thread, and some.
+pub const MAX_GUARDS: usize = 2 * MAX_THREADS + 1024;
+/// Most locks on files.
+pub const MAX_LOCKS: usize = 1024;
 /// Most shared mappings.
 pub const MAX_SHARED: usize = 512;
 
 const THREAD_STACK: u64 = 8192;
 const COORDINATOR_STACK: u64 = 256 << 10;
+const WRITER_STACK: u64 = 256 << 10;
 /// Bytes of all stacks.
-pub const STACKS_SPAN: u64 = THREAD_STACK * MAX_THREADS as u64 + COORDINATOR_STACK;
+pub const STACKS_SPAN: u64 = THREAD_STACK * MAX_THREADS as u64 + WRITER_STACK + COORDINATOR_STACK;
 
 /// Parts of the scratch memory: offset and length in bytes.
 pub const SCRATCH_MAPS: (u64, usize) = (0, 16 << 20);
@@ -43,6 +61,10 @@ pub const SCRATCH_EXTENTS: (u64, usize) = (48 << 20, 64 << 20);
 pub const SCRATCH_SMALL: (u64, usize) = (112 << 20, 1 << 20);
 /// Advice by region.
 pub const SCRATCH_ADVICE: (u64, usize) = (113 << 20, 2 << 20);
+/// One run, packed.
+pub const SCRATCH_PACKED: (u64, usize) = (115 << 20, 2 << 20);
+/// One run, before it is packed.
+pub const SCRATCH_COPY: (u64, usize) = (117 << 20, 1 << 20);
 /// Bytes of all of it.
 pub const SCRATCH_SPAN: u64 = 128 << 20;
 
@@ -94,6 +116,8 @@ pub struct Thread {
     pub now: i32,
     /// Bytes of its affinity mask.
     pub affinity_len: u32,
+    /// 1: it makes a call again that was interrupted.
+    pub rewound: u32,
     /// Its frame: address of the ucontext, from which rt_sigreturn goes on.
     pub context: u64,
     /// Base of the FS segment: its thread-local storage.
@@ -108,6 +132,8 @@ pub struct Thread {
     pub robust_len: u64,
     /// Signals that are pending for it alone, as a mask.
     pub pending: u64,
+    /// Signals that it blocks.
+    pub mask: u64,
     /// Its name.
     pub name: [u8; 16],
     /// CPUs it may run on.
@@ -151,8 +177,10 @@ pub enum Kind {
     Signal,
     /// epoll.
     Epoll,
-    /// A socket: comes back connected to nobody.
+    /// A socket with a peer: comes back connected to nobody.
     Socket,
+    /// A socket that has no peer: comes back as it was, listening if it did.
+    LooseSocket,
     /// A pipe to another process: comes back connected to nobody.
     ForeignPipe,
 }
@@ -171,7 +199,7 @@ impl Kind {
             Self::Timer => "timerfd",
             Self::Signal => "signalfd",
             Self::Epoll => "epoll",
-            Self::Socket => "socket",
+            Self::Socket | Self::LooseSocket => "socket",
             Self::ForeignPipe => "foreign-pipe",
         }
     }
@@ -222,6 +250,32 @@ pub struct Watch {
     pub data: u64,
 }
 
+/// What kind of lock on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// flock.
+    Flock,
+    /// fcntl, held by the process.
+    Process,
+    /// fcntl, held by the open file.
+    OpenFile,
+}
+
+/// A lock on a file.
+#[derive(Clone, Copy)]
+pub struct Lock {
+    /// A descriptor of the file.
+    pub fd: i32,
+    /// Its kind.
+    pub kind: LockKind,
+    /// Exclusive?
+    pub exclusive: bool,
+    /// First byte.
+    pub start: u64,
+    /// Bytes; 0: up to the end, wherever that is.
+    pub len: u64,
+}
+
 /// A shared mapping whose content is in the image.
 #[derive(Clone, Copy)]
 pub struct Shared {
@@ -237,6 +291,17 @@ pub struct Shared {
     pub content: u64,
     /// Inode of the object.
     pub ino: u64,
+    /// Is it a whole segment of System V, and not marked for removal (2), or marked (1)? Else 0.
+    pub segment: u32,
+}
+
+/// Pages that must not be touched (MADV_GUARD_INSTALL).
+#[derive(Clone, Copy)]
+pub struct Guard {
+    /// First address.
+    pub start: u64,
+    /// First address after them.
+    pub end: u64,
 }
 
 /// A POSIX timer.
@@ -299,8 +364,12 @@ pub struct Tables {
     pub fds: Table<Fd, MAX_FDS>,
     /// What epolls watch.
     pub watches: Table<Watch, MAX_FDS>,
+    /// Locks on files.
+    pub locks: Table<Lock, MAX_LOCKS>,
     /// POSIX timers.
     pub timers: Table<PosixTimer, MAX_TIMERS>,
+    /// Guard pages.
+    pub guards: Table<Guard, MAX_GUARDS>,
     /// Shared mappings.
     pub shared: Table<Shared, MAX_SHARED>,
     /// Bytes of contents so far.
@@ -344,7 +413,7 @@ impl Tables {
 /// The engine's state. All zero is its beginning.
 #[repr(C)]
 pub struct State {
-    /// 1 while somebody saves the process.
+    /// The process's id while somebody saves it, else 0.
     pub busy: AtomicU32,
     /// Number of the last stop.
     pub round: AtomicU32,
@@ -376,6 +445,18 @@ pub struct State {
     pub child: AtomicU32,
     /// The handler of our signal before ours: glibc's.
     pub previous: AtomicU64,
+    /// The userfaultfd; 0: none.
+    pub userfaultfd: AtomicI32,
+    /// The process whose memory is tracked, by that or by hashes: a child that is forked inherits descriptor and banks, not the tracking.
+    pub tracker: AtomicI32,
+    /// 1: the banks of hashes are mapped.
+    pub hashes: AtomicU32,
+    /// The image since which userfaultfd has noted every change; 0: none.
+    pub tracked: AtomicU64,
+    /// Signals on their way to threads.
+    pub handed: [Handed; MAX_HANDED],
+    /// Times of interrupted calls.
+    pub waits: [Wait; WAITS],
     /// Threads, in the order they parked.
     pub slots: [Slot; MAX_THREADS],
     tables: UnsafeCell<Tables>,
@@ -406,11 +487,27 @@ pub unsafe fn scratch(part: (u64, usize)) -> &'static mut [u8] {
     unsafe { core::slice::from_raw_parts_mut((SCRATCH_BASE + part.0) as *mut u8, part.1) }
 }
 
+/// The part of the scratch memory for extents.
+///
+/// # Safety
+/// As for `scratch`.
+pub unsafe fn extents() -> &'static mut [Extent] {
+    let (_, len) = SCRATCH_EXTENTS;
+    // SAFETY: the caller's promise; the part is aligned to pages and any bytes are valid extents.
+    unsafe { core::slice::from_raw_parts_mut(scratch(SCRATCH_EXTENTS).as_mut_ptr().cast(), len / size_of::<Extent>()) }
+}
+
 /// Top of the stack for the restored thread in a slot.
 #[must_use]
 pub fn thread_stack(slot: usize) -> u64 {
     assert!(slot < MAX_THREADS);
     STACKS_BASE + THREAD_STACK * (slot as u64 + 1)
+}
+
+/// Top of the stack of the child that writes changed pages while it shares the program's memory.
+#[must_use]
+pub fn writer_stack() -> u64 {
+    STACKS_BASE + THREAD_STACK * MAX_THREADS as u64 + WRITER_STACK
 }
 
 /// Top of the stack on which checkpoints are made and processes restarted.
@@ -423,7 +520,21 @@ pub fn coordinator_stack() -> u64 {
 /// written.
 #[must_use]
 pub fn transient(start: u64, end: u64) -> bool {
-    [(SCRATCH_BASE, SCRATCH_SPAN), (STACKS_BASE, STACKS_SPAN)].iter().any(|(base, span)| start >= *base && end <= base + span)
+    [(SCRATCH_BASE, SCRATCH_SPAN), (STACKS_BASE, STACKS_SPAN), (SNAPSHOT_BASE, SNAPSHOT_SPAN)]
+        .iter()
+        .any(|(base, span)| start >= *base && end <= base + span)
+}
+
+/// Is this memory the engine's own? It changes while it is saved, so it is never tracked.
+#[must_use]
+pub fn own(start: u64) -> bool {
+    (HASHES_BASE..RESTORER_BASE + RESTORER_SPAN).contains(&start)
+}
+
+/// Is this the mapping of the hashes, which a restored process does not get?
+#[must_use]
+pub fn hashes(start: u64) -> bool {
+    start == HASHES_BASE
 }
 
 /// Maps all of it, and reserves the restorer's range.
@@ -434,6 +545,7 @@ pub fn reserve() -> Result<(), Errno> {
         (STATE_BASE, (size_of::<State>() as u64).next_multiple_of(4096), read_write),
         (STACKS_BASE, STACKS_SPAN, read_write),
         (SCRATCH_BASE, SCRATCH_SPAN, read_write),
+        (SNAPSHOT_BASE, SNAPSHOT_SPAN, read_write),
         (RESTORER_BASE, RESTORER_SPAN, libc::PROT_NONE),
     ];
     for (base, span, prot) in spans {

@@ -1,25 +1,33 @@
 //! From outside: asks a process for a checkpoint, and starts a process from an image. Ordinary code, for the command line, the
 //! daemon and tests.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use serde::Serialize;
+
+use crate::image::chain::AncestorError;
 use crate::image::format::MAGIC;
-use crate::image::{ImageError, meta::Meta};
+use crate::image::{FormatError, ImageError, Meta};
 use crate::keeper::{self, Identity};
-use crate::launch::RESTORE_VARIABLE;
-use crate::save::{Mode, REFUSAL_MAGIC, REQUEST_BYTES, REQUEST_MAGIC, SOCKET_NAME};
-use crate::stop::{REQUEST, SIGNAL};
+use crate::launch::{ALONE_VARIABLE, RESTORE_VARIABLE};
+use crate::request::{REFUSAL_MAGIC, Request, SOCKET_NAME, advice_message};
+use crate::stop::{NUDGE, REQUEST, SIGNAL};
 use crate::sys::{self, call};
+
+mod whole;
+
+pub use whole::{Progress, folder, merge_files};
 
 /// Why there is no checkpoint, or no restored process.
 #[derive(Debug, thiserror::Error)]
@@ -36,9 +44,29 @@ pub enum ControlError {
     /// The image is not sound.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// Images that it needs are missing.
+    #[error(transparent)]
+    Ancestor(#[from] AncestorError),
+    /// An increment, or an image with packed runs, becomes a whole one before it is restored.
+    #[error("there is no room for the unpacked image of {needed} bytes; set TMPDIR to a folder that has room ({reasons})")]
+    NoRoom {
+        /// How many bytes it has.
+        needed: u64,
+        /// Where was no room.
+        reasons: String,
+    },
+    /// There is nowhere to put it.
+    #[error(
+        "the image must be unpacked, and no temporary file can be made for that; set TMPDIR to a folder where that is possible ({0})"
+    )]
+    NoTemporary(String),
     /// Anything else.
     #[error("{0}: {1}")]
-    Io(&'static str, io::Error),
+    Io(String, io::Error),
+}
+
+fn failed(what: &str) -> impl Fn(io::Error) -> ControlError {
+    move |error| ControlError::Io(what.to_owned(), error)
 }
 
 /// How long a process may take to begin its answer: longer than it may take to stop its threads.
@@ -46,26 +74,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks a process for a checkpoint. The image comes out of the stream that is given back, to be read up to its end; only its end record
 /// makes it valid.
-pub fn request(pid: i32, mode: Mode) -> Result<impl Read, ControlError> {
+pub fn request(pid: i32, what: impl Into<Request>) -> Result<impl Read, ControlError> {
     let unreachable = |error| ControlError::Unreachable(pid, error);
-    // si_value: what is asked above, which socket below.
-    let (listener, which) = listen().map_err(|e| ControlError::Io("a socket cannot be made", e))?;
-    let mut info = [0u64; 16];
-    info[0] = SIGNAL as u64;
-    info[1] = u64::from(libc::SI_QUEUE as u32);
-    info[2] = sys::getpid() as u64;
-    info[3] = u64::from(REQUEST) << 32 | u64::from(which);
-    if !has_library(pid).map_err(unreachable)? {
-        return Err(ControlError::Silent(pid));
-    }
-    // SAFETY: the kernel reads one siginfo.
-    unsafe { call!(libc::SYS_rt_sigqueueinfo, pid, SIGNAL, info.as_ptr()) }
-        .map_err(|e| unreachable(io::Error::from_raw_os_error(e.0)))?;
+    let (listener, which) = listen().map_err(failed("a socket cannot be made"))?;
+    // All that takes time comes before the signal: from then on the process waits for the request.
+    let mut message = what.into().encode().to_vec();
+    message.extend(advice_message(&std::fs::read(format!("/proc/{pid}/smaps")).map_err(unreachable)?));
+    queue(pid, u64::from(REQUEST) << 32 | u64::from(which))?;
     let mut stream = accept(&listener).map_err(unreachable)?.ok_or(ControlError::Silent(pid))?;
-    let mut bytes = [0u8; REQUEST_BYTES];
-    bytes[..8].copy_from_slice(&REQUEST_MAGIC);
-    bytes[8] = u8::from(mode == Mode::Fork);
-    stream.write_all(&bytes).map_err(unreachable)?;
+    stream.write_all(&message).map_err(unreachable)?;
     let mut first = [0u8; 8];
     stream.read_exact(&mut first).map_err(unreachable)?;
     if first == REFUSAL_MAGIC {
@@ -79,13 +96,40 @@ pub fn request(pid: i32, mode: Mode) -> Result<impl Read, ControlError> {
     Ok(io::Cursor::new(first).chain(stream))
 }
 
+/// Nudges a process whose library was given `Hooks::nudged`: it makes a checkpoint to wherever that says, if it wants one now. The nudge is lost if
+/// the process is saving itself at this moment.
+pub fn nudge(pid: i32) -> Result<(), ControlError> {
+    queue(pid, u64::from(NUDGE) << 32)
+}
+
+/// Sends a process our signal; `value`: what is asked above, which socket below.
+fn queue(pid: i32, value: u64) -> Result<(), ControlError> {
+    let unreachable = |error| ControlError::Unreachable(pid, error);
+    let mut info = [0u64; 16];
+    info[0] = SIGNAL as u64;
+    info[1] = u64::from(libc::SI_QUEUE as u32);
+    info[2] = sys::getpid() as u64;
+    info[3] = value;
+    // Last of all: the signal ends a process that has executed another program meanwhile.
+    if !has_library(pid).map_err(unreachable)? {
+        return Err(ControlError::Silent(pid));
+    }
+    // SAFETY: the kernel reads one siginfo.
+    unsafe { call!(libc::SYS_rt_sigqueueinfo, pid, SIGNAL, info.as_ptr()) }
+        .map(drop)
+        .map_err(|error| unreachable(io::Error::from_raw_os_error(error.0)))
+}
+
 /// The signal would end a process that does not handle it.
 fn has_library(pid: i32) -> io::Result<bool> {
-    let status = std::fs::read(format!("/proc/{pid}/status"))?;
-    let caught = crate::maps::field(&status, b"SigCgt:").map_or(0, |mask| crate::maps::hex(mask).0);
     let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
     let state = format!("{:x}-", crate::arena::STATE_BASE);
-    Ok(caught >> (SIGNAL - 1) & 1 == 1 && crate::maps::lines(&maps).any(|line| line.starts_with(state.as_bytes())))
+    if !crate::maps::lines(&maps).any(|line| line.starts_with(state.as_bytes())) {
+        return Ok(false);
+    }
+    let status = std::fs::read(format!("/proc/{pid}/status"))?;
+    let caught = crate::maps::field(&status, b"SigCgt:").map_or(0, |mask| crate::maps::hex(mask).0);
+    Ok(caught >> (SIGNAL - 1) & 1 == 1)
 }
 
 fn listen() -> io::Result<(UnixListener, u32)> {
@@ -108,25 +152,79 @@ fn accept(listener: &UnixListener) -> io::Result<Option<UnixStream>> {
     Ok(Some(stream))
 }
 
-/// Saves a process to a file, which appears under its name only when it is whole, verified and on disk. Gives its size in bytes.
-pub fn save(pid: i32, mode: Mode, path: &Path) -> Result<u64, ControlError> {
-    let mut image = request(pid, mode)?;
-    let mut temporary = OsString::from(path);
-    temporary.push(".partial");
-    let failed = |error| ControlError::Io("the image cannot be written", error);
-    let result = (|| {
-        let mut file = File::options().read(true).write(true).create(true).truncate(true).open(&temporary).map_err(failed)?;
-        let bytes = io::copy(&mut image, &mut file).map_err(failed)?;
-        file.rewind().map_err(failed)?;
-        crate::image::verify(&file)?;
-        file.sync_all().map_err(failed)?;
-        std::fs::rename(&temporary, path).map_err(failed)?;
-        Ok(bytes)
-    })();
-    if result.is_err() {
-        let _ = std::fs::remove_file(&temporary);
+/// What was saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Saved {
+    /// Size of the image in bytes.
+    pub bytes: u64,
+    /// Names the image.
+    #[serde(serialize_with = "crate::image::as_hexadecimal")]
+    pub id: u64,
+    /// The image it is an increment to; 0: it is whole.
+    #[serde(serialize_with = "crate::image::as_hexadecimal")]
+    pub parent: u64,
+    /// What will not be as it was, in words.
+    pub notes: Vec<String>,
+}
+
+/// Saves a process to a file, which appears under its name only when it is whole, verified and on disk.
+pub fn save(pid: i32, what: impl Into<Request>, path: &Path) -> Result<Saved, ControlError> {
+    save_watched(pid, what, path, &mut |_, _| {})
+}
+
+/// The same, telling how far it has come.
+pub fn save_watched(pid: i32, what: impl Into<Request>, path: &Path, progress: Progress<'_>) -> Result<Saved, ControlError> {
+    let image = request(pid, what)?;
+    whole::appear(path, |file| receive(image, file, progress))
+}
+
+/// Verifies an image while it is written to a file.
+fn receive(image: impl Read, file: &File, progress: Progress<'_>) -> Result<Saved, ControlError> {
+    let mut copier = Copier { from: image, to: file, bytes: 0, error: None, progress };
+    let mut input = BufReader::with_capacity(COPIED_AT_ONCE, &mut copier);
+    let result = crate::image::verify(&mut input).and_then(|image| Ok((image, input.read(&mut [0])?)));
+    if let Some(error) = copier.error {
+        return Err(failed("the image cannot be written")(error));
     }
-    result
+    let ((header, meta), more) = result?;
+    if more > 0 {
+        return Err(ImageError::from(FormatError::Invalid("something follows its end record")).into());
+    }
+    Ok(Saved { bytes: copier.bytes, id: header.id, parent: header.parent, notes: meta.notes })
+}
+
+/// Bytes of an image that are read from its process with one call.
+const COPIED_AT_ONCE: usize = 1 << 20;
+
+/// Whatever is read from `from` is written to `to`.
+struct Copier<'a, R> {
+    from: R,
+    to: &'a File,
+    bytes: u64,
+    /// Why it could not be written.
+    error: Option<io::Error>,
+    progress: Progress<'a>,
+}
+
+impl<R: Read> Read for Copier<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.from.read(buffer)?;
+        if let Err(error) = self.to.write_all(&buffer[..len]) {
+            self.error = Some(error);
+            return Err(io::ErrorKind::Other.into());
+        }
+        self.bytes += len as u64;
+        (self.progress)(self.bytes, None);
+        Ok(len)
+    }
+}
+
+/// How long everybody was stopped for the last checkpoint of a process, as the engine has measured it.
+pub fn last_pause(pid: i32) -> io::Result<Duration> {
+    let at = crate::arena::STATE_BASE + std::mem::offset_of!(crate::arena::State, pause) as u64;
+    let mut bytes = [0; 8];
+    File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut bytes, at)?;
+    Ok(Duration::from_nanos(u64::from_ne_bytes(bytes)))
 }
 
 /// The process that a keeper keeps: the one under `pid`, itself or a descendant, that can be asked for a checkpoint.
@@ -140,20 +238,36 @@ pub fn restored_pid(pid: i32) -> Option<i32> {
 }
 
 /// A command that becomes the saved process. `library` is the checkpoint library, the same build that made the image. The image is
-/// verified as a whole first. The command's process is a keeper that ends as the saved process ends and passes signals on to it; the
-/// saved process itself is its child, under its old pid (`restored_pid`). Descriptors 0 to 2 of the command replace what was inherited there (terminals, other processes' pipes).
+/// verified as a whole first; the ancestors of an increment are looked for beside it. The command's process is a keeper that ends as the
+/// saved process ends and passes signals on to it; the saved process itself is its child, under its old pid (`restored_pid`). Descriptors 0
+/// to 2 of the command replace what was inherited there (terminals, other processes' pipes).
 pub fn restart(image: &Path, library: &Path) -> Result<Command, ControlError> {
-    let mut file = File::open(image).map_err(|e| ControlError::Io("the image cannot be opened", e))?;
-    let (header, meta) = crate::image::verify(&file)?;
-    if header.parent != 0 {
-        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is an increment; merge it with its parents first");
-        return Err(ControlError::Io("the image cannot be restored", error));
-    }
-    file.rewind().map_err(|e| ControlError::Io("the image cannot be read from its beginning", e))?;
-    Ok(command(&meta, library, file.into()))
+    restart_as(Ids::Old, image, library, &mut |_, _| {})
 }
 
-fn command(meta: &Meta, library: &Path, image: OwnedFd) -> Command {
+/// Which process and thread ids a restored process gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids {
+    /// Those it had; where they are taken, in namespaces of its own.
+    Old,
+    /// Whatever the system gives: for a copy beside the running program, or where namespaces are forbidden.
+    New,
+}
+
+/// A copy that changes nothing outside of itself: with new ids, and copies of the files that it could write to.
+pub fn restart_alone(image: &Path, library: &Path, progress: Progress<'_>) -> Result<Command, ControlError> {
+    let mut command = restart_as(Ids::New, image, library, progress)?;
+    command.env(ALONE_VARIABLE, "1");
+    Ok(command)
+}
+
+/// The same, with a choice of ids, and telling how far it has come where an image must be merged or unpacked first.
+pub fn restart_as(ids: Ids, image: &Path, library: &Path, progress: Progress<'_>) -> Result<Command, ControlError> {
+    let (file, meta) = whole::restorable(image, progress)?;
+    Ok(command(ids, &meta, library, file.into()))
+}
+
+fn command(ids: Ids, meta: &Meta, library: &Path, image: OwnedFd) -> Command {
     let mut words = meta.process.cmdline.split(|b| *b == 0).map(OsStr::from_bytes);
     let mut command = Command::new(OsStr::from_bytes(&meta.process.exe));
     command.arg0(words.next().unwrap_or_default());
@@ -171,7 +285,7 @@ fn command(meta: &Meta, library: &Path, image: OwnedFd) -> Command {
             // The image stays open over exec.
             libc::fcntl(image.as_fd().as_raw_fd(), libc::F_SETFD, 0);
             libc::personality(libc::c_ulong::from(personality));
-            if !keeper::assume(&identity) {
+            if ids == Ids::Old && !keeper::assume(&identity) {
                 let text = b"radic: the process is restored under another pid: its own is taken, or may not be chosen here\n";
                 let _ = sys::write_all(2, text);
             }
@@ -179,4 +293,85 @@ fn command(meta: &Meta, library: &Path, image: OwnedFd) -> Command {
         });
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::image::meta::{Backing, RegionRef};
+    use crate::image::{Header, ImageWriter, MetaWriter};
+
+    /// One page, at 0x1000.
+    pub(super) fn image(packed: bool) -> Vec<u8> {
+        let mut buffer = [0; 1024];
+        let mut meta = MetaWriter::new(&mut buffer);
+        meta.process(77, 0, (1, 2), b"/bin/true", b"true\0", b"/tmp");
+        let (backing, path) = (Backing::Anonymous, &b"[heap]"[..]);
+        let (start, end) = (0x1000, 0x2000);
+        meta.region(&RegionRef {
+            start,
+            end,
+            prot: 3,
+            backing,
+            advice: 0,
+            has_runs: true,
+            offset: 0,
+            object: 0,
+            size: 0,
+            head_crc: 0,
+            path,
+        });
+        meta.thread(77, 0, 0, b"true");
+        meta.note(b"nothing of note");
+        let len = meta.finish().unwrap();
+        let mut writer = ImageWriter::begin(Vec::new(), Header { id: 7, ..Header::default() }, &buffer[..len]).unwrap();
+        let page = [5; 4096];
+        if packed {
+            writer.lz4(start, &page, &lz4_flex::block::compress(&page)).unwrap();
+        } else {
+            writer.raw(start, &page).unwrap();
+        }
+        writer.finish().unwrap().0
+    }
+
+    #[test]
+    fn what_is_received_is_in_the_file_and_told() {
+        let (home, stream, mut told) = (tempfile::tempdir().unwrap(), image(false), 0);
+        let path = home.path().join("image");
+        let saved = whole::appear(&path, |file| receive(&stream[..], file, &mut |done, _| told = done)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), stream);
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!((saved.bytes, saved.id, saved.parent), (stream.len() as u64, 7, 0));
+        assert_eq!((saved.notes, told), (vec!["nothing of note".to_owned()], saved.bytes));
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link() {
+        let home = tempfile::tempdir().unwrap();
+        let elsewhere = home.path().join("elsewhere");
+        std::fs::write(&elsewhere, "as before").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, home.path().join("image.partial")).unwrap();
+        let stream = image(false);
+        let receive = |file: &File| receive(&stream[..], file, &mut |_, _| {});
+        assert!(whole::appear(&home.path().join("image"), receive).is_err());
+        assert_eq!(std::fs::read(&elsewhere).unwrap(), b"as before");
+    }
+
+    #[test]
+    fn nothing_appears_that_is_no_image() {
+        let home = tempfile::tempdir().unwrap();
+        let mut longer = image(false);
+        longer.push(0);
+        let shorter = &longer[..longer.len() - 2];
+        for (stream, why) in [(&longer[..], "something follows"), (shorter, "truncated"), (b"", "truncated")] {
+            let error = whole::appear(&home.path().join("image"), |file| receive(stream, file, &mut |_, _| {})).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+            assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "{why}");
+        }
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = receive(&image(false)[..], &full, &mut |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("No space left"), "{error}");
+    }
 }

@@ -1,13 +1,14 @@
 //! What the process consists of besides memory and threads: asked of the kernel while everybody is stopped, and kept in
 //! `arena::Tables`, which travel with the image. What cannot be saved is refused here, by name.
 
-use crate::arena::{self, Fd, KernelAction, Kind, PosixTimer, Tables, Text, Watch, state};
+use crate::arena::{self, FILE_LIMIT, Fd, KernelAction, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
 use crate::maps::{self, decimal, field, hex, lines};
-use crate::stop;
-use crate::sys::{self, Errno, call};
+use crate::request::{self, Advised};
+use crate::sys::{self, Errno, call, plain};
+use crate::{stop, track};
 
 /// Why a process cannot be saved: what, and which.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// What is in the way, in words.
     pub what: &'static str,
@@ -70,10 +71,11 @@ pub fn preflight() -> Result<(), Refusal> {
         Some((tracer, _)) => Err(Refusal { what: "the process is being traced (strace, gdb) by process", number: tracer as i32 }),
     }?;
     let mut bad = None;
+    let own = track::descriptor();
     sys::numbers(b"/proc/self/fd\0", |fd| {
         let mut link = [0u8; 128];
         let mut path = [0u8; 64];
-        if let Ok(link) = sys::readlink(numbered(&mut path, b"/proc/self/fd/", fd, b""), &mut link) {
+        if let (Ok(link), true) = (sys::readlink(numbered(&mut path, b"/proc/self/fd/", fd, b""), &mut link), Some(fd) != own) {
             bad = bad.or(unsupported(link).map(|what| Refusal { what, number: fd }));
         }
     })
@@ -93,17 +95,6 @@ fn unsupported(link: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Advice in force for a region of memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Advised {
-    /// First address.
-    pub start: u64,
-    /// First address after it.
-    pub end: u64,
-    /// Bits of `image::meta::advice`.
-    pub bits: u8,
-}
-
 /// The list of advice, room included.
 ///
 /// # Safety
@@ -116,28 +107,28 @@ unsafe fn advice_room() -> &'static mut [Advised] {
     }
 }
 
-/// The regions with advice. Read from smaps, which takes long: before anybody is stopped. A region that comes or goes between is one
-/// without advice.
-pub fn advice(tables: &mut Tables) {
-    // SAFETY: only the coordinator is here; the metadata is written later.
-    let (text, room) = unsafe { (arena::scratch(arena::SCRATCH_META), advice_room()) };
+/// Keeps regions with advice; those beyond the room are regions without.
+pub fn keep_advice(tables: &mut Tables, regions: impl Iterator<Item = Advised>) {
+    // SAFETY: only the coordinator is here.
+    let room = unsafe { advice_room() };
     tables.advised = 0;
-    let Ok(len) = sys::slurp(b"/proc/self/smaps\0", text) else { return };
-    let mut last = (0, 0);
-    for line in lines(&text[..len]) {
-        if let Some(flags) = line.strip_prefix(b"VmFlags: ") {
-            let bits = maps::advice_of(flags);
-            if let (true, Some(free)) = (bits != 0, room.get_mut(tables.advised)) {
-                *free = Advised { start: last.0, end: last.1, bits };
-                tables.advised += 1;
-            }
-        } else if let Some(region) = maps::parse(line) {
-            last = (region.start, region.end);
-        }
+    for (free, region) in room.iter_mut().zip(regions) {
+        *free = region;
+        tables.advised += 1;
     }
 }
 
-/// What `advice` has found.
+/// The regions with advice, for a program that saves itself. Read from smaps, which takes long: before anybody is stopped. A region that
+/// comes or goes between is one without advice.
+pub fn advice(tables: &mut Tables) {
+    // SAFETY: only the coordinator is here; the metadata is written later.
+    let text = unsafe { arena::scratch(arena::SCRATCH_META) };
+    if let Ok(len) = sys::slurp(b"/proc/self/smaps\0", text) {
+        keep_advice(tables, request::advised(&text[..len]));
+    }
+}
+
+/// What `keep_advice` has kept.
 ///
 /// # Safety
 /// As for `arena::scratch`.
@@ -150,6 +141,8 @@ pub unsafe fn advised(tables: &Tables) -> &'static [Advised] {
 pub fn process(tables: &mut Tables, own: i32, threads: usize) -> Result<(), Refusal> {
     tables.fds.clear();
     tables.watches.clear();
+    tables.guards.clear();
+    tables.locks.clear();
     tables.timers.clear();
     tables.shared.clear();
     tables.pool.clear();
@@ -201,19 +194,17 @@ fn memory(tables: &mut Tables) -> Result<(), Errno> {
 
 fn environment(tables: &mut Tables) -> Result<(), Errno> {
     for (number, limit) in tables.limits.iter_mut().enumerate() {
-        // SAFETY: the kernel writes one limit.
-        unsafe { call!(libc::SYS_prlimit64, 0, number, 0, limit.as_mut_ptr()) }?;
+        *limit = sys::limit(number)?;
     }
     for (number, timer) in tables.itimers.iter_mut().enumerate() {
         // SAFETY: the kernel writes one itimerval.
         unsafe { call!(libc::SYS_getitimer, number, timer.as_mut_ptr()) }?;
     }
-    // SAFETY: no memory is involved; everybody is stopped, so nobody creates a file meanwhile.
-    unsafe {
-        tables.umask = call!(libc::SYS_umask, 0)? as u32;
-        call!(libc::SYS_umask, tables.umask)?;
-        tables.dumpable = call!(libc::SYS_prctl, libc::PR_GET_DUMPABLE)? as u32;
-    }
+    // Everybody is stopped, so nobody creates a file meanwhile.
+    tables.umask = plain!(libc::SYS_umask, 0)? as u32;
+    plain!(libc::SYS_umask, tables.umask)?;
+    // SAFETY: only tells.
+    tables.dumpable = unsafe { call!(libc::SYS_prctl, libc::PR_GET_DUMPABLE) }? as u32;
     let mut buffer = [0u8; 4096];
     tables.cwd = match sys::readlink(b"/proc/self/cwd\0", &mut buffer) {
         Ok(cwd) => tables.keep(cwd)?,
@@ -259,14 +250,15 @@ fn timers(tables: &mut Tables) -> Result<(), Errno> {
 
 fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
     let ours = 1u64 << (stop::SIGNAL - 1);
-    let mask = |text: &[u8], name: &[u8]| field(text, name).map_or(0, |value| hex(value).0) & !ours;
+    let mask = |text: &[u8], name: &[u8]| field(text, name).map_or(0, |value| hex(value).0);
     let status = proc_file(b"/proc/self/status\0")?;
-    tables.pending = mask(status, b"ShdPnd:");
+    tables.pending = mask(status, b"ShdPnd:") & !ours;
     for slot in &state().slots[..threads] {
         // SAFETY: all threads are parked; we alone look at the slots.
         let thread = unsafe { &mut *slot.0.get() };
         let mut path = [0u8; 64];
         let status = proc_file(numbered(&mut path, b"/proc/self/task/", thread.tid, b"/status"))?;
+        // Signal 33, too: what of it is still pending beside the one for this stop is glibc's (setuid waits until all threads have had it).
         thread.pending = mask(status, b"SigPnd:");
     }
     Ok(())
@@ -274,8 +266,9 @@ fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
 
 fn descriptors(tables: &mut Tables, own: i32) -> Result<(), Refusal> {
     let mut full = false;
+    let tracking = track::descriptor();
     sys::numbers(b"/proc/self/fd\0", |fd| {
-        if fd != own {
+        if fd != own && Some(fd) != tracking {
             full |= !tables.fds.push(blank(fd));
         }
     })
@@ -306,7 +299,9 @@ fn descriptors(tables: &mut Tables, own: i32) -> Result<(), Refusal> {
 }
 
 fn refused_content(error: Errno) -> &'static str {
-    if error.0 == libc::EFBIG {
+    if error.0 == libc::ENOLCK {
+        "too many locks on files; the last straw was descriptor"
+    } else if error.0 == libc::EFBIG {
         "too much data in deleted files, memfds and pipes; the last straw was descriptor"
     } else {
         "the content cannot be read of descriptor"
@@ -337,12 +332,13 @@ fn same_file(a: &Fd, b: &Fd) -> bool {
         return false;
     }
     let pid = sys::getpid();
-    // SAFETY: no memory is involved. A kernel without kcmp leaves them apart.
-    a.same_as < 0 && unsafe { call!(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.fd, b.fd) } == Ok(0)
+    // A kernel without kcmp leaves them apart.
+    a.same_as < 0 && plain!(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.fd, b.fd) == Ok(0)
 }
 
 fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
-    let failed = |_| Refusal { what: "nothing can be learnt about descriptor", number: fd.fd };
+    let number = fd.fd;
+    let failed = |_| Refusal { what: "nothing can be learnt about descriptor", number };
     let stat = sys::fstat(fd.fd).map_err(failed)?;
     fd.status = sys::fcntl(fd.fd, libc::F_GETFL, 0).map_err(failed)? as i32;
     fd.fd_flags = sys::fcntl(fd.fd, libc::F_GETFD, 0).map_err(failed)? as i32;
@@ -353,7 +349,7 @@ fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     fd.path = tables.keep(link).map_err(failed)?;
     fd.kind = match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG => regular(tables, fd, link),
-        libc::S_IFSOCK if fd.fd > 2 => Kind::Socket,
+        libc::S_IFSOCK if fd.fd > 2 => socket(tables, fd).map_err(failed)?,
         libc::S_IFIFO if link.first() != Some(&b'/') => Kind::PipeRead, // Which end, and whose: see pipe().
         libc::S_IFIFO if fd.fd > 2 => Kind::ForeignPipe,
         libc::S_IFSOCK | libc::S_IFIFO => Kind::Inherited,
@@ -388,7 +384,7 @@ fn regular(tables: &Tables, fd: &Fd, link: &[u8]) -> Kind {
 fn contents(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
     match fd.kind {
         Kind::Content | Kind::Object => {
-            fd.content = copy_file(tables, fd.fd, fd.size)?;
+            fd.content = copy_file(tables, fd)?;
         }
         Kind::PipeRead => pipe(tables, fd)?,
         Kind::Event | Kind::Timer | Kind::Signal | Kind::Epoll => special(tables, fd)?,
@@ -396,7 +392,78 @@ fn contents(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
         Kind::ForeignPipe => {
             tables.note(&[b"a pipe to another process comes back connected to nobody: ", tables_text(fd.fd).as_slice()]);
         }
-        Kind::Inherited | Kind::File | Kind::PipeWrite => {}
+        Kind::File if fd.mode & libc::S_IFMT == libc::S_IFREG => {
+            locks(tables, fd.fd)?;
+            changeable(tables, fd)?;
+        }
+        Kind::Inherited | Kind::File | Kind::PipeWrite | Kind::LooseSocket => {}
+    }
+    Ok(())
+}
+
+/// A socket that has no peer cannot lose it: what it is, its address, and whether it listens. Of a name in the file system, the inode too.
+fn socket(tables: &mut Tables, fd: &mut Fd) -> Result<Kind, Errno> {
+    let mut address = [0u8; sys::ADDRESS_BYTES];
+    if sys::socket_address(libc::SYS_getpeername, fd.fd, &mut address).is_ok() {
+        return Ok(Kind::Socket);
+    }
+    for (value, option) in fd.values.iter_mut().zip([libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_PROTOCOL, libc::SO_ACCEPTCONN]) {
+        *value = sys::socket_option(fd.fd, option)? as u64;
+    }
+    let len = sys::socket_address(libc::SYS_getsockname, fd.fd, &mut address)?;
+    let name = &address[..len];
+    if let [_, _, path @ ..] = name
+        && fd.values[0] as i32 == libc::AF_UNIX
+        && path.first().is_some_and(|first| *first != 0)
+        && path.ends_with(&[0])
+    {
+        fd.position = sys::stat(path).map_or(0, |stat| stat.st_ino);
+    }
+    fd.path = tables.keep(name)?;
+    Ok(Kind::LooseSocket)
+}
+
+/// A file that is open for reading and writing may be changed in place after the checkpoint, or be a temporary one that is deleted: small ones
+/// are saved as they are. (One that is only written grows; cutting it is enough.)
+fn changeable(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
+    if fd.status & libc::O_ACCMODE != libc::O_RDWR {
+        return Ok(());
+    }
+    if fd.size <= FILE_LIMIT {
+        fd.content = read_file(tables, fd.fd, fd.size)?;
+        fd.values[0] = 1;
+    } else {
+        let path = fd.path;
+        let mut name = [0u8; 256];
+        let text = tables.text(path);
+        let len = text.len().saturating_sub(1).min(name.len());
+        name[..len].copy_from_slice(&text[..len]);
+        tables.note(&[
+            b"what is changed in place in this file after the checkpoint stays changed, it is larger than 64 MiB: ",
+            &name[..len],
+        ]);
+    }
+    Ok(())
+}
+
+/// Locks on a file: lines like `lock: 1: POSIX  ADVISORY  WRITE 4711 fe:00:1234 0 EOF`.
+fn locks(tables: &mut Tables, fd: i32) -> Result<(), Errno> {
+    let mut path = [0u8; 64];
+    let info = proc_file(numbered(&mut path, b"/proc/self/fdinfo/", fd, b""))?;
+    for line in lines(info).filter_map(|line| line.strip_prefix(b"lock:")) {
+        let mut words = line.split(|b| b.is_ascii_whitespace()).filter(|word| !word.is_empty()).skip(1);
+        let kind = match words.next() {
+            Some(b"FLOCK") => LockKind::Flock,
+            Some(b"POSIX") => LockKind::Process,
+            Some(b"OFDLCK") => LockKind::OpenFile,
+            _ => continue, // A lease: the file's server breaks it when it must.
+        };
+        let exclusive = words.nth(1) == Some(b"WRITE");
+        let (start, end) = (words.nth(2).map_or(0, |word| decimal(word).0), words.next().unwrap_or(b"EOF"));
+        let len = if end == b"EOF" { 0 } else { decimal(end).0.saturating_sub(start) + 1 };
+        if !tables.locks.push(Lock { fd, kind, exclusive, start, len }) {
+            return Err(Errno(libc::ENOLCK));
+        }
     }
     Ok(())
 }
@@ -410,23 +477,30 @@ fn tables_text(fd: i32) -> [u8; 16] {
     out
 }
 
-fn copy_file(tables: &mut Tables, fd: i32, size: u64) -> Result<(u64, u64), Errno> {
-    let content = (arena::content(tables, size)?, size);
-    // A descriptor that is open for writing only is read through a second one.
+fn copy_file(tables: &mut Tables, fd: &Fd) -> Result<(u64, u64), Errno> {
+    if fd.status & libc::O_ACCMODE != libc::O_WRONLY {
+        return read_file(tables, fd.fd, fd.size);
+    }
+    // Read through a second descriptor. Closing that gives up the process's locks, but nobody else can lock a file without a name.
     let mut path = [0u8; 64];
-    let reader = sys::open(numbered(&mut path, b"/proc/self/fd/", fd, b""), libc::O_RDONLY, 0)?;
-    // SAFETY: just made.
-    let bytes = unsafe { arena::content_bytes(content) };
-    let mut at = 0;
-    let result = loop {
-        match sys::pread(reader, &mut bytes[at..], at as u64) {
-            Ok(0) => break Ok(content),
-            Ok(more) => at += more,
-            Err(error) => break Err(error),
-        }
-    };
+    let reader = sys::open(numbered(&mut path, b"/proc/self/fd/", fd.fd, b""), libc::O_RDONLY, 0)?;
+    let content = read_file(tables, reader, fd.size);
     sys::close(reader);
-    result
+    content
+}
+
+/// A file's content, up to `size` bytes; a file that is shorter by now gives less.
+fn read_file(tables: &mut Tables, fd: i32, size: u64) -> Result<(u64, u64), Errno> {
+    let at = arena::content(tables, size)?;
+    // SAFETY: just made.
+    let bytes = unsafe { arena::content_bytes((at, size)) };
+    let mut have = 0;
+    loop {
+        match sys::pread(fd, &mut bytes[have..], have as u64)? {
+            0 => return Ok((at, have as u64)),
+            more => have += more,
+        }
+    }
 }
 
 /// A pipe is the program's own if both ends are among its descriptors. Its content is looked at without being consumed (tee).
@@ -449,9 +523,7 @@ fn pipe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
     if available <= 0 {
         return Ok(());
     }
-    let mut ends = [0i32; 2];
-    // SAFETY: the kernel writes two ints.
-    unsafe { call!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC) }?;
+    let ends = sys::pipe()?;
     let result = tee(tables, fd, ends, available as u64);
     sys::close(ends[0]);
     sys::close(ends[1]);
@@ -461,8 +533,7 @@ fn pipe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
 
 fn tee(tables: &mut Tables, fd: &Fd, ends: [i32; 2], len: u64) -> Result<(u64, u64), Errno> {
     sys::fcntl(ends[1], libc::F_SETPIPE_SZ, fd.values[0] as usize)?;
-    // SAFETY: no memory is involved.
-    let copied = unsafe { call!(libc::SYS_tee, fd.fd, ends[1], len, libc::SPLICE_F_NONBLOCK) }?;
+    let copied = plain!(libc::SYS_tee, fd.fd, ends[1], len, libc::SPLICE_F_NONBLOCK)?;
     if copied as u64 != len {
         return Err(Errno(libc::EIO));
     }

@@ -3,7 +3,7 @@
 //! make). The keeper passes signals on and ends as the process ends. System calls only.
 
 use crate::gather::numbered;
-use crate::sys::{self, Answer, Errno, call};
+use crate::sys::{self, Answer, Errno, call, plain};
 
 const NEWTIME: i32 = 0x80;
 
@@ -35,8 +35,8 @@ pub fn assume(identity: &Identity) -> bool {
 }
 
 fn taken(tid: i32) -> bool {
-    // SAFETY: no memory is involved; signal 0 only asks.
-    unsafe { call!(libc::SYS_kill, tid, 0) != Err(Errno(libc::ESRCH)) }
+    // Signal 0 only asks.
+    plain!(libc::SYS_kill, tid, 0) != Err(Errno(libc::ESRCH))
 }
 
 /// fork, the child with a given pid.
@@ -57,11 +57,9 @@ fn die_with_parent() {
 
 /// Returns in a process with the old pid, in a pid namespace with an init of ours.
 fn namespaces(identity: &Identity, behind: bool) -> Result<(), Errno> {
-    // SAFETY: no memory is involved.
-    let (uid, gid) = unsafe { (call!(libc::SYS_geteuid)? as i32, call!(libc::SYS_getegid)? as i32) };
+    let (uid, gid) = (plain!(libc::SYS_geteuid)? as i32, plain!(libc::SYS_getegid)? as i32);
     let user = if uid == 0 { 0 } else { libc::CLONE_NEWUSER };
-    // SAFETY: a fresh child of one thread.
-    unsafe { call!(libc::SYS_unshare, user | libc::CLONE_NEWPID | libc::CLONE_NEWNS | if behind { NEWTIME } else { 0 }) }?;
+    plain!(libc::SYS_unshare, user | libc::CLONE_NEWPID | libc::CLONE_NEWNS | if behind { NEWTIME } else { 0 })?;
     if user != 0 {
         map_ids(uid, gid)?;
     }
@@ -136,26 +134,20 @@ fn fresh_proc() -> Result<(), Errno> {
 }
 
 fn close_all() {
-    // SAFETY: no memory is involved.
-    let _ = unsafe { call!(libc::SYS_close_range, 0, u32::MAX, 0) };
+    let _ = plain!(libc::SYS_close_range, 0, u32::MAX, 0);
 }
 
 /// Waits for any signal, all being blocked; its number and 0 for an error.
 fn next_signal() -> i32 {
-    let all = u64::MAX;
-    // SAFETY: the kernel reads one mask.
-    unsafe {
-        let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const all, 0, 8);
-        call!(libc::SYS_rt_sigtimedwait, &raw const all, 0, 0, 8).unwrap_or(0) as i32
-    }
+    sys::mask_signals(libc::SIG_BLOCK, u64::MAX);
+    sys::take_signal(u64::MAX, false).map_or(0, |(signal, _)| signal)
 }
 
 /// The init of the namespace: collects orphans until it is killed.
 fn wait_for_ever() -> ! {
     loop {
         if next_signal() == libc::SIGCHLD {
-            // SAFETY: no memory is involved.
-            while unsafe { call!(libc::SYS_wait4, -1isize, 0, libc::WNOHANG, 0) }.is_ok_and(|pid| pid > 0) {}
+            while sys::ended(-1, 0).is_ok_and(|child| child.is_some()) {}
         }
     }
 }
@@ -165,19 +157,14 @@ fn keep(child: i32, init: i32) -> ! {
     close_all();
     loop {
         let signal = next_signal();
-        let mut status = 0i32;
-        // SAFETY: the kernel writes one int.
-        let gone = unsafe { call!(libc::SYS_wait4, child, &raw mut status, libc::WNOHANG, 0) };
-        if gone == Ok(child as usize) {
+        if let Ok(Some((_, status))) = sys::ended(child, 0) {
             if init > 0 {
-                // SAFETY: no memory is involved.
-                let _ = unsafe { call!(libc::SYS_kill, init, libc::SIGKILL) };
+                let _ = plain!(libc::SYS_kill, init, libc::SIGKILL);
             }
             end_like(status);
         }
         if signal != 0 && signal != libc::SIGCHLD {
-            // SAFETY: no memory is involved.
-            let _ = unsafe { call!(libc::SYS_kill, child, signal) };
+            let _ = plain!(libc::SYS_kill, child, signal);
         }
     }
 }
@@ -185,14 +172,12 @@ fn keep(child: i32, init: i32) -> ! {
 fn end_like(status: i32) -> ! {
     if libc::WIFSIGNALED(status) {
         let signal = libc::WTERMSIG(status);
-        let (none, no_core) = (0u64, [0u64; 2]);
-        // SAFETY: no memory but one action, one mask and one limit is involved. The process that ends has left its core already.
-        unsafe {
-            let _ = call!(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, no_core.as_ptr(), 0);
-            let _ = crate::stop::action(signal, Some(&crate::arena::KernelAction::default()));
-            let _ = call!(libc::SYS_kill, sys::getpid(), signal);
-            let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const none, 0, 8);
-        }
+        // The process that ended has left its core already.
+        let _ = sys::set_limit(libc::RLIMIT_CORE as usize, &[0, 0]);
+        // SAFETY: the default needs no handler.
+        let _ = unsafe { crate::stop::action(signal, Some(&crate::arena::KernelAction::default())) };
+        let _ = plain!(libc::SYS_kill, sys::getpid(), signal);
+        sys::mask_signals(libc::SIG_SETMASK, 0);
     }
     sys::exit_group(libc::WEXITSTATUS(status))
 }

@@ -2,7 +2,7 @@
 //! code, before `main`: the only thread, libc and allocation allowed.
 
 use std::collections::HashMap;
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,10 +17,13 @@ use crate::plan::{
     self, MAX_OBJECTS, MAX_REGIONS, Object, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE, RESTORER_SPAN, Special,
 };
 use crate::sys::{self, call};
-use crate::{crc::crc32c, identity, save, stop};
+use crate::{crc::crc32c, describe, identity, output, stop};
 
 /// Names the descriptor of an image, already verified, in the environment of a process that is to become what it holds.
 pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
+
+/// Set in the environment of a restored process that is to change no file: it gets copies, without a name, of those it could write to.
+pub const ALONE_VARIABLE: &str = "RADIC_CKPT_ALONE";
 
 static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
 
@@ -48,6 +51,7 @@ pub fn constructor() -> Result<(), String> {
         let fd = fd.to_str().and_then(|fd| fd.parse().ok()).ok_or(format!("{RESTORE_VARIABLE} is not a descriptor"))?;
         return restore(fd, &lines);
     }
+    output::prepare();
     stop::install().map_err(|e| format!("the signal's handler cannot be installed: error {}", e.0))?;
     mask(libc::SIG_UNBLOCK);
     // A thread's first descriptor above the present table makes the kernel copy it while everybody waits: do it now.
@@ -57,11 +61,10 @@ pub fn constructor() -> Result<(), String> {
     Ok(())
 }
 
-/// Blocks or unblocks our signal for the calling thread.
-fn mask(how: i32) {
-    let ours = 1u64 << (stop::SIGNAL - 1);
-    // SAFETY: the kernel reads one mask.
-    let _ = unsafe { call!(libc::SYS_rt_sigprocmask, how, &raw const ours, 0, 8) };
+/// Blocks (SIG_BLOCK) or unblocks (SIG_UNBLOCK) our signal for the calling thread. Blocked, it waits, and goes on waiting over exec: a
+/// program has no handler of it until its library's constructor has run, and would be ended by it.
+pub fn mask(how: i32) {
+    sys::mask_signals(how, 1 << (stop::SIGNAL - 1));
 }
 
 /// glibc installs its own handler of our signal at the first pthread_create: let it do that before us.
@@ -114,7 +117,8 @@ fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
     }
     raise_descriptor_limit();
     let above = image_meta.descriptors.iter().map(|d| d.fd).max().unwrap_or(0).max(2) as i32 + 1;
-    let mut files = Files { above, by_path: HashMap::new(), objects: Vec::new() };
+    let alone = std::env::var_os(ALONE_VARIABLE).is_some();
+    let mut files = Files { above, alone, by_path: HashMap::new(), objects: Vec::new() };
     let regions = regions(&image_meta, &mut files)?;
     let specials = specials(&image_meta, lines)?;
     let mut objects = [Object::default(); MAX_OBJECTS];
@@ -125,6 +129,7 @@ fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
         bytes_before: HEADER_BYTES as u64 + u64::from(header.meta_len),
         crc_before: crc32c(0, &header.encode()),
         objects_used: files.objects.len() as u32,
+        alone: u32::from(alone),
         entry: header.entry,
         stack: header.stack,
         specials,
@@ -152,6 +157,8 @@ fn lift(fd: i32, above: i32) -> Result<i32, String> {
 
 struct Files {
     above: i32,
+    /// Files that are mapped shared become copies without a name.
+    alone: bool,
     by_path: HashMap<(Vec<u8>, bool), i32>,
     objects: Vec<Object>,
 }
@@ -164,9 +171,14 @@ impl Files {
         if let Some(fd) = self.by_path.get(&key) {
             return Ok(*fd);
         }
+        if self.alone && region.backing == Backing::SharedFile {
+            let copy = self.copy(region)?;
+            self.by_path.insert(key, copy);
+            return Ok(copy);
+        }
         let path = OsStr::from_bytes(&region.path);
         let device = region.head_crc == 0;
-        if !device && region.backing == Backing::PrivateFile && save::head_crc(&region.path) != region.head_crc {
+        if !device && region.backing == Backing::PrivateFile && describe::head_crc(&region.path) != region.head_crc {
             return Err(format!("{}: the program maps this file, and it is another one now", path.display()));
         }
         let file = File::options().read(true).write(writable).open(path);
@@ -183,6 +195,15 @@ impl Files {
         Ok(fd)
     }
 
+    /// Memory in the place of a file that is mapped shared. What the program had of it comes with the image.
+    fn copy(&self, region: &Region) -> Result<i32, String> {
+        let memfd = sys::memory_file().map_err(|e| format!("memfd_create: error {}", e.0))?;
+        // SAFETY: just made.
+        let memfd = unsafe { File::from_raw_fd(memfd) };
+        memfd.set_len(region.size).map_err(|e| format!("a copy of {}: {e}", OsStr::from_bytes(&region.path).display()))?;
+        lift(memfd.as_raw_fd(), self.above)
+    }
+
     /// The new object for a shared mapping, large enough for it.
     fn object(&mut self, region: &Region) -> Result<i32, String> {
         let size = region.offset.saturating_add(region.end - region.start);
@@ -190,10 +211,7 @@ impl Files {
         let fd = match known {
             Some(fd) => fd,
             None => {
-                let name = CString::from(c"radic");
-                // SAFETY: the kernel reads the name.
-                let memfd = unsafe { call!(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
-                let memfd = memfd.map_err(|e| format!("memfd_create: error {}", e.0))? as i32;
+                let memfd = sys::memory_file().map_err(|e| format!("memfd_create: error {}", e.0))?;
                 // SAFETY: just made.
                 let memfd = unsafe { File::from_raw_fd(memfd) };
                 let fd = lift(memfd.as_raw_fd(), self.above)?;
@@ -272,13 +290,12 @@ fn leave(plan: Plan, regions: &[PlanRegion]) -> Result<(), String> {
     for (base, span) in spans {
         map_own(base, span, libc::PROT_READ | libc::PROT_WRITE)?;
     }
-    let blocked = u64::MAX;
+    sys::mask_signals(libc::SIG_BLOCK, u64::MAX);
     // SAFETY: the plan's memory was just mapped, and nothing else is in it. This process is given up: the restorer uses nothing of it.
     unsafe {
         let to = PLAN_BASE as *mut Plan;
         to.write(plan);
         std::ptr::copy_nonoverlapping(regions.as_ptr(), to.add(1).cast(), regions.len());
-        let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &raw const blocked, 0, 8);
         let size = state().rseq_size.load(Relaxed);
         if size > 0 {
             let mut fs = 0u64;

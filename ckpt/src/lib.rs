@@ -4,26 +4,60 @@
 //! - `arena`, `sys`, `stop`, `gather`, `pages`, `save`: inside a program, while it is stopped. No allocation, no lock, no libc.
 //! - `launch`: the library's constructor. `restart`: the way back after the restorer (`restorer/`, a program of its own).
 //! - `control`: from outside, for the command line and the daemon.
+//!
+//! Unsafe code is denied except in the modules marked so here: those that talk to the kernel or handle the program's memory as it is.
 #![warn(missing_docs)]
+#![deny(unsafe_code)]
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("radic-ckpt saves registers, page tables and system calls of x86-64 Linux: no other platform is supported");
 
+#[allow(unsafe_code)]
 mod arena;
+#[allow(unsafe_code)]
 pub mod control;
+#[allow(unsafe_code)]
 mod crc;
+#[allow(unsafe_code)]
+mod describe;
+#[allow(unsafe_code)]
 mod gather;
+#[allow(unsafe_code)]
+mod hashes;
+#[allow(unsafe_code)]
 mod identity;
 pub mod image;
+#[allow(unsafe_code)]
+mod interrupted;
+#[allow(unsafe_code)]
 mod keeper;
+#[allow(unsafe_code)]
 pub mod launch;
 mod maps;
+#[allow(unsafe_code)]
+mod output;
+#[allow(unsafe_code)]
+mod owners;
+#[allow(unsafe_code)]
 mod pages;
 #[allow(dead_code, reason = "the restorer, which is built from the same file, needs more of it")]
 mod plan;
+mod request;
+#[allow(unsafe_code)]
 mod restart;
+#[allow(unsafe_code)]
 mod save;
+#[allow(unsafe_code)]
+mod serve;
+#[allow(unsafe_code)]
+mod signals;
+#[allow(unsafe_code)]
 mod stop;
+#[allow(unsafe_code)]
 mod sys;
+#[allow(unsafe_code)]
+mod track;
 
 pub use gather::Refusal;
-pub use save::{Hooks, Mode, Outcome, checkpoint, set_hooks};
+pub use interrupted::indirect_syscall;
+pub use request::{Mode, Request, Tracking};
+pub use save::{Hooks, Nudged, Outcome, Told, checkpoint, nudge_self, set_hooks};

@@ -1,4 +1,5 @@
-//! Which pages of a region hold something: PAGEMAP_SCAN, or /proc/self/pagemap on kernels before 6.7.
+//! Which pages of a region hold something, and which of them were written to: PAGEMAP_SCAN, or /proc/self/pagemap on kernels before
+//! 6.7, which do not know the latter.
 
 use crate::sys::{self, Answer, Errno, call};
 
@@ -10,11 +11,33 @@ pub struct Extent {
     pub start: u64,
     /// First address after them.
     pub end: u64,
-    /// The kernel's categories; not used.
+    /// The kernel's categories: WRITTEN, or not; and HIDDEN.
     pub categories: u64,
 }
 
+impl Extent {
+    /// Is it without PROT_READ?
+    #[must_use]
+    pub fn hidden(&self) -> bool {
+        self.categories & HIDDEN != 0
+    }
+
+    /// Is it as it was in the last image?
+    #[must_use]
+    pub fn kept(&self) -> bool {
+        self.categories & WRITTEN == 0
+    }
+}
+
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
+/// PM_SCAN_WP_MATCHING.
+const PROTECT: u64 = 1;
+/// PM_SCAN_CHECK_WPASYNC.
+const MUST_BE_TRACKED: u64 = 2;
+/// Written to since the page was protected. Pages that nobody protects always are.
+pub const WRITTEN: u64 = 2;
+/// Not the kernel's: pages of a region without PROT_READ.
+pub const HIDDEN: u64 = 1 << 63;
 const FILE: u64 = 4;
 const PRESENT: u64 = 8;
 const SWAPPED: u64 = 16;
@@ -25,23 +48,42 @@ const GUARD: u64 = 256;
 pub struct Scanner {
     fd: i32,
     scan: bool,
-    /// Categories that exclude a page; kernels before 6.15 do not know GUARD.
-    excluded: u64,
+    /// GUARD, which excludes a page; kernels before 6.15 do not know it.
+    guard: u64,
+}
+
+/// What PAGEMAP_SCAN shall look for: pages whose categories, those in `inverted` negated, hold all of `mask` and one of `any`; what it reports
+/// of each.
+struct Query {
+    flags: u64,
+    inverted: u64,
+    mask: u64,
+    any: u64,
+    report: u64,
+}
+
+impl Query {
+    /// Pages that hold something, except those of the excluded categories.
+    fn content(flags: u64, excluded: u64) -> Self {
+        Self { flags, inverted: excluded, mask: excluded, any: PRESENT | SWAPPED, report: WRITTEN }
+    }
 }
 
 impl Scanner {
     /// Opens /proc/self/pagemap.
     pub fn open() -> Result<Self, Errno> {
-        Ok(Self { fd: sys::open(b"/proc/self/pagemap\0", libc::O_RDONLY, 0)?, scan: true, excluded: FILE | PFNZERO | GUARD })
+        Ok(Self { fd: sys::open(b"/proc/self/pagemap\0", libc::O_RDONLY, 0)?, scan: true, guard: GUARD })
     }
 
-    /// Appends the extents of private pages in `start..end` to `out` from `used` on; gives how many entries are used then.
-    pub fn extents(&mut self, start: u64, end: u64, out: &mut [Extent], used: usize) -> Answer {
+    /// Appends the extents of private pages in `start..end` to `out` from `used` on, all as written; gives how many entries are used then.
+    /// `file`: it is a mapping of a file, whose own pages do not count. (Looking for them takes most of the time.)
+    pub fn extents(&mut self, start: u64, end: u64, file: bool, out: &mut [Extent], used: usize) -> Answer {
         if self.scan {
-            match self.scan_ioctl(start, end, out, used) {
-                Err(Errno(libc::EINVAL)) if self.excluded & GUARD != 0 => {
-                    self.excluded &= !GUARD;
-                    return self.extents(start, end, out, used);
+            let excluded = PFNZERO | self.guard | if file { FILE } else { 0 };
+            match self.scan_ioctl(Query::content(0, excluded), start, end, out, used) {
+                Err(Errno(libc::EINVAL)) if self.guard != 0 => {
+                    self.guard = 0;
+                    return self.extents(start, end, file, out, used);
                 }
                 Err(Errno(libc::ENOTTY | libc::EINVAL)) => self.scan = false,
                 result => return result,
@@ -50,7 +92,31 @@ impl Scanner {
         self.read_pagemap(start, end, out, used)
     }
 
-    fn scan_ioctl(&self, start: u64, end: u64, out: &mut [Extent], mut used: usize) -> Answer {
+    /// Like `extents`, for a mapping of no file that is tracked: tells written pages from kept ones, and protects them all anew. EPERM: it is not
+    /// tracked.
+    pub fn changes(&mut self, start: u64, end: u64, out: &mut [Extent], used: usize) -> Answer {
+        match self.scan_ioctl(Query::content(PROTECT | MUST_BE_TRACKED, PFNZERO | self.guard), start, end, out, used) {
+            Err(Errno(libc::EINVAL)) if self.guard != 0 => {
+                self.guard = 0;
+                self.changes(start, end, out, used)
+            }
+            result => result,
+        }
+    }
+
+    /// The guard pages in `start..end`, into the front of `out`; how many extents these are.
+    pub fn guards(&mut self, start: u64, end: u64, out: &mut [Extent]) -> Answer {
+        if !self.scan || self.guard == 0 {
+            return Ok(0); // This kernel has none.
+        }
+        let query = Query { flags: 0, inverted: 0, mask: GUARD, any: GUARD, report: GUARD };
+        match self.scan_ioctl(query, start, end, out, 0) {
+            Err(Errno(libc::EINVAL | libc::ENOTTY)) => Ok(0),
+            result => result,
+        }
+    }
+
+    fn scan_ioctl(&self, query: Query, start: u64, end: u64, out: &mut [Extent], mut used: usize) -> Answer {
         let mut from = start;
         while from < end {
             let room = &mut out[used..];
@@ -58,20 +124,19 @@ impl Scanner {
                 return Err(Errno(libc::ENOSPC));
             }
             // size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, anyof, return.
-            let excluded = self.excluded;
             let mut arg: [u64; 12] = [
                 96,
-                0,
+                query.flags,
                 from,
                 end,
                 0,
                 room.as_mut_ptr() as u64,
                 room.len() as u64,
                 0,
-                excluded,
-                excluded,
-                PRESENT | SWAPPED,
-                PRESENT,
+                query.inverted,
+                query.mask,
+                query.any,
+                query.report,
             ];
             // SAFETY: the kernel writes extents into the room, and walk_end into the argument.
             let got = unsafe { call!(libc::SYS_ioctl, self.fd, PAGEMAP_SCAN, arg.as_mut_ptr()) }?;
@@ -102,7 +167,8 @@ impl Scanner {
                     match out[..used].last_mut() {
                         Some(last) if last.end == at && last.start >= start => last.end += 4096,
                         _ => {
-                            *out.get_mut(used).ok_or(Errno(libc::ENOSPC))? = Extent { start: at, end: at + 4096, categories: 0 };
+                            *out.get_mut(used).ok_or(Errno(libc::ENOSPC))? =
+                                Extent { start: at, end: at + 4096, categories: WRITTEN };
                             used += 1;
                         }
                     }
@@ -139,14 +205,35 @@ mod tests {
         }
         let mut out = [Extent { start: 0, end: 0, categories: 0 }; PAGES as usize];
         let mut scanner = Scanner::open().unwrap();
-        let used = scanner.extents(base, base + PAGES * 4096, &mut out, 0).unwrap();
+        let used = scanner.extents(base, base + PAGES * 4096, false, &mut out, 0).unwrap();
         let found: Vec<_> = out[..used].iter().map(|e| (e.start, e.end)).collect();
         scanner.scan = false;
-        let used = scanner.extents(base, base + PAGES * 4096, &mut out, 0).unwrap();
+        let used = scanner.extents(base, base + PAGES * 4096, false, &mut out, 0).unwrap();
         let read: Vec<_> = out[..used].iter().map(|e| (e.start, e.end)).collect();
         let expected: Vec<_> = (0..PAGES).step_by(2).map(|p| (base + p * 4096, base + p * 4096 + 4096)).collect();
         assert_eq!((&found, &read), (&expected, &expected));
         // SAFETY: nobody uses it any more.
         unsafe { sys::munmap(base, PAGES * 4096) }.unwrap();
+    }
+
+    /// Guard pages are found, and do not count as content. A kernel without them lists none.
+    #[test]
+    fn guard_pages() {
+        // SAFETY: a new mapping.
+        let base = unsafe { sys::mmap(0, 8 * 4096, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }.unwrap();
+        // SAFETY: within the mapping; 102 is MADV_GUARD_INSTALL.
+        let installed = unsafe {
+            ((base + 5 * 4096) as *mut u8).write_volatile(1);
+            call!(libc::SYS_madvise, base + 4096, 2 * 4096, 102).is_ok()
+        };
+        let mut out = [Extent { start: 0, end: 0, categories: 0 }; 8];
+        let mut scanner = Scanner::open().unwrap();
+        let used = scanner.guards(base, base + 8 * 4096, &mut out).unwrap();
+        let found: Vec<_> = out[..used].iter().map(|e| (e.start, e.end)).collect();
+        assert_eq!(found, if installed { vec![(base + 4096, base + 3 * 4096)] } else { vec![] });
+        let used = scanner.extents(base, base + 8 * 4096, false, &mut out, 0).unwrap();
+        assert_eq!(out[..used].iter().map(|e| (e.start, e.end)).collect::<Vec<_>>(), [(base + 5 * 4096, base + 6 * 4096)]);
+        // SAFETY: nobody uses it any more.
+        unsafe { sys::munmap(base, 8 * 4096) }.unwrap();
     }
 }

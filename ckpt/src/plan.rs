@@ -80,6 +80,8 @@ pub struct Plan {
     pub crc_before: u32,
     /// How many entries of `objects` are in use.
     pub objects_used: u32,
+    /// 1: files that the program had open for writing are not touched: it gets copies that vanish with it.
+    pub alone: u32,
     /// The library's restart entry.
     pub entry: u64,
     /// Its stack pointer.

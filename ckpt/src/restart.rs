@@ -2,24 +2,35 @@
 //! leader; makes everything else as the tables say, and lets all threads return into their signal frames.
 
 use core::arch::asm;
+use core::sync::atomic::AtomicI32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::arena::{self, Fd, Kind, MAX_THREADS, Tables, Thread, state};
+use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
+use crate::describe::object_number;
 use crate::gather::numbered;
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
-use crate::save::{hook, object_number};
-use crate::stop;
-use crate::sys::{self, Errno, call};
+use crate::save::hook;
+use crate::sys::{self, Errno, call, plain};
+use crate::{owners, signals, stop};
 
 const RSEQ_SIGNATURE: u32 = 0x5305_3053;
+
+/// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
+static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
+
+/// Tells whoever has started the command.
+fn say(parts: &[&[u8]]) {
+    let error = OWN[2].load(Relaxed);
+    for part in parts {
+        let _ = sys::write_all(if error < 0 { 2 } else { error }, part);
+    }
+}
 
 /// Ends the process: it cannot go on as it was, and has not yet.
 fn fail(what: &str, error: Errno) -> ! {
     let mut number = [0u8; 64];
     let number = numbered(&mut number, b": error ", error.0, b"\n");
-    for part in [b"radic: the process cannot be restored: ", what.as_bytes(), &number[..number.len() - 1]] {
-        let _ = sys::write_all(2, part);
-    }
+    say(&[b"radic: the process cannot be restored: ", what.as_bytes(), &number[..number.len() - 1]]);
     sys::exit_group(125)
 }
 
@@ -49,6 +60,7 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
     memory(tables).or_fail("the addresses of heap, arguments and environment (the kernel needs CONFIG_CHECKPOINT_RESTORE)");
     descriptors(tables, plan);
     shared(tables);
+    guards(tables);
     arena::drop_content(tables);
     environment(tables);
     for (index, action) in tables.actions.iter().enumerate() {
@@ -82,9 +94,17 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
         }
         sys::futex_wait(&state().arrived, arrived, None);
     }
+    owners::rename(threads).or_fail("the owners of mutexes");
     timers(tables, threads);
-    signals(tables, threads);
+    pending(tables);
+    for own in &OWN {
+        sys::close(own.swap(-1, Relaxed));
+    }
     state().child.store(0, Relaxed);
+    // Nobody tracks the new process's memory.
+    state().userfaultfd.store(0, Relaxed);
+    state().tracked.store(0, Relaxed);
+    state().hashes.store(0, Relaxed);
     state().restored.fetch_add(1, Relaxed);
     hook(|h| h.after_restore);
     state().released.store(state().round.load(Relaxed), Relaxed);
@@ -108,10 +128,15 @@ fn memory(tables: &Tables) -> Result<(), Errno> {
 
 /// What belongs to the restart, not to the program.
 fn kept(plan: &Plan, fd: i32) -> bool {
-    plan.objects[..plan.objects_used as usize].iter().any(|o| o.fd == fd)
+    plan.objects[..plan.objects_used as usize].iter().any(|o| o.fd == fd) || OWN.iter().any(|own| own.load(Relaxed) == fd)
 }
 
 fn descriptors(tables: &Tables, plan: &Plan) {
+    let above = tables.fds.iter().map(|fd| fd.fd).max().unwrap_or(2) + 1;
+    for (fd, own) in OWN.iter().enumerate() {
+        let copy = sys::fcntl(fd as i32, libc::F_DUPFD_CLOEXEC, above as usize).map_or(-1, |copy| copy as i32);
+        own.store(copy, Relaxed);
+    }
     // Close what this host process had open: everything but what the program inherits.
     let mut open = [0u64; 1 << 10];
     sys::numbers(b"/proc/self/fd\0", |fd| {
@@ -141,10 +166,34 @@ fn descriptors(tables: &Tables, plan: &Plan) {
         // SAFETY: the kernel reads one event. A watched file whose descriptor was closed or replaced since is lost: it cannot be named.
         let _ = unsafe { call!(libc::SYS_epoll_ctl, watch.epoll, libc::EPOLL_CTL_ADD, watch.fd, &raw const event) };
     }
+    locks(tables);
     for object in &plan.objects[..plan.objects_used as usize] {
         if !tables.fds.iter().any(|fd| fd.fd == object.fd) {
             sys::close(object.fd);
         }
+    }
+}
+
+/// A lock that somebody else has taken meanwhile is the end: the program relies on it.
+fn locks(tables: &Tables) {
+    for lock in tables.locks.iter() {
+        let (flock, record) = if lock.exclusive { (libc::LOCK_EX, libc::F_WRLCK) } else { (libc::LOCK_SH, libc::F_RDLCK) };
+        let range = libc::flock {
+            l_type: record as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: lock.start as i64,
+            l_len: lock.len as i64,
+            l_pid: 0,
+        };
+        // SAFETY: the kernel reads one struct flock.
+        unsafe {
+            match lock.kind {
+                LockKind::Flock => plain!(libc::SYS_flock, lock.fd, flock | libc::LOCK_NB),
+                LockKind::Process => call!(libc::SYS_fcntl, lock.fd, libc::F_SETLK, &raw const range),
+                LockKind::OpenFile => call!(libc::SYS_fcntl, lock.fd, libc::F_OFD_SETLK, &raw const range),
+            }
+        }
+        .or_fail("a lock that the program held on a file is another process's now");
     }
 }
 
@@ -173,16 +222,21 @@ fn settle(fd: &Fd) {
 fn descriptor(tables: &Tables, plan: &Plan, fd: &Fd) {
     match fd.kind {
         Kind::Inherited => inherited(fd),
+        Kind::File
+            if plan.alone == 1 && fd.mode & libc::S_IFMT == libc::S_IFREG && fd.status & libc::O_ACCMODE != libc::O_RDONLY =>
+        {
+            copy(fd);
+        }
         Kind::File => file(tables, fd),
         Kind::Content | Kind::Object => object(tables, plan, fd),
         Kind::PipeRead => pipe(tables, fd),
         Kind::PipeWrite => {} // Comes with the reading end.
         Kind::Event | Kind::Timer | Kind::Signal => counter(fd),
         Kind::Epoll => {
-            // SAFETY: no memory is involved.
-            place(fd, unsafe { call!(libc::SYS_epoll_create1, libc::O_CLOEXEC) }.or_fail("an epoll") as i32);
+            place(fd, plain!(libc::SYS_epoll_create1, libc::O_CLOEXEC).or_fail("an epoll") as i32);
         }
         Kind::Socket => lost_socket(fd),
+        Kind::LooseSocket => loose_socket(tables, fd),
         Kind::ForeignPipe => lost_pipe(fd),
     }
 }
@@ -196,21 +250,47 @@ fn inherited(fd: &Fd) {
 fn file(tables: &Tables, fd: &Fd) {
     const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
     let path = tables.text(fd.path);
-    let new = match sys::open(path, fd.status & !ONCE, 0) {
+    let saved = fd.values[0] == 1 && fd.mode & libc::S_IFMT == libc::S_IFREG;
+    let again = || sys::open(path, fd.status & !ONCE | libc::O_CREAT | libc::O_EXCL, fd.mode & 0o7777);
+    let new = match sys::open(path, fd.status & !ONCE, 0).or_else(|error| if saved { again() } else { Err(error) }) {
         Ok(new) => new,
+        // Where output went is no reason to lose the program: logs are deleted and rotated.
+        Err(Errno(libc::ENOENT)) if fd.fd <= 2 && OWN[fd.fd as usize].load(Relaxed) >= 0 => {
+            let name = &path[..path.len() - 1];
+            say(&[b"radic: this file was open and is gone; the command's own descriptor takes its place: ", name, b"\n"]);
+            return sys::dup3(OWN[fd.fd as usize].load(Relaxed), fd.fd, cloexec(fd)).or_fail("a standard descriptor");
+        }
         Err(error) => {
-            let _ = sys::write_all(2, &path[..path.len() - 1]);
-            fail(": this file was open and cannot be opened any more", error)
+            say(&[b"radic: ", &path[..path.len() - 1], b"\n"]);
+            fail("this file was open and cannot be opened any more", error)
         }
     };
+    if saved {
+        // SAFETY: the content travelled with the image.
+        sys::pwrite_all(new, unsafe { arena::content_bytes(fd.content) }, 0).or_fail("a file's content");
+    }
     if fd.mode & libc::S_IFMT == libc::S_IFREG {
         // What was written after the checkpoint will be written again.
         let longer = sys::fstat(new).is_ok_and(|stat| stat.st_size as u64 > fd.size);
         if longer && fd.status & libc::O_ACCMODE != libc::O_RDONLY {
-            // SAFETY: no memory is involved.
-            unsafe { call!(libc::SYS_ftruncate, new, fd.size) }.or_fail("a file that grew cannot be cut");
+            plain!(libc::SYS_ftruncate, new, fd.size).or_fail("a file that grew cannot be cut");
         }
     }
+    let _ = sys::lseek(new, fd.position as i64, libc::SEEK_SET);
+    place(fd, new);
+}
+
+/// In the place of a file that the program had open for writing, in a process that is to change none: memory of its length, with its content if that is
+/// in the image. What was only written before reads as zeroes.
+fn copy(fd: &Fd) {
+    let memfd = sys::memory_file().or_fail("a memfd");
+    plain!(libc::SYS_ftruncate, memfd, fd.size).or_fail("the length of a memfd");
+    let new = reopen(memfd, fd);
+    if fd.values[0] == 1 {
+        // SAFETY: the content travelled with the image.
+        sys::pwrite_all(memfd, unsafe { arena::content_bytes(fd.content) }, 0).or_fail("a file's content");
+    }
+    sys::close(memfd);
     let _ = sys::lseek(new, fd.position as i64, libc::SEEK_SET);
     place(fd, new);
 }
@@ -222,8 +302,7 @@ fn object(tables: &Tables, plan: &Plan, fd: &Fd) {
     let new = match made {
         Some(made) => reopen(made.fd, fd),
         None => {
-            // SAFETY: the kernel reads the name.
-            let memfd = unsafe { call!(libc::SYS_memfd_create, c"radic".as_ptr(), libc::MFD_CLOEXEC) }.or_fail("a memfd") as i32;
+            let memfd = sys::memory_file().or_fail("a memfd");
             let new = reopen(memfd, fd);
             fill(memfd, fd);
             sys::close(memfd);
@@ -248,9 +327,7 @@ fn fill(to: i32, fd: &Fd) {
 }
 
 fn pipe(tables: &Tables, fd: &Fd) {
-    let mut ends = [0i32; 2];
-    // SAFETY: the kernel writes two ints.
-    unsafe { call!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC) }.or_fail("a pipe");
+    let ends = sys::pipe().or_fail("a pipe");
     let writer = tables.fds.iter().find(|other| other.kind == Kind::PipeWrite && other.ino == fd.ino && other.same_as < 0);
     let Some(writer) = writer else { fail("a pipe without its other end", Errno(libc::EPIPE)) };
     // Out of the way of the numbers the ends belong at.
@@ -302,19 +379,62 @@ fn counter(fd: &Fd) {
 
 /// A socket connected to nobody: reads give end of file.
 fn lost_socket(fd: &Fd) {
-    let mut ends = [0i32; 2];
-    // SAFETY: the kernel writes two ints.
-    unsafe { call!(libc::SYS_socketpair, libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) }
-        .or_fail("a socket");
+    let ends = sys::socket_pair().or_fail("a socket");
     sys::close(ends[1]);
     place(fd, ends[0]);
 }
 
+/// A socket that had no peer, as it was.
+fn loose_socket(tables: &Tables, fd: &Fd) {
+    let [domain, kind, protocol, listening] = fd.values.map(|value| value as i32);
+    let name = tables.text(fd.path).strip_suffix(&[0]).unwrap_or(b"");
+    let new = plain!(libc::SYS_socket, domain, kind | libc::SOCK_CLOEXEC, protocol).or_fail("a socket") as i32;
+    let _ = sys::set_socket_option(new, libc::SO_REUSEADDR, &1i32.to_ne_bytes());
+    if named(domain, name) {
+        bind(new, domain, name, fd);
+    }
+    if listening != 0 {
+        plain!(libc::SYS_listen, new, 4096).or_fail("a listening socket");
+    }
+    place(fd, new);
+}
+
+/// Was the socket bound to an address? Of the internet, a port; of this machine, a name.
+fn named(domain: i32, name: &[u8]) -> bool {
+    match domain {
+        libc::AF_INET | libc::AF_INET6 => name.get(2..4).is_some_and(|port| port != [0, 0]),
+        _ => name.len() > 2,
+    }
+}
+
+/// Binds a socket to its old address, or, if that is taken, to any.
+fn bind(socket: i32, domain: i32, name: &[u8], fd: &Fd) {
+    let mut any = [0u8; size_of::<libc::sockaddr_storage>()];
+    any[..name.len()].copy_from_slice(name);
+    let bind = |name: &[u8]| sys::to_address(libc::SYS_bind, socket, name);
+    let mut done = bind(name);
+    if done == Err(Errno(libc::EADDRINUSE)) && domain == libc::AF_UNIX && fd.position != 0 {
+        // The socket's own file, which nobody serves any more.
+        let path = &name[2..];
+        if path.ends_with(&[0]) && sys::stat(path).is_ok_and(|stat| stat.st_ino == fd.position) {
+            // SAFETY: the kernel reads the path.
+            let _ = unsafe { call!(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
+            done = bind(name);
+        }
+    }
+    if done.is_err() {
+        say(&[b"radic: the address of a socket is taken: it gets another one\n"]);
+        let len = if domain == libc::AF_UNIX { 2 } else { name.len() };
+        if matches!(domain, libc::AF_INET | libc::AF_INET6) {
+            any[2..4].fill(0);
+        }
+        bind(&any[..len]).or_fail("the address of a socket");
+    }
+}
+
 /// A pipe connected to nobody.
 fn lost_pipe(fd: &Fd) {
-    let mut ends = [0i32; 2];
-    // SAFETY: the kernel writes two ints.
-    unsafe { call!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC) }.or_fail("a pipe");
+    let ends = sys::pipe().or_fail("a pipe");
     let far = [high(ends[0]), high(ends[1])];
     let ours = usize::from(fd.status & libc::O_ACCMODE == libc::O_WRONLY);
     sys::close(far[1 - ours]);
@@ -323,7 +443,10 @@ fn lost_pipe(fd: &Fd) {
 
 /// Puts back what shared mappings held. The objects behind them are new, or files that may have changed since.
 fn shared(tables: &Tables) {
-    for mapping in tables.shared.iter() {
+    for (index, mapping) in tables.shared.iter().enumerate() {
+        if mapping.segment != 0 && !tables.shared[..index].iter().any(|earlier| earlier.ino == mapping.ino) {
+            segment(&tables.shared[index..], mapping);
+        }
         // SAFETY: the restorer has mapped it; nobody else runs.
         unsafe {
             let whole = mapping.prot | libc::PROT_READ as u32 | libc::PROT_WRITE as u32;
@@ -334,14 +457,41 @@ fn shared(tables: &Tables) {
     }
 }
 
+/// Makes mappings segments of System V again, so that they can be detached: the same one, if it is still there, else a new one.
+fn segment(mappings: &[Shared], first: &Shared) {
+    const SHM_REMAP: i32 = 0o40000;
+    let same = mappings.iter().filter(|mapping| mapping.ino == first.ino && mapping.segment != 0);
+    let attach = |id: usize, mapping: &Shared| {
+        let flags = SHM_REMAP | if mapping.prot & libc::PROT_WRITE as u32 == 0 { libc::SHM_RDONLY } else { 0 };
+        // SAFETY: replaces what the restorer has mapped there for it.
+        unsafe { call!(libc::SYS_shmat, id, mapping.start, flags) }
+    };
+    let old = first.ino as usize;
+    if first.segment == 2 && same.clone().all(|mapping| attach(old, mapping).is_ok()) {
+        return;
+    }
+    let new = plain!(libc::SYS_shmget, libc::IPC_PRIVATE, first.span, 0o600).or_fail("a segment of shared memory");
+    same.for_each(|mapping| _ = attach(new, mapping).or_fail("a segment of shared memory"));
+    // SAFETY: no memory is involved; it goes when the last process has detached it.
+    let _ = unsafe { call!(libc::SYS_shmctl, new, libc::IPC_RMID, 0) };
+}
+
+fn guards(tables: &Tables) {
+    const MADV_GUARD_INSTALL: i32 = 102;
+    for guard in tables.guards.iter() {
+        // SAFETY: these pages had no content when the process was saved.
+        unsafe { call!(libc::SYS_madvise, guard.start, guard.end - guard.start, MADV_GUARD_INSTALL) }.or_fail("guard pages");
+    }
+}
+
 fn environment(tables: &Tables) {
     for (number, limit) in tables.limits.iter().enumerate() {
-        // SAFETY: the kernel reads one limit. A hard limit that is lower here stays so: only root could raise it.
-        let _ = unsafe { call!(libc::SYS_prlimit64, 0, number, limit.as_ptr(), 0) };
+        // A hard limit that is lower here stays so: only root could raise it.
+        let _ = sys::set_limit(number, limit);
     }
     // SAFETY: no memory but the path is involved.
     unsafe {
-        let _ = call!(libc::SYS_umask, tables.umask);
+        let _ = plain!(libc::SYS_umask, tables.umask);
         if tables.dumpable <= 1 {
             let _ = call!(libc::SYS_prctl, libc::PR_SET_DUMPABLE, tables.dumpable);
         }
@@ -356,6 +506,7 @@ fn adopt(index: usize, thread: &Thread) {
     let now = sys::gettid();
     // SAFETY: the slot is this thread's own.
     unsafe { (*state().slots[index].0.get()).now = now };
+    signals::renamed(thread.tid, now);
     // SAFETY: addresses within the thread's own memory, as it had registered them.
     unsafe {
         if thread.tid_address != 0 {
@@ -404,8 +555,7 @@ fn spawn(index: usize) -> Result<(), Errno> {
         if result >= 0 {
             return Ok(());
         }
-        let text = b"radic: a thread is restored under another id: a mutex that it holds it may not be able to release\n";
-        let _ = sys::write_all(2, text);
+        say(&[b"radic: a thread is restored under another id\n"]);
     }
     Err(Errno(-result as i32))
 }
@@ -426,6 +576,9 @@ extern "C" fn begin_thread(index: usize) -> ! {
 
 /// Goes on where the signal had interrupted the thread.
 fn resume(thread: &Thread) -> ! {
+    raise(thread.pending);
+    // A signal that the program has taken care of ends a call that waited for it.
+    signals::settle(thread.context as *mut libc::ucontext_t, thread.rewound == 1);
     // SAFETY: the frame is the one the kernel made when the thread was stopped.
     unsafe {
         asm!("mov rsp, {frame}", "mov eax, 15", "syscall", "ud2", frame = in(reg) thread.context, options(noreturn));
@@ -474,20 +627,16 @@ fn make_timer(id: i32, clock: i32, event: &[u64; 8]) {
     }
 }
 
-/// Raises again what was pending. Everybody still blocks all signals.
-fn signals(tables: &Tables, threads: usize) {
-    let pid = sys::getpid();
-    let each = |mask: u64| (1..=64).filter(move |signal| mask >> (signal - 1) & 1 == 1);
-    for signal in each(tables.pending) {
-        // SAFETY: no memory is involved.
-        let _ = unsafe { call!(libc::SYS_kill, pid, signal) };
+/// Raises again what was pending for the process. Everybody still blocks all signals.
+fn pending(tables: &Tables) {
+    for signal in (1..=64).filter(|signal| tables.pending >> (signal - 1) & 1 == 1) {
+        let _ = plain!(libc::SYS_kill, sys::getpid(), signal);
     }
-    for slot in &state().slots[..threads] {
-        // SAFETY: the threads wait at the gate.
-        let thread = unsafe { &*slot.0.get() };
-        for signal in each(thread.pending) {
-            // SAFETY: no memory is involved.
-            let _ = unsafe { call!(libc::SYS_tgkill, pid, thread.now, signal) };
-        }
+}
+
+/// Raises again what was pending for the calling thread.
+fn raise(mask: u64) {
+    for signal in (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1) {
+        let _ = plain!(libc::SYS_tgkill, sys::getpid(), sys::gettid(), signal);
     }
 }

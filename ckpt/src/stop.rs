@@ -5,6 +5,8 @@ use core::arch::{asm, naked_asm};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
+use crate::interrupted::rewind;
+use crate::signals;
 use crate::sys::{self, Answer, Errno, call};
 
 /// SIGSETXID of glibc.
@@ -15,6 +17,8 @@ const PARK: u32 = u32::from_be_bytes(*b"PARK");
 pub const REQUEST: u32 = u32::from_be_bytes(*b"SAVE");
 /// Upper half of the signal's value: the thread itself has called `save::checkpoint`.
 const CALL: u32 = u32::from_be_bytes(*b"CALL");
+/// Upper half of the signal's value: ask whoever embeds the engine whether it wants a checkpoint now.
+pub const NUDGE: u32 = u32::from_be_bytes(*b"NUDG");
 
 const SA_RESTORER: u64 = 0x0400_0000;
 /// How long threads may take to park.
@@ -58,14 +62,21 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     let (code, sender, value) = unsafe { ((*info).si_code, (*info).si_pid(), (*info).si_value().sival_ptr as u64) };
     let (what, which) = ((value >> 32) as u32, value as u32);
     if code == libc::SI_QUEUE && what == PARK && sender == sys::getpid() {
+        let rewound = rewind(context);
         if which == state().round.load(Acquire) && which != state().released.load(Acquire) {
-            park(context, which);
+            park(context, which, rewound);
         }
+        signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == REQUEST {
-        rewind(context);
-        coordinate(crate::save::serve, which, context);
+        let rewound = rewind(context);
+        coordinate(crate::serve::serve, u64::from(which) | u64::from(rewound) << 32, context);
+        signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == CALL && sender == sys::getpid() {
-        coordinate(crate::save::called, which, context);
+        coordinate(crate::save::called, which.into(), context);
+    } else if code == libc::SI_QUEUE && what == NUDGE {
+        let rewound = rewind(context);
+        coordinate(crate::save::nudged, rewound.into(), context);
+        signals::settle(context, rewound);
     } else if code != libc::SI_QUEUE {
         let previous = state().previous.load(Relaxed);
         if previous > 1 {
@@ -78,40 +89,22 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
 }
 
 /// The thread makes the checkpoint, on the engine's stack.
-fn coordinate(how: extern "C" fn(u64, *mut libc::ucontext_t), which: u32, context: *mut libc::ucontext_t) {
-    if state().busy.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+fn coordinate(how: extern "C" fn(u64, *mut libc::ucontext_t), which: u64, context: *mut libc::ucontext_t) {
+    // A child that was forked in the middle of a checkpoint finds its parent's id there.
+    let (before, me) = (state().busy.load(Relaxed), sys::getpid() as u32);
+    if before == me || state().busy.compare_exchange(before, me, Acquire, Relaxed).is_err() {
         return; // Whoever asked sees that nobody connects, and says so.
     }
     // SAFETY: the stack is mapped and, since we hold `busy`, nobody else's.
     unsafe {
         asm!("mov r12, rsp", "mov rsp, {stack}", "call {function}", "mov rsp, r12", stack = in(reg) arena::coordinator_stack(),
-            function = in(reg) how, in("rdi") u64::from(which), in("rsi") context, out("r12") _, clobber_abi("C"));
+            function = in(reg) how, in("rdi") which, in("rsi") context, out("r12") _, clobber_abi("C"));
     }
     state().busy.store(0, Release);
 }
 
-/// A blocking call that our signal interrupted and the kernel does not restart by itself is restarted here: the program must not see an
-/// EINTR. Recognised by `mov eax, NUMBER; syscall` before the instruction pointer.
-fn rewind(context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel gives a valid context, ours until we return.
-    let registers = unsafe { &mut (*context).uc_mcontext.gregs };
-    let at = registers[libc::REG_RIP as usize];
-    if registers[libc::REG_RAX as usize] != -i64::from(libc::EINTR) || registers[libc::REG_RCX as usize] != at {
-        return;
-    }
-    let mut code = [0u8; 7];
-    let to = libc::iovec { iov_base: code.as_mut_ptr().cast(), iov_len: 7 };
-    let from = libc::iovec { iov_base: (at - 7) as *mut _, iov_len: 7 };
-    // SAFETY: the kernel writes seven bytes, or reports that the code cannot be read.
-    let got = unsafe { call!(libc::SYS_process_vm_readv, sys::getpid(), &raw const to, 1, &raw const from, 1, 0) };
-    if got == Ok(7) && code[0] == 0xb8 && code[5..] == [0x0f, 0x05] {
-        registers[libc::REG_RIP as usize] = at - 2;
-        registers[libc::REG_RAX as usize] = i64::from(u32::from_le_bytes([code[1], code[2], code[3], code[4]]));
-    }
-}
-
 /// What the calling thread says about itself.
-fn describe(context: *mut libc::ucontext_t) -> Thread {
+fn describe(context: *mut libc::ucontext_t, rewound: bool) -> Thread {
     const PR_GET_TID_ADDRESS: i32 = 40;
     let mut thread = Thread {
         tid: sys::gettid(),
@@ -124,6 +117,8 @@ fn describe(context: *mut libc::ucontext_t) -> Thread {
         robust: 0,
         robust_len: 0,
         pending: 0,
+        mask: 0,
+        rewound: 0,
         name: [0; 16],
         affinity: [0; 16],
     };
@@ -137,22 +132,22 @@ fn describe(context: *mut libc::ucontext_t) -> Thread {
         let len = call!(libc::SYS_sched_getaffinity, 0, size_of_val(&thread.affinity), &raw mut thread.affinity);
         thread.affinity_len = len.unwrap_or(0) as u32;
     }
+    signals::note(&mut thread, context, rewound);
     thread
 }
 
 /// Takes a slot and fills it in; false: there are too many threads.
-pub fn enter(context: *mut libc::ucontext_t) -> bool {
+pub fn enter(context: *mut libc::ucontext_t, rewound: bool) -> bool {
     let index = state().claimed.fetch_add(1, Relaxed) as usize;
     let Some(slot) = state().slots.get(index) else { return false };
     // SAFETY: the index is ours alone, and the coordinator reads the slot only after `parked` says that it is filled in.
-    unsafe { *slot.0.get() = describe(context) };
+    unsafe { *slot.0.get() = describe(context, rewound) };
     state().parked.fetch_add(1, Release);
     true
 }
 
-fn park(context: *mut libc::ucontext_t, round: u32) {
-    rewind(context);
-    if enter(context) {
+fn park(context: *mut libc::ucontext_t, round: u32, rewound: bool) {
+    if enter(context, rewound) {
         sys::futex_wake(&state().parked);
     }
     loop {
@@ -178,6 +173,11 @@ fn queue(tid: i32, value: u64) -> Answer {
 /// Sends the calling thread the signal for a checkpoint that it wants itself: handled when this returns.
 pub fn call_self() -> Result<(), Errno> {
     queue(sys::gettid(), u64::from(CALL) << 32).map(drop)
+}
+
+/// Nudges the calling thread: handled when this returns, unless a checkpoint is being made.
+pub fn nudge_self() -> Result<(), Errno> {
+    queue(sys::gettid(), u64::from(NUDGE) << 32).map(drop)
 }
 
 /// Threads that are there and threads that are parked, the coordinator's own included.

@@ -37,6 +37,57 @@ macro_rules! call {
 }
 pub(crate) use call;
 
+/// System calls that neither read nor write memory of the process nor take any away, whatever numbers they are given.
+const PLAIN: [i64; 26] = [
+    libc::SYS_kill,
+    libc::SYS_tgkill,
+    libc::SYS_umask,
+    libc::SYS_listen,
+    libc::SYS_epoll_create1,
+    libc::SYS_eventfd2,
+    libc::SYS_timerfd_create,
+    libc::SYS_timer_delete,
+    libc::SYS_ftruncate,
+    libc::SYS_socket,
+    libc::SYS_kcmp,
+    libc::SYS_personality,
+    libc::SYS_pidfd_open,
+    libc::SYS_geteuid,
+    libc::SYS_getegid,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_unshare,
+    libc::SYS_flock,
+    libc::SYS_shmget,
+    libc::SYS_userfaultfd,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_lseek,
+    libc::SYS_dup3,
+    libc::SYS_tee,
+];
+
+/// Does a system call that has nothing to do with memory.
+///
+/// # Panics
+/// If it is not one of these: an error of the caller.
+pub fn plain_call(number: i64, args: [usize; 6]) -> Answer {
+    assert!(PLAIN.contains(&number), "only system calls that are known to leave memory alone");
+    // SAFETY: it leaves memory alone.
+    unsafe { syscall(number, args) }
+}
+
+/// `plain_call` with fewer arguments: `plain!(number, a, b, ...)`, each converted by `as usize`.
+macro_rules! plain {
+    ($number:expr $(, $arg:expr)* $(,)?) => {{
+        let given: &[usize] = &[$($arg as usize),*];
+        let mut args = [0usize; 6];
+        args[..given.len()].copy_from_slice(given);
+        $crate::sys::plain_call($number, args)
+    }};
+}
+pub(crate) use plain;
+
 /// Reads into `buffer`, once.
 pub fn read(fd: i32, buffer: &mut [u8]) -> Answer {
     // SAFETY: the kernel writes within the buffer.
@@ -56,6 +107,20 @@ pub fn write_all(fd: i32, mut bytes: &[u8]) -> Result<(), Errno> {
         match unsafe { call!(libc::SYS_write, fd, bytes.as_ptr(), bytes.len()) } {
             Ok(0) => return Err(Errno(libc::EIO)),
             Ok(done) => bytes = &bytes[done..],
+            Err(Errno(libc::EINTR)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `bytes` at an offset.
+pub fn pwrite_all(fd: i32, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        // SAFETY: the kernel reads within the slice.
+        match unsafe { call!(libc::SYS_pwrite64, fd, bytes.as_ptr(), bytes.len(), at) } {
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(done) => (bytes, at) = (&bytes[done..], at + done as u64),
             Err(Errno(libc::EINTR)) => {}
             Err(error) => return Err(error),
         }
@@ -93,8 +158,7 @@ pub fn open(path: &[u8], flags: i32, mode: u32) -> Result<i32, Errno> {
 
 /// Closes a descriptor; nobody can do anything about an error.
 pub fn close(fd: i32) {
-    // SAFETY: no memory is involved.
-    let _ = unsafe { call!(libc::SYS_close, fd) };
+    let _ = plain!(libc::SYS_close, fd);
 }
 
 /// Reads a whole file from its beginning, as much as `buffer` holds; how much that was.
@@ -144,14 +208,12 @@ pub fn fcntl(fd: i32, command: i32, arg: usize) -> Answer {
 
 /// lseek.
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Answer {
-    // SAFETY: no memory is involved.
-    unsafe { call!(libc::SYS_lseek, fd, offset, whence) }
+    plain!(libc::SYS_lseek, fd, offset, whence)
 }
 
 /// Makes `to` a duplicate of `from`.
 pub fn dup3(from: i32, to: i32, flags: i32) -> Result<(), Errno> {
-    // SAFETY: no memory is involved.
-    unsafe { call!(libc::SYS_dup3, from, to, flags) }.map(drop)
+    plain!(libc::SYS_dup3, from, to, flags).map(drop)
 }
 
 /// Calls `each` for every number in a directory of numbers (`/proc/self/fd`, `/proc/self/task`).
@@ -187,15 +249,13 @@ pub fn numbers(path: &[u8], mut each: impl FnMut(i32)) -> Result<(), Errno> {
 /// The calling thread's id.
 #[must_use]
 pub fn gettid() -> i32 {
-    // SAFETY: no memory is involved; it cannot fail.
-    unsafe { call!(libc::SYS_gettid) }.unwrap_or(0) as i32
+    plain!(libc::SYS_gettid).unwrap_or(0) as i32
 }
 
 /// The process's id.
 #[must_use]
 pub fn getpid() -> i32 {
-    // SAFETY: no memory is involved; it cannot fail.
-    unsafe { call!(libc::SYS_getpid) }.unwrap_or(0) as i32
+    plain!(libc::SYS_getpid).unwrap_or(0) as i32
 }
 
 /// A clock's time in nanoseconds.
@@ -245,4 +305,109 @@ pub unsafe fn mmap(addr: u64, len: u64, prot: i32, flags: i32, fd: i32, offset: 
 pub unsafe fn munmap(addr: u64, len: u64) -> Result<(), Errno> {
     // SAFETY: the caller's.
     unsafe { call!(libc::SYS_munmap, addr, len) }.map(drop)
+}
+
+/// A new pipe: its reading and its writing end.
+pub fn pipe() -> Result<[i32; 2], Errno> {
+    let mut ends = [0i32; 2];
+    // SAFETY: the kernel writes two ints.
+    unsafe { call!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC) }.map(|_| ends)
+}
+
+/// Two sockets that are connected to each other.
+pub fn socket_pair() -> Result<[i32; 2], Errno> {
+    let mut ends = [0i32; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: the kernel writes two ints.
+    unsafe { call!(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }.map(|_| ends)
+}
+
+/// A new file in memory.
+pub fn memory_file() -> Result<i32, Errno> {
+    // SAFETY: the kernel reads the name.
+    unsafe { call!(libc::SYS_memfd_create, c"radic".as_ptr(), libc::MFD_CLOEXEC) }.map(|fd| fd as i32)
+}
+
+/// A socket's option that is a number.
+pub fn socket_option(fd: i32, option: i32) -> Result<i32, Errno> {
+    let (mut number, mut len) = (0i32, 4u32);
+    // SAFETY: the kernel writes one int, and its length.
+    unsafe { call!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, option, &raw mut number, &raw mut len) }.map(|_| number)
+}
+
+/// Sets a socket's option.
+pub fn set_socket_option(fd: i32, option: i32, value: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the kernel reads the value.
+    unsafe { call!(libc::SYS_setsockopt, fd, libc::SOL_SOCKET, option, value.as_ptr(), value.len()) }.map(drop)
+}
+
+/// Longest address of a socket, in bytes.
+pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
+
+/// An address of a socket, by getsockname or getpeername; how many bytes of `address` it takes.
+pub fn socket_address(number: i64, fd: i32, address: &mut [u8; ADDRESS_BYTES]) -> Answer {
+    assert!([libc::SYS_getsockname, libc::SYS_getpeername].contains(&number), "one of the two");
+    let mut len = address.len() as u32;
+    // SAFETY: the kernel writes an address, and its length.
+    unsafe { call!(number, fd, address.as_mut_ptr(), &raw mut len) }.map(|_| (len as usize).min(address.len()))
+}
+
+/// Binds or connects a socket.
+pub fn to_address(number: i64, fd: i32, address: &[u8]) -> Result<(), Errno> {
+    assert!([libc::SYS_bind, libc::SYS_connect].contains(&number), "one of the two");
+    // SAFETY: the kernel reads the address.
+    unsafe { call!(number, fd, address.as_ptr(), address.len()) }.map(drop)
+}
+
+/// A limit of the process: soft and hard.
+pub fn limit(number: usize) -> Result<[u64; 2], Errno> {
+    let mut limit = [0u64; 2];
+    // SAFETY: the kernel writes one limit.
+    unsafe { call!(libc::SYS_prlimit64, 0, number, 0, limit.as_mut_ptr()) }.map(|_| limit)
+}
+
+/// Sets a limit of the process.
+pub fn set_limit(number: usize, limit: &[u64; 2]) -> Result<(), Errno> {
+    // SAFETY: the kernel reads one limit.
+    unsafe { call!(libc::SYS_prlimit64, 0, number, limit.as_ptr(), 0) }.map(drop)
+}
+
+/// Looks whether a child has ended, without waiting: none if it has not, else its id and how it ended. `options` as for wait4.
+pub fn ended(child: i32, options: u32) -> Result<Option<(i32, i32)>, Errno> {
+    let mut status = 0i32;
+    // SAFETY: the kernel writes one int.
+    let pid = unsafe { call!(libc::SYS_wait4, child, &raw mut status, options | libc::WNOHANG as u32, 0) }?;
+    Ok((pid != 0).then_some((pid as i32, status)))
+}
+
+/// Blocks or unblocks signals for the calling thread, or sets the mask.
+pub fn mask_signals(how: i32, mask: u64) {
+    // SAFETY: the kernel reads one mask.
+    let _ = unsafe { call!(libc::SYS_rt_sigprocmask, how, &raw const mask, 0, 8) };
+}
+
+/// Takes one of the blocked signals in `mask` as soon as it is pending: its number and siginfo. `now`: only if it is already.
+pub fn take_signal(mask: u64, now: bool) -> Option<(i32, [u64; 16])> {
+    let (mut info, zero) = ([0u64; 16], [0i64; 2]);
+    let time = if now { zero.as_ptr() } else { core::ptr::null() };
+    // SAFETY: the kernel reads a mask and perhaps a time, and writes one siginfo.
+    let signal = unsafe { call!(libc::SYS_rt_sigtimedwait, &raw const mask, info.as_mut_ptr(), time, 8) };
+    signal.ok().map(|signal| (signal as i32, info))
+}
+
+/// Copies memory of the process that may not be there or not be readable; how many bytes.
+pub fn peek(at: u64, buffer: &mut [u8]) -> Answer {
+    let to = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let from = libc::iovec { iov_base: at as *mut _, iov_len: buffer.len() };
+    // SAFETY: the kernel writes within the buffer, and checks what it reads.
+    unsafe { call!(libc::SYS_process_vm_readv, getpid(), &raw const to, 1, &raw const from, 1, 0) }
+}
+
+/// Gives the content of pages back to the kernel.
+///
+/// # Safety
+/// Nothing may rely on what is there.
+pub unsafe fn forget(start: u64, len: u64) {
+    // SAFETY: the caller's.
+    let _ = unsafe { call!(libc::SYS_madvise, start, len, libc::MADV_DONTNEED) };
 }

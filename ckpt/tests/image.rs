@@ -1,6 +1,7 @@
 //! The image format: what is written is read back; what is damaged is refused, whatever the damage.
 
 use proptest::prelude::*;
+use radic_ckpt::image::format::HEADER_BYTES;
 use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter, Reader, inspect, verify};
 
@@ -131,4 +132,28 @@ fn a_run_outside_its_region_is_refused() {
     let (stream, _) = writer.finish().unwrap();
     let error = verify(&stream[..]).unwrap_err();
     assert!(error.to_string().contains("no region"), "{error}");
+}
+
+#[test]
+fn only_an_increment_keeps_pages() {
+    let increment = Header { id: 2, parent: 1, ..Header::default() };
+    let mut writer = ImageWriter::begin(Vec::new(), increment, &metadata(1 << 20)).unwrap();
+    writer.kept(BASE, 1 << 30).unwrap();
+    writer.raw(BASE + (1 << 30), &[1; 4096]).unwrap();
+    let (stream, _) = writer.finish().unwrap();
+    let report = inspect(&stream[..]).unwrap();
+    assert_eq!((report.kept_bytes, report.raw_bytes), (1 << 30, 4096));
+    // The same with a header that names no parent.
+    let header = Header { parent: 0, ..Header::decode(stream.first_chunk().unwrap()).unwrap() };
+    let mut whole = stream;
+    whole[..HEADER_BYTES].copy_from_slice(&header.encode());
+    let error = inspect(&whole[..]).unwrap_err();
+    assert!(error.to_string().contains("keeps pages of a parent"), "{error}");
+}
+
+#[test]
+fn an_image_is_not_its_own_parent() {
+    let header = Header { id: 7, parent: 7, ..Header::default() };
+    let error = verify(&header.encode()[..]).unwrap_err();
+    assert!(error.to_string().contains("increment to itself"), "{error}");
 }

@@ -2,14 +2,15 @@
 //! byte arrays: no I/O, no allocation, no unsafe. The restorer is built from this very file.
 //!
 //! An image is one forward-only stream: header, metadata (`meta`), run records each followed by its payload, the end record.
-//! Numbers are little-endian. Runs come in ascending address order and do not overlap.
+//! Numbers are little-endian. Runs come in ascending address order and do not overlap. A page in no run is not there: it reads as zero,
+//! or as the file it belongs to, whatever an image before this one had there.
 
 use super::crc::crc32c;
 
 /// The first eight bytes of every image.
 pub const MAGIC: [u8; 8] = *b"RADICKPT";
 /// Version of the format: another version is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 144;
 /// Size of a run or end record in bytes, without the run's payload.
@@ -18,6 +19,8 @@ pub const RECORD_BYTES: usize = 32;
 pub const MAX_META_BYTES: usize = 32 << 20;
 /// Upper bound of a run's memory in bytes.
 pub const MAX_RUN_BYTES: usize = 1 << 20;
+/// Upper bound of the memory of a run that is as in the parent, in bytes.
+pub const MAX_KEPT_BYTES: usize = 1 << 30;
 /// Size of a page in bytes: the only one x86-64 programs see.
 pub const PAGE: u64 = 4096;
 /// First address that no program can use (47-bit user space).
@@ -165,6 +168,9 @@ impl Header {
         if header.meta_len as usize > MAX_META_BYTES {
             return Err(FormatError::TooLong("the metadata"));
         }
+        if header.parent != 0 && header.parent == header.id {
+            return Err(FormatError::Invalid("it is an increment to itself"));
+        }
         if header.encode() != *bytes {
             return Err(FormatError::Invalid("the header has bits that mean nothing"));
         }
@@ -181,6 +187,16 @@ pub enum Codec {
     Lz4,
     /// All bytes are zero; no payload.
     Zero,
+    /// As in the parent image, which has all of these pages; no payload. In increments only.
+    Kept,
+}
+
+impl Codec {
+    /// Upper bound of the memory of a run stored like this, in bytes.
+    #[must_use]
+    pub fn max_bytes(self) -> usize {
+        if self == Self::Kept { MAX_KEPT_BYTES } else { MAX_RUN_BYTES }
+    }
 }
 
 /// A run: consecutive pages with saved content.
@@ -219,7 +235,7 @@ pub enum Record {
 }
 
 /// The checksum of a run: over its address, its length and the memory itself, so that a payload in the wrong place is noticed. A
-/// zero run has no memory to look at: `memory` is empty.
+/// run without a payload has no memory to look at: `memory` is empty.
 #[must_use]
 pub fn run_crc(addr: u64, len: u32, memory: &[u8]) -> u32 {
     crc32c(crc32c(crc32c(0, &addr.to_le_bytes()), &len.to_le_bytes()), memory)
@@ -237,6 +253,7 @@ impl Record {
                     Codec::Raw => 0,
                     Codec::Lz4 => 1,
                     Codec::Zero => 2,
+                    Codec::Kept => 3,
                 };
                 put64(&mut out, 8, run.addr);
                 put32(&mut out, 16, run.len);
@@ -266,6 +283,7 @@ impl Record {
                     0 => Codec::Raw,
                     1 => Codec::Lz4,
                     2 => Codec::Zero,
+                    3 => Codec::Kept,
                     _ => return Err(FormatError::Invalid("a run is stored in an unknown way")),
                 };
                 let run = Run {
@@ -289,9 +307,15 @@ impl Record {
 }
 
 impl Run {
+    /// The first address after its memory.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.addr + u64::from(self.len)
+    }
+
     fn check(&self) -> Result<(), FormatError> {
         let len = u64::from(self.len);
-        if self.len as usize > MAX_RUN_BYTES {
+        if self.len as usize > self.codec.max_bytes() {
             return Err(FormatError::TooLong("a run"));
         }
         if len == 0 || !len.is_multiple_of(PAGE) || !self.addr.is_multiple_of(PAGE) {
@@ -303,7 +327,7 @@ impl Run {
         let stored_ok = match self.codec {
             Codec::Raw => self.stored == self.len,
             Codec::Lz4 => self.stored > 0 && self.stored < self.len,
-            Codec::Zero => self.stored == 0,
+            Codec::Zero | Codec::Kept => self.stored == 0,
         };
         if stored_ok { Ok(()) } else { Err(FormatError::Invalid("a run's payload does not fit its memory")) }
     }

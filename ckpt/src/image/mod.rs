@@ -1,9 +1,10 @@
-//! The image format: written by the engine, checked and read by everybody else. No unsafe; `read` alone does I/O, through
-//! `std::io::Read`.
+//! The image format: written by the engine, checked and read by everybody else. No unsafe; `read` and `chain` alone do I/O, through
+//! `std::io::Read`, and `chain` looks for files.
 
 // `format` is also part of the restorer, where the checksum is its sibling, too.
 use crate::crc::{self, crc32c};
 
+pub mod chain;
 pub mod format;
 pub mod meta;
 mod read;
@@ -11,5 +12,5 @@ mod write;
 
 pub use format::{CpuFeatures, FormatError, Header, Run};
 pub use meta::{Meta, MetaWriter};
-pub use read::{ImageError, Reader, Report, inspect, verify};
-pub use write::{ImageWriter, Sink};
+pub use read::{ImageError, Reader, Report, as_hexadecimal, hexadecimal, inspect, verify};
+pub use write::{ImageWriter, Sink, WriteSink};

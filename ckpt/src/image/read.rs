@@ -16,6 +16,8 @@ pub enum ImageError {
     Format(FormatError),
     /// It could not be read.
     Io(io::Error),
+    /// The image made of it could not be written.
+    Write(io::Error),
 }
 
 impl std::fmt::Display for ImageError {
@@ -23,6 +25,7 @@ impl std::fmt::Display for ImageError {
         match self {
             Self::Format(error) => error.fmt(f),
             Self::Io(error) => write!(f, "the image cannot be read: {error}"),
+            Self::Write(error) => write!(f, "the merged image cannot be written: {error}"),
         }
     }
 }
@@ -48,6 +51,7 @@ pub struct Reader<R> {
     pub header: Header,
     /// The metadata.
     pub meta: Meta,
+    meta_bytes: Vec<u8>,
     runs: u64,
     bytes: u64,
     crc: u32,
@@ -78,6 +82,7 @@ impl<R: Read> Reader<R> {
             meta,
             runs: 0,
             bytes: (HEADER_BYTES + bytes.len()) as u64,
+            meta_bytes: bytes,
             crc: crc32c(0, &head),
             next: 0,
             packed: Vec::new(),
@@ -85,7 +90,12 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// The next run, unpacked into `memory` and checked; none at the (checked) end.
+    /// The metadata's bytes, given away: later there are none.
+    pub(super) fn take_metadata(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.meta_bytes)
+    }
+
+    /// The next run, unpacked into `memory` and checked; none at the (checked) end. Of a kept run `memory` is empty: the parent has it.
     pub fn next_run(&mut self, memory: &mut Vec<u8>) -> Result<Option<Run>, ImageError> {
         if self.ended {
             return Ok(None);
@@ -107,19 +117,22 @@ impl<R: Read> Reader<R> {
         self.runs += 1;
         self.bytes += RECORD_BYTES as u64 + u64::from(run.stored);
         self.payload(&run, memory)?;
-        let covered: &[u8] = if run.codec == Codec::Zero { &[] } else { memory };
+        let covered: &[u8] = if run.stored == 0 { &[] } else { memory };
         if run_crc(run.addr, run.len, covered) != run.crc {
             return Err(FormatError::Checksum("a run").into());
         }
         Ok(Some(run))
     }
 
-    /// A run must ascend, and belong to a region that has runs.
+    /// A run must ascend, and belong to a region that has runs; only an increment keeps pages.
     fn place(&mut self, run: &Run) -> Result<(), FormatError> {
+        if run.codec == Codec::Kept && self.header.parent == 0 {
+            return Err(FormatError::Invalid("it keeps pages of a parent, and has none"));
+        }
         if run.addr < self.next {
             return Err(FormatError::Invalid("runs overlap or are out of order"));
         }
-        self.next = run.addr + u64::from(run.len);
+        self.next = run.end();
         let region = self.meta.region_of(run.addr, u64::from(run.len));
         let private = |backing| matches!(backing, Backing::Anonymous | Backing::Stack | Backing::PrivateFile);
         if region.is_some_and(|r| r.has_runs && private(r.backing)) {
@@ -130,11 +143,11 @@ impl<R: Read> Reader<R> {
     }
 
     fn payload(&mut self, run: &Run, memory: &mut Vec<u8>) -> Result<(), ImageError> {
-        let len = run.len as usize;
+        let len = if run.codec == Codec::Kept { 0 } else { run.len as usize };
         assert!(len <= MAX_RUN_BYTES && run.stored as usize <= MAX_RUN_BYTES, "Record::decode checks the bounds");
         memory.resize(len, 0);
         match run.codec {
-            Codec::Zero => memory.fill(0),
+            Codec::Zero | Codec::Kept => memory.fill(0),
             Codec::Raw => self.input.read_exact(memory)?,
             Codec::Lz4 => {
                 self.packed.resize(run.stored as usize, 0);
@@ -150,16 +163,30 @@ impl<R: Read> Reader<R> {
     }
 }
 
+/// The name of an image or a build as people and JSON see it: 16 digits. (JSON's own numbers end at 53 bits for many.)
+#[must_use]
+pub fn hexadecimal(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+/// Serializes an id as `hexadecimal` shows it.
+pub fn as_hexadecimal<S: serde::Serializer>(id: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{id:016x}"))
+}
+
 /// What an image holds, for people and for `--json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Names the image.
+    #[serde(serialize_with = "as_hexadecimal")]
     pub id: u64,
     /// The image it is an increment to, 0 for none.
+    #[serde(serialize_with = "as_hexadecimal")]
     pub parent: u64,
     /// How many checkpoints came before it.
     pub generation: u32,
     /// The build of the library that wrote it.
+    #[serde(serialize_with = "as_hexadecimal")]
     pub build: u64,
     /// Bytes of the whole stream.
     pub bytes: u64,
@@ -173,6 +200,8 @@ pub struct Report {
     pub packed_bytes: u64,
     /// Bytes of memory that are zero, not stored.
     pub zero_bytes: u64,
+    /// Bytes of memory that are as in the parent.
+    pub kept_bytes: u64,
     /// The metadata.
     #[serde(flatten)]
     pub meta: Meta,
@@ -182,12 +211,13 @@ pub struct Report {
 pub fn inspect(input: impl Read) -> Result<Report, ImageError> {
     let mut reader = Reader::begin(input)?;
     let mut memory = Vec::new();
-    let (mut raw, mut packed_memory, mut packed, mut zero) = (0, 0, 0, 0);
+    let (mut raw, mut packed_memory, mut packed, mut zero, mut kept) = (0, 0, 0, 0, 0);
     while let Some(run) = reader.next_run(&mut memory)? {
         let len = u64::from(run.len);
         match run.codec {
             Codec::Raw => raw += len,
             Codec::Zero => zero += len,
+            Codec::Kept => kept += len,
             Codec::Lz4 => {
                 packed_memory += len;
                 packed += u64::from(run.stored);
@@ -205,6 +235,7 @@ pub fn inspect(input: impl Read) -> Result<Report, ImageError> {
         packed_memory_bytes: packed_memory,
         packed_bytes: packed,
         zero_bytes: zero,
+        kept_bytes: kept,
         meta: reader.meta,
     })
 }

@@ -1,7 +1,7 @@
 //! Writing an image to any sink, without allocation.
 
 use super::crc32c;
-use super::format::{Codec, End, Header, MAX_RUN_BYTES, RECORD_BYTES, Record, Run, run_crc};
+use super::format::{Codec, End, Header, PAGE, RECORD_BYTES, Record, Run, run_crc};
 
 /// Where an image goes: a file, a pipe, a socket, a buffer.
 pub trait Sink {
@@ -20,6 +20,17 @@ impl Sink for Vec<u8> {
     }
 }
 
+/// Anything that bytes can be written to.
+pub struct WriteSink<W>(pub W);
+
+impl<W: std::io::Write> Sink for WriteSink<W> {
+    type Error = std::io::Error;
+    fn put(&mut self, head: &[u8], tail: &[u8]) -> std::io::Result<()> {
+        self.0.write_all(head)?;
+        self.0.write_all(tail)
+    }
+}
+
 /// Writes one image, front to back.
 pub struct ImageWriter<S> {
     sink: S,
@@ -27,6 +38,7 @@ pub struct ImageWriter<S> {
     bytes: u64,
     crc: u32,
     next: u64,
+    increment: bool,
 }
 
 impl<S: Sink> ImageWriter<S> {
@@ -36,13 +48,14 @@ impl<S: Sink> ImageWriter<S> {
         header.meta_crc = crc32c(0, meta);
         let head = header.encode();
         sink.put(&head, meta)?;
-        Ok(Self { sink, runs: 0, bytes: (head.len() + meta.len()) as u64, crc: crc32c(0, &head), next: 0 })
+        let (bytes, increment) = ((head.len() + meta.len()) as u64, header.parent != 0);
+        Ok(Self { sink, runs: 0, bytes, crc: crc32c(0, &head), next: 0, increment })
     }
 
     /// Writes pages as they are.
     ///
     /// # Panics
-    /// If the runs do not ascend, or are not whole pages, or too long: an error of the caller.
+    /// If the runs do not ascend, or are not whole pages, or too long (`Codec::max_bytes`): an error of the caller.
     pub fn raw(&mut self, addr: u64, memory: &[u8]) -> Result<(), S::Error> {
         let crc = run_crc(addr, memory.len() as u32, memory);
         let len = memory.len();
@@ -51,7 +64,17 @@ impl<S: Sink> ImageWriter<S> {
 
     /// Writes that `len` bytes of pages are zero. Panics like `raw`.
     pub fn zero(&mut self, addr: u64, len: usize) -> Result<(), S::Error> {
-        self.record(Run { codec: Codec::Zero, addr, len: len as u32, stored: 0, crc: run_crc(addr, len as u32, &[]) }, &[])
+        self.without_payload(Codec::Zero, addr, len)
+    }
+
+    /// Writes that `len` bytes of pages are as in the parent image. Panics like `raw`, and if the image is no increment.
+    pub fn kept(&mut self, addr: u64, len: usize) -> Result<(), S::Error> {
+        assert!(self.increment, "a whole image keeps nothing of another");
+        self.without_payload(Codec::Kept, addr, len)
+    }
+
+    fn without_payload(&mut self, codec: Codec, addr: u64, len: usize) -> Result<(), S::Error> {
+        self.record(Run { codec, addr, len: len as u32, stored: 0, crc: run_crc(addr, len as u32, &[]) }, &[])
     }
 
     /// Writes `memory` as the LZ4 block `packed`. Panics like `raw`.
@@ -63,8 +86,9 @@ impl<S: Sink> ImageWriter<S> {
 
     fn record(&mut self, run: Run, payload: &[u8]) -> Result<(), S::Error> {
         assert!(run.addr >= self.next, "runs ascend");
-        assert!(run.len as usize <= MAX_RUN_BYTES && run.len.is_multiple_of(4096) && run.len > 0, "runs are a few pages");
-        self.next = run.addr + u64::from(run.len);
+        assert!(run.len as usize <= run.codec.max_bytes() && run.len > 0, "runs are bounded");
+        assert!(run.addr.is_multiple_of(PAGE) && u64::from(run.len).is_multiple_of(PAGE), "runs are whole pages");
+        self.next = run.end();
         let head = Record::Run(run).encode();
         self.crc = crc32c(self.crc, &head);
         self.runs += 1;

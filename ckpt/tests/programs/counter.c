@@ -7,7 +7,7 @@ int main(void) {
     uint64_t hash = 1;
     printf("ready\n");
     fflush(stdout);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 130; i++) {
         for (int k = 0; k < 1000000; k++) hash = hash * 6364136223846793005ULL + i;
         usleep(10000);
     }

@@ -1,0 +1,227 @@
+//! Images in files: makes whole ones of increments and packed ones, and files that appear only when they are right.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::{ControlError, failed};
+use crate::image::chain::{Candidates, Merged, merge, read_header};
+use crate::image::format::Codec;
+use crate::image::{Header, ImageError, Meta, Reader, Sink, WriteSink};
+
+/// Told now and then how far long work has come: bytes done, and bytes in all where that is known.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
+
+/// Makes a file that appears under its name only when `write` has succeeded and all is on disk.
+pub(super) fn appear<T>(path: &Path, write: impl FnOnce(&File) -> Result<T, ControlError>) -> Result<T, ControlError> {
+    let mut temporary = OsString::from(path);
+    temporary.push(".partial");
+    let failed = |error| ControlError::Io(format!("{} cannot be written", path.display()), error);
+    let result = (|| {
+        // What was in memory is nobody else's business, and a link that somebody has put there leads nowhere.
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(&temporary).map_err(failed)?;
+        let result = write(&file)?;
+        file.sync_all().map_err(failed)?;
+        std::fs::rename(&temporary, path).map_err(failed)?;
+        File::open(folder(path)).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        Ok(result)
+    })();
+    if result.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    result
+}
+
+/// The folder that a file is in.
+#[must_use]
+pub fn folder(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Merges an image with its ancestors into a whole one without packed runs, in a file of its own (or in the place of the image itself). The
+/// ancestors are looked for among `parents`, or beside the image if there are none.
+pub fn merge_files(image: &Path, parents: &[PathBuf], output: &Path, progress: Progress<'_>) -> Result<Merged, ControlError> {
+    let layers = Layers::open(image, parents)?;
+    appear(output, |file| Ok(layers.merge(WriteSink(file), progress)?))
+}
+
+/// The files of a chain, newest first.
+struct Layers(Vec<File>);
+
+impl Layers {
+    fn open(image: &Path, parents: &[PathBuf]) -> Result<Self, ControlError> {
+        let header = read_header(image)?;
+        let ancestors = match parents {
+            _ if header.parent == 0 => Vec::new(),
+            [] => Candidates::in_folder(folder(image))?.ancestors(&header)?,
+            named => Candidates::files(named)?.ancestors(&header)?,
+        };
+        let paths = std::iter::once(image).chain(ancestors.iter().map(PathBuf::as_path));
+        let open = |path: &Path| File::open(path).map_err(failed(&format!("{} cannot be opened", path.display())));
+        Ok(Self(paths.map(open).collect::<Result<_, _>>()?))
+    }
+
+    fn merge(&self, sink: impl Sink<Error = io::Error>, progress: Progress<'_>) -> Result<Merged, ImageError> {
+        for mut file in &self.0 {
+            file.rewind()?;
+        }
+        let total = self.0.iter().map(|file| file.metadata().map(|data| data.len())).sum::<io::Result<u64>>()?;
+        let meter = std::cell::RefCell::new(Meter { done: 0, total, progress });
+        merge(self.0.iter().map(|file| Watched { file, meter: &meter }), sink)
+    }
+}
+
+struct Meter<'a> {
+    done: u64,
+    total: u64,
+    progress: Progress<'a>,
+}
+
+/// A file whose reading is told.
+struct Watched<'a, 'p> {
+    file: &'a File,
+    meter: &'a std::cell::RefCell<Meter<'p>>,
+}
+
+impl Read for Watched<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.file.read(buffer)?;
+        let mut meter = self.meter.borrow_mut();
+        meter.done += len as u64;
+        let (done, total) = (meter.done, meter.total);
+        (meter.progress)(done, Some(total));
+        Ok(len)
+    }
+}
+
+/// An image as the restorer can read it, whole and without packed runs, verified from its beginning to its end: the file itself if it is
+/// that already, else a file without a name. At its beginning.
+pub(super) fn restorable(image: &Path, progress: Progress<'_>) -> Result<(File, Meta), ControlError> {
+    let mut file = File::open(image).map_err(failed("the image cannot be opened"))?;
+    if let Some((_, meta)) = verified_raw(&file)? {
+        file.rewind().map_err(failed("the image cannot be read from its beginning"))?;
+        return Ok((file, meta));
+    }
+    let mut folders = vec![std::env::temp_dir(), folder(image).to_owned()];
+    folders.dedup();
+    unpacked(&Layers::open(image, &[])?, &folders, progress)
+}
+
+/// Verifies a whole image of raw runs; none if it is another kind of image, as far as it was read.
+fn verified_raw(file: &File) -> Result<Option<(Header, Meta)>, ImageError> {
+    let (mut reader, mut memory) = (Reader::begin(file)?, Vec::new());
+    if reader.header.parent != 0 {
+        return Ok(None);
+    }
+    while let Some(run) = reader.next_run(&mut memory)? {
+        if run.codec == Codec::Lz4 {
+            return Ok(None);
+        }
+    }
+    Ok(Some((reader.header, reader.meta)))
+}
+
+/// Merges to a file without a name in the first of these folders that has room.
+fn unpacked(layers: &Layers, folders: &[PathBuf], progress: Progress<'_>) -> Result<(File, Meta), ControlError> {
+    let (mut needed, mut reasons) = (None, Vec::new());
+    for folder in folders {
+        let reason = match nameless(folder) {
+            Ok(mut file) => {
+                let mut full = None;
+                let merged = layers.merge(WhileThereIsRoom { to: &file, full: &mut full }, progress)?;
+                needed = Some(merged.bytes);
+                let Some(error) = full else {
+                    file.rewind().map_err(failed("the unpacked image cannot be read from its beginning"))?;
+                    return Ok((file, merged.meta));
+                };
+                error
+            }
+            Err(error) => error,
+        };
+        reasons.push(format!("{}: {reason}", folder.display()));
+    }
+    let reasons = reasons.join("; ");
+    Err(match needed {
+        Some(needed) => ControlError::NoRoom { needed, reasons },
+        None => ControlError::NoTemporary(reasons),
+    })
+}
+
+fn nameless(folder: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(folder)
+}
+
+/// Writes until there is no room; what would come after is only counted by the writer.
+struct WhileThereIsRoom<'a> {
+    to: &'a File,
+    full: &'a mut Option<io::Error>,
+}
+
+impl Sink for WhileThereIsRoom<'_> {
+    type Error = io::Error;
+
+    fn put(&mut self, head: &[u8], tail: &[u8]) -> io::Result<()> {
+        if self.full.is_none() {
+            *self.full = WriteSink(self.to).put(head, tail).err();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::image;
+    use super::*;
+
+    /// Puts an image in a file.
+    fn stored(folder: &tempfile::TempDir, packed: bool) -> PathBuf {
+        let path = folder.path().join("image");
+        std::fs::write(&path, image(packed)).unwrap();
+        path
+    }
+
+    fn content(mut file: File) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_packed_image_becomes_raw_in_the_first_folder_that_takes_it() {
+        let home = tempfile::tempdir().unwrap();
+        let path = stored(&home, true);
+        let mut told = 0;
+        let (file, meta) = restorable(&path, &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
+        assert_eq!((content(file), meta.process.pid), (image(false), 77));
+        assert!(told > 0);
+        let layers = Layers::open(&path, &[]).unwrap();
+        let folders = ["/proc".into(), home.path().to_owned()];
+        assert_eq!(content(unpacked(&layers, &folders, &mut |_, _| {}).unwrap().0), image(false));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "it has no name");
+        let error = unpacked(&layers, &folders[..1], &mut |_, _| {}).unwrap_err();
+        assert!(matches!(error, ControlError::NoTemporary(_)), "{error}");
+    }
+
+    #[test]
+    fn a_raw_image_is_taken_as_it_is() {
+        let home = tempfile::tempdir().unwrap();
+        let path = stored(&home, false);
+        let (file, _) = restorable(&path, &mut |_, _| panic!("there is nothing to do")).unwrap();
+        std::fs::write(&path, "the same file").unwrap();
+        assert_eq!(content(file), b"the same file");
+    }
+
+    #[test]
+    fn without_room_it_is_known_how_much_would_be_needed() {
+        let home = tempfile::tempdir().unwrap();
+        let layers = Layers::open(&stored(&home, true), &[]).unwrap();
+        let (to, mut full) = (File::options().write(true).open("/dev/full").unwrap(), None);
+        let merged = layers.merge(WhileThereIsRoom { to: &to, full: &mut full }, &mut |_, _| {}).unwrap();
+        assert_eq!(full.unwrap().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(merged.bytes, image(false).len() as u64);
+    }
+}

@@ -1,0 +1,58 @@
+//! A library that embeds the engine as `libradic.so` does: with hooks, and with the preloaded library's constructor and functions in it. When it is
+//! nudged it saves the program to the file "image", unless there is a file "not-now". What its hooks are told goes to files, too.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+use radic_ckpt::{Hooks, Mode, Refusal, Request, set_hooks};
+
+static IMAGE: AtomicI32 = AtomicI32::new(-1);
+
+/// Adds a line to a file. None of this allocates: a thread of the program may be in the middle of that.
+fn note(name: &str, line: &str) {
+    let file = OpenOptions::new().create(true).append(true).open(name);
+    let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    assert!(written.is_ok());
+}
+
+fn nudged() -> Option<(i32, Request)> {
+    note("asked", "asked\n");
+    if Path::new("not-now").exists() {
+        return None;
+    }
+    let fd = File::create("image").map(File::into_raw_fd).ok()?;
+    IMAGE.store(fd, Relaxed);
+    Some((fd, Mode::Fork.into()))
+}
+
+fn saved(result: Result<(u64, u64), Refusal>) {
+    // SAFETY: opened by `nudged`, and nobody else's.
+    drop(unsafe { File::from_raw_fd(IMAGE.swap(-1, Relaxed)) });
+    match result {
+        Ok((pause, image)) => note("saved", if pause > 0 && image != 0 { "saved\n" } else { "without a figure\n" }),
+        Err(_) => note("saved", "refused\n"),
+    }
+}
+
+fn restored() {
+    note("restored", "restored\n");
+}
+
+/// For the program: nudges itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn nudge_self() -> i32 {
+    i32::from(radic_ckpt::nudge_self().is_err())
+}
+
+extern "C" fn constructor() {
+    set_hooks(Hooks { after_restore: Some(restored), nudged: Some(nudged), saved: Some(saved), ..Hooks::default() });
+    radic_ckpt_preload::construct();
+    radic_ckpt_preload::refuse_io_uring();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;

@@ -1,0 +1,8 @@
+//! Programs that are saved, killed with SIGKILL, restored, and must end as if nothing had happened.
+
+mod calls;
+mod harness;
+mod many;
+mod matrix;
+mod nudge;
+mod single;
