@@ -1,5 +1,29 @@
-//! The observer: the runtime inside each protected process.
+//! The observer: the runtime inside each protected process, as state machines without sockets, clocks, threads or `unsafe`.
 //!
-//! This crate will hold the state machines of DESIGN's data path, without sockets or clocks (stream, outbox, journal, replay,
-//! gate), and apart from them the system-call layer that drives them. It is empty until issue 4.
+//! [`Observer`] composes them for a caller that has intercepted a call of the program; README.md has the map, the invariants and
+//! what the caller must do. Each machine stands alone too:
+//!
+//! - [`journal`]: the log of determinants, what of it is stable, where the next outcome stands; [`gate`]: G1;
+//! - [`outbox`]: what was sent and the receiver's protector does not hold yet (G2);
+//! - [`payload`]: what was received, on its way to the protector;
+//! - [`connection`]: streams, and connections that outlive their sockets (G3);
+//! - [`replay`]: the log, served again (G5);
+//! - [`checkpoint`]: what may be forgotten, and when (G6).
+//!
+//! Memory: everything is allocated by the constructors, with the capacities of [`Config`]; afterwards nothing is, but when a process
+//! is restarted. Who runs this inside somebody's program gives its library an allocator of its own at far addresses.
 #![forbid(unsafe_code)]
+
+pub mod checkpoint;
+pub mod connection;
+mod error;
+pub mod gate;
+pub mod journal;
+mod observer;
+pub mod outbox;
+pub mod payload;
+pub mod replay;
+pub mod ring;
+
+pub use error::Error;
+pub use observer::{Accept, Config, Cut, Observer, Ready, Receive, Send, Source, Transmit, Wait};

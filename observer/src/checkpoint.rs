@@ -1,0 +1,84 @@
+//! G6: what a checkpoint covers, and what may be forgotten only after it is committed.
+
+use crate::error::Error;
+
+/// Where the logs stood when an image was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// The image's number.
+    pub image: u64,
+    /// Position in the journal: the cut.
+    pub journal: u64,
+    /// Position in the payload log.
+    pub payload: u64,
+}
+
+/// Which images there are.
+#[derive(Debug, Clone, Default)]
+pub struct Checkpoints {
+    next: u64,
+    under_way: Option<Mark>,
+    committed: Option<Mark>,
+}
+
+impl Checkpoints {
+    /// An image begins. The process is copied after this, so that its copy knows which image it is.
+    pub fn begin(&mut self, journal: u64, payload: u64) -> Result<Mark, Error> {
+        if self.under_way.is_some() {
+            return Err(Error::Full("place for an image under way"));
+        }
+        let mark = Mark { image: self.next, journal, payload };
+        self.next += 1;
+        self.under_way = Some(mark);
+        Ok(mark)
+    }
+
+    /// The image that is being made or shipped.
+    pub fn under_way(&self) -> Option<Mark> {
+        self.under_way
+    }
+
+    /// The newest committed image.
+    pub fn committed(&self) -> Option<Mark> {
+        self.committed
+    }
+
+    /// The protector has committed `image`. Returns what may be forgotten now, if this is news.
+    pub fn handle_committed(&mut self, image: u64) -> Option<Mark> {
+        let mark = self.under_way.take_if(|mark| mark.image == image)?;
+        self.committed = Some(mark);
+        Some(mark)
+    }
+
+    /// The image will not be: it could not be made, was refused, or its protector died.
+    pub fn handle_abandoned(&mut self) {
+        self.under_way = None;
+    }
+
+    /// The process has been restarted from the image that was under way when it was copied, or from its first state.
+    pub fn handle_restart(&mut self) {
+        self.committed = self.under_way.take().or(self.committed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_forgotten_before_the_commit_of_that_very_image() {
+        let mut checkpoints = Checkpoints::default();
+        let first = checkpoints.begin(10, 20).unwrap();
+        assert!(checkpoints.begin(11, 21).is_err());
+        assert_eq!(checkpoints.handle_committed(first.image + 1), None);
+        let copy = checkpoints.clone();
+        checkpoints.handle_abandoned();
+        let second = checkpoints.begin(30, 40).unwrap();
+        assert_eq!(checkpoints.handle_committed(first.image), None, "an abandoned image covers nothing");
+        assert_eq!(checkpoints.handle_committed(second.image), Some(second));
+        assert_eq!(checkpoints.handle_committed(second.image), None);
+        let mut restarted = copy;
+        restarted.handle_restart();
+        assert_eq!(restarted.committed(), Some(first));
+    }
+}

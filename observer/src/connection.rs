@@ -1,0 +1,621 @@
+//! Connections that outlive their sockets, and the table of them.
+//!
+//! A connection has two streams. What was appended to the outgoing one is in the outbox; the link (the socket of now) takes it
+//! from `sent` on. What the program took of the incoming one is `consumed`. When a link breaks, the process that opened the
+//! connection dials again, whoever noticed first: so two ends never dial each other, and of several dials the newest (by
+//! incarnation, then attempt) wins. Both ends say how far they have received, and each goes on there.
+//!
+//! A stream's end is one unit after its last byte, so "received", "stable" and "consumed" cover it like any other.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+
+use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::log::Greeting;
+
+use crate::error::Error;
+use crate::outbox::{Outbox, Queue};
+
+/// A connection's place in the table, until it is forgotten.
+pub type Slot = usize;
+
+/// Who speaks, and in which life.
+pub type Me = (ProcessId, Incarnation);
+
+/// How far this process has come with its log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It replays.
+    Replaying,
+    /// Its log is over; it waits at Gate B.
+    Settled,
+    /// It lives.
+    Live,
+}
+
+/// As a stable offset: the peer has closed and wants nothing more, whatever comes. How much it received still counts (Gate B).
+const NO_MORE: u64 = u64::MAX;
+
+/// The socket of now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// There is none. Its opener dials.
+    Down,
+    /// The greeting was written, the answer has not come.
+    Dialing,
+    /// Bytes flow.
+    Up,
+}
+
+/// The direction in which this process sends.
+#[derive(Debug, Clone, Default)]
+pub struct Outgoing {
+    pub(crate) queue: Queue,
+    /// The next unit for the link of now.
+    pub(crate) sent: u64,
+    /// The offset after the last byte, once the program has ended this direction.
+    pub(crate) finish: Option<u64>,
+    /// What the peer has received, as its last greeting said.
+    pub(crate) peer_has: u64,
+    /// That was said by a peer that has replayed its log.
+    pub(crate) peer_settled: bool,
+    /// What the peer's protector holds.
+    pub(crate) stable: u64,
+}
+
+impl Outgoing {
+    /// Units that were sent since the beginning, the end included.
+    pub fn end(&self) -> u64 {
+        self.queue.end() + u64::from(self.finish.is_some())
+    }
+
+    /// Offset of the oldest byte that is kept.
+    pub fn start(&self) -> u64 {
+        self.queue.start()
+    }
+
+    /// Bytes that no link has taken yet.
+    pub fn unsent(&self) -> u64 {
+        self.queue.end().saturating_sub(self.sent)
+    }
+
+    /// Bytes that are kept for the receiver.
+    pub fn kept(&self) -> u64 {
+        self.queue.end() - self.queue.start()
+    }
+
+    /// The offset after the last byte, once the program has ended this direction.
+    pub fn finish(&self) -> Option<u64> {
+        self.finish
+    }
+}
+
+/// The direction in which this process receives.
+#[derive(Debug, Clone, Default)]
+pub struct Incoming {
+    /// Units whose outcome is in the journal.
+    pub(crate) consumed: u64,
+    /// Bytes given to the program, beyond `consumed` only while a replayed `recv` is put together.
+    pub(crate) taken: u64,
+    /// Units that the protector held when this incarnation began: they come from there, not from the link.
+    pub(crate) held: u64,
+    /// The offset after the last byte, once it is known.
+    pub(crate) finish: Option<u64>,
+}
+
+impl Incoming {
+    /// The unit that the link must bring next.
+    pub fn wanted(&self) -> u64 {
+        self.consumed.max(self.taken).max(self.held)
+    }
+
+    /// Bytes that the protector holds and the program has not taken.
+    pub(crate) fn in_log(&self) -> u64 {
+        self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
+    }
+
+    fn handle_finish(&mut self, offset: u64) -> bool {
+        let fits = self.finish.is_none_or(|known| known == offset) && offset.saturating_add(1) >= self.wanted();
+        if fits {
+            self.finish = Some(offset);
+        }
+        fits
+    }
+}
+
+/// One connection.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    /// Its identifier.
+    pub id: ConnectionId,
+    /// The other end.
+    pub peer: ProcessId,
+    /// Whether this process opened it.
+    pub opened_here: bool,
+    pub(crate) fd: Option<u32>,
+    pub(crate) link: Link,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) incoming: Incoming,
+    /// Of the opener: the last attempt to dial, by its incarnation.
+    attempt: Option<(Incarnation, u32)>,
+    peer_incarnation: Incarnation,
+    /// Waits to be accepted by the program.
+    offered: bool,
+    /// The peer of the link of now was told how far this process is, while it was replaying.
+    unsettled: bool,
+    /// The link was given up here: its socket is to be closed.
+    dropped: bool,
+    pub(crate) closed: bool,
+    /// The image that is the first to cover the closing.
+    pub(crate) covered_by: Option<u64>,
+    /// A committed image covers the closing, here and there.
+    forgettable: (bool, bool),
+    to_tell: bool,
+}
+
+impl Connection {
+    fn new(id: ConnectionId, peer: ProcessId, opened_here: bool) -> Self {
+        Connection {
+            id,
+            peer,
+            opened_here,
+            fd: None,
+            link: Link::Down,
+            outgoing: Outgoing::default(),
+            incoming: Incoming::default(),
+            attempt: None,
+            peer_incarnation: Incarnation(0),
+            offered: false,
+            unsettled: false,
+            dropped: false,
+            closed: false,
+            covered_by: None,
+            forgettable: (false, false),
+            to_tell: false,
+        }
+    }
+
+    /// The stream that comes in.
+    pub fn stream_in(&self) -> StreamId {
+        StreamId { connection: self.id, from_opener: !self.opened_here }
+    }
+
+    /// The stream that goes out.
+    pub fn stream_out(&self) -> StreamId {
+        StreamId { connection: self.id, from_opener: self.opened_here }
+    }
+
+    /// The socket of now.
+    pub fn link(&self) -> Link {
+        self.link
+    }
+
+    /// The program's descriptor, while it has one.
+    pub fn fd(&self) -> Option<u32> {
+        self.fd
+    }
+
+    /// The outgoing direction.
+    pub fn outgoing(&self) -> &Outgoing {
+        &self.outgoing
+    }
+
+    /// The incoming direction.
+    pub fn incoming(&self) -> &Incoming {
+        &self.incoming
+    }
+
+    fn peer_error(&self, what: &'static str) -> Error {
+        Error::Peer { connection: self.id, what }
+    }
+
+    fn greeting(&mut self, (process, incarnation): Me, attempt: u32, settled: bool) -> Greeting {
+        self.unsettled = !settled;
+        let Connection { id: connection, outgoing, incoming, .. } = self;
+        // What this incarnation found at its protector is stable; of what came since, only the protector itself knows.
+        let stable = if self.closed { NO_MORE } else { incoming.held };
+        let (received, finish) = (incoming.wanted(), outgoing.finish);
+        Greeting { process, incarnation, connection: *connection, attempt, received, stable, finish, settled }
+    }
+
+    /// The other end has said where it stands: the link goes on there.
+    fn adopt(&mut self, outbox: &mut Outbox, greeting: &Greeting, phase: Phase) -> Result<(), Error> {
+        let (received, end, kept) = (greeting.received, self.outgoing.end(), self.outgoing.queue.start());
+        if received < kept && greeting.stable != NO_MORE {
+            return Err(Error::Lost { connection: self.id, wanted: received, kept });
+        }
+        if received > end && phase == Phase::Live {
+            return Err(Error::Orphan { connection: self.id, received, sent: end });
+        }
+        if greeting.finish.is_some_and(|finish| !self.incoming.handle_finish(finish)) {
+            return Err(self.peer_error("its end is not where it was"));
+        }
+        // A protector may hold more than its process wants again only by a mistake, which must not cost bytes.
+        let stable = if greeting.stable == NO_MORE { NO_MORE } else { greeting.stable.min(received) };
+        self.handle_stable(outbox, stable);
+        self.outgoing.sent = received.max(self.outgoing.queue.start());
+        (self.outgoing.peer_has, self.outgoing.peer_settled) = (received, greeting.settled);
+        self.dropped = false;
+        self.peer_incarnation = greeting.incarnation;
+        self.link = Link::Up;
+        Ok(())
+    }
+
+    /// The peer's protector holds units up to `offset`, or the peer will never want them.
+    pub(crate) fn handle_stable(&mut self, outbox: &mut Outbox, offset: u64) {
+        self.outgoing.stable = self.outgoing.stable.max(offset);
+        outbox.trim(&mut self.outgoing.queue, offset);
+    }
+}
+
+/// What to do with a socket on which a greeting came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Welcome {
+    /// It is this connection's link now. Close the one before, write this answer first if there is one.
+    Link(Slot, Option<Greeting>),
+    /// It is older than the link of now, or from a dead incarnation: close it.
+    Refuse,
+}
+
+/// Whoever numbers connections is trusted (its greeting carried a MAC), so no random keys are needed, and none are asked of the
+/// system inside somebody's program.
+type Index = HashMap<(ConnectionId, bool), u32, BuildHasherDefault<DefaultHasher>>;
+
+const NO_SLOT: u32 = u32::MAX;
+
+/// All connections of a process.
+#[derive(Debug, Clone)]
+pub struct Table {
+    slots: Vec<Option<Connection>>,
+    free: Vec<u32>,
+    by_fd: Box<[u32]>,
+    by_id: Index,
+    /// Processes that were restarted, and as what; as few as there were deaths.
+    restarted: HashMap<ProcessId, Incarnation, BuildHasherDefault<DefaultHasher>>,
+    /// Number of the next connection that this process opens.
+    next_number: u64,
+    /// Connections that wait to be accepted, in the order in which they came.
+    offered: VecDeque<u32>,
+    /// Those whose peers are to be told that they may forget them.
+    to_tell: Vec<u32>,
+}
+
+impl Table {
+    /// A table for `connections` at once, on descriptors below `descriptors`.
+    pub fn new(connections: usize, descriptors: usize) -> Self {
+        assert!(connections < NO_SLOT as usize, "{connections} connections");
+        Table {
+            slots: (0..connections).map(|_| None).collect(),
+            free: (0..connections as u32).rev().collect(),
+            by_fd: vec![NO_SLOT; descriptors].into_boxed_slice(),
+            // Twice the room: hashbrown then cleans up in place instead of growing.
+            by_id: Index::with_capacity_and_hasher(connections * 2, Default::default()),
+            restarted: HashMap::default(),
+            next_number: 0,
+            offered: VecDeque::with_capacity(connections),
+            to_tell: Vec::with_capacity(connections),
+        }
+    }
+
+    /// The connection on this descriptor.
+    pub fn slot_of(&self, fd: u32) -> Result<Slot, Error> {
+        let slot = self.by_fd.get(fd as usize).copied().unwrap_or(NO_SLOT);
+        if slot == NO_SLOT { Err(Error::Descriptor(fd)) } else { Ok(slot as usize) }
+    }
+
+    /// The connection with this identifier.
+    pub fn find(&self, id: ConnectionId) -> Option<Slot> {
+        self.find_end(id, true).or_else(|| self.find_end(id, false))
+    }
+
+    /// The end of it that this process opened, or the one that it accepted: it may have connected to itself.
+    pub fn find_end(&self, id: ConnectionId, opened_here: bool) -> Option<Slot> {
+        self.by_id.get(&(id, opened_here)).map(|slot| *slot as usize)
+    }
+
+    /// How many more connections there is room for, and for how many there was. Closed ones take theirs until images of both ends cover that.
+    pub fn room(&self) -> (usize, usize) {
+        (self.free.len(), self.slots.len())
+    }
+
+    /// The connection at this place.
+    pub fn get(&self, slot: Slot) -> Option<&Connection> {
+        self.slots.get(slot)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut Connection> {
+        self.slots.get_mut(slot)?.as_mut()
+    }
+
+    /// The connection on this descriptor, to be changed.
+    pub(crate) fn on(&mut self, fd: u32) -> Result<&mut Connection, Error> {
+        let slot = self.slot_of(fd)?;
+        self.get_mut(slot).ok_or(Error::Descriptor(fd))
+    }
+
+    /// Every connection.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &Connection)> {
+        self.slots.iter().enumerate().filter_map(|(slot, connection)| Some((slot, connection.as_ref()?)))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
+        self.slots.iter_mut().flatten()
+    }
+
+    fn insert(&mut self, connection: Connection) -> Result<Slot, Error> {
+        let slot = self.free.pop().ok_or(Error::Full("table of connections"))?;
+        self.by_id.insert((connection.id, connection.opened_here), slot);
+        self.slots[slot as usize] = Some(connection);
+        Ok(slot as usize)
+    }
+
+    fn bind(&mut self, slot: Slot, fd: u32) -> Result<(), Error> {
+        let place = self.by_fd.get_mut(fd as usize).ok_or(Error::Full("table of descriptors"))?;
+        if *place != NO_SLOT {
+            return Err(Error::DescriptorTaken(fd));
+        }
+        *place = slot as u32;
+        if let Some(connection) = self.get_mut(slot) {
+            connection.fd = Some(fd);
+        }
+        Ok(())
+    }
+
+    /// The program knows the connection on `from` by `to` from now on.
+    pub(crate) fn rebind(&mut self, from: u32, to: u32) -> Result<(), Error> {
+        let slot = self.slot_of(from)?;
+        self.bind(slot, to)?;
+        self.by_fd[from as usize] = NO_SLOT;
+        Ok(())
+    }
+
+    /// What the next connection that `me` opens will be.
+    pub fn next_connection(&self, me: ProcessId) -> ConnectionId {
+        ConnectionId { opener: me, number: self.next_number }
+    }
+
+    /// The program connects `fd` to `peer`. The number of the connection is the same when this is re-executed.
+    pub fn open(&mut self, me: ProcessId, fd: u32, peer: ProcessId) -> Result<Slot, Error> {
+        if self.slot_of(fd).is_ok() {
+            return Err(Error::DescriptorTaken(fd));
+        }
+        let id = self.next_connection(me);
+        let slot = self.insert(Connection::new(id, peer, true))?;
+        self.next_number += 1;
+        self.bind(slot, fd)?;
+        Ok(slot)
+    }
+
+    /// The program was given connection `id` on `fd` by `accept`; in replay it may not have been offered again yet.
+    pub(crate) fn accept(&mut self, id: ConnectionId, fd: u32) -> Result<Slot, Error> {
+        let slot = match self.find_end(id, false) {
+            Some(slot) => slot,
+            None => self.insert(Connection::new(id, id.opener, false))?,
+        };
+        let connection = self.get_mut(slot).ok_or(Error::Descriptor(fd))?;
+        if connection.fd.is_some() || connection.closed {
+            return Err(Error::Peer { connection: id, what: "it was accepted before" });
+        }
+        if std::mem::replace(&mut connection.offered, false) {
+            self.offered.retain(|offered| *offered != slot as u32);
+        }
+        self.bind(slot, fd)?;
+        Ok(slot)
+    }
+
+    /// A connection that waits to be accepted.
+    pub fn poll_offer(&self) -> Option<ConnectionId> {
+        let slot = *self.offered.front()?;
+        self.get(slot as usize).map(|connection| connection.id)
+    }
+
+    /// The program has closed the descriptor: the connection lives on until its peer needs it no more.
+    pub(crate) fn close(&mut self, fd: u32, outbox: &mut Outbox) -> Result<(), Error> {
+        let slot = self.slot_of(fd)?;
+        self.by_fd[fd as usize] = NO_SLOT;
+        let connection = self.get_mut(slot).ok_or(Error::Descriptor(fd))?;
+        (connection.fd, connection.closed) = (None, true);
+        let end = connection.outgoing.queue.end();
+        connection.outgoing.finish.get_or_insert(end);
+        self.forget_if_done(slot, outbox);
+        Ok(())
+    }
+
+    fn forget_if_done(&mut self, slot: Slot, outbox: &mut Outbox) {
+        let Some(connection) = self.get_mut(slot) else { return };
+        if connection.forgettable == (true, true) && !connection.to_tell {
+            let end = (connection.id, connection.opened_here);
+            outbox.trim(&mut connection.outgoing.queue, u64::MAX);
+            self.slots[slot] = None;
+            self.by_id.remove(&end);
+            self.free.push(slot as u32);
+        }
+    }
+
+    /// An image was committed: what it covers as closed is closed for ever, here.
+    pub(crate) fn handle_committed(&mut self, image: u64) {
+        for slot in 0..self.slots.len() {
+            let Some(connection) = self.get_mut(slot) else { continue };
+            if connection.covered_by.is_some_and(|covering| covering <= image) && !connection.forgettable.0 {
+                connection.forgettable.0 = true;
+                connection.to_tell = true;
+                self.to_tell.push(slot as u32);
+            }
+        }
+    }
+
+    /// A connection, and its peer, which is to be told that it may forget it ([`radic_wire::log::ToProtector::Forget`]).
+    pub(crate) fn poll_forget(&mut self, outbox: &mut Outbox) -> Option<(ConnectionId, ProcessId)> {
+        while let Some(slot) = self.to_tell.pop() {
+            let slot = slot as usize;
+            let connection = self.get_mut(slot)?;
+            connection.to_tell = false;
+            let (id, peer, opened_here) = (connection.id, connection.peer, connection.opened_here);
+            let other = self.find_end(id, !opened_here);
+            self.forget_if_done(slot, outbox);
+            match other {
+                // A connection of the process with itself: its other end is told here.
+                Some(other) => self.forget_end(other, outbox),
+                None => return Some((id, peer)),
+            }
+        }
+        None
+    }
+
+    /// The peer will never need this connection again.
+    pub(crate) fn handle_forget(&mut self, id: ConnectionId, outbox: &mut Outbox) {
+        if let Some(slot) = self.find(id) {
+            self.forget_end(slot, outbox);
+        }
+    }
+
+    fn forget_end(&mut self, slot: Slot, outbox: &mut Outbox) {
+        if let Some(connection) = self.get_mut(slot) {
+            connection.forgettable.1 = true;
+            connection.handle_stable(outbox, NO_MORE);
+        }
+        self.forget_if_done(slot, outbox);
+    }
+
+    /// The next greeting for a new socket to the peer of `slot`. The first of all goes without an answer, as the peer's backlog
+    /// answers for a program that does not run; every other waits for one.
+    pub fn dial(&mut self, slot: Slot, me: Me, phase: Phase) -> Option<Greeting> {
+        let connection = self.get_mut(slot)?;
+        if !connection.opened_here {
+            return None;
+        }
+        let first = connection.attempt.is_none() && phase == Phase::Live;
+        let attempt = match connection.attempt {
+            Some((of, attempt)) if of == me.1 => attempt.saturating_add(1),
+            _ => u32::from(!first),
+        };
+        connection.attempt = Some((me.1, attempt));
+        connection.dropped = false;
+        connection.link = if first { Link::Up } else { Link::Dialing };
+        // Nobody can have told a new connection's peer anything that it would wait for.
+        connection.outgoing.peer_settled |= first;
+        Some(connection.greeting(me, attempt, phase != Phase::Replaying))
+    }
+
+    /// A greeting came on a socket that was dialed to `me`. If the connection is not known it is offered to the program, perhaps
+    /// again: `held` is what the protector had of it when this incarnation began, units and where it ends.
+    pub fn handle_greeting(
+        &mut self,
+        outbox: &mut Outbox,
+        me: Me,
+        greeting: &Greeting,
+        phase: Phase,
+        held: impl FnOnce(StreamId) -> (u64, Option<u64>),
+    ) -> Result<Welcome, Error> {
+        let id = greeting.connection;
+        if greeting.process != id.opener {
+            return Err(Error::Peer { connection: id, what: "only its opener dials" });
+        }
+        let oldest = self.incarnation_of(greeting.process);
+        if greeting.incarnation < oldest {
+            return Ok(Welcome::Refuse);
+        }
+        let slot = match self.find_end(id, false) {
+            Some(slot) => slot,
+            None if greeting.received > 0 && phase == Phase::Live => {
+                return Err(Error::Orphan { connection: id, received: greeting.received, sent: 0 });
+            }
+            None => {
+                let mut connection = Connection { offered: true, ..Connection::new(id, id.opener, false) };
+                (connection.incoming.held, connection.incoming.finish) = held(connection.stream_in());
+                let slot = self.insert(connection)?;
+                self.offered.push_back(slot as u32);
+                slot
+            }
+        };
+        let Some(connection) = self.get_mut(slot) else { return Ok(Welcome::Refuse) };
+        let attempt = (greeting.incarnation, greeting.attempt);
+        if connection.opened_here || connection.attempt.is_some_and(|newest| attempt <= newest) {
+            return Ok(Welcome::Refuse);
+        }
+        connection.adopt(outbox, greeting, phase)?;
+        connection.attempt = Some(attempt);
+        let answer = (greeting.attempt > 0).then(|| connection.greeting(me, greeting.attempt, phase != Phase::Replaying));
+        Ok(Welcome::Link(slot, answer))
+    }
+
+    /// The answer came on a socket that this process has dialed. False: it belongs to an older attempt; close that socket.
+    pub fn handle_answer(&mut self, outbox: &mut Outbox, slot: Slot, answer: &Greeting, phase: Phase) -> Result<bool, Error> {
+        let oldest = self.incarnation_of(answer.process);
+        let Some(connection) = self.get_mut(slot) else { return Ok(false) };
+        if answer.process != connection.peer || answer.connection != connection.id {
+            return Err(connection.peer_error("another process or connection answers"));
+        }
+        let attempt = connection.attempt.map(|(_, attempt)| attempt);
+        if connection.link != Link::Dialing
+            || attempt != Some(answer.attempt)
+            || answer.incarnation < oldest.max(connection.peer_incarnation)
+        {
+            return Ok(false);
+        }
+        connection.adopt(outbox, answer, phase)?;
+        Ok(true)
+    }
+
+    /// The link of `slot` broke, or could not be made.
+    pub fn handle_broken(&mut self, slot: Slot) {
+        if let Some(connection) = self.get_mut(slot) {
+            (connection.link, connection.dropped) = (Link::Down, false);
+        }
+    }
+
+    /// Where the end of a stream is that comes in, as its sender says (a socket that ends may mean that its process died).
+    pub fn handle_finish(&mut self, slot: Slot, offset: u64) -> Result<(), Error> {
+        let Some(connection) = self.get_mut(slot) else { return Ok(()) };
+        if connection.incoming.handle_finish(offset) { Ok(()) } else { Err(connection.peer_error("its end is not where it was")) }
+    }
+
+    /// Gate B: whether every connection has been reached and was sent again at least what its peer has.
+    pub fn all_sent_again(&self) -> bool {
+        let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
+        self.iter().all(|(_, c)| c.offered || c.forgettable.1 || c.link == Link::Up && sent_again(&c.outgoing))
+    }
+
+    /// The log is over: peers that were told too little before are told again, on new links.
+    pub(crate) fn handle_settled(&mut self) {
+        for connection in self.iter_mut().filter(|connection| connection.unsettled) {
+            connection.unsettled = false;
+            connection.dropped = connection.link != Link::Down;
+            connection.link = Link::Down;
+        }
+    }
+
+    /// A link that was given up here: its socket is to be closed.
+    pub fn poll_dropped(&mut self) -> Option<Slot> {
+        let slot = self.iter().find(|(_, connection)| connection.dropped)?.0;
+        self.get_mut(slot)?.dropped = false;
+        Some(slot)
+    }
+
+    fn incarnation_of(&self, process: ProcessId) -> Incarnation {
+        self.restarted.get(&process).copied().unwrap_or_default()
+    }
+
+    /// `process` speaks as `incarnation` now: older ones are not listened to, and links to them are given up.
+    pub(crate) fn handle_restarted(&mut self, process: ProcessId, incarnation: Incarnation) {
+        if incarnation <= self.incarnation_of(process) {
+            return;
+        }
+        self.restarted.insert(process, incarnation);
+        for connection in self.iter_mut().filter(|c| c.peer == process && c.peer_incarnation < incarnation) {
+            connection.dropped = connection.link != Link::Down;
+            connection.link = Link::Down;
+        }
+    }
+
+    /// A restarted process has none of the sockets of its image, and those who dialed it then will dial again.
+    pub(crate) fn handle_restart(&mut self, mut held: impl FnMut(StreamId) -> (u64, Option<u64>)) {
+        for connection in self.slots.iter_mut().flatten() {
+            connection.link = Link::Down;
+            let (held, finish) = held(connection.stream_in());
+            connection.incoming.held = connection.incoming.held.max(held);
+            connection.incoming.finish = connection.incoming.finish.or(finish);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What can go wrong. None of it comes from the program: its own mistakes get the system's errors.
+
+use radic_wire::bytes::Malformed;
+use radic_wire::determinant::ConnectionId;
+use radic_wire::ids::Incarnation;
+
+/// Why the observer cannot go on, or not with this call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A bound was reached that the caller should have asked about before.
+    #[error("the {0} is full")]
+    Full(&'static str),
+    /// A thread with a number over the bound.
+    #[error("thread {0} is over the bound on threads")]
+    Thread(u32),
+    /// The descriptor is none of a protected connection.
+    #[error("descriptor {0} is no protected connection")]
+    Descriptor(u32),
+    /// The descriptor has a connection already.
+    #[error("descriptor {0} has a connection already")]
+    DescriptorTaken(u32),
+    /// The protector said what cannot be.
+    #[error("the protector contradicts what is known: {0}")]
+    Protector(&'static str),
+    /// A peer said what cannot be.
+    #[error("the peer of connection {} of {} contradicts what is known: {what}", .connection.number, .connection.opener)]
+    Peer {
+        /// Its connection.
+        connection: ConnectionId,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Bytes that a peer wants were trimmed: G2 is broken.
+    #[error("connection {} of {}: bytes from {wanted} are wanted, but kept only from {kept}", .connection.number, .connection.opener)]
+    Lost {
+        /// The connection.
+        connection: ConnectionId,
+        /// The offset that is wanted.
+        wanted: u64,
+        /// The oldest that there is.
+        kept: u64,
+    },
+    /// A peer has received bytes that were never sent: G1 is broken, or replay went another way.
+    #[error("connection {} of {}: the peer has {received}, but only {sent} was sent", .connection.number, .connection.opener)]
+    Orphan {
+        /// The connection.
+        connection: ConnectionId,
+        /// What the peer has.
+        received: u64,
+        /// What was sent.
+        sent: u64,
+    },
+    /// Re-execution made another call than the log has.
+    #[error("replay diverged at journal position {position}: {what}")]
+    Diverged {
+        /// Position of the outcome that does not fit.
+        position: u64,
+        /// What does not fit.
+        what: &'static str,
+    },
+    /// The journal's bytes are no determinants.
+    #[error("the journal cannot be read at position {position}: {source}")]
+    Journal {
+        /// Where the determinant begins.
+        position: u64,
+        /// What is wrong there.
+        source: Malformed,
+    },
+    /// Another incarnation speaks for this process now (G4): this one must end.
+    #[error("incarnation {} or a later one speaks for this process now", .0.0)]
+    Fenced(Incarnation),
+}

@@ -1,0 +1,1009 @@
+//! One process's observer: the machines composed, one method for each kind of call of the program.
+//!
+//! A call of the program asks first ([`Observer::receive`], [`Observer::send`] ...), does what the answer says, and reports what came
+//! of it ([`Observer::handle_received`] ...). Answers are the same in replay: the caller does not know which it is. Where the answer
+//! is a [`Wait`], the caller ships, reads from its protector and its sockets until something changed, and asks again.
+
+use radic_wire::determinant::{Call, ConnectionId, Determinant, ReadyFd, ReadySet, StreamId};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::limits;
+use radic_wire::log::{CutStreams, FromProtector, Greeting, Span, ToProtector};
+
+use crate::checkpoint::{Checkpoints, Mark};
+use crate::connection::{Connection, Link, Phase, Slot, Table, Welcome};
+use crate::error::Error;
+use crate::gate::Gate;
+use crate::journal::{Journal, Ship};
+use crate::outbox::Outbox;
+use crate::payload::{PayloadLog, Piece};
+use crate::replay::{Ask, Overdue, Replay, Served};
+
+/// The system's number for "try again": the same on every Linux.
+const EAGAIN: u32 = 11;
+
+/// How much of everything; all of it is allocated at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Blocks of the outbox.
+    pub outbox_blocks: usize,
+    /// Bytes of a block.
+    pub outbox_block: usize,
+    /// Bytes of journal that may be unstable.
+    pub journal: usize,
+    /// Longest code of one outcome, in bytes.
+    pub determinant: usize,
+    /// Bytes of received payload that the protector does not hold yet.
+    pub payload: usize,
+    /// Pieces of it.
+    pub payload_pieces: usize,
+    /// Connections at once.
+    pub connections: usize,
+    /// Descriptors are below this.
+    pub descriptors: usize,
+    /// Threads that may use protected sockets, ever.
+    pub threads: usize,
+}
+
+impl Default for Config {
+    /// DESIGN's 64 MiB of outbox; 8 MiB of payload.
+    fn default() -> Self {
+        Config {
+            outbox_blocks: 16 << 10,
+            outbox_block: 4 << 10,
+            journal: limits::LOG_CHUNK,
+            determinant: limits::DETERMINANT,
+            payload: 8 << 20,
+            payload_pieces: 16 << 10,
+            connections: 16 << 10,
+            descriptors: 64 << 10,
+            threads: 64,
+        }
+    }
+}
+
+/// What must be awaited before the same call is made again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// The gate: the journal must be stable up to this position (G1).
+    Stable(u64),
+    /// The payload log is full: ship it, and wait until the protector holds it.
+    Payload,
+    /// The outbox is full: ask what is stable.
+    Outbox,
+    /// Bytes of the stream, an event on the descriptors, a new link: what the program itself waits for.
+    Event,
+    /// More of the log: [`Observer::wanted_log`].
+    Log,
+    /// The log is over, but not every connection has sent again what its peer has: dial, and let peers dial.
+    Peers,
+}
+
+/// Where bytes come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The protector's payload log.
+    Log,
+    /// The connection's link.
+    Link,
+}
+
+/// The answer to a `recv`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Receive {
+    /// Take bytes and tell [`Observer::handle_received`].
+    Take {
+        /// From where.
+        source: Source,
+        /// Of which stream.
+        stream: StreamId,
+        /// The offset of the first.
+        offset: u64,
+        /// At most how many.
+        len: usize,
+        /// The program is owed these bytes: the caller waits for them even if the call would not. Nothing else may come of it.
+        owed: bool,
+    },
+    /// The stream has ended.
+    End,
+    /// The call failed with this error.
+    Failed(u32),
+    /// There is nothing now (`EAGAIN`).
+    Nothing,
+    /// Not yet.
+    Wait(Wait),
+}
+
+/// The answer to a `send`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Send {
+    /// So many bytes are in the outbox: let them leave ([`Observer::poll_transmit`]).
+    Taken {
+        /// Bytes.
+        len: usize,
+        /// The program is told of all that the call has had taken; else the caller waits for room and offers the rest.
+        whole: bool,
+    },
+    /// The call failed with this error.
+    Failed(u32),
+    /// Not yet.
+    Wait(Wait),
+}
+
+/// The answer to an `accept`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accept {
+    /// This connection waits: tell [`Observer::handle_accepted`] on which descriptor the program gets it.
+    Offered(ConnectionId),
+    /// The program gets this descriptor, with this address of the peer, as it did then.
+    Again {
+        /// The descriptor.
+        fd: u32,
+        /// The connection.
+        connection: ConnectionId,
+        /// The address that `accept` tells.
+        peer: std::net::SocketAddr,
+    },
+    /// The call failed with this error.
+    Failed(u32),
+    /// There is nothing now (`EAGAIN`).
+    Nothing,
+    /// Not yet.
+    Wait(Wait),
+}
+
+/// The answer to `poll` and its kin, and to the calls that have an outcome but no bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Ask the system and tell what came of it.
+    Live,
+    /// So many entries of the caller's array are ready.
+    Set(usize),
+    /// The outcome of then: this error, or 0.
+    Outcome(u32),
+    /// There is nothing now.
+    Nothing,
+    /// Not yet.
+    Wait(Wait),
+}
+
+/// What may leave on a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transmit {
+    /// Bytes from this offset: [`Observer::outgoing`].
+    Bytes(u64),
+    /// The end of the stream, after the last byte.
+    End,
+}
+
+/// Where the logs stood at an image, and the message that begins it.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut<'a> {
+    /// The positions.
+    pub mark: Mark,
+    /// Where each stream stood.
+    pub streams: CutStreams<'a>,
+    /// Those of which the end was received, and where it is.
+    pub ended: CutStreams<'a>,
+}
+
+impl<'a> Cut<'a> {
+    /// The message that begins the image.
+    pub fn message(&self, parent: Option<u64>) -> ToProtector<'a> {
+        let Mark { image, journal: cut, payload } = self.mark;
+        ToProtector::ImageBegin { image, parent, cut, payload, streams: self.streams, ended: self.ended }
+    }
+}
+
+/// What the log says to a question.
+enum Verdict {
+    Live,
+    Outcome,
+    Nothing,
+    Wait(Wait),
+}
+
+/// What the protector held of `stream` when this incarnation began, and where it has ended. It is taken once, by its connection.
+fn take_held(held: &mut [(StreamId, u64, Option<u64>)], stream: StreamId) -> (u64, Option<u64>) {
+    match held.binary_search_by_key(&stream, |held| held.0) {
+        Ok(index) => (std::mem::take(&mut held[index].1), held[index].2.take()),
+        Err(_) => (0, None),
+    }
+}
+
+/// One process's observer.
+#[derive(Debug, Clone)]
+pub struct Observer {
+    me: ProcessId,
+    incarnation: Incarnation,
+    journal: Journal,
+    payload: PayloadLog,
+    outbox: Outbox,
+    table: Table,
+    checkpoints: Checkpoints,
+    /// While this incarnation catches up.
+    replay: Option<Replay>,
+    /// What the protector held of each stream when this incarnation began, and where it has ended; sorted.
+    held: Vec<(StreamId, u64, Option<u64>)>,
+    fenced: Option<Incarnation>,
+}
+
+impl Observer {
+    /// The observer of the first incarnation of `me`.
+    pub fn new(me: ProcessId, config: &Config) -> Self {
+        Observer {
+            me,
+            incarnation: Incarnation(0),
+            journal: Journal::new(config.journal, config.threads, config.determinant),
+            payload: PayloadLog::new(config.payload, config.payload_pieces),
+            outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
+            table: Table::new(config.connections, config.descriptors),
+            checkpoints: Checkpoints::default(),
+            replay: None,
+            held: Vec::new(),
+            fenced: None,
+        }
+    }
+
+    /// Who this is.
+    pub fn process(&self) -> ProcessId {
+        self.me
+    }
+
+    /// Which life this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The journal, to be looked at.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// The payload log, to be looked at.
+    pub fn payload(&self) -> &PayloadLog {
+        &self.payload
+    }
+
+    /// The outbox, to be looked at.
+    pub fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    /// The connections, to be looked at.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The images, to be looked at.
+    pub fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
+    /// Whether this incarnation still catches up.
+    pub fn is_replaying(&self) -> bool {
+        self.replay.is_some()
+    }
+
+    /// Whether re-execution goes another way, without a call that shows it: [`Replay::overdue`].
+    pub fn overdue(&self, patience: u64) -> Option<Overdue> {
+        self.replay.as_ref()?.overdue(&self.journal, patience)
+    }
+
+    /// How far this incarnation has come.
+    pub fn phase(&self) -> Phase {
+        match &self.replay {
+            None => Phase::Live,
+            Some(replay) if replay.position() == replay.end() => Phase::Settled,
+            Some(_) => Phase::Replaying,
+        }
+    }
+
+    /// Whether this incarnation still needs the log that it was restarted with: while it replays, and until the program has taken the
+    /// bytes that only the protector has (their senders need not keep them). If the protector dies before, nobody has them.
+    pub fn needs_log(&self) -> bool {
+        let untouched = self.held.iter().any(|held| held.1 > 0);
+        self.replay.is_some()
+            || untouched
+            || self.table.iter().any(|(_, connection)| !connection.closed && connection.incoming.in_log() > 0)
+    }
+
+    fn check_voice(&self) -> Result<(), Error> {
+        self.fenced.map_or(Ok(()), |newest| Err(Error::Fenced(newest)))
+    }
+
+    /// What the log says to `ask`; live, that there is room to record what comes of it.
+    fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
+        self.check_voice()?;
+        let Some(replay) = &mut self.replay else {
+            return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
+        };
+        let sends = matches!(ask, Ask::Send { .. });
+        let wait = match replay.offer(&self.journal, thread, ask, blocking)? {
+            Served::Outcome => return Ok(Verdict::Outcome),
+            Served::Over if self.table.all_sent_again() => {
+                let end = replay.end();
+                self.replay = None;
+                self.journal.handle_replayed(end);
+                return Ok(Verdict::Live);
+            }
+            // Sends do not wait at Gate B: they are what it waits for.
+            Served::Nothing | Served::Over if sends => return Ok(Verdict::Live),
+            Served::Fetch => return Ok(Verdict::Wait(Wait::Log)),
+            Served::Nothing => Wait::Event,
+            Served::Over => Wait::Peers,
+        };
+        if blocking {
+            return Ok(Verdict::Wait(wait));
+        }
+        self.journal.handle_empty(thread)?;
+        Ok(Verdict::Nothing)
+    }
+
+    /// The outcome that the log has; only after [`Verdict::Outcome`].
+    fn outcome(&self) -> Result<Determinant<'_>, Error> {
+        self.replay.as_ref().and_then(Replay::outcome).ok_or(Error::Protector("the log changed under replay"))
+    }
+
+    fn diverged(&self, what: &'static str) -> Error {
+        Error::Diverged { position: self.replay.as_ref().map_or(0, Replay::position), what }
+    }
+
+    fn handle_served(&mut self) {
+        if let Some(replay) = &mut self.replay {
+            replay.handle_served(&mut self.journal);
+        }
+        if self.phase() == Phase::Settled {
+            self.table.handle_settled();
+        }
+    }
+
+    /// `recv` of at most `max` bytes (above 0) on `fd`.
+    pub fn receive(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
+        let slot = self.table.slot_of(fd)?;
+        let incoming = &self.connection(slot)?.incoming;
+        if incoming.finish.is_some_and(|finish| finish < incoming.consumed) {
+            // Told before, hence no new outcome.
+            self.check_voice()?;
+            return Ok(Receive::End);
+        }
+        match self.consult(thread, Ask::Recv { fd }, blocking)? {
+            Verdict::Live => self.receive_live(thread, slot, fd, max, blocking),
+            Verdict::Nothing => Ok(Receive::Nothing),
+            Verdict::Wait(wait) => Ok(Receive::Wait(wait)),
+            Verdict::Outcome => self.receive_again(slot, max),
+        }
+    }
+
+    fn connection(&self, slot: Slot) -> Result<&Connection, Error> {
+        self.table.get(slot).ok_or(Error::Full("table of connections"))
+    }
+
+    fn receive_live(&mut self, thread: u32, slot: Slot, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
+        let room = self.payload.room();
+        let connection = self.connection(slot)?;
+        let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
+        let (offset, from_log) = (incoming.taken, incoming.in_log());
+        if from_log > 0 {
+            let len = max.min(usize::try_from(from_log).unwrap_or(usize::MAX));
+            return Ok(Receive::Take { source: Source::Log, stream, offset, len, owed: true });
+        }
+        if room == 0 {
+            return Ok(Receive::Wait(Wait::Payload));
+        }
+        if incoming.finish == Some(offset) {
+            self.journal.append(thread, &Determinant::Eof { fd })?;
+            self.end_received(slot);
+            return Ok(Receive::End);
+        }
+        match link {
+            Link::Up => Ok(Receive::Take { source: Source::Link, stream, offset, len: max.min(room), owed: false }),
+            _ if blocking => Ok(Receive::Wait(Wait::Event)),
+            _ => self.handle_nothing(thread).map(|()| Receive::Nothing),
+        }
+    }
+
+    /// The program was told that the stream has ended: one unit, consumed and logged like a byte.
+    fn end_received(&mut self, slot: Slot) {
+        let Some(connection) = self.table.get_mut(slot) else { return };
+        let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
+        let offset = incoming.consumed;
+        if incoming.held <= offset {
+            self.payload.push_end(stream, offset);
+        }
+        incoming.finish = Some(offset);
+        (incoming.consumed, incoming.taken) = (offset + 1, offset + 1);
+    }
+
+    fn receive_again(&mut self, slot: Slot, max: usize) -> Result<Receive, Error> {
+        let room = self.payload.room();
+        let connection = self.connection(slot)?;
+        let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
+        match self.outcome()? {
+            Determinant::Recv { len, .. } if len as usize > max => Err(self.diverged("recv asks for less than it got then")),
+            Determinant::Recv { len, .. } => {
+                let (offset, left) = (incoming.taken, len as usize - (incoming.taken - incoming.consumed) as usize);
+                let from_log = usize::try_from(incoming.in_log()).unwrap_or(usize::MAX);
+                Ok(match from_log {
+                    1.. => Receive::Take { source: Source::Log, stream, offset, len: left.min(from_log), owed: true },
+                    0 if room == 0 => Receive::Wait(Wait::Payload),
+                    0 if link == Link::Up => {
+                        Receive::Take { source: Source::Link, stream, offset, len: left.min(room), owed: true }
+                    }
+                    0 => Receive::Wait(Wait::Event),
+                })
+            }
+            Determinant::Eof { .. } if incoming.held <= incoming.consumed && room == 0 => Ok(Receive::Wait(Wait::Payload)),
+            Determinant::Eof { .. } => {
+                self.end_received(slot);
+                self.handle_served();
+                Ok(Receive::End)
+            }
+            Determinant::Errno { errno, .. } => {
+                self.handle_served();
+                Ok(Receive::Failed(errno))
+            }
+            _ => Err(self.diverged("recv had another kind of outcome then")),
+        }
+    }
+
+    /// Bytes were taken as [`Receive::Take`] said. Returns what the program is told, once all of it is there.
+    pub fn handle_received(&mut self, thread: u32, fd: u32, source: Source, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        self.handle_received_parts(thread, fd, source, std::iter::once(bytes))
+    }
+
+    /// The same for bytes that lie in several buffers of the program: one outcome.
+    pub fn handle_received_parts<'a>(
+        &mut self,
+        thread: u32,
+        fd: u32,
+        source: Source,
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Result<Option<usize>, Error> {
+        let len = parts.clone().map(<[u8]>::len).sum::<usize>();
+        if len == 0 {
+            return Err(Error::Full("empty piece of bytes"));
+        }
+        let then = match self.replay.as_ref().and_then(Replay::outcome) {
+            Some(Determinant::Recv { fd: on, len }) if on == fd => Some(u64::from(len)),
+            _ => None,
+        };
+        let len = u32::try_from(len).map_err(|_| Error::Full("length of a recv"))?;
+        let connection = self.table.on(fd)?;
+        let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
+        let offset = incoming.taken;
+        let total = offset + u64::from(len) - incoming.consumed;
+        if then.is_some_and(|then| total > then) || then.is_none() && self.replay.is_some() {
+            return Err(self.diverged("more bytes were taken than then"));
+        }
+        if then.is_none() {
+            self.journal.append(thread, &Determinant::Recv { fd, len })?;
+        }
+        if source == Source::Link {
+            let mut at = offset;
+            for part in parts.filter(|part| !part.is_empty()) {
+                self.payload.push(stream, at, part);
+                at += part.len() as u64;
+            }
+        }
+        incoming.taken += u64::from(len);
+        if then.is_some_and(|then| total < then) {
+            return Ok(None);
+        }
+        incoming.consumed = incoming.taken;
+        if then.is_some() {
+            self.handle_served();
+        }
+        Ok(Some(total as usize))
+    }
+
+    /// `recv` with `MSG_PEEK` of at most `max` bytes (above 0) on `fd`: as [`Observer::receive`], but nothing is consumed, and
+    /// [`Observer::handle_peeked`] is told. The stream's end is no outcome: whoever peeks at it will see it again.
+    pub fn peek(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
+        let slot = self.table.slot_of(fd)?;
+        let verdict = self.consult(thread, Ask::Peek { fd }, blocking)?;
+        let connection = self.connection(slot)?;
+        let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
+        let (offset, in_log) = (incoming.taken, usize::try_from(incoming.in_log()).unwrap_or(usize::MAX));
+        let (most, owed) = match verdict {
+            Verdict::Wait(wait) => return Ok(Receive::Wait(wait)),
+            Verdict::Nothing => return Ok(Receive::Nothing),
+            Verdict::Live if in_log == 0 && incoming.finish == Some(offset) => return Ok(Receive::End),
+            Verdict::Live => (max, in_log > 0),
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Peek { len, .. } if len as usize > max => {
+                    return Err(self.diverged("a peek asks for less than it got then"));
+                }
+                Determinant::Peek { len, .. } => (len as usize, true),
+                _ => return Err(self.diverged("a peek had another kind of outcome then")),
+            },
+        };
+        Ok(match (in_log, link) {
+            (1.., _) => Receive::Take { source: Source::Log, stream, offset, len: most.min(in_log), owed },
+            (0, Link::Up) => Receive::Take { source: Source::Link, stream, offset, len: most, owed },
+            (0, _) if blocking || owed => Receive::Wait(Wait::Event),
+            (0, _) => return self.handle_nothing(thread).map(|()| Receive::Nothing),
+        })
+    }
+
+    /// So many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
+    /// as then; none: they are not all there yet.
+    pub fn handle_peeked(&mut self, thread: u32, fd: u32, len: usize) -> Result<Option<usize>, Error> {
+        let len = u32::try_from(len).map_err(|_| Error::Full("length of a peek"))?;
+        match self.replay.as_ref().and_then(Replay::outcome) {
+            Some(Determinant::Peek { len: then, .. }) if then > len => return Ok(None),
+            Some(Determinant::Peek { len: then, .. }) => {
+                self.handle_served();
+                return Ok(Some(then as usize));
+            }
+            _ => self.journal.append(thread, &Determinant::Peek { fd, len })?,
+        }
+        Ok(Some(len as usize))
+    }
+
+    /// The program knows the connection on `from` by the descriptor `to` from now on (`dup`, then `close` of the first).
+    pub fn handle_moved(&mut self, from: u32, to: u32) -> Result<(), Error> {
+        self.table.rebind(from, to)
+    }
+
+    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log, or the stream's end.
+    pub fn is_readable(&self, slot: Slot) -> bool {
+        self.table.get(slot).is_some_and(|c| c.incoming.in_log() > 0 || c.incoming.finish == Some(c.incoming.taken))
+    }
+
+    /// A call found nothing (`EAGAIN`, a `poll` that returned 0).
+    pub fn handle_nothing(&mut self, thread: u32) -> Result<(), Error> {
+        self.journal.handle_empty(thread)
+    }
+
+    /// A call failed, with another error than that there is nothing yet.
+    pub fn handle_failed(&mut self, thread: u32, fd: u32, call: Call, errno: u32) -> Result<(), Error> {
+        self.journal.append(thread, &Determinant::Errno { fd, call, errno })
+    }
+
+    /// Whether a `send` on `slot` would be taken, at least in part, as far as the outbox goes.
+    pub fn has_room(&self, slot: Slot) -> bool {
+        self.table.get(slot).is_none_or(|connection| self.outbox.room(&connection.outgoing.queue) > 0)
+    }
+
+    /// `send` of these bytes (at least one) on `fd`, after `done` bytes of the same call were taken. They are taken only when
+    /// everything that happened is stable (G1).
+    pub fn send(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
+        self.table.slot_of(fd)?;
+        let then = match self.consult(thread, Ask::Send { fd }, blocking)? {
+            Verdict::Wait(wait) => return Ok(Send::Wait(wait)),
+            Verdict::Outcome => Some(self.outcome()?),
+            Verdict::Live | Verdict::Nothing => None,
+        };
+        match then {
+            Some(Determinant::Errno { errno, .. }) => {
+                self.handle_served();
+                Ok(Send::Failed(errno))
+            }
+            Some(Determinant::SendPart { len, .. }) => {
+                let part = (len as usize).checked_sub(done).and_then(|left| bytes.get(..left));
+                let part = part.ok_or(self.diverged("send offers less than was taken then"))?;
+                let sent = self.send_again(fd, part)?;
+                if matches!(sent, Send::Taken { whole: true, .. }) {
+                    self.handle_served();
+                }
+                Ok(sent)
+            }
+            _ if self.replay.is_some() => self.send_again(fd, bytes),
+            _ => self.send_live(thread, fd, bytes, done, blocking),
+        }
+    }
+
+    /// Then all of this was taken, so it will be now, though perhaps in pieces: the outbox may be trimmed later than it was.
+    fn send_again(&mut self, fd: u32, bytes: &[u8]) -> Result<Send, Error> {
+        Ok(match self.append(fd, bytes)? {
+            len if len == bytes.len() => Send::Taken { len, whole: true },
+            0 => Send::Wait(Wait::Outbox),
+            len => Send::Taken { len, whole: false },
+        })
+    }
+
+    fn send_live(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
+        if let Gate::Shut(position) = Gate::of(&self.journal) {
+            return Ok(Send::Wait(Wait::Stable(position)));
+        }
+        let len = self.append(fd, bytes)?;
+        if len == bytes.len() || blocking && len > 0 {
+            return Ok(Send::Taken { len, whole: len == bytes.len() });
+        }
+        if blocking {
+            return Ok(Send::Wait(Wait::Outbox));
+        }
+        // A part that was taken, or nothing: the program may act on it, so it is an outcome. It stands before these bytes.
+        let part = done + len;
+        let outcome = match u32::try_from(part).map_err(|_| Error::Full("length of a send"))? {
+            0 => Determinant::Errno { fd, call: Call::Send, errno: EAGAIN },
+            len => Determinant::SendPart { fd, len },
+        };
+        self.journal.append_before(thread, &outcome, part as u64)?;
+        Ok(if part == 0 { Send::Failed(EAGAIN) } else { Send::Taken { len, whole: true } })
+    }
+
+    /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
+    fn append(&mut self, fd: u32, bytes: &[u8]) -> Result<usize, Error> {
+        let connection = self.table.on(fd)?;
+        let outgoing = &mut connection.outgoing;
+        if outgoing.finish.is_some() {
+            return Err(Error::Peer { connection: connection.id, what: "bytes after the end of the stream" });
+        }
+        let held = outgoing.stable.saturating_sub(outgoing.queue.end());
+        let skipped = bytes.len().min(usize::try_from(held).unwrap_or(usize::MAX));
+        if skipped > 0 {
+            self.outbox.skip(&mut outgoing.queue, skipped as u64);
+        }
+        let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
+        let again = self.replay.is_some();
+        let len = skipped + if again { self.outbox.append_again(queue, rest) } else { self.outbox.append(queue, rest) };
+        self.journal.handle_sent(len as u64);
+        Ok(len)
+    }
+
+    /// `shutdown` of the outgoing direction. It leaves like a byte, so it waits at the gate.
+    pub fn finish(&mut self, fd: u32) -> Result<Option<Wait>, Error> {
+        self.check_voice()?;
+        if self.replay.is_none()
+            && let Gate::Shut(position) = Gate::of(&self.journal)
+        {
+            return Ok(Some(Wait::Stable(position)));
+        }
+        let outgoing = &mut self.table.on(fd)?.outgoing;
+        outgoing.finish.get_or_insert(outgoing.queue.end());
+        Ok(None)
+    }
+
+    /// `close`: ends the outgoing direction if that was not done, and frees the descriptor.
+    pub fn close(&mut self, fd: u32) -> Result<Option<Wait>, Error> {
+        if let Some(wait) = self.finish(fd)? {
+            return Ok(Some(wait));
+        }
+        self.table.close(fd, &mut self.outbox)?;
+        Ok(None)
+    }
+
+    /// `connect` of `fd` to the process `peer`. It leaves (the greeting does), so it waits at the gate.
+    pub fn connect(&mut self, fd: u32, peer: ProcessId) -> Result<Result<Slot, Wait>, Error> {
+        self.check_voice()?;
+        if self.replay.is_none()
+            && let Gate::Shut(position) = Gate::of(&self.journal)
+        {
+            return Ok(Err(Wait::Stable(position)));
+        }
+        let slot = self.table.open(self.me, fd, peer)?;
+        self.find_held(slot);
+        Ok(Ok(slot))
+    }
+
+    /// A connection made anew by this incarnation may have been there in an earlier one: then the protector holds some of it.
+    fn find_held(&mut self, slot: Slot) {
+        let Some(connection) = self.table.get_mut(slot) else { return };
+        let (held, finish) = take_held(&mut self.held, connection.stream_in());
+        connection.incoming.held = connection.incoming.held.max(held);
+        connection.incoming.finish = connection.incoming.finish.or(finish);
+    }
+
+    /// What the next connection that this process opens will be.
+    pub fn next_connection(&self) -> ConnectionId {
+        self.table.next_connection(self.me)
+    }
+
+    /// The gate: the position that must be stable before anything leaves, if it is shut. Not asked in replay.
+    pub fn gate(&self) -> Option<u64> {
+        match Gate::of(&self.journal) {
+            Gate::Shut(position) if self.replay.is_none() => Some(position),
+            _ => None,
+        }
+    }
+
+    /// Is there an outcome of then for a question that has no bytes: `Connect` or `SoError`?
+    pub fn ask(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Ready, Error> {
+        Ok(match self.consult(thread, ask, blocking)? {
+            Verdict::Live => Ready::Live,
+            Verdict::Nothing => Ready::Nothing,
+            Verdict::Wait(wait) => Ready::Wait(wait),
+            Verdict::Outcome => {
+                let errno = match self.outcome()? {
+                    Determinant::Errno { errno, .. } | Determinant::SoError { errno, .. } => errno,
+                    _ => 0,
+                };
+                self.handle_served();
+                Ready::Outcome(errno)
+            }
+        })
+    }
+
+    /// What came of [`Ready::Live`] for `Connect` (complete) or `SoError`.
+    pub fn handle_outcome(&mut self, thread: u32, outcome: &Determinant<'_>) -> Result<(), Error> {
+        self.journal.append(thread, outcome)
+    }
+
+    /// `accept` on `listener`.
+    pub fn accept(&mut self, thread: u32, listener: u32, blocking: bool) -> Result<Accept, Error> {
+        match self.consult(thread, Ask::Accept { fd: listener }, blocking)? {
+            Verdict::Nothing => Ok(Accept::Nothing),
+            Verdict::Wait(wait) => Ok(Accept::Wait(wait)),
+            Verdict::Live => match self.table.poll_offer() {
+                Some(connection) => Ok(Accept::Offered(connection)),
+                None if blocking => Ok(Accept::Wait(Wait::Event)),
+                None => self.handle_nothing(thread).map(|()| Accept::Nothing),
+            },
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Accept { fd, connection, peer, .. } => {
+                    let slot = self.table.accept(connection, fd)?;
+                    self.find_held(slot);
+                    self.handle_served();
+                    Ok(Accept::Again { fd, connection, peer })
+                }
+                Determinant::Errno { errno, .. } => {
+                    self.handle_served();
+                    Ok(Accept::Failed(errno))
+                }
+                _ => Err(self.diverged("accept had another kind of outcome then")),
+            },
+        }
+    }
+
+    /// The program gets `connection` on `fd`, and is told `peer` as its address.
+    pub fn handle_accepted(
+        &mut self,
+        thread: u32,
+        listener: u32,
+        fd: u32,
+        connection: ConnectionId,
+        peer: std::net::SocketAddr,
+    ) -> Result<(), Error> {
+        self.table.accept(connection, fd)?;
+        self.journal.append(thread, &Determinant::Accept { listener, fd, connection, peer })
+    }
+
+    /// `poll`, `select` or `epoll_wait` into `ready`.
+    pub fn ready(&mut self, thread: u32, epoll: Option<u32>, blocking: bool, ready: &mut [ReadyFd]) -> Result<Ready, Error> {
+        match self.consult(thread, Ask::Ready { epoll }, blocking)? {
+            Verdict::Live => Ok(Ready::Live),
+            Verdict::Nothing => Ok(Ready::Nothing),
+            Verdict::Wait(wait) => Ok(Ready::Wait(wait)),
+            Verdict::Outcome => {
+                let answer = match self.outcome()? {
+                    Determinant::Ready { set, .. } => {
+                        let count = set.iter().count();
+                        let room =
+                            ready.get_mut(..count).ok_or(self.diverged("fewer descriptors are asked for than were ready"))?;
+                        room.iter_mut().zip(set.iter()).for_each(|(to, from)| *to = from);
+                        Ready::Set(count)
+                    }
+                    Determinant::Errno { errno, .. } => Ready::Outcome(errno),
+                    _ => return Err(self.diverged("poll had another kind of outcome then")),
+                };
+                self.handle_served();
+                Ok(answer)
+            }
+        }
+    }
+
+    /// What the system said to [`Ready::Live`]; at most [`limits::READY_FDS`] are told to the program at once.
+    pub fn handle_ready(&mut self, thread: u32, epoll: Option<u32>, ready: &[ReadyFd]) -> Result<(), Error> {
+        if ready.is_empty() {
+            return self.handle_nothing(thread);
+        }
+        let set = ReadySet::new(ready).ok_or(Error::Full("readiness set"))?;
+        self.journal.append(thread, &Determinant::Ready { epoll, set })
+    }
+
+    /// What may leave on the link of `slot` now.
+    pub fn poll_transmit(&self, slot: Slot) -> Option<Transmit> {
+        if self.fenced.is_some() {
+            return None;
+        }
+        let connection = self.table.get(slot)?;
+        let Connection { link: Link::Up, outgoing, .. } = connection else { return None };
+        match outgoing.sent {
+            sent if sent < outgoing.queue.end() => Some(Transmit::Bytes(sent)),
+            sent if Some(sent) == outgoing.finish => Some(Transmit::End),
+            _ => None,
+        }
+    }
+
+    /// The outgoing bytes from `offset`, as [`Transmit::Bytes`] named it, in pieces.
+    pub fn outgoing(&self, slot: Slot, offset: u64) -> impl Iterator<Item = &[u8]> {
+        let queue = self.table.get(slot).map(|connection| &connection.outgoing.queue);
+        queue.into_iter().flat_map(move |queue| self.outbox.pieces(queue, offset.max(queue.start())))
+    }
+
+    /// So many units left on the link of `slot` (the end is one).
+    pub fn handle_transmitted(&mut self, slot: Slot, units: u64) {
+        if let Some(connection) = self.table.get_mut(slot) {
+            connection.outgoing.sent += units;
+            assert!(connection.outgoing.sent <= connection.outgoing.end(), "more left than there is");
+        }
+    }
+
+    /// The next greeting to dial the peer of `slot` with, if this process opened the connection. It waits at the gate.
+    pub fn dial(&mut self, slot: Slot) -> Option<Greeting> {
+        self.table.dial(slot, (self.me, self.incarnation), self.phase())
+    }
+
+    /// A greeting came on a socket that was dialed to this process.
+    pub fn handle_greeting(&mut self, greeting: &Greeting) -> Result<Welcome, Error> {
+        self.check_voice()?;
+        let (me, phase) = ((self.me, self.incarnation), self.phase());
+        let held = |stream| take_held(&mut self.held, stream);
+        self.table.handle_greeting(&mut self.outbox, me, greeting, phase, held)
+    }
+
+    /// The answer came on a socket that this process has dialed. False: close that socket.
+    pub fn handle_answer(&mut self, slot: Slot, answer: &Greeting) -> Result<bool, Error> {
+        self.check_voice()?;
+        let phase = self.phase();
+        self.table.handle_answer(&mut self.outbox, slot, answer, phase)
+    }
+
+    /// A link that was given up here: its socket is to be closed, and dialed again by whoever opened the connection.
+    pub fn poll_dropped(&mut self) -> Option<Slot> {
+        self.table.poll_dropped()
+    }
+
+    /// `process` speaks as `incarnation` now, the protector says: before a restarted process hears anybody it is told this of all.
+    pub fn handle_restarted(&mut self, process: ProcessId, incarnation: Incarnation) {
+        self.table.handle_restarted(process, incarnation);
+    }
+
+    /// The link of `slot` broke, or its socket ended without [`Observer::handle_finish`] having said that the stream ends there.
+    pub fn handle_broken(&mut self, slot: Slot) {
+        self.table.handle_broken(slot);
+    }
+
+    /// The sender of the incoming stream of `slot` says that it ends at `offset`.
+    pub fn handle_finish(&mut self, slot: Slot, offset: u64) -> Result<(), Error> {
+        self.table.handle_finish(slot, offset)
+    }
+
+    /// The hello for a connection to the protector.
+    pub fn hello(&self) -> ToProtector<'static> {
+        let payload = self.payload.span();
+        // What is replayed counts as written: the protector holds it.
+        let journal = match &self.replay {
+            Some(replay) => Span { start: self.journal.end(), end: replay.end() },
+            None => self.journal.span(),
+        };
+        ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload }
+    }
+
+    /// Journal to be shipped, at once.
+    pub fn poll_journal(&mut self) -> Option<Ship<'_>> {
+        if self.replay.is_some() { None } else { self.journal.poll_ship() }
+    }
+
+    /// Payload to be shipped: when the process idles, or when [`PayloadLog::is_due`].
+    pub fn poll_payload(&mut self) -> Option<Piece<'_>> {
+        self.payload.poll_ship()
+    }
+
+    /// Where the log is wanted from, during replay.
+    pub fn wanted_log(&self) -> Option<(u64, usize)> {
+        self.replay.as_ref()?.wanted()
+    }
+
+    /// A message of the protector; payload fetched for a restart goes to [`Observer::handle_received`] instead.
+    pub fn handle_protector(&mut self, message: &FromProtector<'_>) -> Result<(), Error> {
+        match *message {
+            // During replay its hello was not about the journal that is being replayed.
+            FromProtector::Welcome { journal, payload } => {
+                if self.replay.is_none() {
+                    self.journal.handle_welcome(journal)?;
+                }
+                self.payload.handle_welcome(payload)
+            }
+            FromProtector::Fenced { newest } if newest > self.incarnation => {
+                self.fenced = Some(newest);
+                Err(Error::Fenced(newest))
+            }
+            FromProtector::Fenced { .. } => Err(Error::Protector("it fences the newest incarnation")),
+            FromProtector::JournalStable { .. } if self.replay.is_some() => Ok(()),
+            FromProtector::JournalStable { position } => self.journal.handle_stable(position),
+            FromProtector::PayloadStable { position } => self.payload.handle_stable(position),
+            FromProtector::Committed { image } => self.handle_committed(image),
+            FromProtector::ImageRefused { image } => {
+                if self.checkpoints.under_way().is_some_and(|mark| mark.image == image) {
+                    self.handle_abandoned();
+                }
+                Ok(())
+            }
+            FromProtector::StreamStable { stream, offset } => {
+                self.handle_stream_stable(stream, offset);
+                Ok(())
+            }
+            FromProtector::Journal { position, bytes } => match &mut self.replay {
+                Some(replay) => replay.handle_log(position, bytes),
+                None => Ok(()),
+            },
+            FromProtector::Forget { connection } => {
+                self.table.handle_forget(connection, &mut self.outbox);
+                Ok(())
+            }
+            FromProtector::ImageWanted | FromProtector::Held { .. } | FromProtector::Payload { .. } => Ok(()),
+        }
+    }
+
+    fn handle_stream_stable(&mut self, stream: StreamId, offset: u64) {
+        let Some(slot) = self.table.find_end(stream.connection, stream.from_opener) else { return };
+        if let Some(connection) = self.table.get_mut(slot).filter(|connection| connection.stream_out() == stream) {
+            connection.handle_stable(&mut self.outbox, offset);
+        }
+    }
+
+    /// An image begins here; `streams` is filled with where each stream stands, and `ended` with where those end that did. `None`
+    /// while this incarnation catches up: its journal would not be its own. The process is copied after this.
+    pub fn checkpoint<'a>(
+        &mut self,
+        streams: &'a mut Vec<(StreamId, u64)>,
+        ended: &'a mut Vec<(StreamId, u64)>,
+    ) -> Result<Option<Cut<'a>>, Error> {
+        self.check_voice()?;
+        if self.replay.is_some() {
+            return Ok(None);
+        }
+        let mark = self.checkpoints.begin(self.journal.end(), self.payload.span().end)?;
+        streams.clear();
+        ended.clear();
+        for connection in self.table.iter_mut() {
+            let (stream, incoming) = (connection.stream_in(), &connection.incoming);
+            // A closed one is never read again: all of it may go.
+            streams.push((stream, if connection.closed { u64::MAX } else { incoming.consumed }));
+            ended.extend(incoming.finish.filter(|finish| *finish < incoming.consumed).map(|finish| (stream, finish)));
+            if connection.closed {
+                connection.covered_by.get_or_insert(mark.image);
+            }
+        }
+        let full = Error::Full("cut");
+        let (streams, ended) = (CutStreams::new(streams).ok_or(full)?, CutStreams::new(ended).ok_or(full)?);
+        Ok(Some(Cut { mark, streams, ended }))
+    }
+
+    fn handle_committed(&mut self, image: u64) -> Result<(), Error> {
+        let Some(mark) = self.checkpoints.handle_committed(image) else { return Ok(()) };
+        self.journal.handle_stable(mark.journal)?;
+        self.payload.handle_stable(mark.payload)?;
+        self.table.handle_committed(image);
+        Ok(())
+    }
+
+    /// A connection, and its peer, which is to be told [`ToProtector::Forget`].
+    pub fn poll_forget(&mut self) -> Option<(ConnectionId, ProcessId)> {
+        self.table.poll_forget(&mut self.outbox)
+    }
+
+    /// The image under way will not be.
+    pub fn handle_abandoned(&mut self) {
+        self.checkpoints.handle_abandoned();
+    }
+
+    /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
+    /// incoming streams what `held` says (stream, units, where it has ended). `buffer` bytes of log are here at once.
+    pub fn restart(
+        &mut self,
+        incarnation: Incarnation,
+        log_end: u64,
+        held: Vec<(StreamId, u64, Option<u64>)>,
+        buffer: usize,
+    ) -> Result<(), Error> {
+        if incarnation <= self.incarnation {
+            return Err(Error::Protector("a restart needs a newer incarnation"));
+        }
+        let cut = self.journal.end();
+        if log_end < cut {
+            return Err(Error::Protector("the log ends before the cut"));
+        }
+        self.held = held;
+        self.held.sort_unstable_by_key(|held| held.0);
+        self.table.handle_restart(|stream| take_held(&mut self.held, stream));
+        self.payload.handle_restart();
+        self.checkpoints.handle_restart();
+        self.checkpoints.committed().into_iter().for_each(|mark| self.table.handle_committed(mark.image));
+        self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
+        self.incarnation = incarnation;
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! The outbox: the sender's copy of sent bytes that the receiver's protector does not hold yet.
+//!
+//! One pool of blocks for all streams of the process; each stream chains the blocks it needs, so a stream that stalls holds only
+//! its own, and one with nothing under way holds none. A stream may take as much as it leaves free: so one whose receiver does not
+//! read gets half of the pool, the next a quarter, and there is always something left for those that move. (Without this a program
+//! could hang that does not on sockets of its own buffers; the property test found one.) Everything in the outbox has passed the gate: it may leave, and leave
+//! again, at any time.
+
+/// No block.
+const NONE: u32 = u32::MAX;
+
+/// One stream's part of the outbox. It belongs to exactly one [`Outbox`].
+#[derive(Debug, Clone)]
+pub struct Queue {
+    head: u32,
+    tail: u32,
+    /// Offset at which the block `head` begins, a multiple of a block.
+    base: u64,
+    start: u64,
+    end: u64,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Queue { head: NONE, tail: NONE, base: 0, start: 0, end: 0 }
+    }
+}
+
+impl Queue {
+    /// Offset of the oldest byte that is kept.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Offset after the newest byte.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+}
+
+/// The pool of blocks.
+#[derive(Debug, Clone)]
+pub struct Outbox {
+    bytes: Box<[u8]>,
+    /// For each block the next of its stream, or of the free ones.
+    next: Box<[u32]>,
+    block: usize,
+    free: u32,
+    /// Blocks from here on were never used: neither they nor their `next` was touched, so they cost no memory yet.
+    fresh: u32,
+    used: usize,
+}
+
+impl Outbox {
+    /// `blocks` blocks of `block` bytes.
+    ///
+    /// # Panics
+    /// If a block holds nothing, or there are 2^32 - 1 blocks or more.
+    pub fn new(blocks: usize, block: usize) -> Self {
+        assert!(block > 0 && blocks < NONE as usize, "{blocks} blocks of {block} bytes");
+        let (bytes, next) = (vec![0; blocks * block].into_boxed_slice(), vec![0; blocks].into_boxed_slice());
+        Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0 }
+    }
+
+    /// Bytes of blocks in use: what the configured bound bounds.
+    pub fn used(&self) -> usize {
+        self.used * self.block
+    }
+
+    /// Whether a quarter is in use: time to ask what is stable, as a single stream may take half.
+    pub fn is_pressed(&self) -> bool {
+        self.used * 4 >= self.next.len()
+    }
+
+    /// Bytes that `queue` could take now.
+    pub fn room(&self, queue: &Queue) -> usize {
+        let free = self.next.len() - self.used;
+        let own = if queue.head == NONE { 0 } else { ((queue.end - queue.base) as usize).div_ceil(self.block) };
+        let more = if own == 0 { free.div_ceil(2) } else { free.saturating_sub(own) / 2 };
+        self.bytes_in(queue, more)
+    }
+
+    /// Free bytes of the queue's last block and of so many more.
+    fn bytes_in(&self, queue: &Queue, more: usize) -> usize {
+        let filled = (queue.end % self.block as u64) as usize;
+        let last = if queue.tail == NONE { 0 } else { (self.block - filled) % self.block };
+        // A first block is filled from where the offset stands in it.
+        let skipped = if queue.tail == NONE && more > 0 { filled } else { 0 };
+        last + more * self.block - skipped
+    }
+
+    fn block_taken(&mut self) -> Option<u32> {
+        let block = if self.free != NONE {
+            let block = self.free;
+            self.free = self.next[block as usize];
+            block
+        } else if (self.fresh as usize) < self.next.len() {
+            self.fresh += 1;
+            self.fresh - 1
+        } else {
+            return None;
+        };
+        self.next[block as usize] = NONE;
+        self.used += 1;
+        Some(block)
+    }
+
+    /// Appends as much of `bytes` as there is room for, and returns how much.
+    pub fn append(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
+        self.append_at_most(queue, bytes, self.room(queue))
+    }
+
+    /// The same in replay, where the shares were decided then: all that is free may be taken. It is enough: of each stream at most
+    /// the blocks of then are kept, for blocks begin at the same offsets and what was stable is.
+    pub fn append_again(&mut self, queue: &mut Queue, bytes: &[u8]) -> usize {
+        let free = self.next.len() - self.used;
+        self.append_at_most(queue, bytes, self.bytes_in(queue, free))
+    }
+
+    fn append_at_most(&mut self, queue: &mut Queue, bytes: &[u8], room: usize) -> usize {
+        let mut rest = &bytes[..bytes.len().min(room)];
+        while !rest.is_empty() {
+            let filled = (queue.end % self.block as u64) as usize;
+            if filled == 0 || queue.tail == NONE {
+                let block = self.block_taken().expect("the room was computed from the free blocks");
+                if queue.tail == NONE {
+                    (queue.head, queue.base) = (block, queue.end - filled as u64);
+                } else {
+                    self.next[queue.tail as usize] = block;
+                }
+                queue.tail = block;
+            }
+            let length = rest.len().min(self.block - filled);
+            let at = queue.tail as usize * self.block + filled;
+            self.bytes[at..at + length].copy_from_slice(&rest[..length]);
+            queue.end += length as u64;
+            rest = &rest[length..];
+        }
+        bytes.len().min(room)
+    }
+
+    /// Passes over bytes that need not be kept, at the end of a queue that keeps none.
+    pub fn skip(&mut self, queue: &mut Queue, bytes: u64) {
+        assert!(queue.start == queue.end && queue.head == NONE, "only an empty queue can pass over bytes");
+        queue.end += bytes;
+        queue.start = queue.end;
+    }
+
+    /// Forgets the bytes before `offset`, at most all.
+    pub fn trim(&mut self, queue: &mut Queue, offset: u64) {
+        queue.start = queue.start.max(offset.min(queue.end));
+        while queue.head != NONE && (queue.start == queue.end || queue.base + self.block as u64 <= queue.start) {
+            let block = queue.head;
+            queue.head = self.next[block as usize];
+            queue.base += self.block as u64;
+            self.next[block as usize] = self.free;
+            self.free = block;
+            self.used -= 1;
+        }
+        if queue.head == NONE {
+            queue.tail = NONE;
+        }
+    }
+
+    /// The bytes from `from` on, in order, block by block.
+    ///
+    /// # Panics
+    /// If they are not kept any more.
+    pub fn pieces<'a>(&'a self, queue: &'a Queue, from: u64) -> impl Iterator<Item = &'a [u8]> {
+        assert!(queue.start <= from, "bytes from {from} wanted, kept from {}", queue.start);
+        let (mut block, mut base, mut from) = (queue.head, queue.base, from);
+        std::iter::from_fn(move || {
+            while block != NONE && base + self.block as u64 <= from {
+                block = self.next[block as usize];
+                base += self.block as u64;
+            }
+            if from >= queue.end {
+                return None;
+            }
+            let (skip, until) = ((from - base) as usize, ((queue.end - base) as usize).min(self.block));
+            let at = block as usize * self.block;
+            from = base + until as u64;
+            Some(&self.bytes[at + skip..at + until])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against a model of plain vectors: three streams share a pool.
+        #[test]
+        fn it_keeps_what_was_not_trimmed(block in 1usize..9, steps in prop::collection::vec((0u8..4, 0usize..3, 0usize..40), 0..120)) {
+            let mut outbox = Outbox::new(10, block);
+            let mut queues = [Queue::default(), Queue::default(), Queue::default()];
+            let mut all: [Vec<u8>; 3] = Default::default();
+            for (step, which, number) in steps {
+                let (queue, all) = (&mut queues[which], &mut all[which]);
+                match step {
+                    0 | 1 => {
+                        let bytes: Vec<u8> = (0..number).map(|i| (all.len() + i) as u8).collect();
+                        let room = outbox.room(queue);
+                        let taken = outbox.append(queue, &bytes);
+                        prop_assert_eq!(taken, number.min(room));
+                        all.extend(&bytes[..taken]);
+                    }
+                    2 => outbox.trim(queue, queue.start() + number as u64),
+                    _ => if queue.start() == queue.end() {
+                        outbox.skip(queue, number as u64);
+                        all.resize(all.len() + number, 0);
+                    },
+                }
+                prop_assert_eq!(queue.end() as usize, all.len());
+                for from in queue.start()..=queue.end() {
+                    let kept: Vec<u8> = outbox.pieces(queue, from).flatten().copied().collect();
+                    prop_assert_eq!(&kept, &all[from as usize..]);
+                }
+            }
+            for queue in &mut queues {
+                outbox.trim(queue, u64::MAX);
+            }
+            prop_assert_eq!(outbox.used(), 0, "no block is lost");
+        }
+    }
+
+    #[test]
+    fn pressure_comes_before_it_is_full() {
+        let (mut outbox, mut queue) = (Outbox::new(8, 4), Queue::default());
+        assert_eq!(outbox.append(&mut queue, &[0; 4]), 4);
+        assert!(!outbox.is_pressed());
+        assert_eq!(outbox.append(&mut queue, &[0; 1]), 1);
+        assert!(outbox.is_pressed() && outbox.room(&queue) == 11);
+    }
+
+    #[test]
+    fn a_stream_that_stalls_leaves_room_for_others() {
+        let mut outbox = Outbox::new(8, 4);
+        let mut queues = [Queue::default(), Queue::default(), Queue::default()];
+        let taken = queues.each_mut().map(|queue| (0..9).map(|_| outbox.append(queue, &[0; 100])).sum::<usize>());
+        assert_eq!(taken, [16, 8, 4]);
+        assert_eq!(outbox.append_again(&mut queues[0], &[0; 100]), 4, "in replay the last block too");
+        outbox.trim(&mut queues[0], 17);
+        assert_eq!(outbox.append(&mut Queue::default(), &[0; 100]), 8, "half of what the trimmed one left");
+    }
+}

@@ -1,0 +1,164 @@
+//! A program as replay needs it: a deterministic function of the outcomes of its calls, and of nothing else. Everything that it
+//! is told changes its state, and its state decides what it does and sends; so one wrong outcome in replay shows as wrong bytes.
+
+use radic_wire::determinant::ReadyFd;
+use radic_wire::ids::ProcessId;
+
+pub const LISTENER: u32 = 1;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Socket {
+    pub fd: u32,
+    pub sent: u64,
+    pub received: u64,
+    pub finished: bool,
+    pub ended: bool,
+    pub closed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct App {
+    /// Whom it connects to, in this order, before anything else.
+    pub connects: Vec<ProcessId>,
+    /// How many connections it accepts.
+    pub accepts: usize,
+    /// Bytes that it sends on every connection.
+    pub quota: u64,
+    /// Whether its sends may wait. Only one process's may: two that both wait for the other to read would wait for ever.
+    pub patient: bool,
+    pub sockets: Vec<Socket>,
+    state: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    Connect { fd: u32, peer: ProcessId },
+    Accept { fd: u32, blocking: bool },
+    Poll { blocking: bool },
+    Receive { socket: usize, max: usize, blocking: bool },
+    Send { socket: usize, bytes: Vec<u8>, blocking: bool },
+    Finish { socket: usize },
+    Close { socket: usize },
+    Done,
+}
+
+pub fn mix(state: u64, value: u64) -> u64 {
+    let mut x = state.wrapping_add(value).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+impl App {
+    pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
+        App { connects, accepts, quota, patient, sockets: Vec::new(), state: mix(seed, 0) }
+    }
+
+    fn fold(&mut self, value: u64) {
+        self.state = mix(self.state, value);
+    }
+
+    fn next_fd(&self) -> u32 {
+        2 + self.sockets.len() as u32
+    }
+
+    /// What it does next.
+    pub fn op(&self) -> Op {
+        let dice = mix(self.state, 1);
+        let opened = self.sockets.len();
+        if opened < self.connects.len() {
+            return Op::Connect { fd: self.next_fd(), peer: self.connects[opened] };
+        }
+        if opened < self.connects.len() + self.accepts {
+            return Op::Accept { fd: self.next_fd(), blocking: dice.is_multiple_of(2) };
+        }
+        let socket = (dice >> 8) as usize % self.sockets.len();
+        let this = &self.sockets[socket];
+        if this.sent == self.quota && !this.finished {
+            return Op::Finish { socket };
+        }
+        if this.finished && this.ended && !this.closed {
+            return Op::Close { socket };
+        }
+        // It waits only when it owes nothing to anybody: else two of them could wait for each other.
+        let idle = self.sockets.iter().all(|socket| socket.finished);
+        let only = idle && self.sockets.iter().filter(|socket| !socket.ended).count() == 1;
+        match dice % 4 {
+            0 | 1 if this.sent < self.quota => {
+                let len = 1 + (dice >> 16) % 24.min(self.quota - this.sent);
+                let bytes = (0..len).map(|i| mix(self.state, i + 2) as u8).collect();
+                Op::Send { socket, bytes, blocking: self.patient && dice & 0x80 == 0 }
+            }
+            2 if self.sockets.iter().any(|socket| !socket.ended) => Op::Poll { blocking: idle && dice & 0x80 == 0 },
+            _ => match self.sockets.iter().position(|socket| !socket.ended) {
+                _ if !this.ended => {
+                    Op::Receive { socket, max: 1 + (dice >> 16) as usize % 20, blocking: only && dice & 0x80 == 0 }
+                }
+                Some(open) => Op::Receive { socket: open, max: 9, blocking: only },
+                None => self.last_op(),
+            },
+        }
+    }
+
+    fn last_op(&self) -> Op {
+        if let Some(socket) = self.sockets.iter().position(|socket| socket.sent < self.quota) {
+            let bytes = vec![self.state as u8; 1];
+            return Op::Send { socket, bytes, blocking: self.patient };
+        }
+        if let Some(socket) = self.sockets.iter().position(|socket| !socket.finished) {
+            return Op::Finish { socket };
+        }
+        self.sockets.iter().position(|socket| !socket.closed).map_or(Op::Done, |socket| Op::Close { socket })
+    }
+
+    fn open(&mut self, fd: u32) {
+        let (finished, ended, closed) = (false, false, false);
+        self.sockets.push(Socket { fd, sent: 0, received: 0, finished, ended, closed });
+    }
+
+    pub fn handle_connected(&mut self, fd: u32) {
+        self.open(fd);
+        self.fold(3);
+    }
+
+    pub fn handle_accepted(&mut self, fd: u32, number: u64) {
+        self.open(fd);
+        self.fold(number + 100);
+    }
+
+    pub fn handle_received(&mut self, socket: usize, bytes: &[u8]) {
+        self.sockets[socket].received += bytes.len() as u64;
+        bytes.iter().for_each(|byte| self.fold(u64::from(*byte)));
+        self.fold(bytes.len() as u64);
+    }
+
+    pub fn handle_end(&mut self, socket: usize) {
+        self.sockets[socket].ended = true;
+        self.fold(4);
+    }
+
+    pub fn handle_sent(&mut self, socket: usize, len: usize) {
+        self.sockets[socket].sent += len as u64;
+        self.fold(len as u64);
+    }
+
+    pub fn handle_finished(&mut self, socket: usize) {
+        self.sockets[socket].finished = true;
+        self.fold(5);
+    }
+
+    pub fn handle_closed(&mut self, socket: usize) {
+        self.sockets[socket].closed = true;
+        self.fold(6);
+    }
+
+    pub fn handle_ready(&mut self, ready: &[ReadyFd]) {
+        ready.iter().for_each(|ready| self.fold(u64::from(ready.fd) << 32 | u64::from(ready.events)));
+        self.fold(7);
+    }
+
+    /// `EAGAIN`, or a `poll` that returned 0: this program's logic counts them.
+    pub fn handle_nothing(&mut self) {
+        self.fold(8);
+    }
+}
