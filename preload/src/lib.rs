@@ -1,6 +1,35 @@
-//! The interposition layer of `libradic.so`.
+//! `libradic.so`: what `radic run` puts under a program.
 //!
-//! This crate will hold the symbols that a protected program calls instead of libc's: each hook a line or two that turns C
-//! arguments into Rust values, calls the observer, and turns the answer back, with `errno` preserved. Every pass-through will
-//! name its reason. It is empty until the observer is built (issue 4): `radic run` launches programs without it.
-#![forbid(unsafe_code)]
+//! - `hooks`: the C library's names, a line or two each; `real`: the functions behind them.
+//! - `ops`: what the program's calls do when they are about something of ours. No unsafe code.
+//! - `layer`: one process's [`radic_observer::Observer`] and the connections that it drives; `channel`, `node`: to its protector's log and to its own
+//!   node; `greeting`: between processes; `image`: checkpoints, by [`radic_ckpt`];
+//!   `replay`: a restored process that is replayed alone.
+//! - `fds`: what each descriptor is; `counters`; `lock`; `sys`: system calls that no hook sees; `signals`; `memory`: a heap at a far address.
+//!
+//! Rules inside somebody's program: no thread of ours, not its heap, `errno` as the C library leaves it, no panic across the boundary (the library is
+//! built with panic = abort), every function behind us found by the constructor. Children run unprotected.
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+// execve and its kin, syscall, radic_ckpt_save.
+extern crate radic_ckpt_preload as _;
+
+pub mod channel;
+pub mod counters;
+pub mod fds;
+mod greeting;
+#[allow(unsafe_code)]
+pub mod hooks;
+mod image;
+pub mod layer;
+pub mod lock;
+pub mod memory;
+pub mod node;
+pub mod ops;
+pub mod real;
+mod replay;
+mod signals;
+#[allow(unsafe_code)]
+mod start;
+pub mod sys;

@@ -1,0 +1,210 @@
+//! A connection to the log of this process's protector: login, frames out, frames in. Blocking where the caller has to wait anyway,
+//! never otherwise.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use radic_observer::journal::Ship;
+use radic_observer::payload::Piece;
+use radic_wire::bytes::Writer;
+use radic_wire::frame::{FrameReader, HEADER};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::limits;
+use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::login::{CHALLENGE, Channel as Purpose, Login, NONCE};
+use radic_wire::mac::JobKey;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+
+use crate::sys;
+
+/// Time for a protector to answer a login, in milliseconds.
+const LOGIN_MS: u64 = 5_000;
+/// Bytes that may wait to be written before the caller waits for the protector.
+pub const QUEUE: usize = 1 << 20;
+/// Longest code of a message without its bytes.
+const HEAD: usize = 256;
+
+/// Who logs in.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity<'a> {
+    /// The process.
+    pub process: ProcessId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// Its job's key.
+    pub key: &'a JobKey,
+}
+
+/// A connection that has logged in.
+#[derive(Debug)]
+pub struct Channel {
+    fd: OwnedFd,
+    /// Frames that the socket has not taken yet.
+    out: Vec<u8>,
+    taken: usize,
+    frames: FrameReader,
+    buffer: Box<[u8]>,
+}
+
+/// Connects to the log service at `address`, each proves itself to the other.
+pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)?;
+    match rustix::net::connect(&fd, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error),
+    }
+    sys::wait_for(fd.as_fd(), PollFlags::OUT, LOGIN_MS)?;
+    sockopt::socket_error(&fd)??;
+    sockopt::set_tcp_nodelay(&fd, true)?;
+    let mut nonce = [0; NONCE];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+    let login = Login { process: who.process, incarnation: who.incarnation, channel, nonce };
+    sys::send_all(fd.as_fd(), &login.encode(), LOGIN_MS)?;
+    let mut challenge = [0; CHALLENGE];
+    sys::receive_all(fd.as_fd(), &mut challenge, LOGIN_MS)?;
+    // Whoever is there does not have the key: it is no protector of ours.
+    let proof = login.prove(who.key, &challenge).ok_or(Errno::ACCESS)?;
+    sys::send_all(fd.as_fd(), &proof, LOGIN_MS)?;
+    Ok(fd)
+}
+
+/// Writes a message in a frame to a new connection, and waits until it is written.
+pub fn write(fd: BorrowedFd<'_>, message: &ToProtector<'_>) -> Result<(), Errno> {
+    let mut frame = vec![0; 4096];
+    loop {
+        let mut out = Writer::new(&mut frame[HEADER..]);
+        message.write(&mut out);
+        if let Some(length) = out.finish() {
+            frame[..HEADER].copy_from_slice(&(length as u32).to_le_bytes());
+            return sys::send_all(fd, &frame[..HEADER + length], LOGIN_MS);
+        }
+        if frame.len() > limits::LOG_FRAME {
+            return Err(Errno::MSGSIZE);
+        }
+        let more = frame.len() * 8;
+        frame.resize(more, 0);
+    }
+}
+
+impl Channel {
+    /// Logs in at `address`.
+    pub fn connect(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<Channel, Errno> {
+        let fd = login(address, who, channel)?;
+        let buffer = vec![0; 64 << 10].into_boxed_slice();
+        Ok(Channel { fd, out: Vec::with_capacity(64 << 10), taken: 0, frames: FrameReader::new(limits::LOG_FRAME), buffer })
+    }
+
+    /// Its socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its socket, to be moved to another number.
+    pub(crate) fn fd_mut(&mut self) -> &mut OwnedFd {
+        &mut self.fd
+    }
+
+    /// Whether frames wait for the socket.
+    pub fn is_pressed(&self) -> bool {
+        self.out.len() - self.taken > QUEUE
+    }
+
+    /// Whether anything waits for the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.taken < self.out.len()
+    }
+
+    /// Sends a message without bytes of any length.
+    pub fn send(&mut self, message: &ToProtector<'_>) -> Result<(), Errno> {
+        let mut head = [0; HEAD];
+        let mut out = Writer::new(&mut head[HEADER..]);
+        message.write(&mut out);
+        let length = out.finish().ok_or(Errno::MSGSIZE)?;
+        head[..HEADER].copy_from_slice(&(length as u32).to_le_bytes());
+        self.push(&[&head[..HEADER + length]])
+    }
+
+    /// Sends what the journal has to ship.
+    pub fn send_journal(&mut self, ship: &Ship<'_>) -> Result<(), Errno> {
+        self.send_with(&ToProtector::Journal { position: ship.position, bytes: &[] }, ship.head, ship.tail)
+    }
+
+    /// Sends received bytes, or the end of a stream.
+    pub fn send_payload(&mut self, piece: &Piece<'_>) -> Result<(), Errno> {
+        let Piece { position, stream, offset, .. } = *piece;
+        if piece.is_end {
+            return self.send(&ToProtector::PayloadEnd { position, stream, offset });
+        }
+        self.send_with(&ToProtector::Payload { position, stream, offset, bytes: &[] }, piece.head, piece.tail)
+    }
+
+    /// A message that ends with bytes, which are not copied if the socket takes them.
+    fn send_with(&mut self, message: &ToProtector<'_>, first: &[u8], second: &[u8]) -> Result<(), Errno> {
+        let mut head = [0; HEAD];
+        let mut out = Writer::new(&mut head[HEADER..]);
+        message.write(&mut out);
+        let length = out.finish().ok_or(Errno::MSGSIZE)?;
+        let body = length + first.len() + second.len();
+        assert!(body <= limits::LOG_FRAME, "a message of {body} bytes");
+        head[..HEADER].copy_from_slice(&(body as u32).to_le_bytes());
+        self.push(&[&head[..HEADER + length], first, second])
+    }
+
+    /// Writes as much as the socket takes, and keeps the rest.
+    fn push(&mut self, parts: &[&[u8]]) -> Result<(), Errno> {
+        self.flush()?;
+        let mut done = if self.has_unsent() { 0 } else { sys::send_parts(self.fd.as_fd(), parts)? };
+        for part in parts {
+            let skip = done.min(part.len());
+            self.out.extend_from_slice(&part[skip..]);
+            done -= skip;
+        }
+        Ok(())
+    }
+
+    /// Writes what waits, as far as the socket takes it.
+    pub fn flush(&mut self) -> Result<(), Errno> {
+        while self.has_unsent() {
+            match rustix::net::send(&self.fd, &self.out[self.taken..], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(count) => self.taken += count,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.out.clear();
+        self.taken = 0;
+        Ok(())
+    }
+
+    /// Reads what has come; with `wait` at least something, or the time is over. The connection's end is an error.
+    pub fn read(&mut self, wait: bool) -> Result<(), Errno> {
+        if wait {
+            let events = if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            sys::wait_for(self.fd.as_fd(), events, LOGIN_MS)?;
+            self.flush()?;
+        }
+        match rustix::net::recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Err(Errno::CONNRESET),
+            Ok((_, count)) => {
+                self.frames.push(&self.buffer[..count]);
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next message that has come.
+    pub fn next_message(&mut self) -> Result<Option<FromProtector<'_>>, Errno> {
+        match self.frames.next_frame() {
+            Ok(Some(frame)) => FromProtector::read(frame).map(Some).map_err(|_| Errno::PROTO),
+            Ok(None) => Ok(None),
+            Err(_) => Err(Errno::PROTO),
+        }
+    }
+}

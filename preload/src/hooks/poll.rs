@@ -1,0 +1,332 @@
+//! Readiness: epoll, poll, select.
+
+use std::ffi::{c_int, c_ulong};
+use std::slice;
+
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use rustix::io::Errno;
+
+use super::finish_int;
+use crate::fds;
+use crate::layer;
+use crate::ops::epolls::Operation;
+use crate::ops::ready::{self, Limit};
+use crate::real;
+use crate::sys;
+
+/// The kernel's limit on the descriptors of one `poll` is RLIMIT_NOFILE; above this it is an error for sure.
+const MOST: nfds_t = 1 << 30;
+
+fn number(count: usize) -> c_int {
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+fn milliseconds(timeout: c_int) -> Option<u64> {
+    u64::try_from(timeout).ok().map(|ms| ms * 1_000_000)
+}
+
+/// A time as C has it; none: it is no valid one, and the kernel says so.
+fn nanoseconds(seconds: i64, rest: i64) -> Option<u64> {
+    let rest = u64::try_from(rest).ok().filter(|rest| *rest < 1_000_000_000)?;
+    Some(u64::try_from(seconds).ok()?.saturating_mul(1_000_000_000).saturating_add(rest))
+}
+
+/// The limit of a call with these pointers, which may be null; none: the time is not valid.
+unsafe fn limit<'a>(time: *const timespec, mask: *const sigset_t) -> Option<Limit<'a>> {
+    let mask = unsafe { mask.as_ref() };
+    match unsafe { time.as_ref() } {
+        None => Some(Limit { time: None, mask }),
+        Some(time) => Some(Limit { time: Some(nanoseconds(time.tv_sec, time.tv_nsec)?), mask }),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    let epoll = unsafe { real::epoll_create(size) };
+    ready::created(epoll);
+    epoll
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    let epoll = unsafe { real::epoll_create1(flags) };
+    ready::created(epoll);
+    epoll
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let operation_of = match operation {
+        libc::EPOLL_CTL_ADD => Some(Operation::Add),
+        libc::EPOLL_CTL_MOD => Some(Operation::Modify),
+        libc::EPOLL_CTL_DEL => Some(Operation::Delete),
+        _ => None,
+    };
+    let (events, word) = unsafe { event.as_ref() }.map_or((0, 0), |event| (event.events, event.u64));
+    // What the kernel refuses whatever we know: it says how.
+    let ours = operation_of.filter(|operation| !event.is_null() || *operation == Operation::Delete);
+    match ours.and_then(|operation| ready::control(epoll, operation, fd, events, word)) {
+        Some(result) => finish_int(result, |()| 0),
+        None => unsafe { real::epoll_ctl(epoll, operation, fd, event) },
+    }
+}
+
+/// Waits for events, if the epoll is one that we know.
+unsafe fn epoll(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Limit<'_>) -> Option<c_int> {
+    let room = usize::try_from(room).ok().filter(|room| *room > 0 && !events.is_null())?;
+    let result = ready::epoll_wait(epoll, unsafe { slice::from_raw_parts_mut(events, room) }, limit)?;
+    Some(finish_int(result, number))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
+    let limit = Limit { time: milliseconds(timeout), mask: None };
+    unsafe { self::epoll(epoll, events, room, limit).unwrap_or_else(|| real::epoll_wait(epoll, events, room, timeout)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    let limit = Limit { time: milliseconds(timeout), mask: unsafe { mask.as_ref() } };
+    unsafe { self::epoll(epoll, events, room, limit).unwrap_or_else(|| real::epoll_pwait(epoll, events, room, timeout, mask)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    unsafe {
+        let ours = limit(timeout, mask).and_then(|limit| self::epoll(epoll, events, room, limit));
+        ours.unwrap_or_else(|| real::epoll_pwait2(epoll, events, room, timeout, mask))
+    }
+}
+
+/// Polls, if one of the descriptors is protected.
+unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_int> {
+    if fds.is_null() && count > 0 || count > MOST {
+        return None;
+    }
+    let fds = if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count as usize) } };
+    let result = ready::poll(fds, limit)?;
+    Some(finish_int(result, number))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let limit = Limit { time: milliseconds(timeout), mask: None };
+    unsafe { polled(fds, count, limit).unwrap_or_else(|| real::poll(fds, count, timeout)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+    unsafe {
+        let ours = limit(timeout, mask).and_then(|limit| polled(fds, count, limit));
+        ours.unwrap_or_else(|| real::ppoll(fds, count, timeout, mask))
+    }
+}
+
+/// Too little room: the next one ends the program, as it does without us.
+fn fits(count: nfds_t, room: size_t) -> bool {
+    count as usize <= room / size_of::<pollfd>()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    unsafe { if fits(count, room) { poll(fds, count, timeout) } else { real::__poll_chk(fds, count, timeout, room) } }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    unsafe {
+        if fits(count, room) { ppoll(fds, count, timeout, mask) } else { real::__ppoll_chk(fds, count, timeout, mask, room) }
+    }
+}
+
+/// The sets of one `select`, which may be null, of descriptors below `count`. A set may be longer than an fd_set.
+struct Sets {
+    count: c_int,
+    /// Read, write, except.
+    sets: [*mut c_ulong; 3],
+}
+
+/// What `poll` calls that which each set asks for, and what the kernel counts as it.
+const ASKED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+const TOLD: [i16; 3] = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
+const BITS: usize = c_ulong::BITS as usize;
+
+impl Sets {
+    unsafe fn has(&self, set: usize, fd: c_int) -> bool {
+        let (word, bit) = (fd as usize / BITS, fd as usize % BITS);
+        !self.sets[set].is_null() && unsafe { self.sets[set].add(word).read_unaligned() } >> bit & 1 == 1
+    }
+
+    unsafe fn clear(&self) {
+        let words = (self.count as usize).div_ceil(BITS);
+        for set in self.sets.iter().filter(|set| !set.is_null()) {
+            unsafe { set.write_bytes(0, words) };
+        }
+    }
+
+    unsafe fn set(&self, set: usize, fd: c_int) {
+        let word = unsafe { self.sets[set].add(fd as usize / BITS) };
+        unsafe { word.write_unaligned(word.read_unaligned() | 1 << (fd as usize % BITS)) };
+    }
+
+    /// The same in `poll`'s terms.
+    unsafe fn asked(&self) -> Vec<pollfd> {
+        let events = |fd| (0..3).filter(|set| unsafe { self.has(*set, fd) }).map(|set| ASKED[set]).sum();
+        (0..self.count).map(|fd| pollfd { fd, events: events(fd), revents: 0 }).filter(|entry| entry.events != 0).collect()
+    }
+
+    /// Puts in what came of it, and counts. Nothing is put in where there is nothing.
+    unsafe fn tell(&self, entries: &[pollfd]) -> Result<usize, Errno> {
+        if entries.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+            return Err(Errno::BADF);
+        }
+        let ready = |entry: &pollfd, set: usize| entry.events & ASKED[set] != 0 && entry.revents & TOLD[set] != 0;
+        let told = || entries.iter().flat_map(|entry| (0..3).filter(|set| ready(entry, *set)).map(|set| (set, entry.fd)));
+        let count = told().count();
+        if count > 0 {
+            unsafe { self.clear() };
+            told().for_each(|(set, fd)| unsafe { self.set(set, fd) });
+        }
+        Ok(count)
+    }
+}
+
+/// Selects, if one of the descriptors is protected.
+unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -> Option<Result<usize, Errno>> {
+    if !layer::is_active() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
+        return None;
+    }
+    let deadline = limit.time.map(|time| sys::now().saturating_add(time));
+    let sets = Sets { count, sets: sets.map(<*mut fd_set>::cast) };
+    let mut entries = unsafe { sets.asked() };
+    loop {
+        let over = limit.time == Some(0);
+        let told = match ready::poll(&mut entries, limit)? {
+            Ok(0) => 0,
+            Ok(_) => match unsafe { sets.tell(&entries) } {
+                // A hang-up is no event for a set that asks for writing only: the kernel's select goes on waiting.
+                Ok(0) if !over => {
+                    entries.retain(|entry| entry.revents == 0);
+                    limit.time = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+                    continue;
+                }
+                Ok(told) => told,
+                error => return Some(error),
+            },
+            error => return Some(error),
+        };
+        if told == 0 {
+            unsafe { sets.clear() };
+        }
+        return Some(Ok(told));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let next = || unsafe { real::select(count, read, write, except, timeout) };
+    let time = match unsafe { timeout.as_ref() } {
+        None => None,
+        Some(time) => match microseconds(time) {
+            None => return next(),
+            time => time,
+        },
+    };
+    let began = time.map(|_| sys::now());
+    let Some(result) = (unsafe { selected(count, [read, write, except], Limit { time, mask: None }) }) else { return next() };
+    if let (Some(time), Some(began)) = (time, began) {
+        // Linux tells what is left.
+        let left = time.saturating_sub(sys::now() - began);
+        unsafe { *timeout = timeval { tv_sec: (left / 1_000_000_000) as i64, tv_usec: (left % 1_000_000_000 / 1_000) as i64 } };
+    }
+    finish_int(result, number)
+}
+
+/// The time of a `select`. Its microseconds may be more than a second.
+fn microseconds(time: &timeval) -> Option<u64> {
+    let (seconds, rest) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_usec).ok()?);
+    Some(seconds.saturating_mul(1_000_000_000).saturating_add(rest.saturating_mul(1_000)))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    unsafe {
+        let ours = limit(timeout, mask).and_then(|limit| selected(count, [read, write, except], limit));
+        match ours {
+            Some(result) => finish_int(result, number),
+            None => real::pselect(count, read, write, except, timeout, mask),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(nanoseconds(1, 999_999_999), Some(1_999_999_999));
+        assert_eq!((nanoseconds(-1, 0), nanoseconds(0, -1), nanoseconds(0, 1_000_000_000)), (None, None, None));
+        assert_eq!(nanoseconds(i64::MAX, 0), Some(u64::MAX));
+        assert_eq!(microseconds(&timeval { tv_sec: 1, tv_usec: 2_000_000 }), Some(3_000_000_000));
+        assert_eq!((milliseconds(-1), milliseconds(i32::MAX)), (None, Some(2_147_483_647_000_000)));
+    }
+
+    #[test]
+    fn sets_become_entries_and_back() {
+        let mut words = [[0u64; 3]; 3];
+        // 1 for reading and writing, 70 for writing, 130 for reading and exceptions; 140 is behind the last one that counts.
+        (words[0][0], words[0][2], words[1][0], words[1][1], words[2][2]) = (2, 4 | 1 << 12, 2, 1 << 6, 4);
+        let pointers = words.each_mut().map(|set| set.as_mut_ptr());
+        let sets = Sets { count: 131, sets: pointers };
+        // SAFETY: the sets have room for 192 descriptors.
+        unsafe {
+            let mut entries = sets.asked();
+            let asked: Vec<_> = entries.iter().map(|entry| (entry.fd, entry.events)).collect();
+            let (read, write, except) = (libc::POLLIN, libc::POLLOUT, libc::POLLPRI);
+            assert_eq!(asked, [(1, read | write), (70, write), (130, read | except)]);
+            // Nothing that select tells: the sets stay.
+            entries[1].revents = libc::POLLHUP;
+            assert_eq!((sets.tell(&entries), sets.has(0, 1)), (Ok(0), true));
+            // An error is both readable and writable; a hang-up is readable.
+            (entries[0].revents, entries[2].revents) = (libc::POLLERR, libc::POLLHUP);
+            assert_eq!(sets.tell(&entries), Ok(3));
+            let told: Vec<_> =
+                (0..131).flat_map(|fd| (0..3).map(move |set| (set, fd))).filter(|(set, fd)| sets.has(*set, *fd)).collect();
+            assert_eq!(told, [(0, 1), (1, 1), (0, 130)]);
+            entries[0].revents = libc::POLLNVAL;
+            assert_eq!(sets.tell(&entries), Err(Errno::BADF));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Children. They run unprotected, and must not disturb what their parent has: a forked child has copies of its parent's descriptors, those of the
+//! layer included, and of the layer's state. So in the child the layer is off from the first moment, and its connections are closed there.
+//!
+//! What a child executes finds the library again (LD_PRELOAD), asks the node, and is refused: only the process that the node has launched may join. A
+//! rank that executes another program is still that process, and joins anew.
+
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
+
+use crate::fds::{self, Kind};
+use crate::ops::ready;
+use crate::real;
+use crate::{layer, memory, sys};
+
+/// Runs with the library's other constructors.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = register;
+
+/// Whatever forks by the C library's `fork`, also the C library itself (forkpty, daemon), comes by here. `posix_spawn`, `system` and `popen` do not: their
+/// children execute at once, and none of our code runs in them.
+extern "C" fn register() {
+    // It fails without memory only; then a forked child would go on as if it were its parent, and must not be.
+    if unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } != 0 {
+        layer::fail("pthread_atfork has no memory");
+    }
+}
+
+/// The layer is held by the thread that forks.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Nobody is in the middle of anything while the process is copied.
+unsafe extern "C" fn before() {
+    let held = layer::enter();
+    let is_held = held.is_some();
+    std::mem::forget(held);
+    ready::enter();
+    memory::enter();
+    HELD.store(is_held, Ordering::Relaxed);
+}
+
+unsafe extern "C" fn in_parent() {
+    let held = HELD.load(Ordering::Relaxed);
+    memory::leave();
+    ready::leave();
+    if held {
+        let mut layer = layer::adopt();
+        note(&mut layer);
+    }
+}
+
+/// There is one thread now, and it is nobody's rank.
+unsafe extern "C" fn in_child() {
+    layer::switch_off();
+    memory::leave();
+    ready::leave();
+    // An end that a child keeps open would hide its parent's death from the other side.
+    for fd in fds::all(Kind::Own) {
+        sys::close_own(sys::own(fd));
+    }
+}
+
+/// Tells the node's log, once.
+fn note(layer: &mut layer::Layer) {
+    static NOTED: AtomicBool = AtomicBool::new(false);
+    if !NOTED.swap(true, Ordering::Relaxed) {
+        layer.note("it starts other processes: they run unprotected, and are not restarted with it");
+    }
+}
+
+/// Before a call that starts another process, and perhaps waits for its end: nobody else is to wait for us meanwhile.
+fn spawning() {
+    if let Some(mut layer) = layer::enter() {
+        layer.tend();
+        note(&mut layer);
+    }
+}
+
+/// A fork: a child that shared its parent's memory would use the layer as if it were its parent. POSIX allows that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vfork() -> pid_t {
+    unsafe { real::fork() }
+}
+
+/// `fork` without the handlers of `pthread_atfork`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> pid_t {
+    unsafe {
+        before();
+        let pid = real::_Fork();
+        if pid == 0 {
+            in_child()
+        } else {
+            in_parent()
+        }
+        pid
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const posix_spawn_file_actions_t,
+    attributes: *const posix_spawnattr_t,
+    words: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    spawning();
+    unsafe { real::posix_spawn(pid, path, actions, attributes, words, environment) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    actions: *const posix_spawn_file_actions_t,
+    attributes: *const posix_spawnattr_t,
+    words: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    spawning();
+    unsafe { real::posix_spawnp(pid, file, actions, attributes, words, environment) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+    spawning();
+    unsafe { real::popen(command, mode) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    if !command.is_null() {
+        spawning();
+    }
+    unsafe { real::system(command) }
+}

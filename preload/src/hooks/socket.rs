@@ -1,0 +1,169 @@
+//! Making connections.
+
+use std::ffi::{c_int, c_void};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use rustix::net::SocketFlags;
+
+use super::{finish_int, is_connection};
+use crate::fds::{self, Kind, Mark};
+use crate::layer;
+use crate::ops::connect::{self, Accepted};
+use crate::ops::{descriptor, socket};
+use crate::real;
+
+/// The TCP address that the program means; none: another kind.
+unsafe fn address_from(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
+    let long = length as usize;
+    if address.is_null() || long < size_of::<libc::sa_family_t>() {
+        return None;
+    }
+    match i32::from(unsafe { (*address).sa_family }) {
+        libc::AF_INET if long >= size_of::<sockaddr_in>() => {
+            let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+        }
+        libc::AF_INET6 if long >= size_of::<sockaddr_in6>() => {
+            let v6 = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), v6.sin6_flowinfo, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+/// Writes an address where the program wants it, cut to its room, with the length that it has.
+unsafe fn write_address(from: &SocketAddr, address: *mut sockaddr, length: *mut socklen_t) {
+    if address.is_null() || length.is_null() {
+        return;
+    }
+    let room = unsafe { *length } as usize;
+    let put = |bytes: *const u8, size: usize| unsafe {
+        std::ptr::copy_nonoverlapping(bytes, address.cast::<u8>(), size.min(room));
+        *length = size as socklen_t;
+    };
+    match from {
+        SocketAddr::V4(v4) => {
+            let mut raw: sockaddr_in = unsafe { std::mem::zeroed() };
+            raw.sin_family = libc::AF_INET as u16;
+            raw.sin_port = v4.port().to_be();
+            raw.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
+            put((&raw const raw).cast(), size_of::<sockaddr_in>());
+        }
+        SocketAddr::V6(v6) => {
+            let mut raw: sockaddr_in6 = unsafe { std::mem::zeroed() };
+            raw.sin6_family = libc::AF_INET6 as u16;
+            raw.sin6_port = v6.port().to_be();
+            raw.sin6_flowinfo = v6.flowinfo();
+            raw.sin6_addr.s6_addr = v6.ip().octets();
+            raw.sin6_scope_id = v6.scope_id();
+            put((&raw const raw).cast(), size_of::<sockaddr_in6>());
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    let ours = if layer::is_active() { connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
+    match ours {
+        Some(result) => finish_int(result, |()| 0),
+        None => unsafe { real::connect(fd, address, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let result = unsafe { real::listen(fd, backlog) };
+    if result == 0 && layer::is_active() {
+        connect::listening(fd);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
+    let known = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    if fds::kind(fd) != Kind::Listener || flags & !known != 0 {
+        return unsafe { real::accept4(fd, address, length, flags) };
+    }
+    match connect::accept(fd, SocketFlags::from_bits_retain(flags as u32)) {
+        Some(result) => finish_int(result, |Accepted { fd, peer }| {
+            unsafe { write_address(&peer, address, length) };
+            fd
+        }),
+        None => unsafe { real::accept4(fd, address, length, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    unsafe { accept4(fd, address, length, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    let ours = if is_connection(fd) { socket::shutdown(fd, how) } else { None };
+    match ours {
+        Some(result) => finish_int(result, |()| 0),
+        None => unsafe { real::shutdown(fd, how) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
+    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && is_connection(fd);
+    let room = wanted && !value.is_null() && !length.is_null() && unsafe { *length } as usize >= size_of::<c_int>();
+    match if room { descriptor::socket_error(fd) } else { None } {
+        Some(result) => finish_int(result, |errno| {
+            unsafe { value.cast::<c_int>().write_unaligned(errno) };
+            unsafe { *length = size_of::<c_int>() as socklen_t };
+            0
+        }),
+        None => unsafe { real::getsockopt(fd, level, name, value, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int {
+    let result = unsafe { real::setsockopt(fd, level, name, value, length) };
+    if result != 0 && is_connection(fd) && descriptor::names(fd).is_some() {
+        return 0; // It is replayed: what it did then was taken by the socket of then.
+    }
+    if result != 0 || level != libc::SOL_SOCKET || !is_connection(fd) {
+        return result;
+    }
+    // Of SO_LINGER's two numbers the first says whether, of a time both do.
+    let (mark, size) = match name {
+        libc::SO_RCVTIMEO => (Mark::ReceiveLimit, length),
+        libc::SO_SNDTIMEO => (Mark::SendLimit, length),
+        libc::SO_LINGER => (Mark::Linger, size_of::<c_int>() as socklen_t),
+        _ => return result,
+    };
+    let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size as usize) };
+    descriptor::set_mark(fd, mark, bytes.iter().any(|byte| *byte != 0));
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match if is_connection(fd) { descriptor::names(fd) } else { None } {
+        Some(names) => {
+            unsafe { write_address(&names.peer, address, length) };
+            0
+        }
+        None => unsafe { real::getpeername(fd, address, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match if is_connection(fd) { descriptor::names(fd).and_then(|names| names.local) } else { None } {
+        Some(local) => {
+            unsafe { write_address(&local, address, length) };
+            0
+        }
+        None => unsafe { real::getsockname(fd, address, length) },
+    }
+}

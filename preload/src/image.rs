@@ -1,0 +1,193 @@
+//! Checkpoints of this process: when one is wanted it is made by the engine, in the handler of its signal, while the layer is locked; the image goes
+//! to the protector on a connection of its own, written by a forked child.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use radic_ckpt::{Hooks, Mode, Refusal, Request, Tracking};
+use radic_observer::Observer;
+use radic_wire::determinant::StreamId;
+use radic_wire::limits;
+use radic_wire::log::ToProtector;
+use radic_wire::login;
+use radic_wire::process::ToNode;
+
+use crate::channel;
+use crate::counters::{self, Counter};
+use crate::layer::{self, Held, Layer};
+use crate::node::Node;
+use crate::sys;
+
+/// This process has come back from an image and the layer does not know yet.
+static RESTORED: AtomicBool = AtomicBool::new(false);
+
+/// What is known of the images of this process.
+#[derive(Debug)]
+pub struct Images {
+    /// The streams of a cut, to be filled without allocating.
+    streams: Vec<(StreamId, u64)>,
+    ended: Vec<(StreamId, u64)>,
+    /// The connection on which the image is written.
+    connection: Option<OwnedFd>,
+    /// The image that is under way, by its number and, once the engine says, by the engine's name for it.
+    under_way: Option<(u64, u64)>,
+    /// The last that was committed.
+    committed: Option<(u64, u64)>,
+    /// The node asked for one and wants to hear what became of it.
+    asked: bool,
+}
+
+impl Images {
+    /// No image yet; at most so many connections.
+    pub fn new(connections: usize) -> Self {
+        let most = connections.min(limits::CUT_STREAMS);
+        let (streams, ended) = (Vec::with_capacity(most), Vec::with_capacity(most));
+        Images { streams, ended, connection: None, under_way: None, committed: None, asked: false }
+    }
+
+    /// The node wants a checkpoint.
+    pub fn request(&mut self) {
+        self.asked = true;
+        layer::want_checkpoint();
+    }
+
+    fn tell(&mut self, node: &mut Node, result: Result<u64, String>) {
+        if std::mem::take(&mut self.asked) {
+            _ = node.send(&ToNode::Checkpointed(result));
+        }
+    }
+
+    /// The protector has committed `image`.
+    pub fn handle_committed(&mut self, image: u64, node: &mut Node) {
+        if let Some(done) = self.under_way.take_if(|(number, _)| *number == image) {
+            self.committed = Some(done);
+            counters::add(Counter::Committed, 1);
+            self.tell(node, Ok(image));
+        }
+    }
+
+    /// The protector has refused it: the next one is a whole one.
+    pub fn handle_refused(&mut self, image: u64, node: &mut Node) {
+        if self.under_way.take_if(|(number, _)| *number == image).is_some() {
+            self.committed = None;
+            self.tell(node, Err("the protector has refused the image".to_owned()));
+        }
+    }
+
+    /// The protector is gone, and its images with it.
+    pub fn handle_protector_lost(&mut self, observer: &mut Observer) {
+        if self.under_way.take().is_some() {
+            observer.handle_abandoned();
+        }
+        self.committed = None;
+    }
+}
+
+/// Registers with the engine. Once, at the start.
+pub fn register() {
+    let hooks = Hooks { nudged: Some(begin), saved: Some(end), after_restore: Some(restored), ..Hooks::default() };
+    _ = radic_ckpt::set_hooks(hooks);
+}
+
+/// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
+fn begin() -> Option<(i32, Request)> {
+    let mut layer = layer::try_enter()?;
+    layer.hear_node();
+    if !layer::take_wish() {
+        return None;
+    }
+    match prepare(&mut layer) {
+        Ok(begun) => {
+            layer.keep_locked();
+            Some(begun)
+        }
+        Err(why) => {
+            let Layer { images, node, .. } = &mut *layer;
+            images.tell(node, Err(why));
+            None
+        }
+    }
+}
+
+/// The connection to write to, with the beginning of the image on it.
+fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
+    layer.hear_protector(false);
+    layer.ship();
+    if layer.images.under_way.is_some() {
+        return Err("the image before is not committed yet".to_owned());
+    }
+    if layer.observer.is_replaying() {
+        return Err("the process is catching up with its log".to_owned());
+    }
+    let (address, who) = layer.login();
+    let connection =
+        channel::login(address, &who, login::Channel::Image).map_err(|error| format!("the protector's log: {error}"))?;
+    let Layer { observer, images, .. } = layer;
+    let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
+    let cut = cut.ok_or("the process is catching up with its log")?;
+    let parent = images.committed.filter(|(_, engine)| *engine != 0);
+    let number = cut.mark.image;
+    let written = channel::write(rustix::fd::AsFd::as_fd(&connection), &cut.message(parent.map(|(number, _)| number)));
+    if let Err(error) = written {
+        observer.handle_abandoned();
+        return Err(format!("the protector's log: {error}"));
+    }
+    // The child that writes it has all the time that the protector needs.
+    if let Err(error) = rustix::io::ioctl_fionbio(&connection, false) {
+        observer.handle_abandoned();
+        return Err(format!("the connection for the image: {error}"));
+    }
+    images.under_way = Some((number, 0));
+    let fd = connection.as_raw_fd();
+    images.connection = Some(connection);
+    let parent = parent.map_or(0, |(_, engine)| engine);
+    Ok((fd, Request { mode: Mode::Fork, tracking: Tracking::Best, compress: false, parent }))
+}
+
+/// In the process that goes on.
+fn end(result: Result<(u64, u64), Refusal>) {
+    let mut layer: Held = layer::adopt();
+    let Layer { observer, images, .. } = &mut *layer;
+    if let Some(connection) = images.connection.take() {
+        sys::close_own(connection);
+    }
+    match result {
+        Ok((pause, engine)) => {
+            if let Some(under_way) = &mut images.under_way {
+                under_way.1 = engine;
+            }
+            counters::add(Counter::Checkpoints, 1);
+            counters::add(Counter::PauseNs, pause);
+            counters::set(Counter::LongestPauseNs, counters::get(Counter::LongestPauseNs).max(pause));
+        }
+        Err(refusal) => {
+            let abandoned = images.under_way.take();
+            observer.handle_abandoned();
+            if let Some((image, _)) = abandoned {
+                layer.abandon_image(image);
+            }
+            let why = refusal.to_string();
+            layer.note(&format!("no checkpoint: {why}"));
+            let Layer { images, node, .. } = &mut *layer;
+            images.tell(node, Err(why));
+        }
+    }
+}
+
+/// In a restored process, while everybody is still stopped.
+fn restored() {
+    RESTORED.store(true, Ordering::Relaxed);
+    drop(layer::adopt());
+}
+
+/// Whether this process has come back from an image, once.
+pub fn take_restored() -> bool {
+    RESTORED.load(Ordering::Relaxed) && RESTORED.swap(false, Ordering::Relaxed)
+}
+
+impl Layer {
+    /// The protector need not wait for this image.
+    fn abandon_image(&mut self, image: u64) {
+        self.tell_protector(&ToProtector::ImageAbandoned { image });
+    }
+}

@@ -1,0 +1,866 @@
+//! The layer: one process's observer with the sockets that it drives. Everything here happens under one lock, in the program's own threads, inside
+//! its own calls: there is no thread of ours.
+//!
+//! What must be shipped, awaited or answered is done by whatever call comes by ([`Layer::tend`]); a call that has to wait waits for the layer's
+//! connections too ([`Layer::awaited`]).
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io::IoSliceMut;
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use radic_observer::connection::Slot;
+use radic_observer::{Config, Error, Observer, Transmit, Wait};
+use radic_wire::PROTOCOL_VERSION;
+use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::ids::ProcessId;
+use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::login;
+use radic_wire::mac::JobKey;
+use radic_wire::process::{FromNode, Protection, TEXT, ToNode};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::channel::{Channel, Identity};
+use crate::counters::{self, Counter};
+use crate::fds::{self, Kind};
+use crate::image::{self, Images};
+use crate::lock::{Guard, Lock};
+use crate::node::Node;
+use crate::replay::Replayer;
+use crate::sys;
+
+/// Bytes of the payload log in the process.
+const PAYLOAD: usize = 4 << 20;
+/// Bytes of an outbox block.
+const BLOCK: usize = 4 << 10;
+/// Empty outcomes in a row after which the process idles as far as shipping goes.
+const IDLE: u32 = 512;
+/// Time that a lost protector may take to be replaced, in milliseconds.
+const REPLACED_MS: u64 = 60_000;
+/// Descriptors that a waiting call listens to besides its own.
+pub const AWAITED: usize = 32;
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// A checkpoint is wanted and has not begun.
+static DUE: AtomicBool = AtomicBool::new(false);
+/// Some connection has bytes that its socket has not taken: calls that pass through look after them too.
+static UNSENT: AtomicBool = AtomicBool::new(false);
+static LAYER: Lock<Option<Layer>> = Lock::new(None);
+static THREADS: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static THREAD: Cell<u32> = const { Cell::new(u32::MAX) };
+    /// This thread is inside the layer: a signal's handler that calls a hook finds it so.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether calls are watched at all.
+pub fn is_active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Lets every call pass through from now on: this is a child, or the process ends.
+pub fn switch_off() {
+    ACTIVE.store(false, Ordering::Relaxed);
+}
+
+/// A checkpoint is to be made as soon as the layer is free.
+pub fn want_checkpoint() {
+    DUE.store(true, Ordering::Relaxed);
+}
+
+/// Takes the wish for a checkpoint.
+pub fn take_wish() -> bool {
+    DUE.swap(false, Ordering::Relaxed)
+}
+
+/// The layer, held.
+pub struct Held(Option<Guard<'static, Option<Layer>>>);
+
+impl Deref for Held {
+    type Target = Layer;
+
+    fn deref(&self) -> &Layer {
+        self.0.as_deref().and_then(Option::as_ref).expect("a layer that is held is there")
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut Layer {
+        self.0.as_deref_mut().and_then(Option::as_mut).expect("a layer that is held is there")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.0.take().is_some() {
+            INSIDE.set(false);
+            if DUE.load(Ordering::Relaxed) {
+                // The handler of the nudge finds the lock free, unless another thread is in: then that one comes by here.
+                // Where the signal cannot be queued, the next call tries again.
+                _ = radic_ckpt::nudge_self();
+            }
+        }
+    }
+}
+
+/// The layer, for one call of the program. None: it is not active, or this is a signal's handler that has interrupted the layer in its own thread.
+pub fn enter() -> Option<Held> {
+    if !is_active() || INSIDE.get() {
+        return None;
+    }
+    let mut guard = LAYER.lock();
+    INSIDE.set(true);
+    if image::take_restored()
+        && let Some(layer) = guard.as_mut()
+    {
+        layer.node.fall_silent();
+        layer.replayer = Some(Replayer::begin(&mut layer.observer));
+    }
+    if guard.is_none() {
+        INSIDE.set(false);
+        return None;
+    }
+    Some(Held(Some(guard)))
+}
+
+/// The layer if nobody holds it: for the handler of the checkpoint's signal.
+pub fn try_enter() -> Option<Held> {
+    if !is_active() || INSIDE.get() {
+        return None;
+    }
+    let guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
+    INSIDE.set(true);
+    Some(Held(Some(guard)))
+}
+
+impl Held {
+    /// Keeps the layer locked after this value is gone; [`adopt`] goes on.
+    pub fn keep_locked(mut self) {
+        // Whoever adopts it may be another thread.
+        INSIDE.set(false);
+        std::mem::forget(self.0.take());
+    }
+}
+
+/// The layer that [`Held::keep_locked`] has left locked.
+pub fn adopt() -> Held {
+    Held(Some(LAYER.adopt_forgotten()))
+}
+
+/// Something that the layer should look after was left over: called by hooks that pass through.
+pub fn tend_in_passing() {
+    if UNSENT.load(Ordering::Relaxed)
+        && let Some(mut layer) = try_enter()
+    {
+        layer.drain();
+    }
+}
+
+/// The number of the calling thread.
+pub fn thread() -> u32 {
+    let number = THREAD.get();
+    if number != u32::MAX {
+        return number;
+    }
+    let number = THREADS.fetch_add(1, Ordering::Relaxed);
+    THREAD.set(number);
+    number
+}
+
+/// A connection that the program has closed before all of its bytes had left.
+#[derive(Debug)]
+struct Lingering {
+    slot: Slot,
+    fd: OwnedFd,
+}
+
+/// The addresses of a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Names {
+    /// This end.
+    pub local: Option<SocketAddr>,
+    /// The other one.
+    pub peer: SocketAddr,
+}
+
+/// A connection that was accepted and identified and that the program has not got yet.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Which.
+    pub connection: ConnectionId,
+    /// Its socket.
+    pub fd: i32,
+    /// The address that `accept` tells.
+    pub peer: SocketAddr,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Layer {
+    /// The state machines.
+    pub observer: Observer,
+    /// The protector of this process's own node.
+    pub node: Node,
+    /// Of a process that is replayed offline: who stands for everybody else.
+    replayer: Option<Replayer>,
+    /// Checkpoints.
+    pub images: Images,
+    /// What was accepted and not given to the program yet.
+    pub arrived: Vec<Arrived>,
+    /// By descriptor, both ends' addresses, as the program saw them in its first life.
+    pub names: BTreeMap<i32, Names>,
+    /// Where the program listens.
+    pub listeners: Vec<(i32, SocketAddr)>,
+    /// Further descriptors of connections, and the one that the observer knows.
+    pub aliases: Vec<(i32, i32)>,
+    /// Connections whose peer is gone, and the error that the program gets.
+    pub broken: Vec<(Slot, Errno)>,
+    /// The job's key.
+    pub key: JobKey,
+    /// Keys for greetings to processes of other jobs.
+    foreign: Vec<(ConnectionId, JobKey)>,
+    process: ProcessId,
+    protector: SocketAddr,
+    journal: Channel,
+    bulk: Channel,
+    lingering: Vec<Lingering>,
+    unsent: Vec<Slot>,
+    /// Streams whose stable offset was asked for.
+    asked: Vec<StreamId>,
+    idle: u32,
+    /// Whether there is payload that was not shipped.
+    unshipped: bool,
+}
+
+/// Why this process is not protected.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The node says no.
+    #[error("{0}")]
+    Refused(String),
+    /// The node or the protector cannot be reached.
+    #[error("{what}: {error}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        error: Errno,
+    },
+}
+
+fn failed(what: &'static str) -> impl Fn(Errno) -> JoinError {
+    move |error| JoinError::System { what, error }
+}
+
+/// What the node says to a process that joins.
+pub struct Joined {
+    node: Node,
+    process: ProcessId,
+    key: JobKey,
+    protector: SocketAddr,
+    /// How it is protected.
+    pub protection: Protection,
+}
+
+/// Joins the node at this socket.
+pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
+    let mut node = Node::connect(socket).map_err(failed("the node's socket"))?;
+    let answer = node.ask(&ToNode::Join { version: PROTOCOL_VERSION, process }, |_| true).map_err(failed("joining the node"));
+    match answer? {
+        FromNode::Joined { key, protector, protection, .. } => {
+            Ok(Joined { node, process, key: JobKey::from_bytes(key), protector, protection })
+        }
+        FromNode::Refused(why) => {
+            node.close();
+            Err(JoinError::Refused(why))
+        }
+        _ => Err(failed("joining the node")(Errno::PROTO)),
+    }
+}
+
+/// Starts the layer: from now on every call is watched.
+pub fn start(joined: Joined) -> Result<(), JoinError> {
+    let Joined { node, process, key, protector, protection } = joined;
+    let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
+    let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
+    let observer = Observer::new(process, &config);
+    counters::map().map_err(failed("memory for the counters"))?;
+    let who = Identity { process, incarnation: observer.incarnation(), key: &key };
+    let journal = Channel::connect(protector, &who, login::Channel::Journal).map_err(failed("the protector's log"))?;
+    let bulk = Channel::connect(protector, &who, login::Channel::Bulk).map_err(failed("the protector's log"))?;
+    let mut layer = Layer {
+        replayer: None,
+        images: Images::new(config.connections),
+        observer,
+        node,
+        arrived: Vec::with_capacity(64),
+        names: BTreeMap::new(),
+        listeners: Vec::with_capacity(64),
+        aliases: Vec::with_capacity(16),
+        broken: Vec::with_capacity(64),
+        key,
+        foreign: Vec::new(),
+        process,
+        protector,
+        journal,
+        bulk,
+        lingering: Vec::with_capacity(64),
+        unsent: Vec::with_capacity(64),
+        asked: Vec::with_capacity(8),
+        idle: 0,
+        unshipped: false,
+    };
+    layer.greet_protector().map_err(failed("the protector's log"))?;
+    *LAYER.lock() = Some(layer);
+    ACTIVE.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// The program ends: what is to leave leaves. Afterwards every call passes through.
+pub fn leave() {
+    if let Some(mut layer) = enter() {
+        layer.leave();
+        switch_off();
+    }
+}
+
+/// The program wants the number of one of the layer's own descriptors: that moves.
+pub fn make_room(fd: i32) {
+    let Some(mut layer) = enter() else { return };
+    if let Err(error) = layer.move_own(fd) {
+        fail(&format!("the program wants descriptor {fd}, which is RADIC's own and cannot be moved: {error}"));
+    }
+}
+
+/// Ends the process at once.
+pub fn end_process(code: i32) -> ! {
+    switch_off();
+    #[allow(unsafe_code)]
+    // SAFETY: takes a number, and does not return.
+    unsafe {
+        libc::syscall(libc::SYS_exit_group, code)
+    };
+    std::process::abort()
+}
+
+/// Ends the process: it cannot go on without breaking a guarantee. A wrong answer is worse than a crash.
+pub fn fail(what: &str) -> ! {
+    let text = format!("radic: this process cannot go on: {what}\n");
+    _ = rustix::io::write(sys::borrow(2), text.as_bytes());
+    end_process(125)
+}
+
+/// Ends the process for an error of the observer.
+pub fn fail_with(error: &Error) -> ! {
+    fail(&error.to_string())
+}
+
+/// The value, or the end of the process.
+pub fn sure<T>(result: Result<T, Error>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => fail_with(&error),
+    }
+}
+
+impl Layer {
+    /// The hello on both connections; waits for the welcome on the journal's.
+    fn greet_protector(&mut self) -> Result<(), Errno> {
+        let hello = self.observer.hello();
+        self.journal.send(&hello)?;
+        self.bulk.send(&hello)?;
+        loop {
+            self.journal.read(true)?;
+            while let Some(message) = self.journal.next_message()? {
+                let welcome = matches!(message, FromProtector::Welcome { .. });
+                sure(self.observer.handle_protector(&message));
+                if welcome {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The protector's connections are lost: waits until it, or the next one, is there. Bounded.
+    #[cold]
+    fn reconnect(&mut self, error: Errno) {
+        let deadline = sys::now() + REPLACED_MS * 1_000_000;
+        let mut last = error;
+        while sys::now() < deadline {
+            self.hear_node();
+            let who = Identity { process: self.process, incarnation: self.observer.incarnation(), key: &self.key };
+            let journal = Channel::connect(self.protector, &who, login::Channel::Journal);
+            let bulk = Channel::connect(self.protector, &who, login::Channel::Bulk);
+            match (journal, bulk) {
+                (Ok(journal), Ok(bulk)) => {
+                    (self.journal, self.bulk) = (journal, bulk);
+                    self.images.handle_protector_lost(&mut self.observer);
+                    match self.greet_protector() {
+                        Ok(()) => return self.unshipped = true,
+                        Err(error) => last = error,
+                    }
+                }
+                (Err(error), _) | (_, Err(error)) => last = error,
+            }
+            // The node tells where the next one is; the one that is known is tried ten times a second.
+            _ = sys::wait_for(self.node.fd(), PollFlags::IN, 100);
+        }
+        fail(&format!("its protector at {} is out of reach for {} s: {last}", self.protector, REPLACED_MS / 1000));
+    }
+
+    /// Ships the journal at once.
+    pub fn ship(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.look(&self.observer);
+        }
+        let Some(ship) = self.observer.poll_journal() else { return };
+        counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
+        if let Err(error) = self.journal.send_journal(&ship) {
+            self.reconnect(error);
+        }
+    }
+
+    /// Ships received payload, as far as the connection takes it without much waiting in memory.
+    pub fn ship_payload(&mut self) {
+        if self.replayer.is_some() {
+            return;
+        }
+        while !self.bulk.is_pressed() {
+            let Some(piece) = self.observer.poll_payload() else {
+                self.unshipped = false;
+                break;
+            };
+            counters::add(Counter::Payload, (piece.head.len() + piece.tail.len()) as u64);
+            if let Err(error) = self.bulk.send_payload(&piece) {
+                return self.reconnect(error);
+            }
+        }
+        if let Err(error) = self.bulk.flush() {
+            self.reconnect(error);
+        }
+    }
+
+    /// Reads what the protector has said; with `wait` until it says something.
+    pub fn hear_protector(&mut self, wait: bool) {
+        if self.replayer.is_some() {
+            return;
+        }
+        if let Err(error) = self.try_hear_protector(wait) {
+            self.reconnect(error);
+        }
+    }
+
+    fn try_hear_protector(&mut self, wait: bool) -> Result<(), Errno> {
+        match self.journal.read(wait) {
+            Err(Errno::TIMEDOUT) => {} // It is slow. Perhaps the node knows why: whoever waits looks there.
+            other => other?,
+        }
+        let mut committed = None;
+        while let Some(message) = self.journal.next_message()? {
+            match message {
+                FromProtector::ImageWanted => want_checkpoint(),
+                FromProtector::Committed { image } => committed = Some(image),
+                FromProtector::ImageRefused { image } => self.images.handle_refused(image, &mut self.node),
+                _ => {}
+            }
+            sure(self.observer.handle_protector(&message));
+        }
+        if let Some(image) = committed {
+            self.images.handle_committed(image, &mut self.node);
+            self.forget_closed();
+        }
+        Ok(())
+    }
+
+    /// Peers of connections whose closing is covered by an image need not keep them. Some at a time: nodes keep what others do not read only up to
+    /// a bound.
+    fn forget_closed(&mut self) {
+        const AT_ONCE: usize = 256;
+        for _ in 0..AT_ONCE {
+            let Some((connection, peer)) = self.observer.poll_forget() else { break };
+            _ = self.node.send(&ToNode::Forget { connection, peer });
+        }
+        let table = self.observer.table();
+        self.foreign.retain(|(connection, _)| table.find_end(*connection, true).is_some());
+    }
+
+    /// The key for greetings about `connection`.
+    pub fn greeting_key(&self, connection: &ConnectionId) -> JobKey {
+        let foreign = self.foreign.iter().find(|(known, _)| known == connection).map(|(_, key)| key.clone());
+        foreign.unwrap_or_else(|| self.key.greeting_key(connection))
+    }
+
+    /// `connection` leads to a process of another job, where this key is known.
+    pub fn set_greeting_key(&mut self, connection: ConnectionId, key: JobKey) {
+        self.foreign.retain(|(known, _)| *known != connection);
+        self.foreign.push((connection, key));
+    }
+
+    /// Reads what the node has said.
+    pub fn hear_node(&mut self) {
+        if self.replayer.is_some() {
+            return;
+        }
+        loop {
+            match self.node.poll() {
+                Ok(Some(message)) => self.handle_node(message),
+                Ok(None) => return,
+                Err(error) => fail(&format!("the protector of its own node is gone: {error}")),
+            }
+        }
+    }
+
+    fn handle_node(&mut self, message: FromNode) {
+        match message {
+            FromNode::Protector(address) => self.protector = address,
+            FromNode::Stable { stream, offset } => {
+                self.asked.retain(|asked| *asked != stream);
+                sure(self.observer.handle_protector(&FromProtector::StreamStable { stream, offset }));
+            }
+            FromNode::Forget(connection) => sure(self.observer.handle_protector(&FromProtector::Forget { connection })),
+            FromNode::Checkpoint => self.images.request(),
+            // Answers that came after their question was given up.
+            FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Peer { .. } | FromNode::Caller { .. } => {}
+        }
+    }
+
+    /// G1: waits until nothing that precedes is unstable.
+    pub fn pass_gate(&mut self) {
+        if self.observer.gate().is_some() {
+            self.wait_at_gate();
+        }
+    }
+
+    fn wait_at_gate(&mut self) {
+        let since = sys::now();
+        counters::add(Counter::GateWaits, 1);
+        while self.observer.gate().is_some() {
+            self.ship();
+            self.hear_protector(true);
+            self.hear_node_if_slow(since);
+        }
+        counters::add(Counter::GateNs, sys::now() - since);
+    }
+
+    fn hear_node_if_slow(&mut self, since: u64) {
+        if sys::now() - since > 100_000_000 {
+            self.hear_node();
+        }
+    }
+
+    /// Waits until there is room for what is received.
+    pub fn wait_for_payload(&mut self) {
+        while self.observer.payload().room() == 0 {
+            self.ship_payload();
+            let events = if self.bulk.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            let mut fds =
+                [PollFd::from_borrowed_fd(self.bulk.fd(), events), PollFd::from_borrowed_fd(self.journal.fd(), PollFlags::IN)];
+            _ = sys::poll(&mut fds, Some(sys::span(100_000_000)));
+            self.hear_protector(false);
+            self.hear_node();
+        }
+    }
+
+    /// In a process that is replayed: with whom it made its next connection. None: it is not.
+    pub fn replayed_peer(&mut self) -> Option<Option<ProcessId>> {
+        let connection = self.observer.next_connection();
+        self.replayer.as_mut().map(|replayer| replayer.peer(connection))
+    }
+
+    /// Whether this process is replayed: it has no node, no protector and no peers.
+    pub fn is_replayed(&self) -> bool {
+        self.replayer.is_some()
+    }
+
+    /// Something was received: payload waits to be shipped.
+    pub fn note_received(&mut self) {
+        self.idle = 0;
+        self.unshipped = true;
+        if self.observer.payload().is_due() {
+            self.ship_payload();
+            self.hear_protector(false);
+        }
+    }
+
+    /// A call found nothing. Many in a row mean that the process waits for somebody: time to look after everything.
+    pub fn note_nothing(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.handle_nothing(&self.observer);
+        }
+        counters::add(Counter::Empty, 1);
+        self.idle += 1;
+        if self.idle >= IDLE {
+            self.idle = 0;
+            self.tend();
+        }
+    }
+
+    /// Looks after everything that waits.
+    pub fn tend(&mut self) {
+        self.ship();
+        if self.unshipped || self.bulk.has_unsent() {
+            self.ship_payload();
+        }
+        self.hear_protector(false);
+        self.hear_node();
+        self.forget_closed();
+        self.drain();
+        counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
+    }
+
+    /// Asks how much of the fullest streams their receivers' protectors have.
+    pub fn ask_stable(&mut self) {
+        if !self.asked.is_empty() {
+            return;
+        }
+        let streams = self.observer.table().iter().map(|(_, c)| (c.outgoing().kept(), c.stream_out(), c.peer));
+        let mut fullest = [(0, None); 4];
+        for (kept, stream, peer) in streams {
+            if let Some(least) = fullest.iter_mut().min_by_key(|entry| entry.0).filter(|least| least.0 < kept) {
+                *least = (kept, Some((stream, peer)));
+            }
+        }
+        for (stream, receiver) in fullest.into_iter().filter_map(|(_, stream)| stream) {
+            if self.node.send(&ToNode::AskStable { stream, receiver }).is_ok() {
+                self.asked.push(stream);
+            }
+        }
+    }
+
+    /// The outbox fills: asks before it is full.
+    pub fn note_sent(&mut self) {
+        self.idle = 0;
+        if self.observer.outbox().is_pressed() {
+            self.hear_node();
+            self.ask_stable();
+        }
+    }
+
+    /// What a waiting call listens to besides its own: the protector, the node, sockets that bytes wait for. Nothing must be left to do
+    /// when it waits: [`Layer::tend`] comes before.
+    pub fn awaited(&self) -> impl Iterator<Item = (i32, PollFlags)> {
+        let journal = if self.journal.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
+        let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
+        let own = [(self.journal.fd().as_raw_fd(), journal), (self.node.fd().as_raw_fd(), PollFlags::IN)];
+        own.into_iter().chain(bulk).chain(unsent).take(AWAITED)
+    }
+
+    fn fd_of(&self, slot: Slot) -> Option<i32> {
+        let lingering = || self.lingering.iter().find(|lingering| lingering.slot == slot).map(|l| l.fd.as_raw_fd());
+        self.observer.table().get(slot)?.fd().map(|fd| fd as i32).or_else(lingering)
+    }
+
+    /// Lets bytes leave on the link of `slot`; what the socket does not take waits.
+    pub fn transmit(&mut self, slot: Slot) {
+        if let Some(replayer) = &mut self.replayer {
+            return sure(replayer.transmit(&mut self.observer, slot));
+        }
+        let Some(fd) = self.fd_of(slot) else { return };
+        match self.try_transmit(slot, sys::borrow(fd)) {
+            Ok(true) => self.unsent.retain(|waiting| *waiting != slot),
+            Ok(false) => {
+                if !self.unsent.contains(&slot) {
+                    self.unsent.push(slot);
+                }
+            }
+            Err(error) => self.handle_broken(slot, error),
+        }
+        UNSENT.store(!self.unsent.is_empty(), Ordering::Relaxed);
+    }
+
+    fn try_transmit(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+        loop {
+            let sent = match self.observer.poll_transmit(slot) {
+                None => return Ok(true),
+                Some(Transmit::End) => {
+                    rustix::net::shutdown(fd, rustix::net::Shutdown::Write)?;
+                    1
+                }
+                Some(Transmit::Bytes(offset)) => {
+                    let mut parts = [&[][..]; sys::PARTS];
+                    let pieces = self.observer.outgoing(slot, offset);
+                    let count = parts.iter_mut().zip(pieces).map(|(part, piece)| *part = piece).count();
+                    sys::send_parts(fd, &parts[..count])? as u64
+                }
+            };
+            if sent == 0 {
+                return Ok(false);
+            }
+            self.observer.handle_transmitted(slot, sent);
+        }
+    }
+
+    /// The link of `slot` is gone for good: its peer has ended.
+    pub fn handle_broken(&mut self, slot: Slot, error: Errno) {
+        self.observer.handle_broken(slot);
+        self.unsent.retain(|waiting| *waiting != slot);
+        if self.broken.iter().all(|(known, _)| *known != slot) {
+            self.broken.push((slot, error));
+        }
+    }
+
+    /// Why nothing more can be sent on `slot`.
+    pub fn broken(&self, slot: Slot) -> Option<Errno> {
+        self.broken.iter().find(|(known, _)| *known == slot).map(|(_, error)| *error)
+    }
+
+    /// From now on this is why.
+    pub fn set_broken(&mut self, slot: Slot, error: Errno) {
+        self.broken.iter_mut().filter(|(known, _)| *known == slot).for_each(|(_, known)| *known = error);
+    }
+
+    /// The error that the program has not been told yet, as SO_ERROR tells it; 0: none.
+    pub fn take_broken(&mut self, slot: Slot) -> i32 {
+        let error = self.broken(slot).filter(|error| *error != Errno::PIPE).map_or(0, Errno::raw_os_error);
+        self.set_broken(slot, Errno::PIPE);
+        error
+    }
+
+    /// The descriptor by which the observer knows the connection on `fd`.
+    pub fn primary(&self, fd: i32) -> i32 {
+        if fds::kind(fd) != Kind::Alias {
+            return fd;
+        }
+        self.aliases.iter().find(|(alias, _)| *alias == fd).map_or(fd, |(_, primary)| *primary)
+    }
+
+    /// A connection with somebody who is not protected: what is said there is not logged (G7: it is told).
+    pub fn note_unprotected(&mut self, address: &SocketAddr) {
+        counters::add(Counter::Unprotected, 1);
+        if counters::get(Counter::Unprotected) == 1 {
+            self.note(&format!("a connection with {address}, where nobody is protected: it will not survive a death"));
+        }
+    }
+
+    /// Makes sure that the program finds `fd` taken.
+    pub fn place(&self, fd: i32) -> Result<(), Errno> {
+        crate::ops::descriptor::place(fd)
+    }
+
+    /// What a call that replays, or one that must not go on yet, waits for.
+    pub fn wait_for(&mut self, what: Wait) {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.wait_for(&mut self.observer, what);
+        }
+        match what {
+            Wait::Stable(_) => self.pass_gate(),
+            Wait::Payload => self.wait_for_payload(),
+            other => fail(&format!("it waits for {other:?}, which only a restarted process does")),
+        }
+    }
+
+    /// Bytes of the protector's log, into the program's buffers.
+    pub fn fetch_payload(&mut self, stream: StreamId, offset: u64, room: &mut [IoSliceMut<'_>]) -> usize {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.fetch(stream, offset, room);
+        }
+        fail(&format!("it wants bytes of {stream:?} from {offset} of the log, which only a restarted process does"))
+    }
+
+    /// Lets everything leave that waits, as far as sockets take it.
+    pub fn drain(&mut self) {
+        for at in (0..self.unsent.len()).rev() {
+            let Some(slot) = self.unsent.get(at).copied() else { continue };
+            self.transmit(slot);
+            self.end_lingering(slot);
+        }
+    }
+
+    /// Whether bytes wait for the socket of `slot`.
+    pub fn is_unsent(&self, slot: Slot) -> bool {
+        self.unsent.contains(&slot)
+    }
+
+    /// The program has closed `fd`, whose bytes have not all left: the socket stays open, out of its way, until they have.
+    pub fn linger(&mut self, slot: Slot, fd: i32) {
+        // Its last close is the layer's, which neither waits nor throws away.
+        _ = rustix::net::sockopt::set_socket_linger(sys::borrow(fd), None);
+        match rustix::io::fcntl_dupfd_cloexec(sys::borrow(fd), 1_000)
+            .or_else(|_| rustix::io::fcntl_dupfd_cloexec(sys::borrow(fd), 3))
+        {
+            Ok(copy) => {
+                _ = fds::set(copy.as_raw_fd(), Kind::Own, false);
+                self.lingering.push(Lingering { slot, fd: copy });
+            }
+            Err(error) => self.handle_broken(slot, error),
+        }
+    }
+
+    /// One of the layer's own descriptors gets another number. The old one stays open, for `dup2` to replace: nobody else may get it in between.
+    fn move_own(&mut self, number: i32) -> Result<(), Errno> {
+        let lingering = self.lingering.iter_mut().map(|lingering| &mut lingering.fd);
+        let own = [self.journal.fd_mut(), self.bulk.fd_mut(), self.node.fd_mut()];
+        let fd = own.into_iter().chain(lingering).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
+        let dup = |from: i32| rustix::io::fcntl_dupfd_cloexec(&*fd, from);
+        let moved = dup(number + 1).or_else(|_| dup(3))?;
+        _ = fds::set(moved.as_raw_fd(), Kind::Own, true);
+        fds::clear(number);
+        _ = sys::give(std::mem::replace(fd, moved));
+        Ok(())
+    }
+
+    fn end_lingering(&mut self, slot: Slot) {
+        if self.unsent.contains(&slot) {
+            return;
+        }
+        if let Some(at) = self.lingering.iter().position(|lingering| lingering.slot == slot) {
+            let Lingering { fd, .. } = self.lingering.swap_remove(at);
+            sys::close_own(fd);
+        }
+    }
+
+    /// A connection is closed for the program: what was remembered of it for its calls goes.
+    pub fn handle_closed(&mut self, slot: Slot) {
+        self.broken.retain(|(known, _)| *known != slot);
+        counters::add(Counter::Connections, 1u64.wrapping_neg());
+    }
+
+    /// Tells the protector something that is no log.
+    pub fn tell_protector(&mut self, message: &ToProtector<'_>) {
+        if let Err(error) = self.journal.send(message) {
+            self.reconnect(error);
+        }
+    }
+
+    /// Says something in the node's log.
+    pub fn note(&mut self, text: &str) {
+        if self.replayer.is_some() {
+            return;
+        }
+        let text = text.chars().take(TEXT / 4).collect();
+        _ = self.node.send(&ToNode::Note(text));
+    }
+
+    /// Who logs in at the protector, and where that is.
+    pub fn login(&self) -> (SocketAddr, Identity<'_>) {
+        (self.protector, Identity { process: self.process, incarnation: self.observer.incarnation(), key: &self.key })
+    }
+
+    /// The process ends: everything leaves that is to leave, the node gets the last counters. Bounded: a peer that takes nothing does not keep a
+    /// process from ending.
+    pub fn leave(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            replayer.end("the program has ended");
+        }
+        const PATIENCE_NS: u64 = 60_000_000_000;
+        let deadline = sys::now() + PATIENCE_NS;
+        self.pass_gate();
+        loop {
+            self.tend();
+            if self.unsent.is_empty() && !self.bulk.has_unsent() && !self.unshipped || sys::now() > deadline {
+                break;
+            }
+            let awaited: Vec<_> = self.awaited().collect();
+            let mut fds: Vec<_> =
+                awaited.iter().map(|(fd, events)| PollFd::from_borrowed_fd(sys::borrow(*fd), *events)).collect();
+            _ = sys::poll(&mut fds, Some(sys::span(1_000_000_000)));
+        }
+        _ = self.node.send(&ToNode::Leaving(Box::new(counters::all())));
+    }
+}

@@ -1,0 +1,111 @@
+//! The lock of the layer: a futex, no thread-local, nothing of the program's threads library. A signal handler may ask whether it is held.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::futex;
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may wait.
+const AWAITED: u32 = 2;
+
+/// A value that one thread at a time may touch.
+#[derive(Debug)]
+pub struct Lock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: a `Guard` is the only way to the value, and there is one at a time.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// A free lock.
+    pub const fn new(value: T) -> Self {
+        Lock { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> Guard<'_, T> {
+        if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait();
+        }
+        Guard(self)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
+            // An error means that the value had changed already, or a signal: look again.
+            _ = futex::wait(&self.state, futex::Flags::PRIVATE, AWAITED, None);
+        }
+    }
+
+    /// The lock, unless somebody holds it: for a signal's handler, whose own thread that may be.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let free = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        free.then_some(Guard(self))
+    }
+
+    /// Frees the lock of a guard that was forgotten.
+    pub fn unlock_forgotten(&self) {
+        drop(Guard(self));
+    }
+
+    /// The value behind a guard that was forgotten, to go on where that left off.
+    pub fn adopt_forgotten(&self) -> Guard<'_, T> {
+        Guard(self)
+    }
+}
+
+/// The way to the value.
+#[derive(Debug)]
+pub struct Guard<'a, T>(&'a Lock<T>);
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held as long as the guard lives.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the guard is borrowed exclusively.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        if self.0.state.swap(FREE, Ordering::Release) == AWAITED {
+            _ = futex::wake(&self.0.state, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time() {
+        let lock = Lock::new(0u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50_000).for_each(|_| *lock.lock() += 1));
+            }
+        });
+        assert_eq!(*lock.lock(), 200_000);
+        let guard = lock.lock();
+        assert!(lock.try_lock().is_none());
+        std::mem::forget(guard);
+        lock.unlock_forgotten();
+        assert!(lock.try_lock().is_some());
+    }
+}

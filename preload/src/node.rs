@@ -1,0 +1,123 @@
+//! The connection to the protector of this process's own node.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use radic_wire::codec;
+use radic_wire::frame::{self, FrameReader};
+use radic_wire::process::{FRAME, FromNode, ToNode};
+use rustix::event::PollFlags;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::sys;
+
+/// Time for the node to answer a question, in milliseconds: its own limits are below.
+const ANSWER_MS: u64 = 10_000;
+/// Time for it to take a message.
+const WRITE_MS: u64 = 10_000;
+
+/// The connection.
+#[derive(Debug)]
+pub struct Node {
+    fd: OwnedFd,
+    frames: FrameReader,
+    /// What came while an answer was awaited.
+    waiting: VecDeque<FromNode>,
+    next_ask: u64,
+    /// This process is replayed: nobody hears it.
+    mute: bool,
+}
+
+impl Node {
+    /// Connects to the socket at `path`.
+    pub fn connect(path: &[u8]) -> Result<Node, Errno> {
+        let flags = SocketFlags::CLOEXEC;
+        let fd = sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)?;
+        if let Ok(address) = SocketAddrUnix::new(path) {
+            rustix::net::connect(&fd, &address)?;
+        } else {
+            // Longer than an address can be: by way of its directory.
+            let at = path.iter().rposition(|byte| *byte == b'/').ok_or(Errno::NAMETOOLONG)?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = rustix::fs::open(&path[..at], flags, Mode::empty())?;
+            let short = [format!("/proc/self/fd/{}", sys::number(&directory)).as_bytes(), &path[at..]].concat();
+            rustix::net::connect(&fd, &SocketAddrUnix::new(short)?)?;
+        }
+        Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
+    }
+
+    /// Its socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its socket, to be moved to another number.
+    pub(crate) fn fd_mut(&mut self) -> &mut OwnedFd {
+        &mut self.fd
+    }
+
+    /// Gives up the connection.
+    pub fn close(self) {
+        sys::close_own(self.fd);
+    }
+
+    /// Nothing is said to the node from now on: it is that of another process, which this one is a copy of.
+    pub fn fall_silent(&mut self) {
+        self.mute = true;
+    }
+
+    /// Sends a message.
+    pub fn send(&mut self, message: &ToNode) -> Result<(), Errno> {
+        if self.mute {
+            return Ok(());
+        }
+        let body = codec::encode(message, FRAME).map_err(|_| Errno::MSGSIZE)?;
+        let mut out = Vec::with_capacity(body.len() + frame::HEADER);
+        frame::encode_into(&mut out, &body, FRAME);
+        sys::send_all(self.fd.as_fd(), &out, WRITE_MS)
+    }
+
+    /// A new number for a question.
+    pub fn number(&mut self) -> u64 {
+        self.next_ask += 1;
+        self.next_ask
+    }
+
+    /// The next message that has come, without waiting.
+    pub fn poll(&mut self) -> Result<Option<FromNode>, Errno> {
+        match self.waiting.pop_front() {
+            Some(message) => Ok(Some(message)),
+            None => self.read(),
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<FromNode>, Errno> {
+        loop {
+            if let Some(frame) = self.frames.next_frame().map_err(|_| Errno::PROTO)? {
+                return codec::decode(frame, FRAME).map(Some).map_err(|_| Errno::PROTO);
+            }
+            let mut buffer = [0; 4096];
+            match rustix::net::recv(&self.fd, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Errno::CONNRESET),
+                Ok((_, count)) => self.frames.push(&buffer[..count]),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends a question and waits for the message that `is_answer`; others wait for [`Node::poll`].
+    pub fn ask(&mut self, question: &ToNode, is_answer: impl Fn(&FromNode) -> bool) -> Result<FromNode, Errno> {
+        self.send(question)?;
+        loop {
+            match self.read()? {
+                Some(message) if is_answer(&message) => return Ok(message),
+                Some(other) => self.waiting.push_back(other),
+                None => sys::wait_for(self.fd.as_fd(), PollFlags::IN, ANSWER_MS)?,
+            }
+        }
+    }
+}

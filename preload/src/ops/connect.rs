@@ -1,0 +1,418 @@
+//! Making connections: connect, listen, accept.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use radic_observer::connection::{Slot, Welcome};
+use radic_observer::replay::Ask;
+use radic_observer::{Accept, Ready, Wait};
+use radic_wire::determinant::{Call, ConnectionId, Determinant};
+use radic_wire::ids::ProcessId;
+use radic_wire::mac::JobKey;
+use radic_wire::process::{FromNode, ToNode};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::wait;
+use crate::counters::{self, Counter};
+use crate::fds::{self, Kind, Mark};
+use crate::greeting;
+use crate::layer::{self, Arrived, Held, Layer, Names, sure};
+use crate::sys;
+
+/// Time that a connect without waiting may take to write its greeting, in milliseconds: a peer's machine answers for a program that does not run.
+const GREET_MS: u64 = 3_000;
+
+/// Whether this is a TCP socket.
+fn is_tcp(fd: i32) -> bool {
+    let fd = sys::borrow(fd);
+    let family = sockopt::socket_domain(fd);
+    matches!(family, Ok(AddressFamily::INET | AddressFamily::INET6)) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+}
+
+/// The address that a socket is bound to, as TCP knows it.
+fn local_address(fd: i32) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(sys::borrow(fd)).ok()?).ok()
+}
+
+fn flags_say_blocking(fd: i32) -> bool {
+    rustix::fs::fcntl_getfl(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+/// `connect`. None: none of ours; it passes through.
+pub fn connect(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
+    let to = to?;
+    if !is_tcp(fd) || fd as usize >= fds::DESCRIPTORS {
+        return None;
+    }
+    let mut layer = layer::enter()?;
+    match fds::kind(fd) {
+        // A second call asks how the first one fares: the kernel knows.
+        Kind::Connection | Kind::Alias => return None,
+        _ => {}
+    }
+    if let Some(error) = refused(&mut layer, fd, Call::Connect) {
+        return Some(Err(error));
+    }
+    let from = match bind_source(fd, &to) {
+        Ok(from) => from,
+        Err(error) => return Some(Err(error)),
+    };
+    match ask_peer(&mut layer, from, to) {
+        Some((peer, key)) => {
+            let (thread, blocking) = (layer::thread(), flags_say_blocking(fd));
+            Some(Connecting { fd, to, peer, key, thread, blocking }.run(layer))
+        }
+        None => {
+            // Unlogged, but what is sent there leaves the process, too.
+            layer.pass_gate();
+            layer.note_unprotected(&to);
+            None
+        }
+    }
+}
+
+/// Binds the socket as the kernel would when it connects, so that its address is known before anybody sees it.
+fn bind_source(fd: i32, to: &SocketAddr) -> Result<SocketAddr, Errno> {
+    let mut source = match local_address(fd).filter(|bound| !bound.ip().is_unspecified()) {
+        Some(bound) => bound,
+        None => route(to)?,
+    };
+    source.set_port(0);
+    // libfabric asks the kernel to choose the port as late as in connect().
+    sys::choose_port_at_bind(fd);
+    // After a connect that failed the kernel still tells the port, but has given it back: only bind knows whether there is one.
+    match rustix::net::bind(sys::borrow(fd), &source) {
+        Ok(()) => local_address(fd).ok_or(Errno::INVAL),
+        Err(Errno::INVAL) => {
+            let bound = local_address(fd).filter(|bound| bound.port() != 0).ok_or(Errno::INVAL)?;
+            source.set_port(bound.port());
+            Ok(source)
+        }
+        // No port is left, as connect would say it.
+        Err(Errno::ADDRINUSE) => Err(Errno::ADDRNOTAVAIL),
+        Err(error) => Err(error),
+    }
+}
+
+/// The address from which packets to `to` go. None leaves: this asks the kernel's routes.
+fn route(to: &SocketAddr) -> Result<SocketAddr, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let probe = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&probe, to)?;
+    SocketAddr::try_from(rustix::net::getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+}
+
+/// Whether the table is so full that `call` fails. Closed connections leave it only when images of both ends cover that: one is asked for in time.
+fn refused(layer: &mut Layer, fd: i32, call: Call) -> Option<Errno> {
+    /// Connections after which another image is asked for, while the table is fuller than three quarters.
+    const AGAIN: usize = 256;
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let (room, size) = layer.observer.table().room();
+    if room < size / 4 && room.is_multiple_of(AGAIN) {
+        layer::want_checkpoint();
+    }
+    if room > 0 || layer.observer.is_replaying() {
+        return None;
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        layer.note(&format!(
+            "it has {size} connections, counting closed ones that no checkpoint covers yet: more of them fail with ENFILE"
+        ));
+    }
+    sure(layer.observer.handle_failed(layer::thread(), fd as u32, call, Errno::NFILE.raw_os_error() as u32));
+    layer.ship();
+    Some(Errno::NFILE)
+}
+
+/// Who listens at `to`, if that is a protected process, and the key for the greeting if it is of another job; its node then knows that we are going to call.
+fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> Option<(ProcessId, Option<JobKey>)> {
+    if let Some(peer) = layer.replayed_peer() {
+        return peer.map(|peer| (peer, None));
+    }
+    let ask = layer.node.number();
+    let question = ToNode::Connecting { ask, connection: layer.observer.next_connection(), from: plain(from), to: plain(to) };
+    let answer = layer.node.ask(&question, |message| matches!(message, FromNode::Peer { ask: number, .. } if *number == ask));
+    match answer {
+        Ok(FromNode::Peer { peer, key, .. }) => peer.map(|peer| (peer, key.map(JobKey::from_bytes))),
+        Ok(_) => None,
+        Err(error) => layer::fail(&format!("its node does not say who listens at {to}: {error}")),
+    }
+}
+
+/// Without IPv6's zones and its way to write IPv4: the same address always looks the same.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+struct Connecting {
+    fd: i32,
+    to: SocketAddr,
+    peer: ProcessId,
+    /// For the greeting, if the peer is of another job.
+    key: Option<JobKey>,
+    thread: u32,
+    blocking: bool,
+}
+
+impl Connecting {
+    fn run(self, mut layer: Held) -> Result<(), Errno> {
+        loop {
+            match sure(layer.observer.ask(self.thread, Ask::Connect { fd: self.fd as u32 }, self.blocking)) {
+                Ready::Live => break,
+                // Replay: as it was then. A connect that did not wait, and did not fail, has no outcome of its own.
+                Ready::Nothing => return self.again(&mut layer).and(Err(Errno::INPROGRESS)),
+                Ready::Outcome(0) => return self.again(&mut layer),
+                Ready::Outcome(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
+                Ready::Wait(other) => layer.wait_for(other),
+                Ready::Set(_) => return Err(Errno::INVAL),
+            }
+        }
+        layer.pass_gate();
+        let socket = sys::borrow(self.fd);
+        let result = match rustix::net::connect(socket, &self.to) {
+            Err(Errno::INPROGRESS) => self.wait_for_link(),
+            other => other,
+        };
+        let mut layer = layer;
+        match result {
+            Ok(()) => self.greet(&mut layer),
+            Err(error) => {
+                let errno = error.raw_os_error() as u32;
+                sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Connect, errno));
+                layer.ship();
+                Err(error)
+            }
+        }
+    }
+
+    /// A socket that does not wait: the link is made all the same, for the greeting to be the first on it.
+    fn wait_for_link(&self) -> Result<(), Errno> {
+        sys::wait_for(sys::borrow(self.fd), PollFlags::OUT, GREET_MS)?;
+        sockopt::socket_error(sys::borrow(self.fd))?
+    }
+
+    fn greet(&self, layer: &mut Layer) -> Result<(), Errno> {
+        let Ok(slot) = self.open(layer) else { layer::fail("the gate has shut again during connect") };
+        let Some(hello) = layer.observer.dial(slot) else { layer::fail("a new connection has no greeting") };
+        if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), &hello) {
+            layer.handle_broken(slot, error);
+        }
+        begin(self.fd, self.blocking);
+        counters::add(Counter::Connections, 1);
+        if self.blocking {
+            sure(layer.observer.handle_outcome(self.thread, &Determinant::Connected { fd: self.fd as u32 }));
+            layer.ship();
+            return Ok(());
+        }
+        // To the program it looks as it always does: the socket will be writable at once.
+        sure(layer.observer.handle_nothing(self.thread));
+        Err(Errno::INPROGRESS)
+    }
+
+    /// The connection of then.
+    fn again(&self, layer: &mut Layer) -> Result<(), Errno> {
+        _ = self.open(layer);
+        begin(self.fd, self.blocking);
+        Ok(())
+    }
+
+    fn open(&self, layer: &mut Layer) -> Result<Slot, Wait> {
+        let connection = layer.observer.next_connection();
+        if let Some(key) = &self.key {
+            layer.set_greeting_key(connection, key.clone());
+        }
+        layer.names.insert(self.fd, Names { local: local_address(self.fd), peer: self.to });
+        sure(layer.observer.connect(self.fd as u32, self.peer))
+    }
+}
+
+/// `fd` is a protected connection from now on. What the program has set on the socket, or on the listener that it comes from, holds.
+fn begin(fd: i32, blocking: bool) {
+    if !fds::set(fd, Kind::Connection, blocking) {
+        layer::fail(&format!("descriptor {fd} is over the bound on protected descriptors"));
+    }
+    let socket = sys::borrow(fd);
+    let limit = |which| sockopt::socket_timeout(socket, which).is_ok_and(|limit| limit.is_some());
+    fds::set_mark(fd, Mark::ReceiveLimit, limit(sockopt::Timeout::Recv));
+    fds::set_mark(fd, Mark::SendLimit, limit(sockopt::Timeout::Send));
+    fds::set_mark(fd, Mark::Linger, sockopt::socket_linger(socket).is_ok_and(|limit| limit.is_some()));
+}
+
+/// After a successful `listen`.
+pub fn listening(fd: i32) {
+    if !is_tcp(fd) {
+        return;
+    }
+    let Some(mut layer) = layer::enter() else { return };
+    let Some(address) = local_address(fd).map(plain) else { return };
+    if fds::kind(fd) != Kind::Listener && fds::set(fd, Kind::Listener, flags_say_blocking(fd)) {
+        // A socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
+        let both = address.is_ipv6() && address.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
+        let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()));
+        for address in std::iter::once(address).chain(v4) {
+            layer.listeners.push((fd, address));
+            if let Err(error) = layer.node.send(&ToNode::Listening(address)) {
+                layer::fail(&format!("its node does not learn that it listens at {address}: {error}"));
+            }
+        }
+    }
+}
+
+/// A descriptor that was accepted, and the address of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    /// The program's new descriptor.
+    pub fd: i32,
+    /// The other end, as the program sees it.
+    pub peer: SocketAddr,
+}
+
+/// `accept4` with these flags. None: it passes through.
+pub fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errno>> {
+    let layer = layer::enter()?;
+    let blocking = fds::is_blocking(listener);
+    Some(Accepting { listener, flags, blocking, thread: layer::thread() }.run(layer))
+}
+
+struct Accepting {
+    listener: i32,
+    flags: SocketFlags,
+    blocking: bool,
+    thread: u32,
+}
+
+impl Accepting {
+    fn run(self, mut layer: Held) -> Result<Accepted, Errno> {
+        let listener = self.listener as u32;
+        loop {
+            if !layer.observer.is_replaying()
+                && layer.arrived.is_empty()
+                && let Some(result) = self.take(&mut layer)
+            {
+                return result;
+            }
+            match sure(layer.observer.accept(self.thread, listener, self.blocking)) {
+                Accept::Offered(connection) => match self.give(&mut layer, connection) {
+                    Some(accepted) => return Ok(accepted),
+                    None => layer::fail("a connection is offered that never arrived"),
+                },
+                Accept::Again { fd, peer, .. } => {
+                    layer.place(fd as i32)?;
+                    let local =
+                        layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
+                    layer.names.insert(fd as i32, Names { local, peer });
+                    begin(fd as i32, !self.flags.contains(SocketFlags::NONBLOCK));
+                    return Ok(Accepted { fd: fd as i32, peer });
+                }
+                Accept::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
+                Accept::Nothing => {
+                    layer.note_nothing();
+                    return Err(Errno::AGAIN);
+                }
+                Accept::Wait(Wait::Event) => layer = self.wait(layer)?,
+                Accept::Wait(other) => layer.wait_for(other),
+            }
+        }
+    }
+
+    fn wait(&self, layer: Held) -> Result<Held, Errno> {
+        match wait(layer, &[(self.listener, PollFlags::IN)], None) {
+            Err(Errno::INTR) => {
+                let mut layer = layer::enter().ok_or(Errno::INTR)?;
+                sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, libc::EINTR as u32));
+                layer.ship();
+                Err(Errno::INTR)
+            }
+            other => other,
+        }
+    }
+
+    /// Takes a connection from the system, if there is one, and finds out who it is: it is offered to the observer then. A connection with
+    /// a peer that is not protected is the program's at once.
+    fn take(&self, layer: &mut Layer) -> Option<Result<Accepted, Errno>> {
+        if let Some(error) = refused(layer, self.listener, Call::Accept) {
+            return Some(Err(error));
+        }
+        loop {
+            let listener = sys::borrow(self.listener);
+            // Another thread may have been faster, and then a listener that waits would keep us.
+            if self.blocking && sys::wait_for(listener, PollFlags::IN, 0).is_err() {
+                return None;
+            }
+            let (fd, peer) = match rustix::net::acceptfrom_with(listener, self.flags) {
+                Ok((fd, Some(peer))) => (fd, peer),
+                Ok((_, None)) => continue,
+                Err(Errno::AGAIN) => return None,
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(error) => {
+                    let errno = error.raw_os_error() as u32;
+                    sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, errno));
+                    layer.ship();
+                    return Some(Err(error));
+                }
+            };
+            let Ok(peer) = SocketAddr::try_from(peer) else { continue };
+            match ask_caller(layer, plain(peer)) {
+                None => {
+                    layer.note_unprotected(&peer);
+                    return Some(Ok(Accepted { fd: sys::give(fd), peer }));
+                }
+                Some(connection) if identify(layer, &fd, connection) => {
+                    layer.arrived.push(Arrived { connection, fd: sys::give(fd), peer });
+                    return None;
+                }
+                Some(_) => {} // It is gone already, or no friend.
+            }
+        }
+    }
+
+    /// Gives the program what was offered.
+    fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Option<Accepted> {
+        let at = layer.arrived.iter().position(|arrived| arrived.connection == connection)?;
+        let Arrived { fd, peer, .. } = layer.arrived.swap_remove(at);
+        sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
+        layer.names.insert(fd, Names { local: local_address(fd), peer });
+        begin(fd, !self.flags.contains(SocketFlags::NONBLOCK));
+        counters::add(Counter::Events, 1);
+        counters::add(Counter::Connections, 1);
+        layer.ship();
+        Some(Accepted { fd, peer })
+    }
+}
+
+/// Which connection this is, if its other end is protected.
+fn ask_caller(layer: &mut Layer, from: SocketAddr) -> Option<ConnectionId> {
+    let ask = layer.node.number();
+    let answer = layer.node.ask(
+        &ToNode::Accepted { ask, from },
+        |message| matches!(message, FromNode::Caller { ask: number, .. } if *number == ask),
+    );
+    match answer {
+        Ok(FromNode::Caller { caller, .. }) => caller,
+        Ok(_) => None,
+        Err(error) => layer::fail(&format!("its node does not say who calls from {from}: {error}")),
+    }
+}
+
+/// Reads the greeting of a new connection. False: the other end is gone, or says something else than its node did.
+fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> bool {
+    let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), |connection| layer.key.greeting_key(connection)) {
+        Ok(hello) if hello.connection == connection => hello,
+        Ok(_) => {
+            layer.note("a connection was closed: its greeting is for another one");
+            return false;
+        }
+        Err(error) => {
+            layer.note(&format!("a connection was closed: no greeting on it: {error}"));
+            return false;
+        }
+    };
+    match sure(layer.observer.handle_greeting(&hello)) {
+        Welcome::Link(_, None) => true,
+        // An answer is wanted by reconnections only, which do not come to the program's listener.
+        Welcome::Link(..) | Welcome::Refuse => false,
+    }
+}

@@ -1,0 +1,200 @@
+//! What happens to descriptors: close, dup, flags, options.
+
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use radic_observer::Ready;
+use radic_observer::connection::Slot;
+use radic_observer::replay::Ask;
+use radic_wire::determinant::Determinant;
+use radic_wire::process::ToNode;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::fds::{self, Kind, Mark};
+use crate::layer::{self, Layer, Names, sure};
+use crate::sys;
+
+/// Before the program closes `fd`: afterwards the real close passes through. An error: the program must not close it.
+pub fn closing(fd: i32) -> Result<(), Errno> {
+    match fds::kind(fd) {
+        Kind::Other => return Ok(()),
+        Kind::Epoll => {
+            super::ready::closed(fd);
+            return Ok(());
+        }
+        Kind::Own => return Err(Errno::BADF),
+        Kind::Connection | Kind::Listener | Kind::Alias => {}
+    }
+    let Some(mut layer) = layer::enter() else { return Ok(()) };
+    match fds::kind(fd) {
+        Kind::Listener => stop_listening(&mut layer, fd),
+        Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),
+        _ => close_connection(&mut layer, fd),
+    }
+    fds::clear(fd);
+    Ok(())
+}
+
+fn stop_listening(layer: &mut Layer, fd: i32) {
+    while let Some(at) = layer.listeners.iter().position(|(listener, _)| *listener == fd) {
+        let (_, address) = layer.listeners.swap_remove(at);
+        // Another descriptor of it may still listen.
+        if layer.listeners.iter().all(|(_, other)| *other != address) {
+            _ = layer.node.send(&ToNode::NotListening(address));
+        }
+    }
+}
+
+fn close_connection(layer: &mut Layer, fd: i32) {
+    let Ok(slot) = layer.observer.table().slot_of(fd as u32) else { return };
+    if let Some(at) = layer.aliases.iter().position(|(_, primary)| *primary == fd) {
+        // It lives on under another number.
+        let (alias, _) = layer.aliases.swap_remove(at);
+        sure(layer.observer.handle_moved(fd as u32, alias as u32));
+        layer.aliases.iter_mut().filter(|(_, primary)| *primary == fd).for_each(|(_, primary)| *primary = alias);
+        fds::set_like(alias, Kind::Connection, fd);
+        return;
+    }
+    super::socket::finish(layer, fd, slot);
+    if fds::has(fd, Mark::Linger) {
+        linger(layer, fd, slot);
+    }
+    end_connection(layer, fd, slot);
+}
+
+/// `close` of a socket with SO_LINGER. With a time it waits until the kernel has everything, and then in the kernel. With 0 the kernel would throw
+/// away what the peer has not got, and reset: a protected connection ends in order, since what was sent must arrive whatever dies (G2).
+fn linger(layer: &mut Layer, fd: i32, slot: Slot) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let socket = sys::borrow(fd);
+    let Ok(Some(limit)) = sockopt::socket_linger(socket) else { return };
+    if limit.is_zero() {
+        _ = sockopt::set_socket_linger(socket, None);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            layer.note(
+                "it closes connections by a reset (SO_LINGER with 0): the peers of protected ones see them end in order instead",
+            );
+        }
+    }
+    let deadline = sys::now() + limit.as_nanos() as u64;
+    while layer.is_unsent(slot) && sys::now() < deadline {
+        _ = sys::wait_for(socket, PollFlags::OUT, 10);
+        layer.tend();
+    }
+}
+
+/// Says something in the node's log, once.
+pub fn note_once(said: &AtomicBool, text: &str) {
+    if !said.swap(true, Ordering::Relaxed)
+        && let Some(mut layer) = layer::enter()
+    {
+        layer.note(text);
+    }
+}
+
+fn end_connection(layer: &mut Layer, fd: i32, slot: Slot) {
+    if layer.is_unsent(slot) {
+        layer.linger(slot, fd);
+    }
+    while sure(layer.observer.close(fd as u32)).is_some() {
+        layer.pass_gate();
+    }
+    layer.handle_closed(slot);
+}
+
+/// After `dup` and its kin have made `new` from `old`.
+pub fn duplicated(old: i32, new: i32) {
+    let kind = fds::kind(old);
+    if old == new || matches!(kind, Kind::Other | Kind::Own) {
+        return;
+    }
+    if kind == Kind::Epoll {
+        return super::ready::duplicated(old, new);
+    }
+    let Some(mut layer) = layer::enter() else { return };
+    match kind {
+        Kind::Connection | Kind::Alias => {
+            let primary = layer.primary(old);
+            layer.aliases.push((new, primary));
+            fds::set_like(new, Kind::Alias, primary);
+        }
+        Kind::Listener => {
+            for at in 0..layer.listeners.len() {
+                let (fd, address) = layer.listeners[at];
+                layer.listeners.extend((fd == old).then_some((new, address)));
+            }
+            fds::set_like(new, Kind::Listener, old);
+        }
+        _ => {}
+    }
+}
+
+/// The program has set the flags of `fd`: all its descriptors share them.
+pub fn set_blocking(fd: i32, blocking: bool) {
+    for_all(fd, |fd| fds::set_blocking(fd, blocking));
+}
+
+/// The program has set or cleared an option of the socket behind `fd`.
+pub fn set_mark(fd: i32, mark: Mark, on: bool) {
+    for_all(fd, |fd| fds::set_mark(fd, mark, on));
+}
+
+/// For all descriptors of what is behind `fd`.
+fn for_all(fd: i32, set: impl Fn(i32)) {
+    set(fd);
+    if matches!(fds::kind(fd), Kind::Connection | Kind::Alias)
+        && let Some(layer) = layer::enter()
+    {
+        let primary = layer.primary(fd);
+        set(primary);
+        layer.aliases.iter().filter(|(_, of)| *of == primary).for_each(|(alias, _)| set(*alias));
+    }
+}
+
+/// `getsockopt(SO_ERROR)`. None: it passes through.
+pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
+    let mut layer = layer::enter()?;
+    let fd = layer.primary(fd);
+    let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+    let thread = layer::thread();
+    loop {
+        match sure(layer.observer.ask(thread, Ask::SoError { fd: fd as u32 }, true)) {
+            Ready::Live => break,
+            Ready::Outcome(errno) => return Some(Ok(errno as i32)),
+            Ready::Wait(other) => layer.wait_for(other),
+            Ready::Nothing | Ready::Set(_) => return Some(Err(Errno::INVAL)),
+        }
+    }
+    let errno = match sockopt::socket_error(sys::borrow(fd)) {
+        Ok(Ok(())) => layer.take_broken(slot),
+        Ok(Err(error)) => error.raw_os_error(),
+        Err(error) => return Some(Err(error)),
+    };
+    sure(layer.observer.handle_outcome(thread, &Determinant::SoError { fd: fd as u32, errno: errno as u32 }));
+    layer.ship();
+    Some(Ok(errno))
+}
+
+/// In a process that is replayed: the addresses of the connection on `fd`, as the program saw them then. None: it is none, or the kernel knows.
+pub fn names(fd: i32) -> Option<Names> {
+    let layer = layer::enter()?;
+    let primary = layer.primary(fd);
+    layer.names.get(&primary).copied().filter(|_| layer.is_replayed())
+}
+
+/// A descriptor with this very number, for a connection that replay accepts again: the program must find it taken.
+#[allow(unsafe_code)]
+pub fn place(fd: i32) -> Result<(), Errno> {
+    // A socket of the same kind: the program sets its options.
+    let new = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::empty(), None)?;
+    let (one, other) = (new, fd);
+    if one.as_raw_fd() == other {
+        _ = sys::give(one);
+        return Ok(());
+    }
+    // SAFETY: the number is not open, or the program counts on what we put there; it is given to the program, not dropped.
+    let mut target = std::mem::ManuallyDrop::new(unsafe { std::os::fd::OwnedFd::from_raw_fd(other) });
+    rustix::io::dup2(&one, &mut target)
+}

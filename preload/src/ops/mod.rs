@@ -1,0 +1,76 @@
+//! What the program's calls do when they are about something of ours. No unsafe code: hooks hand in slices and numbers.
+
+pub mod connect;
+pub mod descriptor;
+pub mod epolls;
+pub mod ready;
+pub mod socket;
+
+use std::io::{IoSlice, IoSliceMut};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use crate::layer::{self, Held};
+use crate::sys;
+
+/// Most buffers of one call (the kernel's UIO_MAXIOV).
+pub const BUFFERS: usize = 1024;
+
+/// Waits, without the layer, until one of `fds` has what it waits for, or something came that the layer must look at; a deadline in the time
+/// of [`sys::now`]. `TIMEDOUT`: it is over. `INTR`: a signal, for which the call is to end.
+pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) -> Result<Held, Errno> {
+    layer.tend();
+    let mut polled = [(0, PollFlags::empty()); layer::AWAITED + 4];
+    let all = fds.iter().copied().chain(layer.awaited());
+    let count = polled.iter_mut().zip(all).map(|(to, from)| *to = from).count();
+    drop(layer);
+    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+    let polled = ready::wait_for(&polled[..count], left);
+    let layer = layer::enter().ok_or(Errno::INTR)?;
+    match polled {
+        Ok(0) => Err(Errno::TIMEDOUT),
+        Err(Errno::INTR) if crate::signals::all_restart() => Ok(layer),
+        Err(error) => Err(error),
+        Ok(_) => Ok(layer),
+    }
+}
+
+/// The first `len` bytes of what the program offers, as slices for a call.
+pub fn clip<'a>(buffers: &'a [IoSlice<'_>], mut len: usize) -> Vec<IoSlice<'a>> {
+    let mut clipped = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        let take = buffer.len().min(len);
+        if take > 0 {
+            clipped.push(IoSlice::new(&buffer[..take]));
+        }
+        len -= take;
+    }
+    clipped
+}
+
+/// Room for `len` bytes from `skip` on, as slices for a call.
+pub fn clip_mut<'a>(buffers: &'a mut [IoSliceMut<'_>], mut skip: usize, mut len: usize) -> Vec<IoSliceMut<'a>> {
+    let mut clipped = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        let from = buffer.len().min(skip);
+        let take = (buffer.len() - from).min(len);
+        if take > 0 {
+            clipped.push(IoSliceMut::new(&mut buffer[from..from + take]));
+        }
+        skip -= from;
+        len -= take;
+    }
+    clipped
+}
+
+/// The bytes from `skip` on, `len` of them, in pieces.
+pub fn pieces<'a>(buffers: &'a [IoSliceMut<'_>], skip: usize, len: usize) -> impl Iterator<Item = &'a [u8]> + Clone {
+    let mut state = (skip, len);
+    buffers.iter().map_while(move |buffer| {
+        let from = buffer.len().min(state.0);
+        let take = (buffer.len() - from).min(state.1);
+        state = (state.0 - from, state.1 - take);
+        (take > 0 || state.1 > 0).then(|| &buffer[from..from + take])
+    })
+}

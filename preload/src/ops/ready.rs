@@ -1,0 +1,563 @@
+//! Readiness: epoll, poll and select. Protected descriptors keep their numbers and are real sockets, so the kernel is asked with them; what it
+//! does not know (bytes of the protector's log, a connection that has arrived) is added. Which descriptors are ready is an outcome, and is logged, if
+//! one of those that are asked about is protected; other calls pass through.
+//!
+//! A call asks without waiting first. If there is nothing, and it may wait, it waits without the layer, for its own descriptors and the layer's, and asks
+//! again: so a process that waits goes on shipping, acknowledging, and learning of failures.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+use libc::{epoll_event, pollfd, sigset_t};
+use radic_observer::{Ready, Wait};
+use radic_wire::determinant::{Call, ReadyFd};
+use radic_wire::limits::READY_FDS;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::epolls::{Epoll, Epolls, Operation, Watch};
+use crate::counters::{self, Counter};
+use crate::fds::{self, Kind};
+use crate::layer::{self, Held, Layer, sure};
+use crate::lock::Lock;
+use crate::sys;
+
+mod kernel;
+#[cfg(test)]
+mod tests;
+
+/// The kernel's bits in the types of `poll` and of determinants.
+const IN: u32 = libc::EPOLLIN as u32;
+const OUT: u32 = libc::EPOLLOUT as u32;
+/// Descriptors of an epoll in an epoll: the kernel allows so many steps.
+const NESTED: u32 = 5;
+/// Time between two looks at an outbox that was too full for a send, in nanoseconds.
+const RELIEF_NS: u64 = 2_000_000;
+
+static EPOLLS: Lock<Epolls> = Lock::new(Epolls::new());
+/// By descriptor, 1: this epoll watches something protected, so what it reports is logged. Once so, always so.
+static LOGGED: [AtomicU8; fds::DESCRIPTORS] = [const { AtomicU8::new(0) }; fds::DESCRIPTORS];
+/// Times that something was watched which may make an epoll a logged one.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// How long a call may wait, and what may end it.
+#[derive(Clone, Copy)]
+pub struct Limit<'a> {
+    /// In nanoseconds; none: for ever.
+    pub time: Option<u64>,
+    /// The signals that are blocked while it waits, instead of the thread's own.
+    pub mask: Option<&'a sigset_t>,
+}
+
+/// The program has made an epoll.
+pub fn created(epoll: i32) {
+    if layer::is_active() && fds::set(epoll, Kind::Epoll, true) {
+        EPOLLS.lock().created(epoll);
+        set_logged(epoll, false);
+    }
+}
+
+/// `new` is another descriptor of the epoll `old`.
+pub fn duplicated(old: i32, new: i32) {
+    if fds::set(new, Kind::Epoll, true) {
+        EPOLLS.lock().duplicated(old, new);
+        set_logged(new, is_known_logged(old));
+    }
+}
+
+/// The program closes an epoll.
+pub fn closed(epoll: i32) {
+    EPOLLS.lock().closed(epoll);
+    set_logged(epoll, false);
+    fds::clear(epoll);
+}
+
+/// Around a fork: keeps everybody out, until [`leave`] in the parent and in the child.
+pub fn enter() {
+    std::mem::forget(EPOLLS.lock());
+}
+
+/// Ends what [`enter`] began.
+pub fn leave() {
+    EPOLLS.unlock_forgotten();
+}
+
+/// Another socket is under the number `fd` since now: the epolls that watch it watch the new one.
+pub fn replaced(fd: i32) {
+    for (epoll, table) in EPOLLS.lock().all() {
+        let Some((key, watch)) = table.of(fd) else { continue };
+        // The old file may be open still, under another number; then the number is watched twice, for a while.
+        let added = kernel::control(epoll, Operation::Add, fd, watch.events, key);
+        if added == Err(Errno::EXIST) {
+            _ = kernel::control(epoll, Operation::Modify, fd, watch.events, key);
+        }
+    }
+}
+
+/// `epoll_ctl`. None: the epoll is none that we know; it passes through.
+pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, word: u64) -> Option<Result<(), Errno>> {
+    if fds::kind(epoll) != Kind::Epoll {
+        return None;
+    }
+    if operation == Operation::Add && fds::kind(fd) == Kind::Own {
+        return Some(Err(Errno::BADF));
+    }
+    let mut epolls = EPOLLS.lock();
+    let table = epolls.get_mut(epoll)?;
+    let result = table.control(operation, fd, events, word, |operation, key| kernel::control(epoll, operation, fd, events, key));
+    if operation == Operation::Add && result.is_ok() && fds::kind(fd) != Kind::Other {
+        CHANGES.fetch_add(1, Ordering::Relaxed);
+    }
+    Some(result)
+}
+
+fn set_logged(epoll: i32, logged: bool) {
+    if let Some(entry) = usize::try_from(epoll).ok().and_then(|at| LOGGED.get(at)) {
+        entry.store(u8::from(logged), Ordering::Relaxed);
+    }
+}
+
+fn is_known_logged(epoll: i32) -> bool {
+    usize::try_from(epoll).ok().and_then(|at| LOGGED.get(at)).is_some_and(|entry| entry.load(Ordering::Relaxed) == 1)
+}
+
+/// Whether what is watched here makes the epoll a logged one.
+fn watches_protected(epolls: &Epolls, epoll: i32, depth: u32) -> bool {
+    let inner = |fd| depth < NESTED && (is_known_logged(fd) || watches_protected(epolls, fd, depth + 1));
+    let protected = |fd| match fds::kind(fd) {
+        Kind::Connection | Kind::Listener | Kind::Alias => true,
+        Kind::Epoll => inner(fd),
+        Kind::Other | Kind::Own => false,
+    };
+    epolls.get(epoll).is_some_and(|table| table.watched().any(|watch| protected(watch.fd)))
+}
+
+/// The same, remembered: a watched socket may become protected (connect, listen) after it was added, so it is looked again whenever one has. The
+/// answer depends on nothing but the program's calls: replay finds the same.
+fn is_logged(layer: &Layer, epoll: i32) -> bool {
+    if is_known_logged(epoll) {
+        return true;
+    }
+    let now = (CHANGES.load(Ordering::Relaxed), layer.listeners.len(), layer.observer.next_connection().number);
+    let mut epolls = EPOLLS.lock();
+    if epolls.get(epoll).is_none_or(|table| table.looked == Some(now)) {
+        return false;
+    }
+    let logged = watches_protected(&epolls, epoll, 1);
+    if let Some(table) = epolls.get_mut(epoll) {
+        table.looked = Some(now);
+    }
+    set_logged(epoll, logged);
+    logged
+}
+
+/// `epoll_wait` and its kin; `events` has room for at least one. None: the epoll is none that we know; it passes through.
+pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Option<Result<usize, Errno>> {
+    if fds::kind(epoll) != Kind::Epoll {
+        layer::tend_in_passing();
+        return None;
+    }
+    let Some(layer) = layer::enter() else { return Some(pass(epoll, events, limit)) };
+    let logged = is_logged(&layer, epoll);
+    if !logged && !must_tend(&layer, limit) {
+        drop(layer);
+        return Some(pass(epoll, events, limit));
+    }
+    let room = events.len().min(READY_FDS);
+    let asked = Asked::Epoll { epoll, events: &mut events[..room] };
+    Some(Waiting { asked, limit, logged, thread: layer::thread(), deadline: None }.run(layer))
+}
+
+/// Without the layer: only the program's words are put in.
+fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usize, Errno> {
+    layer::tend_in_passing();
+    let count = kernel::epoll_wait(epoll, events, limit.time, limit.mask)?;
+    Ok(translate(EPOLLS.lock().get(epoll), events, count, |_| {}))
+}
+
+/// Most descriptors of [`wait_for`].
+pub const AT_ONCE: usize = 2 * layer::AWAITED;
+
+/// Waits for at most [`AT_ONCE`] descriptors of whomever; in nanoseconds, none: for ever. Other than by `rustix`, EINTR is always a signal of the program: the checkpoint
+/// engine knows this system call, and makes it again.
+pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>) -> Result<usize, Errno> {
+    // Not on the heap: the layer is not held here, and a signal's handler might find the heap held by its own thread.
+    let mut set = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
+    let entries = fds.iter().map(|(fd, events)| pollfd { fd: *fd, events: events.bits() as i16, revents: 0 });
+    let count = set.iter_mut().zip(entries).map(|(to, from)| *to = from).count();
+    assert!(count == fds.len(), "at most {AT_ONCE} descriptors are waited for at once");
+    kernel::poll(&mut set[..count], time, None)
+}
+
+/// `poll` and, in its terms, `select`. None: none of these descriptors is protected; it passes through.
+pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>> {
+    let kinds = || fds.iter().map(|entry| (entry.fd, fds::kind(entry.fd)));
+    let waits = limit.time != Some(0);
+    if !waits && kinds().all(|(_, kind)| kind == Kind::Other) {
+        layer::tend_in_passing();
+        return None;
+    }
+    let layer = layer::enter()?;
+    let logged = kinds().any(|(fd, kind)| match kind {
+        Kind::Connection | Kind::Listener | Kind::Alias => true,
+        Kind::Epoll => is_logged(&layer, fd),
+        Kind::Other | Kind::Own => false,
+    });
+    if !logged && !must_tend(&layer, limit) {
+        return None;
+    }
+    Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer::thread(), deadline: None }.run(layer))
+}
+
+/// Whether somebody waits for bytes that only this call can let go: those that a socket, or the log's connection, has not taken yet.
+fn must_tend(layer: &Layer, limit: Limit<'_>) -> bool {
+    /// The connections that are always listened to: journal and node.
+    const ALWAYS: usize = 2;
+    limit.time != Some(0) && layer.awaited().nth(ALWAYS).is_some()
+}
+
+/// What the program asks about.
+enum Asked<'a> {
+    Epoll { epoll: i32, events: &'a mut [epoll_event] },
+    Poll { fds: &'a mut [pollfd] },
+}
+
+impl Asked<'_> {
+    fn epoll(&self) -> Option<u32> {
+        match self {
+            Asked::Epoll { epoll, .. } => Some(*epoll as u32),
+            Asked::Poll { .. } => None,
+        }
+    }
+
+    /// What is ready now, in the program's buffer and in `found`, at most [`READY_FDS`].
+    fn ask(&mut self, layer: &Layer, mask: Option<&sigset_t>, found: &mut Vec<ReadyFd>) -> Result<usize, Errno> {
+        match self {
+            Asked::Epoll { epoll, events } => {
+                let count = kernel::epoll_now(*epoll, events, mask)?;
+                if count == 0 && !knows_more(layer) {
+                    return Ok(0);
+                }
+                let mut epolls = EPOLLS.lock();
+                let Some(table) = epolls.get_mut(*epoll) else { return Err(Errno::BADF) };
+                let count = translate(Some(table), events, count, |ready| found.push(ready));
+                if knows_more(layer) { add_known(layer, *epoll, table, events, found) } else { Ok(count) }
+            }
+            Asked::Poll { fds } => {
+                let count = kernel::poll_now(fds, mask)?;
+                if count == 0 && !knows_more(layer) {
+                    return Ok(0);
+                }
+                for entry in fds.iter_mut() {
+                    if u32::from(entry.events as u16) & IN != 0 && is_readable(layer, entry.fd, 1) {
+                        entry.revents |= IN as i16;
+                    }
+                    if u32::from(entry.revents as u16) & OUT != 0 && is_full(entry.fd) {
+                        entry.revents &= !OUT as i16;
+                    }
+                    if found.len() == READY_FDS {
+                        entry.revents = 0;
+                    } else if entry.revents != 0 {
+                        found.push(ReadyFd { fd: entry.fd as u32, events: u32::from(entry.revents as u16) });
+                    }
+                }
+                Ok(found.len())
+            }
+        }
+    }
+
+    /// What was ready then, for the program. None: it does not ask about one of these.
+    fn show(&mut self, ready: &[ReadyFd]) -> Option<usize> {
+        match self {
+            Asked::Epoll { epoll, events } => {
+                let mut epolls = EPOLLS.lock();
+                let table = epolls.get_mut(*epoll)?;
+                for (event, ready) in events.iter_mut().zip(ready) {
+                    let (_, watch) = table.of(ready.fd as i32)?;
+                    *event = epoll_event { events: ready.events, u64: watch.word };
+                    disarm(table, *epoll, ready.fd as i32);
+                }
+                (ready.len() <= events.len()).then_some(ready.len())
+            }
+            Asked::Poll { fds } => {
+                fds.iter_mut().for_each(|entry| entry.revents = 0);
+                let mut entries = fds.iter_mut();
+                // In the order of the program's array, as it was logged.
+                for ready in ready {
+                    entries.find(|entry| entry.fd as u32 == ready.fd)?.revents = ready.events as i16;
+                }
+                Some(ready.len())
+            }
+        }
+    }
+
+    /// What to wait for: the program's own.
+    fn awaited(&self) -> Vec<pollfd> {
+        match self {
+            Asked::Epoll { epoll, .. } => vec![pollfd { fd: *epoll, events: IN as i16, revents: 0 }],
+            Asked::Poll { fds } => fds.to_vec(),
+        }
+    }
+}
+
+/// The kernel's events become the program's: the word instead of our key. Returns how many there are, for those of forgotten watches are left out.
+fn translate(table: Option<&Epoll>, events: &mut [epoll_event], count: usize, mut tell: impl FnMut(ReadyFd)) -> usize {
+    let mut kept = 0;
+    for at in 0..count.min(events.len()) {
+        let epoll_event { events: mut bits, u64: key } = events[at];
+        if let Some(watch) = table.and_then(|table| table.find(key)).filter(|watch| !watch.disarmed) {
+            // One that is reported once is reported, or the kernel would have to be told that it was not.
+            if bits & OUT != 0 && watch.events & libc::EPOLLONESHOT as u32 == 0 && is_full(watch.fd) {
+                bits &= !OUT;
+                if bits == 0 {
+                    continue;
+                }
+            }
+            events[kept] = epoll_event { events: bits, u64: watch.word };
+            tell(ReadyFd { fd: watch.fd as u32, events: bits });
+            kept += 1;
+        }
+    }
+    kept
+}
+
+/// Whether something may be ready that the kernel knows nothing of. In a first life: a connection between its arrival and the program's accept.
+fn knows_more(layer: &Layer) -> bool {
+    layer.observer.incarnation().0 > 0 || !layer.arrived.is_empty()
+}
+
+/// Whether `fd` has something to read that the kernel knows nothing of.
+fn is_readable(layer: &Layer, fd: i32, depth: u32) -> bool {
+    match fds::kind(fd) {
+        Kind::Connection | Kind::Alias => {
+            let slot = layer.observer.table().slot_of(layer.primary(fd) as u32);
+            slot.is_ok_and(|slot| layer.observer.is_readable(slot))
+        }
+        Kind::Listener => !layer.arrived.is_empty(),
+        Kind::Epoll if depth < NESTED => {
+            let watched: Vec<i32> = EPOLLS.lock().get(fd).into_iter().flat_map(reading).collect();
+            watched.into_iter().any(|fd| is_readable(layer, fd, depth + 1))
+        }
+        Kind::Epoll | Kind::Other | Kind::Own => false,
+    }
+}
+
+/// The descriptors that an epoll watches for reading.
+fn reading(table: &Epoll) -> impl Iterator<Item = i32> {
+    table.watched().filter(|watch| watch.events & IN != 0 && !watch.disarmed).map(|watch| watch.fd)
+}
+
+/// Adds what the kernel does not know to what it has said.
+fn add_known(
+    layer: &Layer,
+    epoll: i32,
+    table: &mut Epoll,
+    events: &mut [epoll_event],
+    found: &mut Vec<ReadyFd>,
+) -> Result<usize, Errno> {
+    // An epoll within is left to the kernel here: its own lock is the one that is held.
+    let known: Vec<i32> = reading(table).filter(|fd| fds::kind(*fd) != Kind::Epoll && is_readable(layer, *fd, NESTED)).collect();
+    for fd in known {
+        if let Some(at) = found.iter().position(|ready| ready.fd == fd as u32) {
+            found[at].events |= IN;
+            events[at].events |= IN;
+        } else if let (Some((_, watch)), Some(event)) = (table.of(fd), events.get_mut(found.len())) {
+            *event = epoll_event { events: IN, u64: watch.word };
+            found.push(ReadyFd { fd: fd as u32, events: IN });
+            disarm(table, epoll, fd);
+        }
+    }
+    Ok(found.len())
+}
+
+/// The program was told of `fd` without the kernel: if that was to happen once, it must not hear of it from the kernel.
+fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
+    if let Some(key) = table.disarm(fd) {
+        // Errors are always reported, but once only, and then not to the program.
+        _ = kernel::control(epoll, Operation::Modify, fd, (libc::EPOLLONESHOT | libc::EPOLLET) as u32, key);
+    }
+}
+
+/// A call under way.
+struct Waiting<'a> {
+    asked: Asked<'a>,
+    limit: Limit<'a>,
+    logged: bool,
+    thread: u32,
+    /// In the time of [`sys::now`], since it has begun to wait.
+    deadline: Option<u64>,
+}
+
+impl Waiting<'_> {
+    fn run(mut self, mut layer: Held) -> Result<usize, Errno> {
+        let mut found = Vec::new();
+        loop {
+            if self.logged
+                && let Some(result) = self.consult(&mut layer)
+            {
+                match result {
+                    Again::Over(result) => return result,
+                    Again::Wait => {
+                        layer = self.wait(layer)?;
+                        continue;
+                    }
+                    Again::Now => continue,
+                }
+            }
+            layer.drain();
+            relieve(&mut layer);
+            match self.asked.ask(&layer, self.limit.mask, &mut found) {
+                Ok(0) if self.left() == Some(0) => return Ok(self.nothing(&mut layer)),
+                Ok(0) => layer = self.wait(layer)?,
+                Ok(count) => return Ok(self.ready(&mut layer, &found, count)),
+                Err(error) => return Err(self.failed(&mut layer, error)),
+            }
+        }
+    }
+
+    /// Asks the observer. None: the kernel is to be asked.
+    fn consult(&mut self, layer: &mut Layer) -> Option<Again> {
+        let mut room = Vec::new();
+        if layer.observer.is_replaying() {
+            room.resize(READY_FDS, ReadyFd { fd: 0, events: 0 });
+        }
+        let answer = layer.observer.ready(self.thread, self.asked.epoll(), self.limit.time.is_none(), &mut room);
+        Some(match sure(answer) {
+            Ready::Live => return None,
+            Ready::Set(count) => match self.asked.show(&room[..count]) {
+                Some(count) => Again::Over(Ok(count)),
+                None => layer::fail("replay diverged: what was ready then is not asked about"),
+            },
+            Ready::Outcome(errno) => Again::Over(Err(Errno::from_raw_os_error(errno as i32))),
+            Ready::Nothing => {
+                layer.note_nothing();
+                Again::Over(Ok(0))
+            }
+            Ready::Wait(Wait::Event) => Again::Wait,
+            Ready::Wait(other) => {
+                layer.wait_for(other);
+                Again::Now
+            }
+        })
+    }
+
+    /// What is left of its time, in nanoseconds; none: it may wait for ever. The clock is read only by calls that wait.
+    fn left(&mut self) -> Option<u64> {
+        let time = self.limit.time.filter(|time| *time > 0);
+        let Some(time) = time else { return self.limit.time };
+        let now = sys::now();
+        Some(self.deadline.get_or_insert(now.saturating_add(time)).saturating_sub(now))
+    }
+
+    /// Waits, without the layer, for the program's descriptors and the layer's.
+    fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
+        layer.tend();
+        let starved = STARVED.load(Ordering::Relaxed);
+        // What is writable for the kernel only would end the wait at once.
+        let mut set = if starved { Vec::new() } else { self.asked.awaited() };
+        set.extend(layer.awaited().map(|(fd, events)| pollfd { fd, events: events.bits() as i16, revents: 0 }));
+        let mut left = self.left();
+        if starved {
+            left = Some(left.map_or(RELIEF_NS, |left| left.min(RELIEF_NS)));
+        }
+        drop(layer);
+        let polled = kernel::poll(&mut set, left, self.limit.mask);
+        let mut layer = layer::enter().ok_or(Errno::INTR)?;
+        match polled {
+            Ok(_) => Ok(layer),
+            Err(error) => Err(self.failed(&mut layer, error)),
+        }
+    }
+
+    fn nothing(&self, layer: &mut Layer) -> usize {
+        if self.logged {
+            sure(layer.observer.handle_nothing(self.thread));
+            layer.note_nothing();
+        }
+        0
+    }
+
+    /// Not shipped at once: what the program does next with a readiness set is to receive, and that outcome takes this one along; or to send, and
+    /// then the gate ships it.
+    fn ready(&self, layer: &mut Layer, found: &[ReadyFd], count: usize) -> usize {
+        if self.logged {
+            sure(layer.observer.handle_ready(self.thread, self.asked.epoll(), found));
+            counters::add(Counter::Events, 1);
+        }
+        count
+    }
+
+    /// A signal, or a mistake of the program.
+    fn failed(&self, layer: &mut Layer, error: Errno) -> Errno {
+        if self.logged {
+            let fd = self.asked.epoll().unwrap_or(0);
+            sure(layer.observer.handle_failed(self.thread, fd, Call::Ready, error.raw_os_error() as u32));
+            counters::add(Counter::Events, 1);
+        }
+        error
+    }
+}
+
+/// What the observer's answer means for the loop.
+enum Again {
+    Over(Result<usize, Errno>),
+    Wait,
+    Now,
+}
+
+/// Connections on which a send had to be refused, or taken in part, because the outbox was full.
+static FULL: Lock<Full> = Lock::new(Full { connections: Vec::new(), asked: 0 });
+/// Whether there are any.
+static STARVED: AtomicBool = AtomicBool::new(false);
+
+struct Full {
+    connections: Vec<i32>,
+    /// When it was last asked what is stable.
+    asked: u64,
+}
+
+/// A send on `fd` was refused, or taken in part, because the outbox was full. The kernel knows nothing of that: to a program that waits until it may
+/// send again it would say at once that it may, or, if the program waits for the edge (EPOLLET), never.
+pub fn refused(fd: i32) {
+    let mut full = FULL.lock();
+    if !full.connections.contains(&fd) {
+        full.connections.push(fd);
+    }
+    STARVED.store(true, Ordering::Relaxed);
+}
+
+/// Asks what is stable, and has the kernel report anew, to edge-triggered epolls, the connections for which there is room again.
+fn relieve(layer: &mut Layer) {
+    if !STARVED.load(Ordering::Relaxed) {
+        return;
+    }
+    let (now, mut full) = (sys::now(), FULL.lock());
+    if now - full.asked >= RELIEF_NS {
+        full.asked = now;
+        layer.hear_node();
+        layer.ask_stable();
+    }
+    let epolls = EPOLLS.lock();
+    full.connections.retain(|fd| {
+        let slot = layer.observer.table().slot_of(layer.primary(*fd) as u32);
+        let starved = slot.is_ok_and(|slot| !layer.observer.has_room(slot));
+        if !starved {
+            report_anew(&epolls, *fd);
+        }
+        starved
+    });
+    STARVED.store(!full.connections.is_empty(), Ordering::Relaxed);
+}
+
+fn report_anew(epolls: &Epolls, fd: i32) {
+    let edge = |watch: &Watch| watch.events & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 == libc::EPOLLET as u32;
+    for (epoll, table) in epolls.all() {
+        if let Some((key, watch)) = table.of(fd).filter(|(_, watch)| edge(watch)) {
+            _ = kernel::control(epoll, Operation::Modify, fd, watch.events, key);
+        }
+    }
+}
+
+/// Whether the kernel's word that `fd` can be written is not for the program: a send would be refused again.
+fn is_full(fd: i32) -> bool {
+    STARVED.load(Ordering::Relaxed) && FULL.lock().connections.contains(&fd)
+}

@@ -1,0 +1,89 @@
+//! The kernel's readiness calls, by the next library's functions: the checkpoint engine knows their system calls and makes them again, with what is
+//! left of their time, when a checkpoint interrupts them (`ckpt/src/interrupted.rs`). So EINTR is always a signal of the program.
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+use libc::{c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
+use rustix::io::Errno;
+
+use crate::ops::epolls::Operation;
+use crate::real;
+
+/// What the C library's result says.
+fn result(value: c_int) -> Result<usize, Errno> {
+    usize::try_from(value).map_err(|_| Errno::from_raw_os_error(real::errno()))
+}
+
+fn pointer(mask: Option<&sigset_t>) -> *const sigset_t {
+    mask.map_or(ptr::null(), ptr::from_ref)
+}
+
+/// A span of time; none: for ever.
+fn span(nanoseconds: Option<u64>) -> Option<timespec> {
+    let split = |ns: u64| timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    nanoseconds.map(split)
+}
+
+/// What is ready now.
+pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>) -> Result<usize, Errno> {
+    let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+    // SAFETY: the kernel writes at most `room` events, and reads one mask.
+    result(unsafe {
+        match mask {
+            None => real::epoll_wait(epoll, events.as_mut_ptr(), room, 0),
+            Some(mask) => real::epoll_pwait(epoll, events.as_mut_ptr(), room, 0, mask),
+        }
+    })
+}
+
+/// Waits for events; in nanoseconds, none: for ever.
+pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
+    let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+    let whole = time.map(|ns| (ns / 1_000_000, ns % 1_000_000));
+    // SAFETY: the kernel writes at most `room` events, and reads one time and one mask.
+    result(unsafe {
+        match whole {
+            None => real::epoll_pwait(epoll, events.as_mut_ptr(), room, -1, pointer(mask)),
+            Some((ms @ 0..0x7fff_ffff, 0)) => real::epoll_pwait(epoll, events.as_mut_ptr(), room, ms as c_int, pointer(mask)),
+            // Only a kernel that has this call has programs that make it.
+            Some(_) => {
+                let time = span(time);
+                let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+                real::epoll_pwait2(epoll, events.as_mut_ptr(), room, time, pointer(mask))
+            }
+        }
+    })
+}
+
+/// What of `fds` is ready now.
+pub fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Errno> {
+    match mask {
+        // SAFETY: the kernel reads and writes the descriptors.
+        None => result(unsafe { real::poll(fds.as_mut_ptr(), fds.len() as nfds_t, 0) }),
+        Some(_) => poll(fds, Some(0), mask),
+    }
+}
+
+/// Waits until one of `fds` is ready; in nanoseconds, none: for ever.
+pub fn poll(fds: &mut [pollfd], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
+    let time = span(time);
+    let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the kernel reads and writes the descriptors, and reads one time and one mask.
+    result(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, pointer(mask)) })
+}
+
+/// `epoll_ctl`, with events and key; without for `Delete`.
+pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, key: u64) -> Result<(), Errno> {
+    let operation = match operation {
+        Operation::Add => libc::EPOLL_CTL_ADD,
+        Operation::Modify => libc::EPOLL_CTL_MOD,
+        Operation::Delete => libc::EPOLL_CTL_DEL,
+    };
+    let (mut event, errno) = (epoll_event { events, u64: key }, real::errno());
+    // SAFETY: the kernel reads one event.
+    let result = result(unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) });
+    // Not every failure is one of the program's call.
+    real::set_errno(errno);
+    result.map(drop)
+}

@@ -1,0 +1,415 @@
+//! Bytes on protected connections.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use radic_observer::connection::{Link, Slot};
+use radic_observer::{Error, Receive, Send, Source, Wait};
+use radic_wire::determinant::Call;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
+
+use super::{clip, clip_mut, pieces, wait};
+use crate::counters::{self, Counter};
+use crate::fds::{self, Mark};
+use crate::layer::{self, Held, Layer, sure};
+use crate::sys;
+
+/// What a receiving call wants besides bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct How {
+    /// MSG_DONTWAIT.
+    pub dont_wait: bool,
+    /// MSG_PEEK.
+    pub peek: bool,
+    /// MSG_WAITALL.
+    pub all: bool,
+}
+
+impl How {
+    /// From the flags of a call. There is no urgent byte and no queue of errors on a protected connection, and bytes cannot be dropped unseen.
+    pub fn of(flags: i32) -> Result<How, Errno> {
+        let has = |flag| flags & flag != 0;
+        if has(libc::MSG_OOB) {
+            return Err(Errno::INVAL);
+        }
+        if has(libc::MSG_ERRQUEUE) {
+            return Err(Errno::AGAIN);
+        }
+        if has(libc::MSG_TRUNC) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(How { dont_wait: has(libc::MSG_DONTWAIT), peek: has(libc::MSG_PEEK), all: has(libc::MSG_WAITALL) })
+    }
+}
+
+/// `recv` and its kin. None: the layer does not watch; the call passes through.
+pub fn receive(fd: i32, buffers: &mut [IoSliceMut<'_>], how: How) -> Option<Result<usize, Errno>> {
+    let layer = layer::enter()?;
+    let fd = layer.primary(fd);
+    if layer.observer.table().slot_of(fd as u32).is_err() {
+        return None; // Closed by another thread meanwhile.
+    }
+    let total = buffers.iter().map(|buffer| buffer.len()).sum();
+    Some(Receiving { fd, how, thread: layer::thread(), total, filled: 0, told: 0, deadline: None }.run(layer, buffers))
+}
+
+struct Receiving {
+    fd: i32,
+    how: How,
+    thread: u32,
+    total: usize,
+    filled: usize,
+    /// Bytes of outcomes that are over: in replay one may come in pieces.
+    told: usize,
+    deadline: Option<u64>,
+}
+
+impl Receiving {
+    fn run(mut self, mut layer: Held, buffers: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+        if self.total == 0 {
+            return Ok(0);
+        }
+        let waits = fds::is_blocking(self.fd) && !self.how.dont_wait;
+        // A call with a time limit may find nothing.
+        let blocking = waits && !fds::has(self.fd, Mark::ReceiveLimit);
+        loop {
+            let (fd, left) = (self.fd as u32, self.total - self.told);
+            let answer = if self.how.peek {
+                layer.observer.peek(self.thread, fd, left, blocking)
+            } else {
+                layer.observer.receive(self.thread, fd, left, blocking)
+            };
+            match sure(answer) {
+                Receive::Take { source: Source::Link, len, owed, .. } => match self.take(&mut layer, buffers, len)? {
+                    Taken::All => return Ok(self.filled),
+                    Taken::Some => {}
+                    Taken::Nothing if !waits && !owed => return self.nothing(&mut layer),
+                    Taken::Nothing => layer = self.wait(layer)?,
+                },
+                Receive::Take { source: Source::Log, stream, offset, len, .. } => {
+                    let room = &mut clip_mut(buffers, self.filled, len);
+                    let got = layer.fetch_payload(stream, offset, room);
+                    if let Some(done) = self.report(&mut layer, buffers, Source::Log, got) {
+                        return Ok(done);
+                    }
+                }
+                Receive::End => {
+                    layer.ship();
+                    return Ok(self.filled);
+                }
+                Receive::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
+                Receive::Nothing if waits => layer = self.wait(layer)?,
+                Receive::Nothing => return self.after_nothing(&mut layer),
+                Receive::Wait(Wait::Payload) => layer.wait_for_payload(),
+                Receive::Wait(Wait::Event) => layer = self.wait(layer)?,
+                Receive::Wait(other) => layer.wait_for(other),
+            }
+        }
+    }
+
+    /// Takes bytes from the socket, if there are any.
+    fn take(&mut self, layer: &mut Layer, buffers: &mut [IoSliceMut<'_>], len: usize) -> Result<Taken, Errno> {
+        let socket = sys::borrow(self.fd);
+        let flags = if self.how.peek { RecvFlags::DONTWAIT | RecvFlags::PEEK } else { RecvFlags::DONTWAIT };
+        let received = match &mut *buffers {
+            [one] => {
+                let to = (self.filled + len).min(one.len());
+                rustix::net::recv(socket, &mut one[self.filled..to], flags).map(|(_, count)| count)
+            }
+            many => {
+                let mut room = clip_mut(many, self.filled, len);
+                room.truncate(super::BUFFERS);
+                rustix::net::recvmsg(socket, &mut room, &mut RecvAncillaryBuffer::default(), flags).map(|message| message.bytes)
+            }
+        };
+        match received {
+            Ok(0) => {
+                self.end_of_stream(layer);
+                Ok(Taken::Some)
+            }
+            Ok(count) => Ok(match self.report(layer, buffers, Source::Link, count) {
+                Some(_) => Taken::All,
+                None => Taken::Some,
+            }),
+            Err(Errno::AGAIN) => Ok(Taken::Nothing),
+            Err(Errno::INTR) => Ok(Taken::Some),
+            Err(error) if self.filled > 0 => {
+                _ = error;
+                Ok(Taken::All) // The next call finds it.
+            }
+            Err(error) => {
+                sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, error.raw_os_error() as u32));
+                counters::add(Counter::Events, 1);
+                layer.ship();
+                Err(error)
+            }
+        }
+    }
+
+    /// The socket has ended, and with it the stream.
+    fn end_of_stream(&self, layer: &mut Layer) {
+        let slot = sure(layer.observer.table().slot_of(self.fd as u32));
+        let offset = layer.observer.table().get(slot).map_or(0, |connection| connection.incoming().wanted());
+        sure(layer.observer.handle_finish(slot, offset));
+    }
+
+    /// Bytes are in the buffers. What the call returns, if it is over.
+    fn report(&mut self, layer: &mut Layer, buffers: &[IoSliceMut<'_>], source: Source, count: usize) -> Option<usize> {
+        if self.how.peek {
+            let told = sure(layer.observer.handle_peeked(self.thread, self.fd as u32, count));
+            counters::add(Counter::Events, 1);
+            layer.ship();
+            self.filled += told?;
+            return Some(self.filled);
+        }
+        let parts = pieces(buffers, self.filled, count);
+        let told = sure(layer.observer.handle_received_parts(self.thread, self.fd as u32, source, parts));
+        self.filled += count;
+        counters::add(Counter::BytesIn, count as u64);
+        told?;
+        self.told = self.filled;
+        counters::add(Counter::Events, 1);
+        counters::add(Counter::MessagesIn, 1);
+        // At once: the acknowledgement is on its way while the program computes what it will send.
+        layer.ship();
+        layer.note_received();
+        (!self.how.all || self.filled == self.total).then_some(self.filled)
+    }
+
+    fn nothing(&self, layer: &mut Layer) -> Result<usize, Errno> {
+        if self.filled > 0 {
+            return Ok(self.filled);
+        }
+        sure(layer.observer.handle_nothing(self.thread));
+        self.after_nothing(layer)
+    }
+
+    fn after_nothing(&self, layer: &mut Layer) -> Result<usize, Errno> {
+        layer.note_nothing();
+        if self.filled > 0 { Ok(self.filled) } else { Err(Errno::AGAIN) }
+    }
+
+    fn wait(&mut self, layer: Held) -> Result<Held, Errno> {
+        if fds::has(self.fd, Mark::ReceiveLimit) && self.deadline.is_none() {
+            self.deadline = deadline(self.fd, sockopt::Timeout::Recv);
+        }
+        match wait(layer, &[(self.fd, PollFlags::IN)], self.deadline) {
+            Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
+                let mut layer = layer::enter().ok_or(Errno::INTR)?;
+                if error == Errno::TIMEDOUT {
+                    self.nothing(&mut layer).map(|_| layer)
+                } else {
+                    sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, libc::EINTR as u32));
+                    layer.ship();
+                    Err(Errno::INTR)
+                }
+            }
+            other => other,
+        }
+    }
+}
+
+/// When a call that begins now is to end, by the socket's limit.
+fn deadline(fd: i32, which: sockopt::Timeout) -> Option<u64> {
+    let limit = sockopt::socket_timeout(sys::borrow(fd), which).ok().flatten();
+    limit.map(|limit| sys::now() + limit.as_nanos() as u64)
+}
+
+enum Taken {
+    All,
+    Some,
+    Nothing,
+}
+
+/// `send` and its kin. None: the layer does not watch.
+pub fn send(fd: i32, buffers: &[IoSlice<'_>], flags: i32) -> Option<Result<usize, Errno>> {
+    let layer = layer::enter()?;
+    let fd = layer.primary(fd);
+    let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+    let waits = fds::is_blocking(fd) && flags & libc::MSG_DONTWAIT == 0;
+    let limited = waits && fds::has(fd, Mark::SendLimit);
+    let deadline = if limited { deadline(fd, sockopt::Timeout::Send) } else { None };
+    let sending = Sending { fd, slot, thread: layer::thread(), waits, deadline, done: 0 };
+    let result = sending.run(layer, buffers);
+    if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+        _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::PIPE);
+    }
+    Some(result)
+}
+
+struct Sending {
+    fd: i32,
+    slot: Slot,
+    thread: u32,
+    waits: bool,
+    /// SO_SNDTIMEO.
+    deadline: Option<u64>,
+    done: usize,
+}
+
+impl Sending {
+    fn run(mut self, mut layer: Held, buffers: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        if buffers.iter().all(|buffer| buffer.is_empty()) {
+            return Ok(0);
+        }
+        if let Some(error) = self.refused(&mut layer) {
+            return Err(error);
+        }
+        if self.deadline.is_some() && layer.is_unsent(self.slot) && !layer.observer.is_replaying() {
+            layer = self.wait_for_turn(layer)?;
+        }
+        let connection = layer.observer.table().get(self.slot);
+        let direct = connection.is_some_and(|c| c.link() == Link::Up && c.outgoing().unsent() == 0);
+        let mut whole = true;
+        for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
+            (layer, whole) = self.offer(layer, buffer)?;
+            if !whole {
+                super::ready::refused(self.fd);
+                break;
+            }
+        }
+        if direct && whole {
+            self.write(&mut layer, buffers);
+        }
+        layer.transmit(self.slot);
+        counters::add(Counter::BytesOut, self.done as u64);
+        counters::add(Counter::MessagesOut, 1);
+        layer.ship();
+        layer.note_sent();
+        while self.waits && layer.is_unsent(self.slot) {
+            // As the kernel would: the call returns when the socket has taken everything.
+            layer = match wait(layer, &[(self.fd, PollFlags::OUT)], self.deadline) {
+                Err(Errno::INTR | Errno::TIMEDOUT) => break,
+                other => other?,
+            };
+            layer.transmit(self.slot);
+        }
+        Ok(self.done)
+    }
+
+    /// What earlier calls have left, their time being over, goes first: if it does not, this call takes nothing.
+    fn wait_for_turn(&self, mut layer: Held) -> Result<Held, Errno> {
+        while layer.is_unsent(self.slot) {
+            match wait(layer, &[(self.fd, PollFlags::OUT)], self.deadline) {
+                Ok(held) => layer = held,
+                Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
+                    let told = if error == Errno::TIMEDOUT { Errno::AGAIN } else { Errno::INTR };
+                    let mut layer = layer::enter().ok_or(told)?;
+                    sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Send, told.raw_os_error() as u32));
+                    layer.ship();
+                    return Err(told);
+                }
+                Err(error) => return Err(error),
+            }
+            layer.transmit(self.slot);
+        }
+        Ok(layer)
+    }
+
+    /// Whether this call still waits for room.
+    fn still_waits(&self) -> bool {
+        self.waits && self.deadline.is_none_or(|deadline| sys::now() < deadline)
+    }
+
+    /// Nothing can be sent any more.
+    fn refused(&self, layer: &mut Layer) -> Option<Errno> {
+        let closed = layer.observer.table().get(self.slot).is_some_and(|c| c.outgoing().finish().is_some());
+        let error = if closed { Some(Errno::PIPE) } else { layer.broken(self.slot) }?;
+        // After the first error a socket says EPIPE.
+        layer.set_broken(self.slot, Errno::PIPE);
+        if !closed {
+            sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Send, error.raw_os_error() as u32));
+            layer.ship();
+        }
+        Some(error)
+    }
+
+    /// Has one buffer taken into the outbox. False: only a part of it, which is all that the program gets for this call.
+    fn offer(&mut self, mut layer: Held, buffer: &[u8]) -> Result<(Held, bool), Errno> {
+        let mut offered = 0;
+        while offered < buffer.len() {
+            match sure(layer.observer.send(self.thread, self.fd as u32, &buffer[offered..], self.done, self.still_waits())) {
+                Send::Taken { len, whole } => {
+                    offered += len;
+                    self.done += len;
+                    if whole && offered < buffer.len() {
+                        return Ok((layer, false));
+                    }
+                }
+                Send::Failed(errno) => {
+                    layer.note_sent();
+                    if errno == libc::EAGAIN as u32 {
+                        super::ready::refused(self.fd);
+                    }
+                    return Err(Errno::from_raw_os_error(errno as i32));
+                }
+                Send::Wait(Wait::Stable(_)) => layer.pass_gate(),
+                Send::Wait(Wait::Outbox) => {
+                    layer.transmit(self.slot);
+                    layer = wait_for_room(layer)?;
+                }
+                Send::Wait(other) => layer.wait_for(other),
+            }
+        }
+        Ok((layer, true))
+    }
+
+    /// Writes from the program's buffers what the outbox has just taken: it need not be read there again.
+    fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>]) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let socket = sys::borrow(self.fd);
+        let sent = match buffers {
+            [one] => rustix::net::send(socket, one, flags),
+            many => {
+                let mut parts = clip(many, self.done);
+                parts.truncate(super::BUFFERS);
+                rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)
+            }
+        };
+        match sent {
+            Ok(count) => layer.observer.handle_transmitted(self.slot, count as u64),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => layer.handle_broken(self.slot, error),
+        }
+    }
+}
+
+/// The outbox is full: waits until a receiver's protector has some of it.
+fn wait_for_room(mut layer: Held) -> Result<Held, Errno> {
+    /// Time after which it is asked again, in nanoseconds.
+    const AGAIN: u64 = 2_000_000;
+    layer.hear_node();
+    layer.ask_stable();
+    match wait(layer, &[], Some(sys::now() + AGAIN)) {
+        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
+        other => other,
+    }
+}
+
+/// `shutdown`.
+pub fn shutdown(fd: i32, how: i32) -> Option<Result<(), Errno>> {
+    let mut layer = layer::enter()?;
+    let fd = layer.primary(fd);
+    let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+    if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+        return Some(Err(Errno::INVAL));
+    }
+    if how != libc::SHUT_WR {
+        // ENOTCONN: it has ended already. That is no outcome, so the program must not see whether it has.
+        _ = rustix::net::shutdown(sys::borrow(fd), rustix::net::Shutdown::Read);
+    }
+    if how != libc::SHUT_RD {
+        finish(&mut layer, fd, slot);
+    }
+    Some(Ok(()))
+}
+
+/// Ends the outgoing direction.
+pub fn finish(layer: &mut Layer, fd: i32, slot: Slot) {
+    let end = |layer: &mut Layer| -> Result<bool, Error> { Ok(layer.observer.finish(fd as u32)?.is_none()) };
+    while !sure(end(layer)) {
+        layer.pass_gate();
+    }
+    layer.transmit(slot);
+}

@@ -1,0 +1,190 @@
+//! A process that was restored for `radic replay`: it re-executes from its image to the end of its log, alone. The command that restored it stands for its
+//! protector, its node and its peers; nothing else hears of it, and what it sends is compared, not delivered.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, OwnedFd};
+
+use radic_observer::connection::Slot;
+use radic_observer::{Error, Observer, Wait};
+use radic_wire::codec;
+use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::frame::{self, FrameReader};
+use radic_wire::ids::ProcessId;
+use radic_wire::limits;
+use radic_wire::log::FromProtector;
+use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::layer::{fail, sure};
+use crate::sys;
+
+/// Time for the command to answer, in milliseconds.
+const ANSWER_MS: u64 = 60_000;
+/// Empty outcomes after which a process whose log is over has sent all that it will.
+const AFTERWARDS: u64 = 100_000;
+/// Empty outcomes more than then before it is clear that re-execution goes another way.
+const PATIENCE: u64 = 1_000_000;
+/// Bytes of journal that are here at once.
+const BUFFER: usize = 1 << 20;
+
+/// The connection to the command.
+#[derive(Debug)]
+pub struct Replayer {
+    fd: OwnedFd,
+    frames: FrameReader,
+    settled: bool,
+    /// Empty outcomes since it sent something, or since the log was over.
+    idle: u64,
+}
+
+impl Replayer {
+    /// Finds the command, which is this process's parent, and begins the replay.
+    pub fn begin(observer: &mut Observer) -> Replayer {
+        match Replayer::try_begin(observer) {
+            Ok(replayer) => replayer,
+            Err(error) => fail(&format!("it was restored, and nobody replays it: {error}")),
+        }
+    }
+
+    fn try_begin(observer: &mut Observer) -> Result<Replayer, Errno> {
+        let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let fd = sys::high(fd)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(socket_name(parent as u32).as_bytes())?)?;
+        let mut replayer = Replayer { fd, frames: FrameReader::new(FRAME), settled: false, idle: 0 };
+        let (process, incarnation, cut) = (observer.process(), observer.incarnation(), observer.journal().end());
+        match replayer.ask(&ToReplayer::Restored { process, incarnation, cut })? {
+            FromReplayer::Setup { incarnation, log_end, held } => {
+                sure(observer.restart(incarnation, log_end, held, BUFFER));
+                replayer.look(observer);
+                Ok(replayer)
+            }
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    fn send(&mut self, message: &ToReplayer) -> Result<(), Errno> {
+        let body = codec::encode(message, FRAME).map_err(|_| Errno::MSGSIZE)?;
+        let mut out = Vec::with_capacity(body.len() + frame::HEADER);
+        frame::encode_into(&mut out, &body, FRAME);
+        sys::send_all(self.fd.as_fd(), &out, ANSWER_MS)
+    }
+
+    fn ask(&mut self, question: &ToReplayer) -> Result<FromReplayer, Errno> {
+        self.send(question)?;
+        loop {
+            if let Some(frame) = self.frames.next_frame().map_err(|_| Errno::PROTO)? {
+                return codec::decode(frame, FRAME).map_err(|_| Errno::PROTO);
+            }
+            let mut buffer = [0; 16 << 10];
+            match rustix::net::recv(&self.fd, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Errno::CONNRESET),
+                Ok((_, count)) => self.frames.push(&buffer[..count]),
+                Err(Errno::AGAIN) => sys::wait_for(self.fd.as_fd(), PollFlags::IN, ANSWER_MS)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Nobody listens any more: the replay was given up.
+    fn or_end<T>(result: Result<T, Errno>) -> T {
+        match result {
+            Ok(value) => value,
+            Err(error) => fail(&format!("the command that replays it is gone: {error}")),
+        }
+    }
+
+    /// Something was served: was it the last of the log?
+    pub fn look(&mut self, observer: &Observer) {
+        use radic_observer::connection::Phase;
+        if !self.settled && observer.phase() != Phase::Replaying {
+            (self.settled, self.idle) = (true, 0);
+            Self::or_end(self.send(&ToReplayer::Settled));
+        }
+    }
+
+    /// The process found nothing to do. At the end of the log that is the end.
+    pub fn handle_nothing(&mut self, observer: &Observer) {
+        // What it sends after its last outcome, perhaps after having looked a few times more, is compared, too.
+        self.idle += 1;
+        if self.settled && self.idle > AFTERWARDS {
+            self.end("the log is over");
+        }
+        if let Some(overdue) = observer.overdue(PATIENCE) {
+            self.end(&format!("it goes another way: {overdue:?}"));
+        }
+    }
+
+    /// It goes no further.
+    pub fn end(&mut self, why: &str) -> ! {
+        _ = self.send(&ToReplayer::Ended(why.to_owned()));
+        crate::layer::end_process(0)
+    }
+
+    /// What the call waits for.
+    pub fn wait_for(&mut self, observer: &mut Observer, what: Wait) {
+        match what {
+            Wait::Log => {
+                let Some((position, room)) = observer.wanted_log() else { self.end("it wants log, and no piece of it") };
+                let room = room.min(limits::LOG_CHUNK) as u32;
+                match Self::or_end(self.ask(&ToReplayer::FetchJournal { position, room })) {
+                    FromReplayer::Journal(bytes) if !bytes.is_empty() => {
+                        sure(observer.handle_protector(&FromProtector::Journal { position, bytes: &bytes }));
+                    }
+                    _ => self.end(&format!("the journal is not held from position {position} on")),
+                }
+            }
+            // At the end of the log a waiting call waits for peers, who are not there; before it, for bytes that nobody holds.
+            Wait::Peers => self.end("the log is over"),
+            Wait::Event if self.settled => self.end("the log is over"),
+            other => self.end(&format!("it waits for {other:?}: what it received then is not held, or it went another way")),
+        }
+    }
+
+    /// Received bytes, into the program's buffers. Returns how many.
+    pub fn fetch(&mut self, stream: StreamId, offset: u64, room: &mut [IoSliceMut<'_>]) -> usize {
+        let most = room.iter().map(|part| part.len()).sum::<usize>().min(limits::LOG_CHUNK);
+        let bytes = match Self::or_end(self.ask(&ToReplayer::FetchPayload { stream, offset, room: most as u32 })) {
+            FromReplayer::Payload(bytes) if !bytes.is_empty() && bytes.len() <= most => bytes,
+            _ => self.end(&format!("bytes of {stream:?} are not held from offset {offset} on")),
+        };
+        let mut rest = &bytes[..];
+        for part in room {
+            let (now, later) = rest.split_at(rest.len().min(part.len()));
+            part[..now.len()].copy_from_slice(now);
+            rest = later;
+        }
+        bytes.len()
+    }
+
+    /// With whom this connection was made.
+    pub fn peer(&mut self, connection: ConnectionId) -> Option<ProcessId> {
+        match Self::or_end(self.ask(&ToReplayer::Peer(connection))) {
+            FromReplayer::Peer(peer) => peer,
+            _ => None,
+        }
+    }
+
+    /// What is in the outbox of `slot` and has not left is compared instead, and need not be kept.
+    pub fn transmit(&mut self, observer: &mut Observer, slot: Slot) -> Result<(), Error> {
+        let Some(connection) = observer.table().get(slot) else { return Ok(()) };
+        let (stream, unsent) = (connection.stream_out(), connection.outgoing().unsent());
+        let end = connection.outgoing().start() + connection.outgoing().kept();
+        let mut offset = end - unsent;
+        while offset < end {
+            let piece = observer.outgoing(slot, offset).next().unwrap_or(&[]).to_vec();
+            if piece.is_empty() {
+                break;
+            }
+            let length = piece.len() as u64;
+            Self::or_end(self.send(&ToReplayer::Sent { stream, offset, bytes: piece.into() }));
+            observer.handle_transmitted(slot, length);
+            offset += length;
+            self.idle = 0;
+        }
+        observer.handle_protector(&FromProtector::StreamStable { stream, offset: end })
+    }
+}

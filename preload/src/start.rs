@@ -1,0 +1,53 @@
+//! The library's constructor, and what it does at the end of the program.
+
+use std::os::unix::ffi::OsStrExt;
+
+use radic_wire::ids::{JobId, ProcessId, Rank};
+use radic_wire::process::{Protect, variable};
+
+use crate::{hooks, image, layer, real, sys};
+
+/// Runs before `main`, and after the constructors of the libraries that the program needs.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = construct;
+
+/// Runs at `exit`, after what the program has registered there.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destruct;
+
+extern "C" fn construct() {
+    real::resolve();
+    let Some(socket) = std::env::var_os(variable::SOCKET) else { return };
+    radic_ckpt_preload::construct();
+    let Some(process) = process() else { return say("RADIC_JOB or RADIC_RANK is missing or malformed") };
+    match layer::join(socket.as_bytes(), process) {
+        Ok(joined) if joined.protection.protect == Protect::On => {
+            image::register();
+            radic_ckpt_preload::refuse_io_uring();
+            if let Err(error) = layer::start(joined) {
+                layer::fail(&error.to_string());
+            }
+        }
+        Ok(_) => {}
+        // The node has told its log why; a child says nothing here, in the middle of its parent's output.
+        Err(layer::JoinError::Refused(_)) => {}
+        Err(error) => layer::fail(&error.to_string()),
+    }
+}
+
+fn process() -> Option<ProcessId> {
+    let job: JobId = std::env::var(variable::JOB).ok()?.parse().ok()?;
+    let rank = std::env::var(variable::RANK).ok()?.parse().ok()?;
+    Some(ProcessId { job, rank: Rank(rank) })
+}
+
+fn say(what: &str) {
+    _ = rustix::io::write(sys::borrow(2), format!("radic: this process is not protected: {what}\n").as_bytes());
+}
+
+extern "C" fn destruct() {
+    hooks::stdio::flush();
+    layer::leave();
+}
