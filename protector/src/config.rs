@@ -63,6 +63,13 @@ pub struct Settings {
     /// The cluster's directory on this machine: control socket, log, store [default: ~/.radic/cluster]
     #[arg(long, env = "RADIC_CLUSTER", value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Where the logs and checkpoints of the processes that this node protects go; it may be large, and need not be shared
+    /// [default: DIR/nodes/NAME/store]
+    #[arg(long, env = "RADIC_STORE", value_name = "DIR")]
+    pub store: Option<PathBuf>,
+    /// Acknowledge what is logged only when it is on the disk: survives the power failure of a node and its protector together
+    #[arg(long, env = "RADIC_DURABLE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub durable: Option<bool>,
     /// Host nothing until a node has died
     #[arg(long, env = "RADIC_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub spare: Option<bool>,
@@ -102,6 +109,10 @@ pub struct Config {
     pub key: PathBuf,
     /// The cluster's directory on this machine.
     pub dir: PathBuf,
+    /// Where logs and checkpoints go.
+    pub store: PathBuf,
+    /// Whether they are acknowledged only when they are on the disk.
+    pub durable: bool,
     /// Whether it is a spare.
     pub spare: bool,
     /// Slots.
@@ -159,6 +170,8 @@ impl Settings {
             join: if self.join.is_empty() { file.join } else { self.join },
             key: self.key.or(file.key),
             dir: self.dir.or(file.dir),
+            store: self.store.or(file.store),
+            durable: self.durable.or(file.durable),
             spare: self.spare.or(file.spare),
             slots: self.slots.or(file.slots),
             heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
@@ -193,13 +206,17 @@ impl Settings {
             let range = "error, warn, info, debug or trace";
             return Err(ConfigError::Range { what: "log-level", value: log_level, range });
         }
+        let name = self.name.map_or_else(host_name, Ok)?;
+        let store = self.store.unwrap_or_else(|| node_dir(&dir, &name).join("store"));
         Ok(Config {
-            name: self.name.map_or_else(host_name, Ok)?,
+            name,
             listen,
             advertise,
             join: self.join,
             key: self.key.unwrap_or_else(|| dir.join("key")),
             dir,
+            store: std::path::absolute(&store).map_err(|e| ConfigError::File { path: store, error: e.to_string() })?,
+            durable: self.durable.unwrap_or(false),
             spare: self.spare.unwrap_or(false),
             slots,
             timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
@@ -213,7 +230,7 @@ impl Settings {
 impl Config {
     /// The node's own directory.
     pub fn node_dir(&self) -> PathBuf {
-        self.dir.join("nodes").join(self.name.as_str())
+        node_dir(&self.dir, &self.name)
     }
 
     /// The settings in force, as a file that would give them again.
@@ -226,6 +243,8 @@ impl Config {
             join: self.join.clone(),
             key: Some(self.key.clone()),
             dir: Some(self.dir.clone()),
+            store: Some(self.store.clone()),
+            durable: Some(self.durable),
             spare,
             slots: Some(self.slots),
             heartbeat_ms: Some(self.timing.heartbeat.as_millis() as u64),
@@ -235,6 +254,10 @@ impl Config {
             ..Settings::default()
         })
     }
+}
+
+fn node_dir(dir: &Path, name: &NodeName) -> PathBuf {
+    dir.join("nodes").join(name.as_str())
 }
 
 fn in_range<T: PartialOrd + ToString>(
@@ -286,7 +309,8 @@ mod tests {
         let config = settings(&args).with_file().unwrap().complete().unwrap();
         assert_eq!((config.name.as_str(), config.timing.missed, config.spare), ("flagged", 7, true));
         assert_eq!((config.timing.heartbeat.as_millis(), config.join.len()), (100, 1));
-        assert_eq!(config.key, Path::new("/d/key"));
+        assert_eq!((config.key, config.durable), ("/d/key".into(), false));
+        assert_eq!(config.store, Path::new("/d/nodes/flagged/store"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The protector: the daemon `radicd` that runs on every node.
 //!
 //! - [`node`]: one protector as a state machine, composed of [`membership`], jobs, [`pmi`] and the connected commands;
+//! - [`store`]: the logs and images of the processes it protects;
+//! - [`logs`]: the service that drives the store: sockets, files, threads of its own;
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
 //! - [`config`]: flags, environment and file.
@@ -11,6 +13,9 @@
 pub mod config;
 pub mod daemon;
 pub mod link;
+pub mod logs;
 pub mod membership;
 pub mod node;
 pub mod pmi;
+mod random;
+pub mod store;

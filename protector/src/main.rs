@@ -9,8 +9,9 @@ use radic_protector::daemon;
 use radic_wire::key::ClusterKey;
 
 fn main() -> ExitCode {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == daemon::keeper::ARGUMENT) {
-        daemon::keeper::run();
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|argument| argument == daemon::keeper::ARGUMENT) {
+        daemon::keeper::run(&arguments.next().unwrap_or_default().to_string_lossy());
         return ExitCode::SUCCESS;
     }
     let settings = Settings::parse();

@@ -2,21 +2,23 @@
 //!
 //! A rank dies with its daemon by the kernel's parent-death signal, but what the rank has started does not: a shell script that
 //! runs an MPI program would leave it behind. So the daemon tells the keeper each process group over a pipe; when the pipe ends,
-//! however the daemon died, the keeper kills the groups that are left, removes the files that their libraries leave in shared memory, and exits.
+//! however the daemon died, the keeper kills the groups that are left and what has left them, removes the files that their
+//! libraries leave in shared memory, and exits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, Read, Write};
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use radic_wire::ids::Rank;
+use radic_wire::ids::{JobId, Rank};
 
+use super::orphans::{self, Mark};
 use crate::pmi::leftovers;
 
 /// The hidden argument by which `radicd` becomes a keeper.
 pub const ARGUMENT: &str = "keeper";
-/// Longest line on the pipe: a key space's name and two numbers. Short enough for one write to be whole or not at all.
+/// Longest line on the pipe: a key space's name and three numbers. Short enough for one write to be whole or not at all.
 const LINE: u64 = 512;
 
 /// What a keeper has to clean up after: a rank's process group, and the files of its library.
@@ -24,6 +26,8 @@ const LINE: u64 = 512;
 pub struct Ward {
     /// The process group.
     pub group: i32,
+    /// The job.
+    pub job: JobId,
     /// The rank.
     pub rank: Rank,
     /// The name of its key space.
@@ -37,16 +41,21 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper.
-    pub fn start() -> io::Result<Self> {
+    /// Starts the keeper of this node.
+    pub fn start(node: &str) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args([ARGUMENT, node]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Keeper { child: command.spawn()? })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
     }
 
     /// The keeper is to clean up after this rank if the daemon cannot.
     pub fn add(&mut self, ward: &Ward) -> io::Result<()> {
-        self.tell(&format!("+{} {} {}\n", ward.group, ward.rank, ward.kvsname))
+        self.tell(&format!("+{} {} {} {}\n", ward.group, ward.job, ward.rank, ward.kvsname))
     }
 
     /// The rank is gone, and its files are.
@@ -67,8 +76,8 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's life.
-pub fn run() {
+/// The life of a node's keeper.
+pub fn run(node: &str) {
     // Not in the daemon's group: what is sent to that group must not reach the keeper.
     _ = nix::unistd::setsid();
     let mut wards = BTreeMap::new();
@@ -83,6 +92,7 @@ pub fn run() {
     for ward in wards.values() {
         _ = killpg(Pid::from_raw(ward.group), Signal::SIGKILL);
     }
+    orphans::kill_marked(&wards.values().map(|ward| Mark { job: ward.job, node: node.to_owned() }).collect::<BTreeSet<_>>());
     for ward in wards.values() {
         _ = leftovers::remove(&ward.kvsname, ward.rank);
     }
@@ -90,11 +100,14 @@ pub fn run() {
 
 fn note(wards: &mut BTreeMap<i32, Ward>, line: &str) -> bool {
     let Some((sign, rest)) = line.trim_end().split_at_checked(1) else { return false };
-    let mut words = rest.splitn(3, ' ');
+    let mut words = rest.splitn(4, ' ');
     let Some(group) = words.next().and_then(|n| n.parse().ok()).filter(|n: &i32| *n > 1) else { return false };
-    match (sign, words.next().and_then(|n| n.parse().ok()), words.next()) {
-        ("+", Some(rank), Some(name)) => _ = wards.insert(group, Ward { group, rank: Rank(rank), kvsname: name.to_owned() }),
-        ("-", None, None) => _ = wards.remove(&group),
+    let (job, rank) = (words.next().map(str::parse), words.next().map(str::parse));
+    match (sign, job, rank, words.next()) {
+        ("+", Some(Ok(job)), Some(Ok(rank)), Some(name)) => {
+            wards.insert(group, Ward { group, job, rank: Rank(rank), kvsname: name.to_owned() });
+        }
+        ("-", None, None, None) => _ = wards.remove(&group),
         _ => return false,
     }
     true
@@ -107,12 +120,15 @@ mod tests {
     #[test]
     fn wards_come_and_go_and_nonsense_ends_the_conversation() {
         let mut wards = BTreeMap::new();
-        assert!(note(&mut wards, "+77 3 radic_k_0\n") && note(&mut wards, "+78 4 radic_k_0\n") && note(&mut wards, "-77\n"));
-        assert_eq!(wards[&78], Ward { group: 78, rank: Rank(4), kvsname: "radic_k_0".into() });
+        let job = JobId::from_bits(0xabc);
+        assert!(note(&mut wards, "+77 000000000abc 3 radic_k_0\n") && note(&mut wards, "+78 000000000abc 4 radic_k_0\n"));
+        assert!(note(&mut wards, "-77\n"));
+        assert_eq!(wards[&78], Ward { group: 78, job, rank: Rank(4), kvsname: "radic_k_0".into() });
         assert_eq!(wards.len(), 1);
         // Group 1 is init's and group 0 our own: a keeper never signals them.
-        for bad in ["", "\n", "+", "+1 0 k", "+0 0 k", "+-5 0 k", "+77 x k", "+77 3", "-77 3", "*77", "é"] {
-            assert!(!note(&mut wards, bad), "{bad:?}");
+        for bad in ["", "\n", "+", "+1 J 0 k", "+0 J 0 k", "+-5 J 0 k", "+77 J x k", "+77 7 0 k", "+77 J 3", "-77 J", "*77", "é"]
+        {
+            assert!(!note(&mut wards, &bad.replace('J', "000000000abc")), "{bad:?}");
         }
     }
 }

@@ -4,17 +4,22 @@
 //! machine: everything that happens becomes an [`Input`] on one queue, everything it wants becomes a call here.
 
 mod commands;
+pub mod counters;
 pub mod keeper;
+mod local;
+mod observers;
+mod orphans;
 mod peers;
 mod processes;
 mod refusals;
+mod stores;
 mod sys;
 mod wire;
 
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,16 +29,21 @@ use nix::sys::signal::Signal;
 use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::key::ClusterKey;
+use radic_wire::local::Request;
 use radic_wire::membership::Member;
+use radic_wire::peer::{PeerMessage, ToHome, ToHost};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
 
-use self::commands::{Commands, Connected};
+use self::commands::ForCommands;
+use self::local::{Clients, Connected};
+use self::observers::ForObservers;
 use self::peers::Peers;
 use self::processes::Processes;
 use self::refusals::Refusals;
+use self::stores::Stores;
 use crate::config::Config;
 use crate::node::host::HostEnvironment;
 use crate::node::{Input, Node, NodeConfig, Output, Stop};
@@ -48,6 +58,10 @@ const LAST_WORDS: Duration = Duration::from_millis(1000);
 /// Runs a protector until it is told to end, or must.
 pub fn run(config: Config) -> Result<()> {
     sys::close_inherited_at_exec();
+    sys::restore_signals().context("cannot restore the signals")?;
+    if let Err(error) = orphans::adopt() {
+        tracing::warn!(%error, "what leaves the process group of a rank may outlive its job");
+    }
     let key = ClusterKey::load(&config.key, nix::unistd::geteuid().as_raw())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let local = LocalSet::new();
@@ -61,10 +75,14 @@ struct Daemon {
     node: Node,
     started: Instant,
     inputs: mpsc::Receiver<Input>,
-    connected: mpsc::Receiver<Connected>,
+    connected: mpsc::Receiver<Connected<ForCommands>>,
+    joined: mpsc::Receiver<Connected<ForObservers>>,
     peers: Peers,
-    commands: Commands,
+    commands: Clients<ForCommands>,
+    observers: Clients<ForObservers>,
     processes: Processes,
+    stores: Stores,
+    child_ended: unix::Signal,
     ready_line: String,
     pid_file: PathBuf,
 }
@@ -72,36 +90,56 @@ struct Daemon {
 impl Daemon {
     async fn start(config: Config, key: ClusterKey) -> Result<Daemon> {
         let limit = raise_descriptor_limit();
+        let child_ended = signal(SignalKind::child()).context("cannot handle SIGCHLD")?;
         let dir = config.node_dir();
-        let control = commands::bind(&dir).with_context(|| format!("cannot listen in {}", dir.display()))?;
+        let cannot_listen = || format!("cannot listen in {}", dir.display());
+        let control = local::bind::<ForCommands>(&dir).with_context(cannot_listen)?;
+        let process = local::bind::<ForObservers>(&dir).with_context(cannot_listen)?;
         let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
         let port = listener.local_addr().context("no local address")?.port();
         let address = SocketAddr::new(config.advertise, port);
         let random = [random()?, random()?];
         let id = NodeId { name: config.name.clone(), boot: BootId(random[0]) };
-        let me = Member { id, address, spare: config.spare, slots: config.slots };
-        let environment = host_environment(&me)?;
+        let (input_sender, inputs) = mpsc::channel(INPUTS);
+        let stores = Stores::start(&config, key.clone(), input_sender.clone())?;
+        let me = Member { id, address, log_port: stores.port(), spare: config.spare, slots: config.slots };
+        let environment = host_environment(&me, &dir)?;
         let pid_file = dir.join("pid");
         fs::write(&pid_file, format!("{}\n", std::process::id()))
             .with_context(|| format!("cannot write {}", pid_file.display()))?;
         let wall_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64);
         let (join, timing) = (config.join, config.timing);
-        let node_config =
-            NodeConfig { me: me.clone(), environment, wall_us, seed: random[1], join, timing, memory: resident_memory };
-        let (input_sender, inputs) = mpsc::channel(INPUTS);
+        let node_config = NodeConfig {
+            me: me.clone(),
+            environment,
+            wall_us,
+            seed: random[1],
+            join,
+            timing,
+            memory: resident_memory,
+            addresses,
+            counters: counters::read,
+            key: key.clone(),
+        };
         let (connected_sender, connected) = mpsc::channel(1);
+        let (joined_sender, joined) = mpsc::channel(1);
         let refusals = Rc::new(Refusals::new(input_sender.clone()));
-        spawn_local(commands::accept(control, input_sender.clone(), connected_sender, refusals.clone()));
+        spawn_local(local::accept(control, input_sender.clone(), connected_sender, refusals.clone()));
+        spawn_local(local::accept(process, input_sender.clone(), joined_sender, refusals.clone()));
         spawn_local(leave_on_signal(input_sender.clone())?);
         Ok(Daemon {
             started: Instant::now(),
             node: Node::new(Duration::ZERO, node_config),
             inputs,
             connected,
+            joined,
             ready_line: format!("ready {} {address}", config.name),
-            peers: Peers::start(me, key, listener, input_sender.clone(), refusals),
-            commands: Commands::default(),
-            processes: Processes::new(input_sender, limit),
+            processes: Processes::new(input_sender.clone(), config.name, limit),
+            stores,
+            child_ended,
+            peers: Peers::start(me, key, listener, input_sender, refusals),
+            commands: Clients::default(),
+            observers: Clients::default(),
             pid_file,
         })
     }
@@ -111,7 +149,8 @@ impl Daemon {
             if let Some(stop) = self.carry_out().await {
                 return self.end(stop).await;
             }
-            let deadline = self.node.poll_timeout().map(|at| self.started + at);
+            let node = self.node.poll_timeout().map(|at| self.started + at);
+            let deadline = node.into_iter().chain(self.processes.poll_timeout()).min();
             let timer = async {
                 match deadline {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -119,12 +158,15 @@ impl Daemon {
                 }
             };
             tokio::select! {
-                // A command is known before its first request is.
+                // Who connects is known before what it says is.
                 biased;
                 Some(connected) = self.connected.recv() => self.commands.add(connected),
+                Some(joined) = self.joined.recv() => self.observers.add(joined),
+                Some(()) = self.child_ended.recv() => self.processes.tend_orphans(),
                 Some(input) = self.inputs.recv() => self.handle(input),
                 () = timer => {}
             }
+            self.processes.handle_timeout(Instant::now());
             let now = self.started.elapsed();
             if self.node.poll_timeout().is_some_and(|at| at <= now) {
                 self.node.handle_timeout(now);
@@ -133,9 +175,11 @@ impl Daemon {
     }
 
     fn handle(&mut self, input: Input) {
+        log_signal(&input);
         match &input {
             Input::Exited(process, _) => self.processes.handle_exited(*process),
-            Input::ClientGone(client) => self.commands.handle_gone(*client),
+            Input::ClientGone(client) => self.commands.handle_gone(client.0),
+            Input::ObserverGone(observer) => self.observers.handle_gone(observer.0),
             _ => {}
         }
         self.node.handle(self.started.elapsed(), input);
@@ -149,8 +193,12 @@ impl Daemon {
                 Output::SendToSeed(seed, message) => self.peers.send_to_seed(seed, message),
                 Output::Heartbeat(to, view) => self.peers.heartbeat(&to, view),
                 Output::Probe(member) => self.peers.probe(member),
-                Output::Reply(client, reply) => self.commands.reply(client, reply),
-                Output::CloseClient(client) => self.commands.close(client),
+                Output::Reply(client, reply) => self.commands.send(client.0, reply),
+                Output::CloseClient(client) => self.commands.close(client.0),
+                Output::Observer(observer, message) => self.observers.send(observer.0, message),
+                Output::CloseObserver(observer) => self.observers.close(observer.0),
+                Output::Nudge(process) => self.processes.nudge(process),
+                Output::Store(order) => self.stores.handle(order),
                 Output::Process(job, output) => {
                     if let Some(answer) = self.processes.handle(job, output) {
                         self.handle(answer);
@@ -174,7 +222,7 @@ impl Daemon {
         let last_replies = async {
             while !self.commands.is_empty() {
                 if let Some(Input::ClientGone(client)) = self.inputs.recv().await {
-                    self.commands.handle_gone(client);
+                    self.commands.handle_gone(client.0);
                 }
             }
         };
@@ -204,6 +252,20 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Time after which accepting is tried again that failed for want of descriptors or memory: others may free some.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// The next connection.
+async fn accept<T, F: Future<Output = io::Result<T>>>(what: &str, mut next: impl FnMut() -> F) -> T {
+    loop {
+        match next().await {
+            Ok(accepted) => return accepted,
+            Err(error) => tracing::warn!(%error, "cannot accept {what}"),
+        }
+        tokio::time::sleep(ACCEPT_AGAIN).await;
+    }
+}
+
 fn leave_on_signal(inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
@@ -218,6 +280,19 @@ fn leave_on_signal(inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = (
     })
 }
 
+/// Logs a signal for the ranks of a job where it comes by: at the terminal's node, at the job's home, at its hosts (the last two only
+/// if it comes from another node).
+fn log_signal(input: &Input) {
+    match input {
+        Input::Client(_, Request::Signal(signal)) => tracing::debug!(signal, "a terminal passes a signal on to its job"),
+        Input::Message(from, PeerMessage::ToHome(job, ToHome::Signal(signal)))
+        | Input::Message(from, PeerMessage::ToHost(job, ToHost::Signal(signal))) => {
+            tracing::debug!(signal, %job, %from, "a signal for the ranks of a job");
+        }
+        _ => {}
+    }
+}
+
 fn log(event: &radic_wire::event::Event) {
     let subject = event.subject.as_ref().map(|n| n.as_str());
     let (job, rank) = (event.job.map(|j| j.to_string()), event.rank.map(|r| r.0));
@@ -228,7 +303,10 @@ fn log(event: &radic_wire::event::Event) {
         | EventName::Descheduled
         | EventName::Frozen
         | EventName::Refused
-        | EventName::Limit => {
+        | EventName::Limit
+        | EventName::CheckpointFailed
+        | EventName::Unprotected
+        | EventName::Store => {
             tracing::warn!(event = name, subject, job, rank, "{}", event.text);
         }
         _ => tracing::info!(event = name, subject, job, rank, "{}", event.text),
@@ -236,7 +314,7 @@ fn log(event: &radic_wire::event::Event) {
 }
 
 /// What is particular to this node in the environment of its ranks.
-fn host_environment(me: &Member) -> Result<HostEnvironment> {
+fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
     let address = me.address.ip();
     let carries = |a: &nix::ifaddrs::InterfaceAddress| a.address.as_ref().and_then(ip_of) == Some(address);
     let mut interfaces = nix::ifaddrs::getifaddrs().context("cannot list the network interfaces")?;
@@ -247,12 +325,15 @@ fn host_environment(me: &Member) -> Result<HostEnvironment> {
         None => (String::new(), None),
     };
     let length = length.unwrap_or(if address.is_ipv4() { 32 } else { 128 });
-    let beside = std::env::current_exe().context("cannot find radicd's own path")?.with_file_name("libradic_pmi.so");
+    let radicd = std::env::current_exe().context("cannot find radicd's own path")?;
+    let beside = |name: &str| radicd.with_file_name(name).to_string_lossy().into_owned();
     Ok(HostEnvironment {
         address,
         iface,
         prefix: format!("{}/{length}", network(address, length)),
-        radic_pmi: beside.to_string_lossy().into_owned(),
+        radic_pmi: beside("libradic_pmi.so"),
+        library: beside("libradic.so"),
+        process_socket: dir.join(radic_wire::process::SOCKET_NAME).to_string_lossy().into_owned(),
         node: me.id.name.to_string(),
     })
 }
@@ -290,6 +371,12 @@ fn resident_memory() -> u64 {
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
     pages * page as u64
+}
+
+/// The addresses of this machine.
+fn addresses() -> Vec<IpAddr> {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    interfaces.filter_map(|interface| interface.address.as_ref().and_then(ip_of)).collect()
 }
 
 fn random() -> Result<u64> {

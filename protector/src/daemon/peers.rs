@@ -1,7 +1,8 @@
 //! Connections with other protectors: the links and heartbeats that we open, and whatever they open to us.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -25,8 +26,8 @@ use crate::node::Input;
 
 /// Time for a connection and its handshake to a peer that is believed to live.
 const HANDSHAKE: Duration = Duration::from_millis(limits::HANDSHAKE_MS);
-/// Time for the same when the question is whether the peer lives: below the membership's own time for a probe.
-const PROBE: Duration = Duration::from_millis(240);
+/// Time after which a probe is tried again that failed for another reason than that nobody listens there.
+const PROBE_AGAIN: Duration = Duration::from_millis(20);
 /// Time before a broken link is tried again, doubled up to the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 /// Time out of reach after which a link is given up: a member's death, or the loss of the majority, is noticed long before.
@@ -75,6 +76,8 @@ struct Shared {
     inputs: mpsc::Sender<Input>,
     /// What was received from each protector, and where it said it listens.
     received: RefCell<HashMap<NodeId, (LinkReceiver, SocketAddr)>>,
+    /// Former members to whom a message is under way.
+    telling: RefCell<HashSet<NodeId>>,
     connections: Cell<usize>,
     refusals: Rc<Refusals>,
 }
@@ -96,7 +99,8 @@ impl Peers {
         inputs: mpsc::Sender<Input>,
         refusals: Rc<Refusals>,
     ) -> Self {
-        let shared = Rc::new(Shared { me, key, inputs, received: RefCell::default(), connections: Cell::new(0), refusals });
+        let (received, telling, connections) = (RefCell::default(), RefCell::default(), Cell::new(0));
+        let shared = Rc::new(Shared { me, key, inputs, received, telling, connections, refusals });
         spawn_local(accept(shared.clone(), listener));
         Peers { shared, links: HashMap::new(), beat: None, departed: VecDeque::new() }
     }
@@ -107,8 +111,11 @@ impl Peers {
         let Some(address) = to.address.or_else(known) else {
             return tracing::debug!(to = %to.id, "dropped a message to somebody whose address is not known");
         };
+        if self.departed.contains(&to.id) {
+            return self.send_to_departed(&to.id, address, message);
+        }
         self.links.retain(|_, (_, task)| !task.is_finished());
-        let departed = Cell::new(self.departed.contains(&to.id));
+        let departed = Cell::new(false);
         let (link, _) = self.links.entry(to.id.clone()).or_insert_with(|| {
             let (wake, empty) = (Notify::new(), Notify::new());
             let link = Rc::new(Link { peer: to.id.clone(), address, sender: RefCell::default(), wake, empty, departed });
@@ -130,24 +137,28 @@ impl Peers {
         }
     }
 
+    /// Tells somebody who is no member any more, and does not know it, what the members have decided. Not over the link: that has ended with
+    /// its last words, and another one would begin with numbers that the peer has seen. What gets lost is asked for again.
+    fn send_to_departed(&self, to: &NodeId, address: SocketAddr, message: PeerMessage) {
+        let PeerMessage::Membership(message) = message else { return };
+        if !self.shared.telling.borrow_mut().insert(to.clone()) {
+            return tracing::debug!(%to, "dropped a message: the last one to this former member is still under way");
+        }
+        let (shared, to) = (self.shared.clone(), to.clone());
+        spawn_local(async move {
+            if let Err(error) = send_once(&shared, address, Some(to.clone()), &message).await {
+                tracing::debug!(%to, %error, "a former member could not be told");
+            }
+            shared.telling.borrow_mut().remove(&to);
+        });
+    }
+
     /// Sends one message to whoever listens there.
     pub fn send_to_seed(&self, seed: SocketAddr, message: MembershipMessage) {
         let shared = self.shared.clone();
         spawn_local(async move {
-            let hello = shared.hello(None, Purpose::Join);
-            let sent = async {
-                let (mut connection, _) = Connection::connect(seed, &shared.key, &hello, HANDSHAKE).await?;
-                connection.send(&message).await?;
-                // The other side closes when it has taken it.
-                match connection.receive::<()>().await {
-                    Err(WireError::Closed) => Ok(()),
-                    other => other,
-                }
-            };
-            match tokio::time::timeout(HANDSHAKE, sent).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%seed, %error, "could not ask to join"),
-                Err(_) => tracing::warn!(%seed, "no answer to the request to join"),
+            if let Err(error) = send_once(&shared, seed, None, &message).await {
+                tracing::warn!(%seed, %error, "could not ask to join");
             }
         });
     }
@@ -169,17 +180,15 @@ impl Peers {
         }
     }
 
-    /// Finds out by a fresh connection whether this very member answers.
+    /// Finds out by a fresh connection whether this very member answers. Silence is not told: the membership has its own time for that,
+    /// which ends before [`HANDSHAKE`].
     pub fn probe(&self, member: Peer) {
+        let Some(address) = member.address else { return };
         let shared = self.shared.clone();
         spawn_local(async move {
-            let hello = shared.hello(Some(member.id.clone()), Purpose::Probe);
-            let answer = match member.address {
-                Some(address) => Connection::connect(address, &shared.key, &hello, PROBE).await,
-                None => Err(WireError::Closed),
-            };
-            let alive = answer.is_ok_and(|(_, welcome)| welcome.id == member.id);
-            _ = shared.inputs.send(Input::ProbeResult(member.id, alive)).await;
+            if let Ok(alive) = tokio::time::timeout(HANDSHAKE, probe(&shared, &member.id, address)).await {
+                _ = shared.inputs.send(Input::ProbeResult(member.id, alive)).await;
+            }
         });
     }
 
@@ -215,6 +224,49 @@ impl Shared {
 
     async fn refuse(&self, from: SocketAddr, error: &WireError) {
         self.refusals.note(format!("refused a connection from {from}: {error}")).await;
+    }
+}
+
+/// Sends one message over a connection of its own: at most once, in no order with others.
+async fn send_once(
+    shared: &Shared,
+    address: SocketAddr,
+    to: Option<NodeId>,
+    message: &MembershipMessage,
+) -> Result<(), WireError> {
+    let hello = shared.hello(to, Purpose::Join);
+    let sent = async {
+        let (mut connection, _) = Connection::connect(address, &shared.key, &hello, HANDSHAKE).await?;
+        connection.send(message).await?;
+        // The other side closes when it has taken it.
+        match connection.receive::<()>().await {
+            Err(WireError::Closed) => Ok(()),
+            other => other,
+        }
+    };
+    tokio::time::timeout(HANDSHAKE, sent).await.unwrap_or(Err(WireError::Slow(HANDSHAKE)))
+}
+
+/// Asks `id` for a sign of life, until there is one or nobody of that name listens any more.
+async fn probe(shared: &Shared, id: &NodeId, address: SocketAddr) -> bool {
+    let hello = shared.hello(Some(id.clone()), Purpose::Probe);
+    loop {
+        let error = match TcpStream::connect(address).await {
+            Ok(socket) => {
+                _ = shared.inputs.send(Input::ProbeReached(id.clone())).await;
+                match Connection::greet(socket, &shared.key, &hello).await {
+                    Ok((_, welcome)) => return welcome.id == *id,
+                    // Taken and then closed: it has just died, or has too many connections.
+                    Err(error @ (WireError::Closed | WireError::Io(_))) => error,
+                    Err(_) => return false,
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return false,
+            // No way there, or no means here.
+            Err(error) => error.into(),
+        };
+        tracing::debug!(to = %id, %error, "probe failed");
+        tokio::time::sleep(PROBE_AGAIN).await;
     }
 }
 
@@ -300,15 +352,7 @@ async fn run_beat(shared: Rc<Shared>, beat: Rc<Beat>) {
 async fn accept(shared: Rc<Shared>, listener: TcpListener) {
     let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let (socket, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors or memory: others may free some.
-                tracing::warn!(%error, "cannot accept connections");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
+        let (socket, from) = super::accept("connections", || listener.accept()).await;
         if shared.connections.get() >= limits::CONNECTIONS {
             shared.refuse(from, &WireError::Protocol("too many connections".to_owned())).await;
             continue;

@@ -1,7 +1,7 @@
 //! The processes of ranks: start, output, standard input, PMI connection, end.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
@@ -11,10 +11,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus as StdExitStatus, Stdio};
 use std::rc::Rc;
+use std::time::Instant;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use radic_wire::ids::{JobId, ProcessId, Rank};
+use radic_ckpt::control;
+use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream, exit_code};
 use radic_wire::limits;
 use serde_bytes::ByteBuf;
@@ -25,6 +28,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
 
 use super::keeper::{Keeper, Ward};
+use super::orphans;
 use super::sys::{self, DescriptorLimit};
 use crate::node::Input;
 use crate::node::host::{HostOutput, SpawnError, SpawnOrder};
@@ -32,6 +36,9 @@ use crate::pmi::leftovers;
 
 /// Pieces that may wait for a rank's PMI connection: a rank has at most one request under way.
 const PMI_QUEUE: usize = 16;
+/// Looks at an orphan that does not show of which job it is, from the end of one child on: one that was started without an environment
+/// never does.
+const LOOKS: u32 = 25;
 /// ELF's class for 64 bits, and its machine for x86-64, little endian.
 const ELF_64: u8 = 2;
 const ELF_X86_64: [u8; 2] = [62, 0];
@@ -52,15 +59,20 @@ struct Process {
 /// All processes of this node's ranks.
 pub struct Processes {
     inputs: mpsc::Sender<Input>,
+    /// This node's name.
+    node: NodeName,
     limit: DescriptorLimit,
     keeper: RefCell<Option<Keeper>>,
     processes: HashMap<ProcessId, Process>,
+    /// How often orphans that do not show of which job they are will be looked at, and when next.
+    looks: u32,
+    look_again: Option<Instant>,
 }
 
 impl Processes {
     /// None yet. `limit` is what ranks get as their limit on descriptors.
-    pub fn new(inputs: mpsc::Sender<Input>, limit: DescriptorLimit) -> Self {
-        Processes { inputs, limit, keeper: RefCell::default(), processes: HashMap::new() }
+    pub fn new(inputs: mpsc::Sender<Input>, node: NodeName, limit: DescriptorLimit) -> Self {
+        Processes { inputs, node, limit, keeper: RefCell::default(), processes: HashMap::new(), looks: 0, look_again: None }
     }
 
     /// Does what a host wants done. The answer to a start comes back at once.
@@ -97,7 +109,8 @@ impl Processes {
         None
     }
 
-    /// The process has ended: its group gets its last signal, its files are removed.
+    /// The process has ended: its group gets its last signal, its files are removed, and if it was the last of its job here,
+    /// what has left the group ends, too.
     pub fn handle_exited(&mut self, id: ProcessId) {
         self.signal(id, libc::SIGKILL);
         let Some(process) = self.processes.get_mut(&id) else { return };
@@ -107,6 +120,35 @@ impl Processes {
         if let Some(keeper) = self.keeper.borrow_mut().as_mut() {
             _ = keeper.remove(process.pid);
         }
+        self.tend_orphans();
+    }
+
+    /// A child of ours has ended, a rank or what one has left.
+    pub fn tend_orphans(&mut self) {
+        self.looks = LOOKS;
+        self.look_at_orphans();
+    }
+
+    /// When [`Processes::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.look_again
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.look_again.is_some_and(|at| at <= now) {
+            self.look_at_orphans();
+        }
+    }
+
+    fn look_at_orphans(&mut self) {
+        let alive = || self.processes.iter().filter(|(_, process)| process.alive);
+        let keeper = self.keeper.borrow().as_ref().map(Keeper::pid);
+        let own: BTreeSet<i32> = alive().map(|(_, process)| process.pid).chain(keeper).collect();
+        let over = |mark: &orphans::Mark| mark.node == self.node.as_str() && alive().all(|(id, _)| id.job != mark.job);
+        let undecided = orphans::tend(&own, over);
+        self.looks -= 1;
+        self.look_again = (undecided && self.looks > 0).then(|| Instant::now() + orphans::PAUSE);
     }
 
     /// Kills every process at once.
@@ -116,11 +158,23 @@ impl Processes {
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
 
+    /// Interrupts a process, so that it looks at what it was told. Only one that has joined may be: the library handles the signal.
+    pub fn nudge(&self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };
+        // An engine that is saving the process already takes no notice; the next nudge finds it again.
+        if let Err(error) = control::nudge(process.pid) {
+            tracing::debug!(job = %id.job, rank = %id.rank, %error, "not nudged");
+        }
+    }
+
     fn signal(&self, id: ProcessId, signal: i32) {
         let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };
         match Signal::try_from(signal) {
-            // ESRCH: it is ending by itself.
-            Ok(signal) => _ = killpg(Pid::from_raw(process.pid), signal),
+            Ok(signal) => match killpg(Pid::from_raw(process.pid), signal) {
+                // ESRCH: it has ended by itself.
+                Ok(()) | Err(Errno::ESRCH) => tracing::debug!(job = %id.job, rank = %id.rank, %signal, "sent"),
+                Err(error) => tracing::warn!(job = %id.job, rank = %id.rank, %signal, %error, "not sent"),
+            },
             Err(_) => tracing::warn!(signal, "not a signal"),
         }
     }
@@ -132,13 +186,14 @@ impl Processes {
         // Asked first, since a failed spawn does not say which of the two it was.
         std::fs::read_dir(dir).map_err(|e| failed(&format!("working directory {}", dir.display()), e))?;
         refuse_foreign(Path::new(program))?;
+        order.library.as_deref().map_or(Ok(()), check_library)?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|e| failed("a socket pair for PMI", e))?;
         let ours = ours.set_nonblocking(true).and_then(|()| UnixStream::from_std(ours)).map_err(|e| failed("PMI", e))?;
         let mut command = self.command(order, program, dir, theirs.as_raw_fd());
         let mut child = command.spawn().map_err(|error| exec_error(program, &error))?;
         drop(theirs);
         let pid = child.id().ok_or_else(|| SpawnError { error: "it ended at once".to_owned(), code: exit_code::RADIC })?;
-        self.keep(&Ward { group: pid as i32, rank: id.rank, kvsname: order.kvsname.clone() });
+        self.keep(&Ward { group: pid as i32, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
         let process = self.attach(id, &mut child, order.kvsname.clone(), ours);
         self.processes.insert(id, process);
         let inputs = self.inputs.clone();
@@ -157,14 +212,15 @@ impl Processes {
         command.envs(order.env.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
         command.env("PMI_FD", pmi_fd.to_string());
         command.stdin(if order.stdin { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped()).stderr(Stdio::piped());
-        sys::prepare_rank(&mut command, pmi_fd, self.limit);
+        let (limit, umask, fixed_addresses) = (self.limit, order.umask, order.library.is_some());
+        sys::prepare_rank(&mut command, sys::Preparation { pmi_fd, limit, umask, fixed_addresses });
         command
     }
 
     fn keep(&self, ward: &Ward) {
         let mut keeper = self.keeper.borrow_mut();
         if keeper.is_none() {
-            *keeper = Keeper::start().inspect_err(|error| tracing::warn!(%error, "no keeper")).ok();
+            *keeper = Keeper::start(self.node.as_str()).inspect_err(|error| tracing::warn!(%error, "no keeper")).ok();
         }
         if let Some(Err(error)) = keeper.as_mut().map(|k| k.add(ward)) {
             tracing::warn!(%error, "the keeper is gone");
@@ -284,6 +340,19 @@ fn refuse_foreign(program: &Path) -> Result<(), SpawnError> {
     }
     let error = format!("{}: a program for another machine than x86-64", program.display());
     Err(SpawnError { error, code: exit_code::CANNOT_EXECUTE })
+}
+
+/// The loader would only warn of a library that is not there, and the rank would run without protection.
+fn check_library(path: &str) -> Result<(), SpawnError> {
+    let refused = |why: String| {
+        let error = format!("it cannot be protected: {path}: {why}; `radic run --protect none` runs it without");
+        Err(SpawnError { error, code: exit_code::RADIC })
+    };
+    match std::fs::File::open(path) {
+        Err(error) => refused(format!("{error} (radicd looks for its library beside itself)")),
+        Ok(_) if path.contains([' ', ':']) => refused("the loader takes no path with a space or a colon".to_owned()),
+        Ok(_) => Ok(()),
+    }
 }
 
 fn exec_error(program: &OsStr, error: &io::Error) -> SpawnError {

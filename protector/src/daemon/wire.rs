@@ -66,15 +66,21 @@ impl Connection {
         let connect = async {
             let socket =
                 tokio::time::timeout(CONNECT, TcpStream::connect(address)).await.map_err(|_| WireError::Slow(CONNECT))??;
-            let mut connection = Connection::new(socket, Channel::initiator(key, limits::PEER_FRAME))?;
-            connection.send(hello).await?;
-            let welcome: Welcome = connection.receive().await?;
-            match welcome.refused {
-                Some(reason) => Err(WireError::Refused(reason)),
-                None => Ok((connection, welcome)),
-            }
+            Connection::greet(socket, key, hello).await
         };
         tokio::time::timeout(within, connect).await.unwrap_or(Err(WireError::Slow(within)))
+    }
+
+    /// The connecting side, when the peer's machine has taken the connection: says hello; the answer is the peer's welcome. The caller bounds
+    /// the time.
+    pub async fn greet(socket: TcpStream, key: &ClusterKey, hello: &Hello) -> Result<(Connection, Welcome), WireError> {
+        let mut connection = Connection::new(socket, Channel::initiator(key, limits::PEER_FRAME))?;
+        connection.send(hello).await?;
+        let welcome: Welcome = connection.receive().await?;
+        match welcome.refused {
+            Some(reason) => Err(WireError::Refused(reason)),
+            None => Ok((connection, welcome)),
+        }
     }
 
     /// The accepting side: waits for the hello. The caller bounds the time.

@@ -1,5 +1,6 @@
 //! Watching, suspecting, probing, confirming: what makes one member accuse another.
 
+use std::fmt;
 use std::time::Duration;
 
 use radic_wire::ids::NodeId;
@@ -23,21 +24,63 @@ pub(super) struct Watched {
 #[derive(Debug)]
 pub(super) struct Suspicion {
     reason: Reason,
-    /// Until when its answer counts.
+    since: Duration,
+    /// When it is confirmed, whether witnesses have answered or not. My own probe is over by then.
     deadline: Duration,
-    /// My own probe failed.
+    /// When those that it watches are looked at, if it has not answered by then: perhaps nobody watches them any more.
+    bereaves: Option<Duration>,
+    /// My own probe is over, without an answer.
     failed: bool,
     /// Witnesses that have not answered.
     awaited: Vec<NodeId>,
+    evidence: Evidence,
 }
 
 /// A probe that the driver carries out.
 #[derive(Debug)]
 pub(super) struct Probing {
-    /// When its result is of no use any more.
+    /// When it is over without an answer.
     expires: Duration,
+    /// The probed one's machine has taken the connection.
+    reached: bool,
     /// Who asked for it, besides my own suspicion.
     askers: Vec<NodeId>,
+}
+
+/// What a watcher knew when it confirmed a death: shows afterwards whether it was right.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// How long the suspect had not been heard when it became one; zero if I did not watch it.
+    pub silent: Duration,
+    /// Time from suspicion to confirmation.
+    pub took: Duration,
+    /// Its machine took my connection.
+    pub reached: bool,
+    /// Nobody listens at its address any more, or another boot.
+    pub refused: bool,
+    /// Witnesses that were asked.
+    pub asked: usize,
+    /// Witnesses that say that they get no answer either.
+    pub denied: usize,
+    /// How late I myself was called at worst in that time.
+    pub late: Duration,
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Evidence { silent, took, asked, denied, late, .. } = self;
+        let probe = match (self.refused, self.reached) {
+            (true, _) => "nobody listens there any more",
+            (false, true) => "its machine took the connection, it does not answer",
+            (false, false) => "its machine does not answer",
+        };
+        write!(f, "{probe}; silent for {} ms before, probed for {} ms; ", silent.as_millis(), took.as_millis())?;
+        write!(
+            f,
+            "{denied} of {asked} witnesses say so, too, the others nothing; we were late by at most {} ms",
+            late.as_millis()
+        )
+    }
 }
 
 impl Membership {
@@ -46,9 +89,13 @@ impl Membership {
         let watched = self.roster.as_ref().and_then(|roster| roster.watcher.as_ref());
         let heartbeat = watched.map(|_| self.next_heartbeat.min(self.next_gossip));
         let silence = self.watched_in_peace().map(|(_, due)| due);
-        let deadlines = self.suspicions.values().map(|suspicion| suspicion.deadline);
+        let deadlines = self.suspicions.values().map(|suspicion| suspicion.bereaves.unwrap_or(suspicion.deadline));
         let probes = self.probes.values().map(|probing| probing.expires);
-        heartbeat.into_iter().chain(silence).chain(deadlines).chain(probes).min()
+        let verdict = silence.chain(deadlines).chain(probes).min().map(|due| due.max(self.judge_at));
+        // So that we know whether we were running all the time while others had to answer.
+        let probing = !self.suspicions.is_empty() || !self.probes.is_empty();
+        let tick = probing.then(|| self.now + self.timing.tick());
+        heartbeat.into_iter().chain(verdict).chain(tick).min()
     }
 
     /// Whom I watch and do not suspect, and when its silence will have lasted too long.
@@ -67,14 +114,29 @@ impl Membership {
             self.outputs.push_back(Output::Heartbeat { to, view: roster.view.number });
         }
         self.gossip();
+        if self.judge_at <= self.now {
+            self.judge();
+        }
+    }
+
+    /// Draws the consequences of what has not come in time.
+    fn judge(&mut self) {
         let silent: Vec<NodeId> = self.watched_in_peace().filter(|(_, due)| *due <= self.now).map(|(id, _)| id.clone()).collect();
         for id in silent {
             self.suspect(&id, Reason::Silent);
         }
         let now = self.now;
-        self.probes.retain(|_, probing| probing.expires > now);
-        let expired = self.suspicions.iter().filter(|(_, suspicion)| suspicion.deadline <= now);
-        for id in expired.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+        let unanswered = self.probes.iter().filter(|(_, probing)| probing.expires <= now);
+        for id in unanswered.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            self.probe_over(&id, false);
+        }
+        let mute = self.suspicions.iter().filter(|(_, suspicion)| suspicion.bereaves.is_some_and(|at| at <= now));
+        for id in mute.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            self.suspicions.entry(id.clone()).and_modify(|suspicion| suspicion.bereaves = None);
+            self.suspect_before(&id);
+        }
+        let over = self.suspicions.iter().filter(|(_, suspicion)| suspicion.deadline <= now);
+        for id in over.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
             self.confirm(&id);
         }
     }
@@ -120,10 +182,21 @@ impl Membership {
             }
         }
         for probing in self.probes.values_mut() {
-            probing.expires = self.now + self.timing.probe;
+            probing.expires = self.now + if probing.reached { self.timing.answer } else { self.timing.probe };
         }
         self.gossip = None;
         self.proposer.excuse(self.now, &self.timing);
+    }
+
+    /// We were called late, but not so late as to accuse nobody: what has come meanwhile is heard before anybody is judged. Not again at
+    /// once if we are late again: who is always late must judge as well.
+    pub(super) fn was_late(&mut self, late: Duration) {
+        for suspicion in self.suspicions.values_mut() {
+            suspicion.evidence.late = suspicion.evidence.late.max(late);
+        }
+        if self.judge_at + self.timing.heartbeat <= self.now {
+            self.judge_at = self.now + self.timing.tick();
+        }
     }
 
     /// `id` has been heard.
@@ -181,8 +254,17 @@ impl Membership {
         }
         let silent = self.watched.get(id).map_or(Duration::ZERO, |watched| self.now.saturating_sub(watched.heard));
         let witnesses = self.choose_witnesses(id);
-        let awaited = witnesses.iter().map(|witness| witness.id.clone()).collect();
-        let suspicion = Suspicion { reason, deadline: self.now + self.timing.probe, failed: false, awaited };
+        let awaited: Vec<NodeId> = witnesses.iter().map(|witness| witness.id.clone()).collect();
+        let evidence = Evidence { silent, asked: awaited.len(), ..Evidence::default() };
+        let suspicion = Suspicion {
+            reason,
+            since: self.now,
+            deadline: self.now + self.timing.probe + self.timing.hearing(),
+            bereaves: Some(self.now + self.timing.bereaves()),
+            failed: false,
+            awaited,
+            evidence,
+        };
         self.suspicions.insert(id.clone(), suspicion);
         if reason.is_news() {
             self.event(MembershipEvent::Suspected { node: id.clone(), reason, silent });
@@ -206,12 +288,17 @@ impl Membership {
         let stride = (count / WITNESSES).max(1);
         let spread = (0..WITNESSES).map(|k| start + k * stride).chain((0..count).map(|k| start + k));
         for member in spread.map(|place| &view.members[place % count]) {
-            let fit = member.id != *suspect && member.id != self.me.id && !self.is_doubtful(&member.id);
+            let fit = member.id != *suspect && member.id != self.me.id && !self.is_unlikely(&member.id);
             if chosen.len() < WITNESSES && fit && chosen.iter().all(|peer| peer.id != member.id) {
                 chosen.push(peer(member));
             }
         }
         chosen
+    }
+
+    /// Accused, or suspected for more than being watched by somebody who is.
+    fn is_unlikely(&self, id: &NodeId) -> bool {
+        self.is_accused(id) || self.suspicions.get(id).is_some_and(|suspicion| suspicion.reason != Reason::WatcherDied)
     }
 
     /// Suspected, or accused.
@@ -220,18 +307,42 @@ impl Membership {
     }
 
     fn probe(&mut self, id: &NodeId, asker: Option<NodeId>) {
-        let expires = self.now + self.timing.probe;
         if let Some(probing) = self.probes.get_mut(id) {
             let new = asker.filter(|asker| !probing.askers.contains(asker) && probing.askers.len() < ASKERS);
             probing.askers.extend(new);
-            return;
+        } else {
+            let probing = Probing { expires: self.now + self.timing.probe, reached: false, askers: asker.into_iter().collect() };
+            self.probes.insert(id.clone(), probing);
+            let member = self.peer_of(id);
+            self.outputs.push_back(Output::Probe { member });
         }
-        self.probes.insert(id.clone(), Probing { expires, askers: asker.into_iter().collect() });
-        let member = self.peer_of(id);
-        self.outputs.push_back(Output::Probe { member });
+        self.await_probe(id);
     }
 
+    /// The machine of `id` has taken the connection: it is there, and its daemon has more time to answer, once.
+    pub(super) fn probe_reached(&mut self, id: &NodeId) {
+        let Some(probing) = self.probes.get_mut(id).filter(|probing| !probing.reached) else { return };
+        probing.reached = true;
+        probing.expires = self.now + self.timing.answer;
+        self.await_probe(id);
+    }
+
+    /// The suspicion of `id` lasts as long as the probe, and until what the witnesses have found in the same time has come.
+    fn await_probe(&mut self, id: &NodeId) {
+        let (Some(probing), Some(suspicion)) = (self.probes.get(id), self.suspicions.get_mut(id)) else { return };
+        suspicion.evidence.reached |= probing.reached;
+        suspicion.deadline = suspicion.deadline.max(probing.expires + self.timing.hearing());
+    }
+
+    /// The driver has found out that `id` answers, or that nobody of that name listens there any more.
     pub(super) fn probe_result(&mut self, id: &NodeId, alive: bool) {
+        if let Some(suspicion) = self.suspicions.get_mut(id) {
+            suspicion.evidence.refused |= !alive;
+        }
+        self.probe_over(id, alive);
+    }
+
+    fn probe_over(&mut self, id: &NodeId, alive: bool) {
         let probing = self.probes.remove(id);
         let late = probing.is_none();
         let askers = probing.into_iter().flat_map(|probing| probing.askers);
@@ -262,7 +373,9 @@ impl Membership {
         if alive {
             self.alive(target);
         } else if let Some(suspicion) = self.suspicions.get_mut(target) {
+            let asked = suspicion.awaited.len();
             suspicion.awaited.retain(|witness| witness != from);
+            suspicion.evidence.denied += asked - suspicion.awaited.len();
             self.settle(target);
         }
     }
@@ -278,9 +391,15 @@ impl Membership {
     fn confirm(&mut self, id: &NodeId) {
         let Some(suspicion) = self.suspicions.remove(id) else { return };
         if suspicion.reason != Reason::StillThere {
-            self.event(MembershipEvent::Confirmed { node: id.clone(), reason: suspicion.reason });
+            let evidence = Evidence { took: self.now - suspicion.since, ..suspicion.evidence };
+            self.event(MembershipEvent::Confirmed { node: id.clone(), reason: suspicion.reason, evidence });
         }
         self.want(Change::Dead(id.clone()), true);
+        self.suspect_before(id);
+    }
+
+    /// Whom `id` watches has perhaps lost its watcher, and so on: looks after some of them.
+    fn suspect_before(&mut self, id: &NodeId) {
         let Some(view) = self.view().cloned() else { return };
         for member in ring::before(&view, id, CHAIN) {
             if !self.is_accused(&member.id) {

@@ -28,13 +28,20 @@
 //! # Deaths
 //! Each ring member is watched by the next one, its protector ([`ring`]). Silence for `heartbeat * missed`, or a broken link, makes
 //! it a suspect: the watcher probes it over a fresh connection and asks up to [`WITNESSES`] others to do the same. It is dead if the
-//! watcher's own probe failed and none of the others reached it within the time for a probe; one positive answer, or any message
+//! watcher's own probe failed and none of the others got an answer in the time for a probe; one positive answer, or any message
 //! from it, withdraws the suspicion. Who the dead one watched has lost its watcher until the next view, so up to [`CHAIN`] members
-//! before it in the ring are probed at once. An accusation is only as good as its evidence is fresh: after [`Timing::evidence`] it
+//! before it in the ring are probed, too. An accusation is only as good as its evidence is fresh: after [`Timing::evidence`] it
 //! is checked again, and one that came from others is forgotten unless they repeat it.
 //!
-//! A machine that finds itself called late by more than two heartbeats was itself not running: it drops its suspicions and gives
-//! everybody a full new timeout.
+//! *Dead or slow*: a connection is taken by the kernel of the probed machine, whether the daemon runs or not. Who does not take it within
+//! [`Timing::probe`] is off or cut off; where nobody listens any more (the kernel refuses, or another boot answers) the daemon is dead:
+//! that is a no at once. Who takes it and says nothing may merely not be scheduled (a busy, stopped or migrating machine), and has
+//! [`Timing::answer`] from then on. Those that it watches are looked after long before that time is over, so that neighbours that hang
+//! are found side by side, not one after the other.
+//!
+//! *The watcher's own lateness*: while somebody has to answer, the machine wants to be called every [`Timing::tick`], so that it knows
+//! whether it was running. Called late by more than that, it judges nobody for another tick: what has come meanwhile has to be read first. Called
+//! late by more than two heartbeats, it drops its suspicions and gives everybody a full new timeout.
 //!
 //! # No majority
 //! Who proposes and hears no majority within [`Timing::freeze`] is frozen, and tells those that it does reach. It goes on asking for
@@ -57,7 +64,10 @@ use radic_wire::ids::NodeId;
 use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, Refusal, View};
 
 use agree::{Acceptor, Cut, Pending, Proposer};
+pub use detect::Evidence;
 use detect::{Probing, Suspicion, Watched};
+
+use crate::random::Random;
 
 /// Children of a node in the tree by which a decision spreads.
 pub const FAN_OUT: usize = 8;
@@ -77,8 +87,11 @@ pub struct Timing {
     pub heartbeat: Duration,
     /// Heartbeats in a row that may be missed.
     pub missed: u32,
-    /// Time for a suspect to answer a probe.
+    /// Time for the machine of a suspect to take a connection: without an answer by then, it is off or cut off.
     pub probe: Duration,
+    /// Time for a suspect whose machine has taken the connection to answer on it. A daemon that does not run for less than this is not taken
+    /// for dead by anybody, and not by its watcher in `heartbeat * missed` more; one that hangs for longer is.
+    pub answer: Duration,
     /// Time before a request or a proposal is repeated; repeated proposals take longer and longer, up to eight times this.
     pub retry: Duration,
     /// Time within which a proposer must hear a majority.
@@ -88,7 +101,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         let ms = Duration::from_millis;
-        Timing { heartbeat: ms(100), missed: 5, probe: ms(250), retry: ms(250), freeze: ms(500) }
+        Timing { heartbeat: ms(100), missed: 5, probe: ms(250), answer: ms(1000), retry: ms(250), freeze: ms(500) }
     }
 }
 
@@ -106,6 +119,21 @@ impl Timing {
     /// A machine called later than this after its timeout was not running.
     fn lateness(&self) -> Duration {
         self.heartbeat * 2
+    }
+
+    /// Time between two looks while somebody has to answer.
+    pub fn tick(&self) -> Duration {
+        self.heartbeat / 10
+    }
+
+    /// Time without an answer after which those that a suspect watches are looked after: many times what an answer takes.
+    fn bereaves(&self) -> Duration {
+        self.probe / 4
+    }
+
+    /// Time for what a witness has found to come: it was asked when my own probe began.
+    fn hearing(&self) -> Duration {
+        self.heartbeat / 5
     }
 
     /// How long who is behind waits for the view to come by itself before it asks for it.
@@ -170,6 +198,8 @@ pub enum MembershipEvent {
         node: NodeId,
         /// Why it was suspected.
         reason: Reason,
+        /// What is known of it.
+        evidence: Evidence,
     },
     /// This machine was called late, hence accuses nobody.
     Descheduled {
@@ -209,8 +239,9 @@ pub enum Output {
         /// The number of this node's view.
         view: u64,
     },
-    /// Find out over a fresh connection whether this very member answers, and tell [`Membership::handle_probe_result`]. A refused
-    /// connection, or another boot answering, is a no at once.
+    /// Find out over a fresh connection whether this very member answers: [`Membership::handle_probe_reached`] when its machine has taken
+    /// the connection, [`Membership::handle_probe_result`] when it has answered, or when the connection is refused or another boot
+    /// answers. What does not come at all need not be told: this machine knows its own time.
     Probe {
         /// Whom.
         member: Peer,
@@ -278,28 +309,6 @@ fn peer(member: &Member) -> Peer {
     Peer { id: member.id.clone(), address: Some(member.address) }
 }
 
-/// A small pseudo-random generator (SplitMix64, Steele, Lea and Flood 2014): a run can be repeated from its seed. For jitter only.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Below `bound`, which is not 0. The bias is far below what jitter notices.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn duration(&mut self, up_to: Duration) -> Duration {
-        Duration::from_micros(self.below(up_to.as_micros() as u64 + 1))
-    }
-}
-
 /// The membership machine of one protector. See the module's text.
 #[derive(Debug)]
 pub struct Membership {
@@ -330,6 +339,8 @@ pub struct Membership {
     watched: BTreeMap<NodeId, Watched>,
     suspicions: BTreeMap<NodeId, Suspicion>,
     probes: BTreeMap<NodeId, Probing>,
+    /// Before that nobody is judged, because we were late.
+    judge_at: Duration,
 
     pending: Vec<Pending>,
     next_request: Duration,
@@ -363,7 +374,7 @@ impl Membership {
         Membership {
             me,
             timing,
-            random: Random(seed),
+            random: Random::new(seed),
             quorum: majority,
             now,
             ended: false,
@@ -380,6 +391,7 @@ impl Membership {
             watched: BTreeMap::new(),
             suspicions: BTreeMap::new(),
             probes: BTreeMap::new(),
+            judge_at: Duration::ZERO,
             pending: Vec::new(),
             next_request: now,
             acceptor: Acceptor::default(),
@@ -463,6 +475,15 @@ impl Membership {
         self.pursue();
     }
 
+    /// The machine of `id` has taken the connection of an [`Output::Probe`]; its protector has not answered yet.
+    pub fn handle_probe_reached(&mut self, now: Duration, id: NodeId) {
+        if !self.enter(now) {
+            return;
+        }
+        self.probe_reached(&id);
+        self.pursue();
+    }
+
     /// The outcome of an [`Output::Probe`].
     pub fn handle_probe_result(&mut self, now: Duration, id: NodeId, alive: bool) {
         if !self.enter(now) {
@@ -516,6 +537,8 @@ impl Membership {
         self.now = now;
         if late > self.timing.lateness() && self.roster.is_some() {
             self.was_descheduled(late);
+        } else if late > self.timing.tick() {
+            self.was_late(late);
         }
         true
     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::membership::{Ballot, Change, Member, MembershipBody, MembershipMessage, Refusal, View};
 
-use super::{Membership, MembershipEvent, Output, Peer, Random, Timing};
+use super::{Membership, MembershipEvent, Output, Peer, Timing};
+use crate::random::Random;
 
 pub(super) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -18,7 +19,7 @@ pub(super) const fn ms(ms: u64) -> Duration {
 /// Node `n{i}` in its life `boot`.
 pub(super) fn member(i: usize, boot: u64) -> Member {
     let id = NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(boot) };
-    Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(), spare: false, slots: 1 }
+    Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(), log_port: 1, spare: false, slots: 1 }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +37,28 @@ pub(super) enum State {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Message { from: NodeId, message: Arc<MembershipMessage> },
-    Heartbeat { from: NodeId, view: u64 },
-    Broken { id: NodeId },
-    Probed { id: NodeId, alive: bool },
+    Message {
+        from: NodeId,
+        message: Arc<MembershipMessage>,
+    },
+    Heartbeat {
+        from: NodeId,
+        view: u64,
+    },
+    Broken {
+        id: NodeId,
+    },
+    /// A connection that the machine has taken, for the daemon to answer.
+    Probe {
+        by: usize,
+    },
+    Reached {
+        id: NodeId,
+    },
+    Probed {
+        id: NodeId,
+        alive: bool,
+    },
     Timer,
 }
 
@@ -158,7 +177,7 @@ impl Sim {
     pub(super) fn new(seed: u64) -> Sim {
         Sim {
             now: ms(1_000),
-            random: Random(seed),
+            random: Random::new(seed),
             timing: Timing::default(),
             network: CALM,
             nodes: Vec::new(),
@@ -242,8 +261,12 @@ impl Sim {
     /// Kills the process; its machine resets its connections.
     pub(super) fn kill(&mut self, place: usize) {
         self.nodes[place].state = State::Killed;
-        self.nodes[place].backlog.clear();
         let id = self.id(place);
+        for event in std::mem::take(&mut self.nodes[place].backlog) {
+            if let Event::Probe { by } = event {
+                self.answer_probe(place, by, false);
+            }
+        }
         for other in 0..self.nodes.len() {
             if other != place && self.reachable(place, other) {
                 self.send_event(place, other, Event::Broken { id: id.clone() });
@@ -356,12 +379,19 @@ impl Sim {
         match node.state {
             State::Up => {}
             State::Paused => return node.backlog.push(event),
-            State::Killed | State::Silent | State::Ended => return,
+            State::Killed | State::Silent | State::Ended => {
+                if let Event::Probe { by } = event {
+                    self.answer_probe(place, by, false);
+                }
+                return;
+            }
         }
         match event {
             Event::Message { from, message } => node.machine.handle_message(now, from, MembershipMessage::clone(&message)),
             Event::Heartbeat { from, view } => node.machine.handle_heartbeat(now, from, view),
             Event::Broken { id } => node.machine.handle_link_broken(now, id),
+            Event::Probe { by } => self.answer_probe(place, by, true),
+            Event::Reached { id } => node.machine.handle_probe_reached(now, id),
             Event::Probed { id, alive } => node.machine.handle_probe_result(now, id, alive),
             Event::Timer => {
                 node.armed = None;
@@ -495,20 +525,23 @@ impl Sim {
     fn probe(&mut self, place: usize, member: &Peer) {
         assert!(member.address.is_some(), "a probe needs an address: {member:?}");
         let target = self.by_id[&member.id];
-        let answer = match self.nodes[target].state {
-            _ if !self.reachable(place, target) => None,
-            State::Up => Some(true),
-            State::Killed | State::Ended => Some(false),
-            State::Paused | State::Silent => None,
-        };
-        // The driver may have a shorter timeout of its own.
-        let given_up = self.random.below(2) == 0;
         let round_trip = self.network.delay.1 * 2;
-        let id = member.id.clone();
-        match answer {
-            Some(alive) => self.schedule(round_trip, place, Event::Probed { id, alive }),
-            None if given_up => self.schedule(self.timing.probe - ms(10), place, Event::Probed { id, alive: false }),
-            None => {}
+        match self.nodes[target].state {
+            _ if !self.reachable(place, target) => {}
+            State::Up | State::Paused => {
+                self.schedule(round_trip, place, Event::Reached { id: member.id.clone() });
+                self.schedule(round_trip, target, Event::Probe { by: place });
+            }
+            State::Killed | State::Ended => self.answer_probe(target, place, false),
+            State::Silent => unreachable!("out of reach"),
+        }
+    }
+
+    /// The daemon answers a probe, or its machine refuses the connection in its stead.
+    fn answer_probe(&mut self, place: usize, by: usize, alive: bool) {
+        if self.reachable(place, by) {
+            let id = self.id(place);
+            self.schedule(self.network.delay.1 * 2, by, Event::Probed { id, alive });
         }
     }
 

@@ -1,8 +1,9 @@
 //! Scenarios and random faults on the simulated cluster.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, Refusal};
+use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, Refusal, View};
 
 use super::sim::{CALM, Network, Sim, State, member, ms};
 use super::{Membership, MembershipEvent, Output, Reason, Timing};
@@ -107,7 +108,7 @@ fn a_paused_node_is_declared_dead_and_told_so() {
 
 #[test]
 fn a_short_pause_costs_nobody_its_membership() {
-    for length in [50, 150, 300, 450, 600] {
+    for length in [50, 150, 300, 450, 600, 900, 1_200, 1_350] {
         let mut sim = Sim::formed(length, 5);
         sim.pause(1);
         sim.run(ms(length));
@@ -116,6 +117,181 @@ fn a_short_pause_costs_nobody_its_membership() {
         sim.assert_converged();
         assert_eq!(sim.newest().members.len(), 5, "after {length} ms");
     }
+}
+
+/// Nobody has confirmed a death, or found itself without a majority, and the view is still that of all.
+fn assert_no_death(sim: &Sim, seed: u64) {
+    for node in &sim.nodes {
+        let confirmed = |(_, event): &&(_, MembershipEvent)| matches!(event, MembershipEvent::Confirmed { .. });
+        let bad: Vec<_> = node.events.iter().filter(confirmed).collect();
+        assert!(bad.is_empty() && node.frozen.is_none(), "seed {seed}, {:?}: {bad:?}, frozen {:?}", node.member.id, node.frozen);
+    }
+    sim.assert_converged();
+    assert_eq!(sim.newest().members.len(), sim.nodes.len(), "seed {seed}");
+}
+
+#[test]
+fn pauses_of_some_for_almost_a_second_cost_nobody_its_membership() {
+    for seed in 0..100 {
+        let mut sim = Sim::formed(seed, 12);
+        let mut wakes: Vec<(Duration, usize)> = Vec::new();
+        let mut rested = [Duration::ZERO; 12];
+        let end = sim.now + ms(20_000);
+        while sim.now < end {
+            // Up to five of twelve at a time: a majority answers. Between two pauses each runs for a moment.
+            let place = sim.random.below(12) as usize;
+            if wakes.len() < 5 && sim.is_up(place) && rested[place] <= sim.now {
+                sim.pause(place);
+                let wake = sim.now + ms(50) + sim.random.duration(ms(900));
+                wakes.push((wake, place));
+                rested[place] = wake + ms(100);
+            }
+            let step = sim.random.duration(ms(60));
+            sim.run(step);
+            let now = sim.now;
+            for (_, place) in wakes.extract_if(.., |(at, _)| *at <= now) {
+                sim.resume(place);
+            }
+        }
+        wakes.into_iter().for_each(|(_, place)| sim.resume(place));
+        sim.run(ms(3_000));
+        assert_no_death(&sim, seed);
+        let suspected = |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Suspected { .. });
+        assert!(sim.nodes.iter().any(|node| node.events.iter().any(suspected)), "nobody was missed");
+    }
+}
+
+/// Every machine runs only now and then, for less than it takes to notice that as an interruption, while connections break.
+#[test]
+fn machines_that_run_now_and_then_accuse_nobody() {
+    for seed in 0..50 {
+        let mut sim = Sim::formed(seed, 8);
+        let mut turns = [Duration::ZERO; 8];
+        let end = sim.now + ms(20_000);
+        while sim.now < end {
+            let now = sim.now;
+            for (place, turn) in turns.iter_mut().enumerate().filter(|(_, turn)| **turn <= now) {
+                let paused = sim.nodes[place].state == State::Paused;
+                if paused {
+                    sim.resume(place)
+                } else {
+                    sim.pause(place)
+                }
+                *turn = sim.now + sim.random.duration(if paused { ms(20) } else { ms(190) });
+            }
+            if sim.random.below(40) == 0 {
+                let (a, b) = (sim.random.below(8) as usize, sim.random.below(8) as usize);
+                if a != b {
+                    sim.break_link(a, b);
+                }
+            }
+            sim.run(ms(5));
+        }
+        (0..8).for_each(|place| sim.resume(place));
+        sim.run(ms(3_000));
+        assert_no_death(&sim, seed);
+    }
+}
+
+#[test]
+fn neighbours_that_hang_are_found_side_by_side() {
+    let hang = |sim: &mut Sim, place| sim.pause(place);
+    for victims in [&[30][..], &[30, 31], &[20, 21, 22, 23, 24, 25, 26, 27, 28], &[0, 1, 2, 63], &[7, 19, 23, 40, 63]] {
+        let time = end_of_64(6, victims, hang);
+        assert!(ms(1_300) < time && time < ms(2_000), "{victims:?}: {time:?}");
+    }
+}
+
+/// A machine that member 0 asks to probe member 2, alone: the test is its clock and its network.
+struct Witness {
+    machine: Membership,
+    view: Arc<View>,
+    start: Duration,
+}
+
+impl Witness {
+    fn new() -> Witness {
+        let mut sim = Sim::formed(17, 4);
+        let (view, start) = (sim.newest(), sim.now);
+        let place = sim.nodes.iter().position(|node| node.member.id == view.members[1].id).unwrap();
+        Witness { machine: sim.nodes.swap_remove(place).machine, view, start }
+    }
+
+    fn ask(&mut self, at: u64) {
+        let body = MembershipBody::ProbeRequest(self.view.members[2].id.clone());
+        let message = MembershipMessage { cluster: Some(self.view.cluster), view: self.view.number, body };
+        self.machine.handle_message(self.start + ms(at), self.view.members[0].id.clone(), message);
+    }
+
+    fn reached(&mut self, at: u64) {
+        self.machine.handle_probe_reached(self.start + ms(at), self.view.members[2].id.clone());
+    }
+
+    /// What it has told about the target.
+    fn said(&mut self) -> Option<bool> {
+        let verdict = |output| match output {
+            Output::Send { message: MembershipMessage { body: MembershipBody::ProbeResult { alive, .. }, .. }, .. } => {
+                Some(alive)
+            }
+            _ => None,
+        };
+        std::iter::from_fn(|| self.machine.poll_output()).filter_map(verdict).last()
+    }
+
+    /// Runs it for a time, called so much late each time, while the others live; when and what it told in that time.
+    fn run(&mut self, from: u64, to: u64, late: u64) -> Option<(u64, bool)> {
+        let mut told = None;
+        while let Some(due) = self.machine.poll_timeout().filter(|due| *due + ms(late) <= self.start + ms(to)) {
+            let now = due.max(self.start + ms(from)) + ms(late);
+            self.machine.handle_timeout(now);
+            for other in [0, 3] {
+                self.machine.handle_heartbeat(now, self.view.members[other].id.clone(), self.view.number);
+            }
+            told = self.said().map(|alive| ((now - self.start).as_millis() as u64, alive)).or(told);
+        }
+        told
+    }
+}
+
+#[test]
+fn a_witness_says_no_when_its_time_is_over() {
+    let mut witness = Witness::new();
+    witness.ask(0);
+    assert_eq!(witness.run(0, 300, 0), Some((250, false)), "its machine is not there");
+    witness.ask(300);
+    assert_eq!(witness.run(300, 400, 0), None);
+    witness.reached(400);
+    assert_eq!(witness.run(400, 1_300, 0), None);
+    // Reached again, as after a connection that was closed: that gives no more time.
+    witness.reached(1_300);
+    assert_eq!(witness.run(1_300, 1_500, 0), Some((1_400, false)), "its machine is there, its daemon is not");
+    // Nobody listens there: a no at once.
+    witness.ask(1_500);
+    witness.machine.handle_probe_result(witness.start + ms(1_510), witness.view.members[2].id.clone(), false);
+    assert_eq!(witness.said(), Some(false));
+}
+
+#[test]
+fn a_witness_that_was_not_running_does_not_blame_others() {
+    let mut witness = Witness::new();
+    witness.ask(0);
+    witness.reached(0);
+    // Half a second in which it does not run: everybody has the whole time again.
+    assert_eq!(witness.run(0, 700, 0), None);
+    assert_eq!(witness.run(1_200, 2_300, 0), Some((2_200, false)));
+    // A little late, just when the time is over: the answer has come, but was not read.
+    witness.ask(2_300);
+    witness.reached(2_300);
+    assert_eq!(witness.run(2_300, 3_200, 0), None);
+    witness.machine.handle_timeout(witness.start + ms(3_350));
+    assert_eq!(witness.said(), None);
+    witness.machine.handle_probe_result(witness.start + ms(3_351), witness.view.members[2].id.clone(), true);
+    assert_eq!(witness.said(), Some(true));
+    // Who is always late has to say something nevertheless.
+    witness.ask(3_400);
+    witness.reached(3_400);
+    let told = witness.run(3_400, 6_000, 70);
+    assert!(matches!(told, Some((4_400..4_700, false))), "{told:?}");
 }
 
 #[test]

@@ -4,23 +4,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use radic_wire::PROTOCOL_VERSION;
+use radic_wire::determinant::StreamId;
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{JobId, NodeId, NodeName, Rank};
+use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, JobSpec, Outcome, Placement, exit_code};
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
+use radic_wire::limits;
+use radic_wire::local::{ClusterStatus, LogSizes, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
 
 use super::events::About;
 use super::host::NameRequest;
+use super::observers::{Call, ObserverId};
 use super::placement::place;
-use super::{ClientId, Node, Output, Stop};
+use super::{ClientId, Node, Output, Stop, checkpoints};
 use crate::membership::ring::watcher_of;
 
 /// Time that members have to answer a question to all.
 const GATHER: Duration = Duration::from_millis(1000);
+/// Time that a log service has to answer a command.
+const LOG: Duration = Duration::from_secs(10);
 /// Events in one message to a command.
 const EVENTS_AT_ONCE: usize = 256;
+/// Ranks in one message to a command.
+const RANKS_AT_ONCE: usize = 1024;
 
 /// What a connected command is at.
 #[derive(Debug)]
@@ -37,21 +44,64 @@ pub(super) enum Client {
     Killing { job: JobId, home: NodeId },
     /// It follows events: which ones it has, and those that came before the past ones were gathered.
     Following { sent: BTreeMap<NodeName, u64>, early: Option<Vec<Event>> },
+    /// It reads what that node holds of a process. A read may be under way.
+    Reading { holder: NodeId, process: ProcessId, busy: bool },
     /// It has its answer.
     Finished,
 }
 
-/// What a question to all nodes is for.
+/// What a question to other nodes is for.
 #[derive(Debug)]
 pub(super) enum Purpose {
     Status(ClientId),
-    Attach(ClientId, String),
-    Kill(ClientId, String),
+    /// To find the job that begins with these digits.
+    Find(ClientId, String, Wanted),
     Events(ClientId),
-    Name { job: JobId, rank: Rank, request: NameRequest },
+    Name {
+        job: JobId,
+        rank: Rank,
+        request: NameRequest,
+    },
+    /// A process begins anew: the node that is to forget it, and those that are after that.
+    Anew {
+        observer: ObserverId,
+        process: ProcessId,
+        node: NodeId,
+        then: Vec<NodeId>,
+    },
+    /// A process is about to connect.
+    Listener {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        call: Call,
+    },
+    /// A sender wants to know what it need not keep.
+    Stable {
+        observer: ObserverId,
+        process: ProcessId,
+        stream: StreamId,
+    },
+    /// Checkpoints of a job with so many ranks.
+    Checkpoint(ClientId, u32),
+    /// How much is held of the processes of this status.
+    Sizes(ClientId, Box<ClusterStatus>),
+    /// What is held of a process.
+    Log(ClientId, ProcessId),
+    /// Bytes of it.
+    ReadLog(ClientId),
 }
 
-/// A question to all nodes.
+/// What a command wants of a job that is to be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Attach,
+    Kill,
+    Checkpoint,
+    Log(Rank),
+}
+
+/// A question to other nodes.
 #[derive(Debug)]
 pub(super) struct Gather {
     purpose: Purpose,
@@ -89,6 +139,11 @@ impl Node {
                 let (job, home) = (*job, home.clone());
                 self.handle_in_session(client, job, &home, request);
             }
+            Client::Reading { holder, process, busy } if !*busy => {
+                let (holder, process) = (holder.clone(), *process);
+                self.read_log(now, client, holder, process, request);
+            }
+            Client::Reading { .. } => self.fail(client, "one read at a time"),
             Client::Gathering | Client::Killing { .. } | Client::Following { .. } | Client::Finished => {}
         }
     }
@@ -115,13 +170,20 @@ impl Node {
         }
         match request {
             Request::Run { spec, attach } => self.run(client, *spec, attach),
-            Request::Attach { job } => self.gather_for(now, client, Purpose::Attach(client, job), &Query::Report),
-            Request::Kill { job } => self.gather_for(now, client, Purpose::Kill(client, job), &Query::Report),
+            Request::Attach { job } => self.find_for(now, client, job, Wanted::Attach),
+            Request::Kill { job } => self.find_for(now, client, job, Wanted::Kill),
+            Request::Checkpoint { job } => self.find_for(now, client, job, Wanted::Checkpoint),
+            Request::Log { job, rank } => self.find_for(now, client, job, Wanted::Log(rank)),
             Request::Status => self.gather_for(now, client, Purpose::Status(client), &Query::Report),
             Request::Events { follow } => self.events_for(now, client, follow),
             Request::KillNode { name } => self.kill_node(now, client, &name),
             Request::Shutdown => self.shut_down(now, client),
-            Request::Hello { .. } | Request::Stdin(_) | Request::Signal(_) | Request::Printed(_) | Request::Ping => {
+            Request::Hello { .. }
+            | Request::Stdin(_)
+            | Request::Signal(_)
+            | Request::Printed(_)
+            | Request::ReadLog { .. }
+            | Request::Ping => {
                 self.fail(client, "that request belongs into a session");
             }
         }
@@ -241,7 +303,7 @@ impl Node {
         }
     }
 
-    fn tell_all(&mut self, message: &PeerMessage) {
+    pub(super) fn tell_all(&mut self, message: &PeerMessage) {
         let members: Vec<_> = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
         members.iter().for_each(|node| self.send(node, message.clone()));
     }
@@ -275,38 +337,144 @@ impl Node {
         self.gather(now, purpose, query);
     }
 
+    fn find_for(&mut self, now: Duration, client: ClientId, job: String, wanted: Wanted) {
+        self.gather_for(now, client, Purpose::Find(client, job, wanted), &Query::Report);
+    }
+
     /// Asks every member; what has not answered by the deadline is left out.
     pub(super) fn gather(&mut self, now: Duration, purpose: Purpose, query: &Query) {
+        let all = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        self.gather_from(now, purpose, query, all, GATHER);
+    }
+
+    /// Asks these members, and waits so long for them.
+    pub(super) fn gather_from(&mut self, now: Duration, purpose: Purpose, query: &Query, nodes: Vec<NodeId>, within: Duration) {
         let number = self.next_query;
         self.next_query += 1;
-        let waiting: BTreeSet<_> = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        // Who is no member would never answer.
+        let waiting: BTreeSet<_> = nodes.into_iter().filter(|node| self.is_member(node)).collect();
         for node in &waiting {
             self.send(node, PeerMessage::Query(number, query.clone()));
         }
-        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), deadline: now + GATHER });
+        let nobody = waiting.is_empty();
+        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), deadline: now + within });
+        if nobody {
+            self.finish_gather(now, number);
+        }
     }
 
     pub(super) fn handle_answer(&mut self, now: Duration, from: &NodeId, number: u64, answer: Answer) {
-        let Some(gather) = self.gathers.get_mut(&number) else { return };
-        if gather.waiting.remove(from) {
-            gather.answers.insert(from.clone(), answer);
+        let Some(gather) = self.gathers.get_mut(&number) else { return self.handle_late_listener(from, &answer) };
+        if !gather.waiting.contains(from) {
+            return;
         }
-        if gather.waiting.is_empty() {
+        gather.waiting.remove(from);
+        // One listener is enough; whoever else has one will hear that nobody calls.
+        let found = matches!(answer, Answer::Listener { process: Some(_), .. });
+        gather.answers.insert(from.clone(), answer);
+        if found || gather.waiting.is_empty() {
             self.finish_gather(now, number);
         }
     }
 
     pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {
-        let Some(Gather { purpose, answers, .. }) = self.gathers.remove(&number) else { return };
+        let Some(Gather { purpose, answers, waiting, .. }) = self.gathers.remove(&number) else { return };
         match purpose {
             Purpose::Status(client) => {
                 let status = self.status(answers);
-                self.finish(client, Reply::Status(status));
+                if status.processes.is_empty() {
+                    return self.finish(client, Reply::Status(status));
+                }
+                self.gather(now, Purpose::Sizes(client, Box::new(status)), &Query::Sizes);
             }
-            Purpose::Attach(client, prefix) => self.find_job(client, &prefix, &answers, false),
-            Purpose::Kill(client, prefix) => self.find_job(client, &prefix, &answers, true),
+            Purpose::Sizes(client, status) => self.finish_sizes(client, *status, answers),
+            Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, &answers, wanted),
             Purpose::Events(client) => self.finish_events(client, answers),
             Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
+            Purpose::Anew { observer, process, node, then } => {
+                // Who is no member any more holds nothing that anybody asks for.
+                let forgotten = !answers.is_empty() || !self.is_member(&node);
+                self.finish_anew(now, observer, process, forgotten, then);
+            }
+            Purpose::Listener { observer, process, ask, call } => {
+                let of = |answer: &Answer| if let Answer::Listener { process, .. } = answer { *process } else { None };
+                let (found, silent) = (answers.values().find_map(of), waiting.into_iter().collect::<Vec<_>>());
+                self.finish_listener(now, (observer, process, ask, call), found, &silent);
+            }
+            Purpose::Stable { observer, process, stream } => {
+                let of = |answer: &Answer| if let Answer::Stable(offset) = answer { *offset } else { 0 };
+                self.finish_stable(observer, process, stream, answers.values().map(of).max().unwrap_or(0));
+            }
+            Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
+            Purpose::Log(client, process) => self.finish_log(client, process, answers),
+            Purpose::ReadLog(client) => self.finish_read(client, answers),
+        }
+    }
+
+    fn finish_sizes(&mut self, client: ClientId, mut status: ClusterStatus, answers: BTreeMap<NodeId, Answer>) {
+        let of = |answer| if let Answer::Sizes(sizes) = answer { sizes } else { Vec::new() };
+        let mut held: BTreeMap<ProcessId, Vec<LogSizes>> = BTreeMap::new();
+        for (process, sizes) in answers.into_values().flat_map(of) {
+            held.entry(process).or_default().push(sizes);
+        }
+        for process in &mut status.processes {
+            process.logs = held.remove(&ProcessId { job: process.job, rank: process.rank }).unwrap_or_default();
+        }
+        self.finish(client, Reply::Status(status));
+    }
+
+    /// The protector of a process and its replica both hold its log; the one that holds more is shown.
+    fn finish_log(&mut self, client: ClientId, process: ProcessId, answers: BTreeMap<NodeId, Answer>) {
+        let of = |(node, answer)| if let Answer::Log(Some(held)) = answer { Some((node, held)) } else { None };
+        let found = answers.into_iter().filter_map(of).max_by_key(|(_, held)| (held.stable, held.images.len()));
+        let Some((holder, held)) = found else {
+            let ProcessId { job, rank } = process;
+            let error = format!(
+                "nothing is held of rank {rank} of job {job}: it is not protected, or the job has ended and was not started with --keep-logs"
+            );
+            return self.fail(client, error);
+        };
+        let name = holder.name.clone();
+        if let Some(state) = self.clients.get_mut(&client) {
+            *state = Client::Reading { holder, process, busy: false };
+        }
+        self.reply(client, Reply::Log(name, held));
+    }
+
+    fn read_log(&mut self, now: Duration, client: ClientId, holder: NodeId, process: ProcessId, request: Request) {
+        let Request::ReadLog { part, position } = request else { return self.fail(client, "only the log can be read here") };
+        if let Some(Client::Reading { busy, .. }) = self.clients.get_mut(&client) {
+            *busy = true;
+        }
+        let query = Query::ReadLog { process, part, position };
+        self.gather_from(now, Purpose::ReadLog(client), &query, vec![holder], LOG);
+    }
+
+    fn finish_read(&mut self, client: ClientId, answers: BTreeMap<NodeId, Answer>) {
+        match answers.into_values().next() {
+            Some(Answer::LogBytes(Ok(bytes))) => {
+                if let Some(Client::Reading { busy, .. }) = self.clients.get_mut(&client) {
+                    *busy = false;
+                }
+                self.reply(client, Reply::LogBytes(bytes));
+            }
+            Some(Answer::LogBytes(Err(error))) => self.fail(client, error),
+            _ => self.fail(client, "the node that holds the log does not answer; `radic nodes` shows how it is"),
+        }
+    }
+
+    fn finish_checkpoint(&mut self, client: ClientId, ranks: u32, answers: BTreeMap<NodeId, Answer>) {
+        let of = |answer| if let Answer::Checkpoints(ranks) = answer { ranks } else { Vec::new() };
+        let mut done: Vec<RankCheckpoint> = answers.into_values().flat_map(of).collect();
+        done.sort_by_key(|done| done.rank);
+        for some in done.chunks(RANKS_AT_ONCE) {
+            self.reply(client, Reply::Checkpoints(some.to_vec()));
+        }
+        match (ranks as usize).saturating_sub(done.len()) {
+            0 => self.finish(client, Reply::Done),
+            silent => {
+                self.fail(client, format!("the nodes of {silent} more ranks did not answer; `radic nodes` shows how they are"))
+            }
         }
     }
 
@@ -326,25 +494,36 @@ impl Node {
         self.finish(client, Reply::Done);
     }
 
-    fn find_job(&mut self, client: ClientId, prefix: &str, answers: &BTreeMap<NodeId, Answer>, kill: bool) {
+    fn find_job(&mut self, now: Duration, client: ClientId, prefix: &str, answers: &BTreeMap<NodeId, Answer>, wanted: Wanted) {
         let prefix = prefix.to_ascii_lowercase();
         let jobs = answers.iter().flat_map(|(node, answer)| match answer {
-            Answer::Report(report) => report.jobs.iter().map(move |j| (node.clone(), j.job)).collect::<Vec<_>>(),
+            Answer::Report(report) => report.jobs.iter().map(move |j| (node.clone(), j.job, j.ranks)).collect::<Vec<_>>(),
             _ => Vec::new(),
         });
-        let found: Vec<_> = jobs.filter(|(_, job)| job.to_string().starts_with(&prefix)).collect();
-        let [(home, job)] = found.as_slice() else {
+        let found: Vec<_> = jobs.filter(|(_, job, _)| job.to_string().starts_with(&prefix)).collect();
+        let [(home, job, ranks)] = found.as_slice() else {
             let error = match found.as_slice() {
                 [] => format!("there is no job {prefix}; `radic jobs --all` lists them"),
                 several => format!("{} jobs begin with {prefix:?}: give more digits", several.len()),
             };
             return self.fail(client, error);
         };
-        let (home, job, session) = (home.clone(), *job, self.session(client));
-        let (state, message) = if kill {
-            (Client::Killing { job, home: home.clone() }, ToHome::Kill { session: Some(session) })
-        } else {
-            (Client::Session { job, home: home.clone(), placement: None }, ToHome::Attach(session))
+        let (home, job, ranks, session) = (home.clone(), *job, *ranks, self.session(client));
+        let all = || self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        let (state, message) = match wanted {
+            Wanted::Kill => (Client::Killing { job, home: home.clone() }, ToHome::Kill { session: Some(session) }),
+            Wanted::Attach => (Client::Session { job, home: home.clone(), placement: None }, ToHome::Attach(session)),
+            Wanted::Checkpoint => {
+                let purpose = Purpose::Checkpoint(client, ranks);
+                return self.gather_from(now, purpose, &Query::Checkpoint(job), all(), checkpoints::WHOLE);
+            }
+            Wanted::Log(rank) if rank.0 >= ranks => {
+                return self.fail(client, format!("job {job} has ranks 0 to {}, not {rank}", ranks - 1));
+            }
+            Wanted::Log(rank) => {
+                let process = ProcessId { job, rank };
+                return self.gather_from(now, Purpose::Log(client, process), &Query::Log(process), all(), LOG);
+            }
         };
         self.clients.insert(client, state);
         self.send(&home, PeerMessage::ToHome(job, message));
@@ -364,8 +543,8 @@ impl Node {
 
     fn publish(&mut self, job: JobId, name: &str, port: &str) -> Result<String, String> {
         let theirs = self.names.values().filter(|(owner, _)| *owner == job).count();
-        if theirs >= radic_wire::limits::PMI_NAMES {
-            return Err(format!("a job may publish {} names", radic_wire::limits::PMI_NAMES));
+        if theirs >= limits::PMI_NAMES {
+            return Err(format!("a job may publish {} names", limits::PMI_NAMES));
         }
         if self.names.contains_key(name) {
             return Err(format!("{name:?} is published already"));
@@ -375,7 +554,7 @@ impl Node {
     }
 
     fn status(&self, mut answers: BTreeMap<NodeId, Answer>) -> ClusterStatus {
-        let mut jobs = Vec::new();
+        let (mut jobs, mut processes) = (Vec::new(), Vec::new());
         let view = self.view();
         let members: Vec<Member> = view.map_or_else(Vec::new, |v| v.members.clone());
         let (ring, spares): (Vec<_>, Vec<_>) = members.into_iter().partition(|m| !m.spare);
@@ -389,23 +568,28 @@ impl Node {
             let state = if report.is_some() { NodeState::Alive } else { NodeState::Silent };
             let (ranks, memory, pid) = report.map_or_else(Default::default, |report| {
                 jobs.extend(report.jobs);
+                processes.extend(report.processes);
                 (report.ranks, report.memory, report.pid)
             });
-            let Member { id, address, spare, slots } = member;
+            let Member { id, address, spare, slots, .. } = member;
             nodes.push(NodeInfo { name: id.name, address, state, spare, slots, ranks, protector, memory, pid });
         }
         for (member, state) in &self.gone {
-            let Member { id, address, spare, slots } = member.clone();
+            let Member { id, address, spare, slots, .. } = member.clone();
             let (name, ranks, state) = (id.name, Vec::new(), *state);
             nodes.push(NodeInfo { name, address, state, spare, slots, ranks, protector: None, memory: 0, pid: 0 });
         }
         jobs.sort_by_key(|j| (j.started_ms, j.job));
+        // Those that run, if there are too many for one answer.
+        processes.sort_by_key(|p| (!p.running, p.job, p.rank));
+        processes.truncate(limits::PROCESSES_SHOWN);
         ClusterStatus {
             answered_by: self.me().name.clone(),
             view: view.map_or(0, |v| v.number),
             frozen: self.membership.is_frozen(),
             nodes,
             jobs,
+            processes,
         }
     }
 

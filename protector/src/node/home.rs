@@ -7,6 +7,7 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::peer::{MpiPhase, SessionId, ToHome, ToHost, ToSession};
+use radic_wire::process::Protection;
 use serde_bytes::ByteBuf;
 
 /// What a home wants done.
@@ -153,6 +154,11 @@ impl Home {
     /// The job's command line.
     pub fn command(&self) -> String {
         self.spec.command_line()
+    }
+
+    /// How its processes are protected.
+    pub fn protection(&self) -> &Protection {
+        &self.spec.protection
     }
 
     /// What its output costs to keep, in bytes.

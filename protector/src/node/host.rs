@@ -7,6 +7,7 @@ use std::time::Duration;
 use radic_wire::ids::{Incarnation, JobId, NodeId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
 use radic_wire::peer::{MpiPhase, ToHome, ToHost};
+use radic_wire::process::{Protect, Protection, variable};
 use serde_bytes::ByteBuf;
 
 use crate::pmi::{KeySpace, Reply, Request, Session};
@@ -15,6 +16,8 @@ use crate::pmi::{KeySpace, Reply, Request, Session};
 const GRACE: Duration = Duration::from_secs(2);
 /// Time that an ended rank's pipes may stay open (a process that left its group holds them) before they are closed.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The loader's list of libraries that go before all others.
+const PRELOAD: &str = "LD_PRELOAD";
 
 /// What is particular to this node in the environment of a rank.
 #[derive(Debug, Clone)]
@@ -27,6 +30,10 @@ pub struct HostEnvironment {
     pub prefix: String,
     /// Path of `libradic_pmi.so`.
     pub radic_pmi: String,
+    /// Path of `libradic.so`.
+    pub library: String,
+    /// Path of the socket for observers.
+    pub process_socket: String,
     /// The node's name.
     pub node: String,
 }
@@ -46,6 +53,11 @@ pub struct SpawnOrder {
     pub kvsname: String,
     /// Whether its standard input is a pipe from us; else it is empty.
     pub stdin: bool,
+    /// Its file mode creation mask.
+    pub umask: u32,
+    /// The library that it runs under, if any: it must be there, and addresses are not to be randomised (a restart puts everything
+    /// back where it was).
+    pub library: Option<String>,
 }
 
 /// A process that could not be started.
@@ -114,6 +126,9 @@ pub struct Host {
     job: JobId,
     home: NodeId,
     placement: Placement,
+    incarnation: Incarnation,
+    protection: Protection,
+    mtbf: Duration,
     ranks: BTreeMap<Rank, LocalRank>,
     keys: KeySpace,
     fence: u64,
@@ -152,12 +167,30 @@ impl Host {
                 dir: spec.dir.clone(),
                 kvsname: kvsname.clone(),
                 stdin: rank == Rank(0),
+                umask: spec.umask,
+                library: (spec.protection.protect != Protect::None).then(|| environment.library.clone()),
             };
             outputs.push_back(HostOutput::Spawn(rank, order));
         }
         let home = placement.home().clone();
         let (keys, waiting) = (KeySpace::new(spec.ranks), BTreeSet::new());
-        Host { job, home, placement, ranks, keys, fence: 0, waiting, ending: false, kill_at: None, over: false, outputs }
+        let (protection, mtbf) = (spec.protection.clone(), Duration::from_secs(spec.mtbf_s));
+        Host {
+            job,
+            home,
+            placement,
+            incarnation,
+            protection,
+            mtbf,
+            ranks,
+            keys,
+            fence: 0,
+            waiting,
+            ending: false,
+            kill_at: None,
+            over: false,
+            outputs,
+        }
     }
 
     /// The job.
@@ -168,6 +201,41 @@ impl Host {
     /// The node that keeps the job together.
     pub fn home(&self) -> &NodeId {
         &self.home
+    }
+
+    /// Where the job's ranks are.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Which life of the job this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// How its processes are protected.
+    pub fn protection(&self) -> &Protection {
+        &self.protection
+    }
+
+    /// Mean time between two failures of one node, as its user thinks.
+    pub fn mtbf(&self) -> Duration {
+        self.mtbf
+    }
+
+    /// The ranks that are, or were, here.
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.ranks.keys().copied()
+    }
+
+    /// The process id of a rank that runs here.
+    pub fn pid(&self, rank: Rank) -> Option<u32> {
+        self.ranks.get(&rank).filter(|r| r.exited.is_none())?.pid
+    }
+
+    /// The process id that a rank has, or had; 0 if it was not started.
+    pub fn last_pid(&self, rank: Rank) -> u32 {
+        self.ranks.get(&rank).and_then(|r| r.pid).unwrap_or(0)
     }
 
     /// Whether the job has ranks on that node.
@@ -446,16 +514,29 @@ fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment
     let ours = [
         ("PMI_RANK", rank.to_string()),
         ("PMI_SIZE", spec.ranks.to_string()),
-        ("RADIC_JOB", job.to_string()),
-        ("RADIC_RANK", rank.to_string()),
+        (variable::JOB, job.to_string()),
+        (variable::RANK, rank.to_string()),
         ("RADIC_SIZE", spec.ranks.to_string()),
         ("RADIC_NODE", host.node.clone()),
     ];
     let ours = ours.into_iter().map(|(name, value)| (name.to_owned(), value));
     let mut env = spec.env.clone();
     for (name, value) in templates.chain(ours) {
-        env.retain(|(existing, _)| existing.as_ref() != name.as_bytes());
-        env.push((ByteBuf::from(name), ByteBuf::from(value)));
+        set(&mut env, &name, value.into_bytes());
+    }
+    // A command that is itself a rank must not hand its own on.
+    env.retain(|(name, _)| name.as_ref() != variable::SOCKET.as_bytes());
+    if spec.protection.protect != Protect::None {
+        set(&mut env, variable::SOCKET, host.process_socket.clone().into_bytes());
+        // Before the user's own: who comes first is asked first.
+        let user = env.iter().find(|(name, _)| name.as_ref() == PRELOAD.as_bytes()).map(|(_, value)| value.to_vec());
+        let others = user.filter(|user| !user.is_empty()).map_or(Vec::new(), |user| [b":", user.as_slice()].concat());
+        set(&mut env, PRELOAD, [host.library.as_bytes(), &others].concat());
     }
     env
+}
+
+fn set(env: &mut Vec<(ByteBuf, ByteBuf)>, name: &str, value: Vec<u8>) {
+    env.retain(|(existing, _)| existing.as_ref() != name.as_bytes());
+    env.push((ByteBuf::from(name), ByteBuf::from(value)));
 }

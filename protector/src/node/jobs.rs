@@ -7,7 +7,8 @@ use radic_wire::ids::{JobId, NodeId, ProcessId};
 use radic_wire::job::{EndReason, Outcome};
 use radic_wire::limits;
 use radic_wire::local::RankInfo;
-use radic_wire::peer::{PeerMessage, Report, ToHome, ToHost, ToSession};
+use radic_wire::peer::{PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
+use radic_wire::process::Protect;
 
 use super::events::About;
 use super::home::{Home, HomeOutput};
@@ -45,7 +46,12 @@ impl Node {
                 HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
                 HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
                 HostOutput::Over => {
-                    self.hosts.remove(&job);
+                    self.forget_processes(job);
+                    let host = self.hosts.remove(&job).expect("it has just spoken");
+                    // Else the home says so, when all hosts are done.
+                    if host.protection().protect == Protect::On && !self.is_member(host.home()) {
+                        self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
+                    }
                     self.names.retain(|_, (owner, _)| *owner != job);
                     return self.outputs.push_back(Output::Process(job, HostOutput::Over));
                 }
@@ -104,6 +110,9 @@ impl Node {
         let Some(Outcome { code, reason }) = self.homes.get(&job).and_then(|h| h.outcome()).cloned() else { return };
         self.record(now, EventName::JobEnd, About::job(job), format!("code {code}: {}", describe(&reason)));
         self.over.push_back(job);
+        if self.homes.get(&job).is_some_and(|h| h.protection().protect == Protect::On) {
+            self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
+        }
         let backlog = |node: &Node| node.over.iter().filter_map(|job| node.homes.get(job)).map(Home::backlog).sum::<usize>();
         while self.over.len() > limits::FINISHED_JOBS || (self.over.len() > 1 && backlog(self) > OVER_BACKLOG) {
             let oldest = self.over.pop_front().expect("more than one");
@@ -118,6 +127,7 @@ impl Node {
                 if good && !self.hosts.contains_key(&job) && !self.stopped {
                     let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);
                     self.hosts.insert(job, host);
+                    self.seek_protection(Some(job));
                     self.with_host(now, job, |_| ());
                 }
             }
@@ -141,7 +151,8 @@ impl Node {
     pub(super) fn report(&self, now: Duration) -> Report {
         let ranks = self.hosts.values().flat_map(|h| h.running().map(|(rank, pid)| RankInfo { job: h.job(), rank, pid }));
         let jobs = self.homes.values().map(|h| h.info(now)).collect();
-        Report { ranks: ranks.collect(), jobs, memory: (self.config.memory)(), pid: std::process::id() }
+        let (processes, memory) = (self.process_infos(), (self.config.memory)());
+        Report { ranks: ranks.collect(), processes, jobs, memory, pid: std::process::id() }
     }
 
     /// The processes that run on this node, for the driver's last act.

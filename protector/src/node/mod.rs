@@ -2,37 +2,50 @@
 //! be called again ([`Node::poll_timeout`]). No socket, no clock, no process: [`crate::daemon`] has those, a simulation has others.
 //!
 //! It is composed of the membership ([`crate::membership`]), the jobs whose home this node is ([`home`]), the ranks it hosts
-//! ([`host`]), the `radic` commands that are connected to it (`clients`), and its memory of events ([`events`]).
+//! ([`host`]), the observers in those ([`observers`], with [`registry`] and `checkpoints`), what it orders of the service that holds logs
+//! and images ([`stores`]), the `radic` commands that are connected to it (`clients`), and its memory of events ([`events`]).
 //!
 //! A node also talks to itself: a message for this node is put on a queue and handled like one from the network, so that one node
 //! and many run the same code.
 
+mod checkpoints;
 mod clients;
+mod early;
 pub mod events;
 pub mod home;
 pub mod host;
 mod jobs;
+pub mod observers;
 pub mod placement;
+pub mod registry;
+pub mod stores;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream};
-use radic_wire::local::{NodeState, Reply, Request};
+use radic_wire::key::ClusterKey;
+use radic_wire::local::{NodeState, ProcessInfo, Reply, Request};
 use radic_wire::membership::{Change, Member, MembershipMessage, Refusal, View};
 use radic_wire::peer::{Answer, PeerMessage, Query};
+use radic_wire::process::{Counters, FromNode, ToNode};
 use serde_bytes::ByteBuf;
 
 use self::clients::{Client, Gather};
+use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
+use self::observers::{ObserverId, Observers};
+use self::registry::Registry;
+use self::stores::{Sparse, StoreOrder};
 use crate::membership::{self, Membership, MembershipEvent, Peer, Reason};
+use crate::random::Random;
 
 /// Members that are gone and still shown by `radic nodes`.
 const GONE_SHOWN: usize = 64;
@@ -54,6 +67,8 @@ pub enum Input {
     Heartbeat(NodeId, u64),
     /// A connection with that protector broke.
     LinkBroken(NodeId),
+    /// The machine of [`Output::Probe`] has taken the connection; its protector has not answered yet.
+    ProbeReached(NodeId),
     /// The answer to [`Output::Probe`].
     ProbeResult(NodeId, bool),
     /// A request of a command.
@@ -70,6 +85,14 @@ pub enum Input {
     Pmi(ProcessId, Vec<u8>),
     /// The answer to [`HostOutput::Stdin`].
     StdinTaken(JobId),
+    /// A message of an observer, and the process id at the other end of its connection.
+    Observer(ObserverId, u32, ToNode),
+    /// An observer's connection is gone.
+    ObserverGone(ObserverId),
+    /// The answer of this node's store to a question of a node, with its number there.
+    StoreAnswer(NodeId, u64, Answer),
+    /// Something for the event log that the store has to say, perhaps about a process.
+    StoreEvent(EventName, Option<ProcessId>, String),
     /// Somebody was refused, or a limit was reached: for the event log.
     Note(EventName, String),
     /// SIGTERM: leave the cluster.
@@ -104,6 +127,14 @@ pub enum Output {
     CloseClient(ClientId),
     /// Do something with a process of a job.
     Process(JobId, HostOutput),
+    /// Tell an observer.
+    Observer(ObserverId, FromNode),
+    /// Close the connection of an observer, after what it was told.
+    CloseObserver(ObserverId),
+    /// Interrupt a process, so that it looks at what it was told: it may be computing.
+    Nudge(ProcessId),
+    /// Tell this node's store of logs and images.
+    Store(StoreOrder),
     /// Forget the links and numbers of a node: it is gone for ever.
     Forget(NodeId),
     /// Log an event.
@@ -133,12 +164,19 @@ pub struct NodeConfig {
     pub timing: membership::Timing,
     /// Tells the daemon's resident memory, in bytes.
     pub memory: fn() -> u64,
+    /// Tells this machine's addresses.
+    pub addresses: fn() -> Vec<IpAddr>,
+    /// Tells what the process with this number has counted, if it runs under the library.
+    pub counters: fn(u32) -> Option<Counters>,
+    /// The cluster's key, from which those of jobs are derived.
+    pub key: ClusterKey,
 }
 
 /// One protector.
 pub struct Node {
     config: NodeConfig,
     membership: Membership,
+    early: Early,
     ready: bool,
     /// Why the cluster does not let this node in, as it last said.
     refusal: Option<String>,
@@ -149,10 +187,21 @@ pub struct Node {
     /// Homes whose job is over, oldest first.
     over: VecDeque<JobId>,
     hosts: BTreeMap<JobId, Host>,
+    observers: Observers,
+    registry: Registry,
+    /// Those who wait for checkpoints.
+    checkpoints: Vec<checkpoints::Waiting>,
+    /// Protected processes that have ended, oldest first.
+    ended: VecDeque<ProcessInfo>,
+    /// The log services that protect this node's processes: the first, and its replica.
+    protectors: [Option<NodeId>; 2],
+    sparse: Sparse,
+    /// Jobs of which this node's log service may hold something.
+    stored: BTreeSet<JobId>,
     clients: BTreeMap<ClientId, Client>,
     gathers: BTreeMap<u64, Gather>,
     next_query: u64,
-    job_counter: u64,
+    random: Random,
     /// Names that ranks of this node have published: their job and port.
     names: BTreeMap<String, (JobId, String)>,
     events: EventLog,
@@ -174,6 +223,7 @@ impl Node {
         };
         let mut node = Node {
             membership,
+            early: Early::default(),
             ready: false,
             refusal: None,
             join_until: (!config.join.is_empty()).then_some(now + JOIN),
@@ -182,10 +232,17 @@ impl Node {
             homes: BTreeMap::new(),
             over: VecDeque::new(),
             hosts: BTreeMap::new(),
+            observers: Observers::default(),
+            registry: Registry::default(),
+            checkpoints: Vec::new(),
+            ended: VecDeque::new(),
+            protectors: [None, None],
+            sparse: Sparse::default(),
+            stored: BTreeSet::new(),
             clients: BTreeMap::new(),
             gathers: BTreeMap::new(),
             next_query: 1,
-            job_counter: 0,
+            random: Random::new(seed),
             names: BTreeMap::new(),
             events: EventLog::new(config.me.id.name.clone(), config.wall_us),
             subscribers: BTreeSet::new(),
@@ -206,6 +263,7 @@ impl Node {
             Input::Message(from, message) => self.handle_message(now, &from, message),
             Input::Heartbeat(from, view) => self.membership.handle_heartbeat(now, from, view),
             Input::LinkBroken(node) => self.membership.handle_link_broken(now, node),
+            Input::ProbeReached(node) => self.membership.handle_probe_reached(now, node),
             Input::ProbeResult(node, alive) => self.membership.handle_probe_result(now, node, alive),
             Input::Client(client, request) => self.handle_request(now, client, request),
             Input::ClientGone(client) => self.handle_client_gone(now, client),
@@ -216,6 +274,10 @@ impl Node {
             Input::Exited(process, status) => self.handle_exited(now, process, status),
             Input::Pmi(process, bytes) => self.with_host(now, process.job, |host| host.handle_pmi(process.rank, &bytes)),
             Input::StdinTaken(job) => self.with_host(now, job, Host::handle_stdin_taken),
+            Input::Observer(observer, pid, message) => self.handle_observer(now, observer, pid, message),
+            Input::ObserverGone(observer) => self.forget_observer(observer),
+            Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),
+            Input::StoreEvent(event, process, text) => self.handle_store_event(now, event, process, text),
             Input::Note(event, text) => self.record(now, event, About::default(), text),
             Input::Leave => self.leave(now),
         }
@@ -228,6 +290,7 @@ impl Node {
         let due: Vec<_> =
             self.hosts.iter().filter(|(_, h)| h.poll_timeout().is_some_and(|at| at <= now)).map(|(j, _)| *j).collect();
         due.into_iter().for_each(|job| self.with_host(now, job, |host| host.handle_timeout(now)));
+        self.handle_schedules(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
         late.into_iter().for_each(|query| self.finish_gather(now, query));
         if self.leaving_until.is_some_and(|at| at <= now) {
@@ -244,6 +307,9 @@ impl Node {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let hosts = self.hosts.values().filter_map(Host::poll_timeout);
         let gathers = self.gathers.values().map(|g| g.deadline);
+        let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next);
+        let checkpoints = self.checkpoints.iter().map(|w| w.deadline);
+        let hosts = hosts.chain(schedules).chain(checkpoints);
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
         hosts.chain(gathers).chain(self.leaving_until).chain(join).chain(self.membership.poll_timeout()).min()
     }
@@ -305,9 +371,8 @@ impl Node {
         if let PeerMessage::Membership(message) = message {
             return self.membership.handle_message(now, from.clone(), message);
         }
-        // Whoever is not in the view any more (or not yet) has nothing to say about jobs: DESIGN's fence, in its first form.
         if !self.is_member(from) {
-            return;
+            return self.handle_stranger(now, from, message);
         }
         match message {
             PeerMessage::Membership(_) => unreachable!("handled above"),
@@ -315,12 +380,46 @@ impl Node {
             PeerMessage::ToHost(job, message) => self.handle_to_host(now, from, job, message),
             PeerMessage::ToSession(session, message) => self.handle_to_session(now, &session, message),
             PeerMessage::Query(number, query) => self.handle_query(now, from, number, &query),
+            PeerMessage::ToStore(job, message) => self.handle_to_store(now, from, job, message),
+            PeerMessage::Forget { connection, process } => self.handle_forget(connection, process),
+            PeerMessage::Withdraw { connection, from, process } => self.registry.withdraw(process, from, connection),
             PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),
             PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
             PeerMessage::Events(events) => self.handle_events(&events),
             PeerMessage::Die => self.outputs.push_back(Output::Die),
             PeerMessage::Shutdown => self.stop(now, Stop::Clean),
+        }
+    }
+
+    /// A message of somebody who is not in the view. Who is no member any more has nothing to say about jobs: DESIGN's fence, in its
+    /// first form. Who is none yet is heard when the view has come.
+    fn handle_stranger(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
+        if self.has_departed(from) {
+            return;
+        }
+        if let Err(Some(text)) = self.early.hold(from, message) {
+            self.record(now, EventName::Limit, About::node(&from.name), text);
+        }
+    }
+
+    fn has_departed(&self, id: &NodeId) -> bool {
+        self.view().is_some_and(|view| view.departure(id).is_some())
+    }
+
+    /// There is a new view: hears those who spoke before it came.
+    fn handle_early(&mut self, now: Duration) {
+        let mut departed = BTreeMap::<NodeId, usize>::new();
+        for (from, message) in self.early.take() {
+            if self.has_departed(&from) {
+                *departed.entry(from).or_default() += 1;
+            } else {
+                self.handle_message(now, &from, message);
+            }
+        }
+        for (from, count) in departed {
+            let text = format!("{count} messages that it sent before we knew it are dropped: it is gone already");
+            self.record(now, EventName::Refused, About::node(&from.name), text);
         }
     }
 
@@ -332,6 +431,11 @@ impl Node {
             Query::UnpublishName { job, name } => {
                 let theirs = self.names.get(name).is_some_and(|(owner, _)| owner == job);
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
+            }
+            Query::Listener { connection, from, to } => self.answer_listener(*connection, *from, *to),
+            Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
+            Query::Stable { .. } | Query::ForgetProcess(_) | Query::Sizes | Query::Log(_) | Query::ReadLog { .. } => {
+                return self.handle_store_query(from, number, query);
             }
         };
         self.send(from, PeerMessage::Answer(number, answer));
@@ -400,8 +504,8 @@ impl Node {
                 (EventName::Suspect, About::node(&node.name), format!("{why}; last heard {} ms ago", silent.as_millis()))
             }
             MembershipEvent::Withdrawn { node } => (EventName::Withdrawn, About::node(&node.name), "it does answer".into()),
-            MembershipEvent::Confirmed { node, .. } => {
-                (EventName::Confirm, About::node(&node.name), "it answers nobody that was asked".into())
+            MembershipEvent::Confirmed { node, evidence, .. } => {
+                (EventName::Confirm, About::node(&node.name), format!("it answers nobody that was asked: {evidence}"))
             }
             MembershipEvent::Descheduled { late } => {
                 let text = format!("this machine did not run us for {} ms: nobody is accused", late.as_millis());
@@ -434,6 +538,8 @@ impl Node {
         }
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
         self.subscribe_to(&joined);
+        self.seek_protection(None);
+        self.handle_early(now);
     }
 
     fn handle_departure(&mut self, now: Duration, member: Member, why: &[Change]) {
@@ -472,12 +578,8 @@ impl Node {
     }
 
     fn next_job(&mut self) -> JobId {
-        self.job_counter += 1;
-        // splitmix64 of a random seed and a counter: 48 bits that no other node draws.
-        let mut z = self.config.seed.wrapping_add(self.job_counter.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        JobId::from_bits(z ^ (z >> 31))
+        // 48 bits that no other node draws: the seed is random.
+        JobId::from_bits(self.random.next())
     }
 
     fn handle_spawned(&mut self, now: Duration, process: ProcessId, result: Result<u32, SpawnError>) {
@@ -490,6 +592,7 @@ impl Node {
     fn handle_exited(&mut self, now: Duration, process: ProcessId, status: ExitStatus) {
         let text = format!("rank {} {status}", process.rank);
         self.record(now, EventName::RankExit, About::rank(process.job, process.rank), text);
+        self.handle_process_ended(process);
         self.with_host(now, process.job, |host| host.handle_exited(now, process.rank, status));
     }
 

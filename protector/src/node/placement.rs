@@ -77,11 +77,13 @@ mod tests {
     use serde_bytes::ByteBuf;
 
     use super::*;
+    use radic_wire::process::Protection;
 
     fn view(nodes: u32, spares: u32, slots: u32) -> View {
         let member = |i: u32| Member {
             id: NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(u64::from(i)) },
             address: ([127, 0, 0, 1], 1000 + i as u16).into(),
+            log_port: 1,
             spare: i >= nodes,
             slots,
         };
@@ -91,7 +93,8 @@ mod tests {
     fn spec(ranks: u32, map_by: MapBy, nodes: &[&str]) -> JobSpec {
         let nodes = nodes.iter().map(|n| n.parse().unwrap()).collect();
         let (program, args, dir) = (ByteBuf::from("/bin/true"), vec![ByteBuf::from("true")], ByteBuf::from("/"));
-        JobSpec { program, args, env: vec![], templates: vec![], dir, ranks, nodes, map_by }
+        let protection = Protection::default();
+        JobSpec { program, args, env: vec![], templates: vec![], dir, ranks, nodes, map_by, umask: 0o022, protection, mtbf_s: 1 }
     }
 
     fn names(placement: &Placement) -> Vec<&str> {

@@ -3,9 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
-use radic_wire::ids::{BootId, NodeName};
-use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome};
+use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::ids::{BootId, Incarnation, NodeName};
+use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome, Placement};
 use radic_wire::limits;
+use radic_wire::mac::JobKey;
+use radic_wire::membership::MembershipBody;
+use radic_wire::peer::ToHost;
+use radic_wire::process::{Interval, Protect, Protection};
 
 use super::*;
 
@@ -34,12 +39,34 @@ struct Cluster {
     ignore_sigterm: bool,
     /// Rank 0 does not read.
     hold_stdin: bool,
+    /// What observers were told.
+    told: BTreeMap<ObserverId, Vec<FromNode>>,
+    closed: BTreeSet<ObserverId>,
+    nudged: Vec<ProcessId>,
+    /// What the log services were ordered, and where.
+    orders: Vec<(NodeName, StoreOrder)>,
+    /// Questions to this node lie on the wire until it is another one.
+    deaf: Option<NodeName>,
+    unheard: Vec<Input>,
+    /// The ranks that were started: environment and library.
+    launched: Vec<Launched>,
 }
+
+type Launched = (Vec<(ByteBuf, ByteBuf)>, Option<String>);
 
 const LATENCY: Duration = Duration::from_micros(100);
 
 fn name(index: usize) -> NodeName {
     format!("n{index}").parse().unwrap()
+}
+
+fn id(index: usize) -> NodeId {
+    NodeId { name: name(index), boot: BootId(index as u64) }
+}
+
+/// Its port names it, too.
+fn address(index: usize) -> SocketAddr {
+    ([10, 0, 0, index as u8], index as u16).into()
 }
 
 impl Cluster {
@@ -54,30 +81,44 @@ impl Cluster {
             broken: false,
             ignore_sigterm: false,
             hold_stdin: false,
+            told: BTreeMap::new(),
+            closed: BTreeSet::new(),
+            nudged: Vec::new(),
+            orders: Vec::new(),
+            deaf: None,
+            unheard: Vec::new(),
+            launched: Vec::new(),
         };
-        for index in 1..=count {
-            let id = NodeId { name: name(index), boot: BootId(index as u64) };
-            let address = ([127, 0, 0, 1], index as u16).into();
-            let environment = HostEnvironment {
-                address: [127, 0, 0, 1].into(),
-                iface: "lo".into(),
-                prefix: "127.0.0.0/8".into(),
-                radic_pmi: "/lib/libradic_pmi.so".into(),
-                node: id.name.to_string(),
-            };
-            let config = NodeConfig {
-                me: Member { id, address, spare: false, slots: 2 },
-                environment,
-                wall_us: 1_000_000,
-                seed: index as u64,
-                join: if index == 1 { vec![] } else { vec![([127, 0, 0, 1], 1).into()] },
-                timing: membership::Timing::default(),
-                memory: || 0,
-            };
-            cluster.nodes.insert(name(index), Node::new(Duration::ZERO, config));
-        }
+        (1..=count).for_each(|index| cluster.add(index));
         cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == count)));
         cluster
+    }
+
+    /// A node that founds the cluster, or joins it through the first one.
+    fn add(&mut self, index: usize) {
+        let id = id(index);
+        let environment = HostEnvironment {
+            address: [127, 0, 0, 1].into(),
+            iface: "lo".into(),
+            prefix: "127.0.0.0/8".into(),
+            radic_pmi: "/lib/libradic_pmi.so".into(),
+            library: "/lib/libradic.so".into(),
+            process_socket: "/process.sock".into(),
+            node: id.name.to_string(),
+        };
+        let config = NodeConfig {
+            me: Member { id, address: address(index), log_port: 100 + index as u16, spare: false, slots: 2 },
+            environment,
+            wall_us: 1_000_000,
+            seed: index as u64,
+            join: if index == 1 { vec![] } else { vec![address(1)] },
+            timing: membership::Timing::default(),
+            memory: || 0,
+            addresses: Vec::new,
+            counters: |_| None,
+            key: ClusterKey::from_bytes([1; 32]),
+        };
+        self.nodes.insert(name(index), Node::new(self.now, config));
     }
 
     /// Runs until `done`, at most a virtual minute.
@@ -125,6 +166,9 @@ impl Cluster {
     }
 
     fn post(&mut self, to: &NodeName, input: Input) {
+        if self.deaf.as_ref() == Some(to) && matches!(input, Input::Message(_, PeerMessage::Query(..))) {
+            return self.unheard.push(input);
+        }
         self.wire.push_back((self.now + LATENCY, to.clone(), input));
     }
 
@@ -143,6 +187,19 @@ impl Cluster {
             Output::Reply(client, reply) => self.replies.entry(client).or_default().push(reply),
             Output::Process(job, output) => self.process(from, job, output),
             Output::Die => self.kill(from),
+            Output::Observer(observer, message) => self.told.entry(observer).or_default().push(message),
+            Output::CloseObserver(observer) => _ = self.closed.insert(observer),
+            Output::Nudge(process) => self.nudged.push(process),
+            Output::Store(order) => {
+                let answer = match &order {
+                    StoreOrder::ForgetProcess(node, number, _) => Some((node, *number, Answer::Forgotten)),
+                    StoreOrder::Sizes(node, number, _) => Some((node, *number, Answer::Sizes(Vec::new()))),
+                    StoreOrder::StableOf(node, number, ..) => Some((node, *number, Answer::Stable(77))),
+                    _ => None,
+                };
+                answer.into_iter().for_each(|(node, number, a)| self.post(from, Input::StoreAnswer(node.clone(), number, a)));
+                self.orders.push((from.clone(), order));
+            }
             Output::CloseClient(_) | Output::Forget(_) | Output::Log(_) | Output::Ready(_) | Output::Stop(_) => {}
         }
     }
@@ -152,6 +209,7 @@ impl Cluster {
         match output {
             HostOutput::Spawn(rank, order) => {
                 assert_eq!(order.stdin, rank == Rank(0));
+                self.launched.push((order.env, order.library));
                 let result = if self.broken {
                     Err(SpawnError { error: "no such file".into(), code: 127 })
                 } else {
@@ -272,7 +330,19 @@ impl Cluster {
 fn spec(ranks: u32) -> JobSpec {
     let (program, args, dir) = (ByteBuf::from("/bin/x"), vec![ByteBuf::from("x")], ByteBuf::from("/"));
     let templates = vec![("IFACE".to_owned(), "{iface}:{rank}".to_owned())];
-    JobSpec { program, args, env: vec![], templates, dir, ranks, nodes: vec![], map_by: MapBy::Node }
+    JobSpec {
+        program,
+        args,
+        env: vec![],
+        templates,
+        dir,
+        ranks,
+        nodes: vec![],
+        map_by: MapBy::Node,
+        umask: 0o022,
+        protection: Protection { protect: Protect::None, ..Protection::default() },
+        mtbf_s: 86_400,
+    }
 }
 
 fn at(job: JobId, rank: u32) -> ProcessId {
@@ -591,6 +661,72 @@ fn status_and_events_come_from_every_node() {
     assert_eq!(status.nodes.iter().map(|n| n.state).collect::<Vec<_>>(), [NodeState::Alive, NodeState::Alive, NodeState::Dead]);
 }
 
+/// The texts of a node's events of one kind.
+fn texts(cluster: &Cluster, node: usize, event: EventName) -> Vec<String> {
+    let events = cluster.nodes[&name(node)].events.all();
+    events.into_iter().filter(|e| e.event == event).map(|e| e.text).collect()
+}
+
+/// What the home of a job says to node 2 to start rank 1 there.
+fn launch(home: usize, job: JobId) -> PeerMessage {
+    let placement = Placement { nodes: vec![id(home), id(2)], rank_nodes: vec![0, 1] };
+    PeerMessage::ToHost(job, ToHost::Launch { incarnation: Incarnation(0), spec: Box::new(spec(2)), placement })
+}
+
+#[test]
+fn what_a_new_member_says_before_its_view_has_come_is_heard_when_it_has() {
+    let mut cluster = Cluster::new(3);
+    let job = JobId::from_bits(7);
+    for message in [launch(4, job), PeerMessage::Unsubscribe, PeerMessage::Subscribe] {
+        cluster.post(&name(2), Input::Message(id(4), message));
+    }
+    cluster.run_for(Duration::from_secs(1));
+    assert!(cluster.ranks.is_empty(), "a job was started for somebody who is no member");
+    cluster.add(4);
+    cluster.run_until(|c| c.ranks.get(&at(job, 1)).is_some_and(|(node, _)| *node == name(2)));
+    assert!(cluster.nodes[&name(2)].subscribers.contains(&id(4)), "not in the order in which it was said");
+}
+
+#[test]
+fn what_a_departed_member_says_is_dropped() {
+    let mut cluster = Cluster::new(4);
+    cluster.kill(&name(4));
+    cluster.run_until(|c| c.nodes[&name(2)].view().is_some_and(|view| view.members.len() == 3));
+    cluster.post(&name(2), Input::Message(id(4), launch(4, JobId::from_bits(7))));
+    cluster.run_for(Duration::from_millis(10));
+    // This one has not heard of it while it was a member: its view came and went.
+    cluster.post(&name(2), Input::Message(id(5), launch(5, JobId::from_bits(8))));
+    cluster.run_for(Duration::from_millis(10));
+    let node = cluster.nodes.get_mut(&name(2)).unwrap();
+    let view = node.view().unwrap().clone();
+    let joiner = Member { id: id(5), address: ([127, 0, 0, 1], 5).into(), log_port: 1, spare: false, slots: 2 };
+    let later = view.next(&[Change::Join(joiner)]).unwrap().next(&[Change::Dead(id(5))]).unwrap();
+    let body = MembershipBody::Newest(later);
+    let message = MembershipMessage { cluster: Some(view.cluster), view: view.number + 2, body };
+    node.handle(cluster.now, Input::Message(id(1), PeerMessage::Membership(message)));
+    assert_eq!(node.early.take(), []);
+    let refused = texts(&cluster, 2, EventName::Refused);
+    assert!(refused.len() == 1 && refused[0].starts_with("1 messages"), "{refused:?}");
+    assert!(cluster.ranks.is_empty());
+}
+
+#[test]
+fn what_waits_for_a_view_is_bounded() {
+    let small = || PeerMessage::Subscribe;
+    let large = || PeerMessage::ToHost(JobId::from_bits(7), ToHost::Stdin(ByteBuf::from(vec![7; limits::CHUNK])));
+    for (message, most) in [(small as fn() -> PeerMessage, 1024), (large, limits::PEER_FRAME / limits::CHUNK)] {
+        let mut cluster = Cluster::new(2);
+        for _ in 0..most + 5 {
+            cluster.post(&name(1), Input::Message(id(3), message()));
+        }
+        cluster.run_for(Duration::from_millis(10));
+        let dropped = texts(&cluster, 1, EventName::Limit);
+        assert_eq!(dropped.len(), 1, "said once: {dropped:?}");
+        let kept = cluster.nodes.get_mut(&name(1)).unwrap().early.take().len();
+        assert!((most - 1..=most).contains(&kept), "{kept} of at most {most} messages");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// Whatever the terminal does, in whatever order ranks print and end: every byte is shown once, in order, and the job ends.
@@ -650,5 +786,254 @@ proptest! {
         prop_assert!(cluster.outcome(terminal).is_some());
         show(&cluster, terminal, usize::MAX, &mut shown);
         prop_assert!(shown == expected, "shown and printed differ");
+    }
+}
+
+/// A rank of [`protected`] jobs: its observer has the number of its rank, its process id is 1000 and its rank.
+fn observer(rank: u32) -> ObserverId {
+    ObserverId(rank.into())
+}
+
+impl Cluster {
+    fn say(&mut self, job: JobId, rank: u32, message: ToNode) {
+        let node = self.ranks[&at(job, rank)].0.clone();
+        self.post(&node, Input::Observer(observer(rank), 1000 + rank, message));
+    }
+
+    fn told(&self, rank: u32) -> &[FromNode] {
+        self.told.get(&observer(rank)).map_or(&[], |told| told)
+    }
+
+    fn last_told(&self, rank: u32) -> &FromNode {
+        self.told(rank).last().expect("it was told something")
+    }
+
+    /// What nodes' memories hold of one kind of event.
+    fn recorded(&self, event: EventName) -> usize {
+        self.nodes.values().flat_map(|n| n.events.all()).filter(|e| e.event == event).count()
+    }
+
+    /// A protected job of so many ranks, each of which has joined.
+    fn start_protected(&mut self, ranks: u32, protection: Protection) -> JobId {
+        self.hello(1, 1, Request::Run { spec: Box::new(JobSpec { protection, ..spec(ranks) }), attach: true });
+        self.run_until(|c| c.ranks.len() == ranks as usize);
+        let job = self.ranks.keys().next().expect("it has started").job;
+        for rank in 0..ranks {
+            self.say(job, rank, join(job, rank));
+        }
+        self.run_until(|c| (0..ranks).all(|rank| matches!(c.told(rank), [FromNode::Joined { .. }])));
+        job
+    }
+}
+
+fn join(job: JobId, rank: u32) -> ToNode {
+    ToNode::Join { version: radic_wire::PROTOCOL_VERSION, process: at(job, rank) }
+}
+
+fn never() -> Protection {
+    Protection { interval: Interval::Never, ..Protection::default() }
+}
+
+fn calling(job: JobId, rank: u32, to: &str) -> ToNode {
+    let connection = ConnectionId { opener: at(job, rank), number: 7 };
+    ToNode::Connecting { ask: 3, connection, from: caller(rank), to: to.parse().unwrap() }
+}
+
+fn caller(rank: u32) -> SocketAddr {
+    ([10, 0, 0, rank as u8 + 1], 5000).into()
+}
+
+#[test]
+fn a_rank_joins_and_its_children_do_not() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(2, never());
+    let key = JobKey::derive(&ClusterKey::from_bytes([1; 32]), job).to_bytes();
+    let FromNode::Joined { incarnation, key: told, protector, protection } = cluster.told(0)[0].clone() else { panic!("no") };
+    assert_eq!((incarnation, told, protection), (Incarnation(0), key, never()));
+    assert_eq!(protector, "10.0.0.2:102".parse().unwrap(), "the log service of the next node");
+    let n1 = name(1);
+    for (number, pid, message) in [
+        (10, 4444, join(job, 0)),
+        (11, 4445, join(job, 0)),
+        (12, 1000, join(JobId::from_bits(9), 0)),
+        (13, 1000, ToNode::Join { version: 99, process: at(job, 0) }),
+    ] {
+        cluster.post(&n1, Input::Observer(ObserverId(number), pid, message));
+    }
+    cluster.post(&n1, Input::Observer(ObserverId(14), 1000, ToNode::Initialized));
+    cluster.run_until(|c| c.closed.len() == 5);
+    for number in 10..14 {
+        assert!(matches!(cluster.told[&ObserverId(number)][..], [FromNode::Refused(_)]), "{number}");
+    }
+    assert!(!cluster.told.contains_key(&ObserverId(14)), "who has not joined is told nothing");
+    assert_eq!(cluster.recorded(EventName::Unprotected), 1, "two children, one line");
+    let configured = (name(2), StoreOrder::Configure(job, never()));
+    assert!(cluster.orders.contains(&configured), "{:?}", cluster.orders);
+    cluster.exit_all(job);
+    cluster.run_until(|c| c.orders.iter().filter(|(_, order)| *order == StoreOrder::RemoveJob(job)).count() == 3);
+}
+
+#[test]
+fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(3, never());
+    cluster.say(job, 1, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
+    cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
+    cluster.run_until(|c| c.told(0).len() == 2);
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: Some(at(job, 1)), key: None });
+    for expected in [true, false] {
+        cluster.say(job, 1, ToNode::Accepted { ask: 4, from: caller(0) });
+        let before = cluster.told(1).len();
+        cluster.run_until(|c| c.told(1).len() > before);
+        let caller = expected.then_some(ConnectionId { opener: at(job, 0), number: 7 });
+        assert_eq!(*cluster.last_told(1), FromNode::Caller { ask: 4, caller });
+    }
+    assert_eq!(cluster.recorded(EventName::Unprotected), 1, "the second caller was nobody's");
+    // Its own node's loopback, another node's wildcard, and a port where nobody listens.
+    cluster.say(job, 0, calling(job, 0, "127.0.0.1:80"));
+    cluster.say(job, 2, calling(job, 2, "192.168.0.1:80"));
+    cluster.run_until(|c| c.told(0).len() == 3 && c.told(2).len() == 2);
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None });
+    assert_eq!(*cluster.last_told(2), FromNode::Peer { ask: 3, peer: None, key: None });
+    // Listeners go with their process.
+    cluster.exit(at(job, 1), ExitStatus::Code(0));
+    cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
+    cluster.run_until(|c| c.told(0).len() == 4);
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None });
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_not_waited_for_and_expects_nobody_in_the_end() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(3, never());
+    cluster.say(job, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
+    cluster.run_for(Duration::from_millis(10));
+    cluster.deaf = Some(name(2));
+    cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
+    cluster.run_for(Duration::from_secs(4));
+    assert_eq!(cluster.told(0).len(), 1, "it may still say that somebody listens");
+    cluster.run_for(Duration::from_secs(2));
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None });
+    assert_eq!(cluster.recorded(EventName::Limit), 1);
+    cluster.deaf = None;
+    for query in std::mem::take(&mut cluster.unheard) {
+        cluster.post(&name(2), query);
+    }
+    cluster.run_for(Duration::from_millis(10));
+    cluster.say(job, 1, ToNode::Accepted { ask: 4, from: caller(0) });
+    cluster.run_until(|c| c.told(1).len() == 2);
+    assert_eq!(*cluster.last_told(1), FromNode::Caller { ask: 4, caller: None });
+}
+
+#[test]
+fn a_process_that_executes_another_program_begins_anew() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(1, Protection { replicas: 2, ..never() });
+    cluster.say(job, 0, ToNode::Listening("10.0.0.1:80".parse().unwrap()));
+    cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, join(job, 0)));
+    cluster.run_until(|c| c.told.contains_key(&ObserverId(50)));
+    assert!(matches!(cluster.told[&ObserverId(50)][..], [FromNode::Joined { .. }]));
+    let forgets = |order: &StoreOrder| matches!(order, StoreOrder::ForgetProcess(_, _, p) if *p == at(job, 0));
+    let forgotten: Vec<_> = cluster.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect();
+    assert_eq!(forgotten, ["n2", "n3"], "the protector, then its replica");
+    // The end of the old connection, which may be seen late, takes nothing from the new one.
+    cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, ToNode::Listening("10.0.0.1:81".parse().unwrap())));
+    cluster.post(&name(1), Input::ObserverGone(observer(0)));
+    for (to, peer) in [("10.0.0.1:80", None), ("10.0.0.1:81", Some(at(job, 0)))] {
+        let before = cluster.told[&ObserverId(50)].len();
+        cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, calling(job, 0, to)));
+        cluster.run_until(|c| c.told[&ObserverId(50)].len() > before);
+        assert_eq!(cluster.told[&ObserverId(50)].last(), Some(&FromNode::Peer { ask: 3, peer, key: None }), "{to}");
+    }
+}
+
+#[test]
+fn offsets_and_closed_connections_find_their_way() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(3, never());
+    let connection = ConnectionId { opener: at(job, 0), number: 1 };
+    let stream = StreamId { connection, from_opener: true };
+    cluster.say(job, 0, ToNode::AskStable { stream, receiver: at(job, 2) });
+    cluster.say(job, 0, ToNode::Forget { connection, peer: at(job, 1) });
+    cluster.run_until(|c| c.told(0).len() == 2 && c.told(1).len() == 2);
+    assert_eq!(*cluster.last_told(0), FromNode::Stable { stream, offset: 77 });
+    let asked: Vec<_> = cluster.orders.iter().filter(|(_, o)| matches!(o, StoreOrder::StableOf(..))).collect();
+    assert!(matches!(&asked[..], [(node, _)] if *node == name(1)), "the protector of the receiver's node: {asked:?}");
+    assert_eq!(*cluster.last_told(1), FromNode::Forget(connection));
+}
+
+#[test]
+fn checkpoints_come_after_init_then_staggered_then_at_every_interval() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start_protected(2, Protection { interval: Interval::Every(10_000), ..Protection::default() });
+    let count = |c: &Cluster, rank| c.told(rank).iter().filter(|m| **m == FromNode::Checkpoint).count();
+    cluster.run_for(Duration::from_secs(5));
+    assert_eq!(count(&cluster, 0), 0);
+    cluster.say(job, 0, ToNode::Initialized);
+    cluster.run_for(Duration::from_millis(10));
+    assert_eq!((count(&cluster, 0), count(&cluster, 1), cluster.nudged.len()), (1, 0, 1));
+    // Half the interval later by its stagger, but the first is not done: it is only reminded.
+    cluster.run_for(Duration::from_millis(5_500));
+    assert_eq!((count(&cluster, 0), count(&cluster, 1)), (1, 1), "rank 1 never said that it is initialized");
+    assert_eq!(cluster.nudged.iter().filter(|p| **p == at(job, 0)).count(), 2);
+    cluster.say(job, 0, ToNode::Checkpointed(Ok(1)));
+    cluster.say(job, 1, ToNode::Checkpointed(Err("a mapping of /dev/x cannot be saved".into())));
+    cluster.run_for(Duration::from_millis(9_000));
+    assert_eq!((count(&cluster, 0), count(&cluster, 1)), (1, 1));
+    cluster.run_for(Duration::from_millis(1_500));
+    assert_eq!((count(&cluster, 0), count(&cluster, 1)), (2, 2));
+    assert_eq!(cluster.recorded(EventName::CheckpointFailed), 1);
+}
+
+#[test]
+fn a_checkpoint_on_request_tells_of_every_rank() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(3, never());
+    cluster.exit(at(job, 2), ExitStatus::Code(0));
+    cluster.hello(2, 9, Request::Checkpoint { job: job.to_string()[..6].to_owned() });
+    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint) && c.told(1).contains(&FromNode::Checkpoint));
+    cluster.say(job, 0, ToNode::Checkpointed(Ok(5)));
+    cluster.run_for(Duration::from_secs(30));
+    assert_eq!(cluster.replies(9).len(), 1, "rank 1 is not done");
+    cluster.say(job, 1, ToNode::Checkpointed(Err("no".into())));
+    cluster.run_until(|c| c.replies(9).len() == 3);
+    let Reply::Checkpoints(done) = &cluster.replies(9)[1] else { panic!("{:?}", cluster.replies(9)) };
+    let results: Vec<_> = done.iter().map(|d| (d.rank.0, d.node.to_string(), d.result.clone())).collect();
+    assert_eq!(results[0], (0, "n1".to_owned(), Ok(5)));
+    assert_eq!(results[1], (1, "n2".to_owned(), Err("no".to_owned())));
+    assert!(results[2].2.is_err() && cluster.replies(9)[2] == Reply::Done);
+}
+
+#[test]
+fn the_library_comes_before_the_user_s_own_and_no_rank_inherits_another_s_socket() {
+    let mut cluster = Cluster::new(2);
+    let variable = |name: &str, value: &str| (ByteBuf::from(name), ByteBuf::from(value));
+    let env = vec![variable("LD_PRELOAD", "/mine.so"), variable("RADIC_PROCESS_SOCKET", "/other")];
+    for (client, protect) in [(1, Protect::On), (2, Protect::Off), (3, Protect::None)] {
+        let protection = Protection { protect, ..Protection::default() };
+        let spec = JobSpec { protection, env: env.clone(), ..spec(1) };
+        cluster.hello(1, client, Request::Run { spec: Box::new(spec), attach: true });
+        cluster.run_until(|c| c.ranks.len() == client as usize);
+    }
+    for (environment, library) in &cluster.launched {
+        let value = |name: &str| {
+            environment.iter().find(|(n, _)| n.as_ref() == name.as_bytes()).map(|(_, v)| String::from_utf8_lossy(v).into_owned())
+        };
+        let loaded = library.is_some();
+        let preload = if loaded { "/lib/libradic.so:/mine.so" } else { "/mine.so" };
+        assert_eq!(value("LD_PRELOAD").as_deref(), Some(preload));
+        assert_eq!(value("RADIC_PROCESS_SOCKET").as_deref(), loaded.then_some("/process.sock"));
+    }
+    assert_eq!(cluster.launched.iter().filter(|(_, library)| library.is_some()).count(), 2);
+}
+
+#[test]
+fn two_replicas_need_a_third_node() {
+    let protection = Protection { replicas: 2, ..never() };
+    for (nodes, replica) in [(3, Some("10.0.0.3:103".parse().unwrap())), (2, None)] {
+        let mut cluster = Cluster::new(nodes);
+        let job = cluster.start_protected(1, protection.clone());
+        assert!(cluster.orders.contains(&(name(2), StoreOrder::SetReplica(at(job, 0), replica))), "{:?}", cluster.orders);
+        assert_eq!(cluster.recorded(EventName::Limit), usize::from(replica.is_none()));
     }
 }

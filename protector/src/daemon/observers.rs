@@ -1,0 +1,30 @@
+//! The socket on which the observers of this node's processes talk to their protector. The kernel says which process is at the other
+//! end, and the node knows which ones it has launched: nobody else is listened to.
+
+use radic_wire::process::{FRAME, FromNode, SOCKET_NAME, ToNode};
+
+use super::local::Service;
+use crate::node::Input;
+use crate::node::observers::ObserverId;
+
+/// Serves observers.
+pub struct ForObservers;
+
+impl Service for ForObservers {
+    type Request = ToNode;
+    type Reply = FromNode;
+    const SOCKET: &'static str = SOCKET_NAME;
+    const CLIENT: &'static str = "a process";
+    const FRAME: usize = FRAME;
+    // A process that computes for long does not read, and each of its connections (16 Ki) may be forgotten meanwhile.
+    const QUEUE: usize = 32_768;
+    const CLIENTS: usize = 16_384;
+
+    fn said(client: u64, pid: u32, message: ToNode) -> Input {
+        Input::Observer(ObserverId(client), pid, message)
+    }
+
+    fn gone(client: u64) -> Input {
+        Input::ObserverGone(ObserverId(client))
+    }
+}

@@ -1,0 +1,141 @@
+//! What ranks have started and left behind, beyond the reach of signals to their process groups.
+//!
+//! A process that makes a session or group of its own (setsid, a shell's job control) gets none of the signals that end a rank and
+//! its group. The daemon is a *child subreaper*: such a process becomes the daemon's own child when its parent ends, not init's.
+//! Its ancestry no longer tells of which job it is; what [`Host`](crate::node::host::Host) puts into a rank's environment does, and
+//! that passes through any number of forks, sessions and programs. A process without that mark is never touched: a protector that
+//! is the first process of a container is given everybody's orphans. So what leaves its group *and* clears its environment gets
+//! away.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use radic_wire::ids::JobId;
+
+/// Searches of [`kill_marked`]: each finds what was started during the one before, or was within exec.
+const SEARCHES: usize = 16;
+/// So many in a row that find nothing are the last.
+const IN_VAIN: usize = 3;
+/// Time between two searches: an exec takes less.
+pub const PAUSE: Duration = Duration::from_millis(20);
+
+/// The job and the node that a process belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark {
+    /// The job.
+    pub job: JobId,
+    /// The node's name: several nodes of a job may share a machine.
+    pub node: String,
+}
+
+/// From now on orphans come to this process.
+pub fn adopt() -> nix::Result<()> {
+    prctl::set_child_subreaper(true)
+}
+
+/// Kills the orphans that `over` says it of, and clears away the dead. `own` are the children that somebody else waits for. To be
+/// called whenever a child has ended: what it leaves is given to us at that moment. Whether some orphan did not show its mark, so
+/// that another look after a [`PAUSE`] is worth while.
+pub fn tend(own: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
+    let mut undecided = false;
+    for pid in children().into_iter().filter(|pid| !own.contains(pid)).map(Pid::from_raw) {
+        // A child stays one until it is waited for: its number cannot become a stranger's meanwhile.
+        if waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Ok(WaitStatus::StillAlive) {
+            continue;
+        }
+        match look(pid.as_raw()) {
+            Look::Marked(mark) if over(&mark) => {
+                tracing::debug!(%pid, "killed: it has outlived its job");
+                _ = kill(pid, Signal::SIGKILL);
+            }
+            Look::Marked(_) | Look::Stranger => {}
+            Look::Nothing => undecided = true,
+        }
+    }
+    undecided
+}
+
+/// Kills every process that has one of these marks. For the keeper, which adopts nobody.
+pub fn kill_marked(marks: &BTreeSet<Mark>) {
+    if marks.is_empty() {
+        return;
+    }
+    let (mut killed, mut in_vain) = (BTreeSet::new(), 0);
+    for _ in 0..SEARCHES {
+        let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ours = |pid: &i32| matches!(look(*pid), Look::Marked(mark) if marks.contains(&mark));
+        let found: Vec<i32> = numbers.filter(|pid| !killed.contains(pid)).filter(ours).collect();
+        in_vain = if found.is_empty() { in_vain + 1 } else { 0 };
+        if in_vain == IN_VAIN {
+            return;
+        }
+        for pid in found {
+            _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            killed.insert(pid);
+        }
+        // No event tells that an exec is over.
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The children of all threads of this process.
+fn children() -> Vec<i32> {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// What a look at a process shows.
+enum Look {
+    Marked(Mark),
+    /// It has no mark, or belongs to another user.
+    Stranger,
+    /// No environment: it was started without, it has just ended, or it is within exec, where the kernel has none to show.
+    Nothing,
+}
+
+fn look(pid: i32) -> Look {
+    match fs::read(format!("/proc/{pid}/environ")) {
+        Ok(environment) if environment.is_empty() => Look::Nothing,
+        Ok(environment) => mark_in(&environment).map_or(Look::Stranger, Look::Marked),
+        Err(_) => Look::Stranger,
+    }
+}
+
+fn mark_in(environment: &[u8]) -> Option<Mark> {
+    let value = |name: &str| {
+        let mut entries = environment.split(|byte| *byte == 0);
+        let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        str::from_utf8(value).ok()
+    };
+    Some(Mark { job: value("RADIC_JOB")?.parse().ok()?, node: value("RADIC_NODE")?.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_read_from_an_environment() {
+        let mark = Mark { job: JobId::from_bits(0xabc), node: "n1".into() };
+        assert_eq!(mark_in(b"RADIC_JOBS=7\0RADIC_NODE=n1\0A=b\0RADIC_JOB=000000000abc\0"), Some(mark));
+        for none in ["", "RADIC_JOB=000000000abc", "RADIC_NODE=n1\0RADIC_JOB=abc", "A=RADIC_JOB=000000000abc\0RADIC_NODE=n1"] {
+            assert_eq!(mark_in(none.as_bytes()), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn children_are_listed() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        assert!(children().contains(&(child.id() as i32)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!children().contains(&(child.id() as i32)));
+    }
+}

@@ -1,0 +1,115 @@
+//! Between the node and its log service, which has threads of its own.
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, NodeId, NodeName};
+use radic_wire::key::ClusterKey;
+use radic_wire::limits;
+use radic_wire::local::LogSizes;
+use radic_wire::peer::Answer;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_local;
+
+use crate::config::Config;
+use crate::logs::{self, Event, Logs, StartError, Status, What};
+use crate::node::Input;
+use crate::node::stores::StoreOrder;
+
+/// This node's log service.
+pub struct Stores {
+    logs: Logs,
+    inputs: mpsc::Sender<Input>,
+    name: NodeName,
+}
+
+impl Stores {
+    /// Starts the service; what it has to say becomes inputs.
+    pub fn start(config: &Config, key: ClusterKey, inputs: mpsc::Sender<Input>) -> Result<Stores, StartError> {
+        let (durable, store) = (config.durable, config.store.clone());
+        let service = logs::Config { durable, ..logs::Config::new(config.listen.ip(), store, key) };
+        let (logs, events) = logs::start(service)?;
+        spawn_local(pass_on(events, inputs.clone()));
+        Ok(Stores { logs, inputs, name: config.name.clone() })
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.logs.address().port()
+    }
+
+    /// Does what the node orders. An answer becomes an input.
+    pub fn handle(&self, order: StoreOrder) {
+        match order {
+            StoreOrder::Configure(job, protection) => self.logs.configure(job, protection),
+            StoreOrder::SetReplica(process, replica) => self.logs.set_replica(process, replica),
+            StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
+            StoreOrder::ForgetProcess(node, number, process) => {
+                self.logs.remove_process(process);
+                // The service does one thing after the other: an answer to this comes after that.
+                self.answer(node, number, self.logs.list(process), |_| Answer::Forgotten);
+            }
+            StoreOrder::StableOf(node, number, process, stream) => {
+                self.answer(node, number, self.logs.stable_of(process, stream), Answer::Stable);
+            }
+            StoreOrder::Sizes(node, number, jobs) => self.answer_sizes(node, number, jobs),
+            StoreOrder::List(node, number, process) => self.answer(node, number, self.logs.list(process), Answer::Log),
+            StoreOrder::Read(node, number, process, part, position, most) => {
+                let read = self.logs.read(process, part, position, most);
+                self.answer(node, number, read, |read| Answer::LogBytes(read.map(Into::into)));
+            }
+        }
+    }
+
+    fn answer_sizes(&self, node: NodeId, number: u64, jobs: Vec<JobId>) {
+        let (inputs, logs, name) = (self.inputs.clone(), self.logs.clone(), self.name.clone());
+        spawn_local(async move {
+            let mut sizes = Vec::new();
+            for job in jobs {
+                sizes.extend(logs.status(job).await.unwrap_or_default());
+            }
+            sizes.truncate(limits::PROCESSES_SHOWN);
+            let sizes_of = |status: Status| LogSizes {
+                node: name.clone(),
+                journal: status.journal,
+                payload: status.payload,
+                images: status.images,
+                committed: status.committed,
+                committed_ms: status.committed_ms,
+            };
+            let sizes = sizes.into_iter().map(|(process, status)| (process, sizes_of(status))).collect();
+            _ = inputs.send(Input::StoreAnswer(node, number, Answer::Sizes(sizes))).await;
+        });
+    }
+
+    fn answer<T: 'static>(
+        &self,
+        node: NodeId,
+        number: u64,
+        answer: oneshot::Receiver<T>,
+        of: impl FnOnce(T) -> Answer + 'static,
+    ) {
+        let inputs = self.inputs.clone();
+        spawn_local(async move {
+            // A service that has ended answers nobody; the daemon ends, too.
+            if let Ok(answer) = answer.await {
+                _ = inputs.send(Input::StoreAnswer(node, number, of(answer))).await;
+            }
+        });
+    }
+}
+
+async fn pass_on(mut events: mpsc::Receiver<Event>, inputs: mpsc::Sender<Input>) {
+    while let Some(Event { what, process, text }) = events.recv().await {
+        let name = match what {
+            What::Committed => EventName::Checkpoint,
+            What::Refused => EventName::CheckpointFailed,
+            What::LogBound => EventName::Limit,
+            What::Disk | What::DiskWell | What::Replica => EventName::Store,
+            What::Intruder => EventName::Refused,
+        };
+        _ = inputs.send(Input::StoreEvent(name, process, text)).await;
+    }
+    // Whoever is protected here would wait for ever. As another member's protector says: its death is its node's.
+    let text = "the log service has ended: this node leaves the cluster".to_owned();
+    _ = inputs.send(Input::StoreEvent(EventName::Store, None, text)).await;
+    _ = inputs.send(Input::Leave).await;
+}

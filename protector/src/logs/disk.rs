@@ -1,0 +1,215 @@
+//! The thread that writes and reads the files: what a disk takes its time for must not delay a gate.
+//!
+//! Orders are carried out one after the other. A log that cannot be written (the disk is full, say) is tried again until it can, with all
+//! later writes of its process behind it, so that what is reported as written has no gap; other processes go on. An image that cannot be
+//! written is given up, which makes room. With `durable` everything of a batch is on the disk before any of it is reported.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use radic_wire::ids::{JobId, ProcessId};
+
+use super::Answer;
+use super::files::Files;
+use crate::store::{File, Write};
+
+/// Time until a write that failed is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Orders of one batch.
+const BATCH: usize = 64;
+
+/// Wakes the service's thread.
+#[derive(Debug, Clone)]
+pub struct Waker(Arc<EventFd>);
+
+impl Waker {
+    pub fn new() -> io::Result<Self> {
+        Ok(Waker(Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?)))
+    }
+
+    /// Wakes it, now or as soon as it is about to sleep.
+    pub fn wake(&self) {
+        // It fails only at the largest count there is, and then the thread is awake.
+        _ = self.0.write(1);
+    }
+
+    /// It is awake.
+    pub fn reset(&self) {
+        _ = self.0.read();
+    }
+
+    pub fn fd(&self) -> &EventFd {
+        &self.0
+    }
+}
+
+/// Something to do with files.
+#[derive(Debug)]
+pub enum Order {
+    /// Write; the ticket is for [`Done`].
+    Write(u64, Write),
+    Truncate(File, u64),
+    Delete(File),
+    RemoveProcess(ProcessId),
+    RemoveJob(JobId),
+    /// Read for the observer on this connection.
+    Fetch(u64, File, u64, usize),
+    /// Read for the protector.
+    Read(File, u64, usize, Answer<Result<Vec<u8>, String>>),
+}
+
+/// What was done.
+#[derive(Debug)]
+pub enum Done {
+    /// The write with this ticket, and those of its file before it.
+    Written(u64),
+    /// The write with this ticket could not be done. An image is given up, anything else is tried until it can be.
+    Failed(u64, ProcessId, io::Error),
+    /// What could not be written of this process is.
+    Well(ProcessId),
+    /// Bytes for the observer on this connection.
+    Fetched(u64, File, u64, io::Result<Vec<u8>>),
+}
+
+/// Works until `orders` ends.
+pub fn run(files: Files, orders: mpsc::Receiver<Order>, done: mpsc::Sender<Done>, waker: Waker) {
+    let mut disk = Disk { files, written: Vec::new(), stuck: HashMap::new(), again: None, done };
+    loop {
+        let wait = disk.again.map(|at| at.saturating_duration_since(Instant::now()));
+        let first = match wait {
+            None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(wait) => orders.recv_timeout(wait),
+        };
+        match first {
+            Ok(first) => disk.batch(first, &orders),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if disk.again.is_some_and(|at| at <= Instant::now()) {
+            disk.try_again();
+        }
+        disk.again = if disk.stuck.is_empty() { None } else { disk.again.or_else(|| Some(Instant::now() + AGAIN)) };
+        waker.wake();
+    }
+}
+
+struct Disk {
+    files: Files,
+    /// Done, and not on the disk yet.
+    written: Vec<(u64, Write)>,
+    /// By process, what cannot be written, in order.
+    stuck: HashMap<ProcessId, VecDeque<(u64, Write)>>,
+    /// When that is tried again.
+    again: Option<Instant>,
+    done: mpsc::Sender<Done>,
+}
+
+impl Disk {
+    fn report(&self, done: Done) {
+        // Nobody is left to hear it only while the service ends.
+        _ = self.done.send(done);
+    }
+
+    fn batch(&mut self, first: Order, orders: &mpsc::Receiver<Order>) {
+        self.work(first);
+        for _ in 1..BATCH {
+            match orders.try_recv() {
+                Ok(order) => self.work(order),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+            }
+        }
+        self.sync();
+    }
+
+    fn work(&mut self, order: Order) {
+        match order {
+            Order::Write(ticket, write) => self.write(ticket, write),
+            // What frees room goes before what waits for room.
+            Order::Truncate(file, position) => self.files.truncate(file, position),
+            Order::Delete(file) => {
+                self.drop_writes(|of| of == file);
+                self.files.delete(file);
+            }
+            Order::RemoveProcess(process) => {
+                self.drop_writes(|of| of.process() == process);
+                self.files.remove_process(process);
+            }
+            Order::RemoveJob(job) => {
+                self.drop_writes(|of| of.process().job == job);
+                self.files.remove_job(job);
+            }
+            Order::Fetch(to, file, position, length) => {
+                let bytes = self.files.read(file, position, length);
+                self.report(Done::Fetched(to, file, position, bytes));
+            }
+            Order::Read(file, position, length, answer) => {
+                let text = |error| format!("cannot read {file:?} from {position}: {error}");
+                _ = answer.send(self.files.read(file, position, length).map_err(text));
+            }
+        }
+    }
+
+    fn drop_writes(&mut self, is_gone: impl Fn(File) -> bool) {
+        self.written.retain(|(_, write)| !is_gone(write.file));
+        self.stuck.values_mut().for_each(|writes| writes.retain(|(_, write)| !is_gone(write.file)));
+        self.stuck.retain(|_, writes| !writes.is_empty());
+    }
+
+    fn write(&mut self, ticket: u64, write: Write) {
+        let process = write.file.process();
+        if !matches!(write.file, File::Image(..))
+            && let Some(stuck) = self.stuck.get_mut(&process)
+        {
+            stuck.push_back((ticket, write));
+            return;
+        }
+        match self.files.write(&write) {
+            Ok(()) => self.written.push((ticket, write)),
+            Err(error) => self.fail(ticket, write, error),
+        }
+    }
+
+    fn fail(&mut self, ticket: u64, write: Write, error: io::Error) {
+        let process = write.file.process();
+        self.report(Done::Failed(ticket, process, error));
+        if !matches!(write.file, File::Image(..)) {
+            // It was tried before whatever waits.
+            self.stuck.entry(process).or_default().push_front((ticket, write));
+        }
+    }
+
+    /// Reports what was written. If the disk refuses, what was written may be lost: it is written again.
+    fn sync(&mut self) {
+        let written = std::mem::take(&mut self.written);
+        match self.files.sync() {
+            Ok(()) => written.into_iter().for_each(|(ticket, _)| self.report(Done::Written(ticket))),
+            Err(error) => {
+                let again = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+                written.into_iter().rev().for_each(|(ticket, write)| self.fail(ticket, write, again(&error)));
+            }
+        }
+    }
+
+    fn try_again(&mut self) {
+        self.again = None;
+        let processes: Vec<ProcessId> = self.stuck.keys().copied().collect();
+        for process in processes {
+            while let Some((ticket, write)) = self.stuck.get_mut(&process).and_then(VecDeque::pop_front) {
+                if self.files.write(&write).is_err() {
+                    self.stuck.entry(process).or_default().push_front((ticket, write));
+                    break;
+                }
+                self.written.push((ticket, write));
+            }
+            if self.stuck.get(&process).is_some_and(VecDeque::is_empty) {
+                self.stuck.remove(&process);
+                self.report(Done::Well(process));
+            }
+        }
+        self.sync();
+    }
+}

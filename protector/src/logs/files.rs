@@ -1,0 +1,273 @@
+//! The files of the store: names, segments, and the directory's owner.
+//!
+//! `DIR/<job>/<rank>/journal.<position>`, `stream.<opener's job>.<opener's rank>.<number>.<from|to>.<position>`, `image.<number>`, and beside each
+//! verified image `image.<number>.mac`. Logs are cut into segments of [`SEGMENT`] bytes, so that forgetting the beginning of one deletes files;
+//! the position in the name (16 hexadecimal digits) is that of the segment's first byte. A log need not begin where its first segment does.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use radic_wire::ids::{JobId, ProcessId};
+
+use super::StartError;
+use crate::store::{File, Write};
+
+/// Bytes of a segment of a log.
+const SEGMENT: u64 = 16 << 20;
+/// Files that are open at once; more are opened again.
+const OPEN: usize = 512;
+const LOCK: &str = "lock";
+
+/// The directory of a process.
+fn process_dir(dir: &Path, process: ProcessId) -> PathBuf {
+    dir.join(process.job.to_string()).join(process.rank.to_string())
+}
+
+/// The file of an image.
+pub fn image_path(dir: &Path, process: ProcessId, image: u64) -> PathBuf {
+    process_dir(dir, process).join(format!("image.{image}"))
+}
+
+/// The file of an image's code.
+pub fn code_path(image: &Path) -> PathBuf {
+    image.with_extension(format!("{}.mac", image.extension().unwrap_or_default().to_string_lossy()))
+}
+
+fn path(dir: &Path, file: File, segment: u64) -> PathBuf {
+    let process = process_dir(dir, file.process());
+    match file {
+        File::Journal(_) => process.join(format!("journal.{segment:016x}")),
+        File::Stream(_, stream) => {
+            let (opener, number) = (stream.connection.opener, stream.connection.number);
+            let direction = if stream.from_opener { "from" } else { "to" };
+            process.join(format!("stream.{}.{}.{number}.{direction}.{segment:016x}", opener.job, opener.rank))
+        }
+        File::Image(process, number) => image_path(dir, process, number),
+    }
+}
+
+/// Takes possession of a directory: it is made if need be, and what an earlier life of the protector left there is removed: nobody
+/// needs it, since a protector that died is another one when it comes back.
+pub fn take(dir: &Path) -> Result<Flock<fs::File>, StartError> {
+    let failed = |what: &str, error| StartError::System { what: format!("{what} {}", dir.display()), error };
+    fs::DirBuilder::new().recursive(true).create(dir).map_err(|error| failed("cannot make the store", error))?;
+    let lock = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK));
+    let lock = lock.map_err(|error| failed("cannot write in the store", error))?;
+    let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| StartError::InUse(dir.to_owned()))?;
+    for entry in fs::read_dir(dir).map_err(|error| failed("cannot read the store", error))? {
+        let entry = entry.map_err(|error| failed("cannot read the store", error))?;
+        if entry.file_name().to_string_lossy().parse::<JobId>().is_ok() {
+            fs::remove_dir_all(entry.path()).map_err(|error| failed("cannot clear the store", error))?;
+        }
+    }
+    Ok(lock)
+}
+
+/// The open files, and which segments there are.
+#[derive(Debug)]
+pub struct Files {
+    dir: PathBuf,
+    durable: bool,
+    open: HashMap<(File, u64), fs::File>,
+    segments: HashMap<File, BTreeSet<u64>>,
+    /// Written since the last [`Files::sync`].
+    touched: HashSet<(File, u64)>,
+}
+
+impl Files {
+    pub fn new(dir: PathBuf, durable: bool) -> Self {
+        Files { dir, durable, open: HashMap::new(), segments: HashMap::new(), touched: HashSet::new() }
+    }
+
+    /// The segment of a position, and the position in it.
+    fn place(file: File, position: u64) -> (u64, u64) {
+        match file {
+            File::Image(..) => (0, position),
+            File::Journal(_) | File::Stream(..) => (position - position % SEGMENT, position % SEGMENT),
+        }
+    }
+
+    fn open(&mut self, file: File, segment: u64, create: bool) -> io::Result<&fs::File> {
+        if self.open.len() >= OPEN && !self.open.contains_key(&(file, segment)) {
+            self.open.clear();
+        }
+        let path = path(&self.dir, file, segment);
+        match self.open.entry((file, segment)) {
+            std::collections::hash_map::Entry::Occupied(open) => Ok(open.into_mut()),
+            std::collections::hash_map::Entry::Vacant(vacant) => {
+                let new = create && !self.segments.get(&file).is_some_and(|segments| segments.contains(&segment));
+                if new {
+                    let process = process_dir(&self.dir, file.process());
+                    fs::DirBuilder::new().recursive(true).create(&process)?;
+                }
+                let opened = fs::File::options().read(true).write(true).create(create).truncate(false).mode(0o600).open(&path)?;
+                if new {
+                    self.segments.entry(file).or_default().insert(segment);
+                    if self.durable {
+                        sync_dirs(&self.dir, &path)?;
+                    }
+                }
+                Ok(vacant.insert(opened))
+            }
+        }
+    }
+
+    /// Writes bytes at their place; with `durable` they are on the disk after [`Files::sync`].
+    pub fn write(&mut self, write: &Write) -> io::Result<()> {
+        let Write { file, mut position, ref bytes } = *write;
+        let mut bytes = &bytes[..];
+        while !bytes.is_empty() {
+            let (segment, at) = Self::place(file, position);
+            let room =
+                if matches!(file, File::Image(..)) { bytes.len() } else { (SEGMENT - at).min(bytes.len() as u64) as usize };
+            let (now, later) = bytes.split_at(room);
+            if let Err(error) = self.open(file, segment, true)?.write_all_at(now, at) {
+                // What is behind the name may be another file when it is tried again.
+                self.open.remove(&(file, segment));
+                return Err(error);
+            }
+            if self.durable {
+                self.touched.insert((file, segment));
+            }
+            (position, bytes) = (position + room as u64, later);
+        }
+        Ok(())
+    }
+
+    /// What was written is on the disk.
+    pub fn sync(&mut self) -> io::Result<()> {
+        for (file, segment) in std::mem::take(&mut self.touched) {
+            if self.segments.get(&file).is_some_and(|segments| segments.contains(&segment)) {
+                self.open(file, segment, false)?.sync_data()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Exactly so many bytes, or an error.
+    pub fn read(&mut self, file: File, mut position: u64, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let mut rest = &mut bytes[..];
+        while !rest.is_empty() {
+            let (segment, at) = Self::place(file, position);
+            let room = if matches!(file, File::Image(..)) { rest.len() } else { (SEGMENT - at).min(rest.len() as u64) as usize };
+            let (now, later) = rest.split_at_mut(room);
+            self.open(file, segment, false)?.read_exact_at(now, at)?;
+            (position, rest) = (position + room as u64, later);
+        }
+        Ok(bytes)
+    }
+
+    fn remove(&mut self, file: File, segment: u64) {
+        self.open.remove(&(file, segment));
+        self.touched.remove(&(file, segment));
+        let path = path(&self.dir, file, segment);
+        // What cannot be removed is removed with the job.
+        _ = fs::remove_file(&path);
+        if matches!(file, File::Image(..)) {
+            _ = fs::remove_file(code_path(&path));
+        }
+    }
+
+    /// Nothing before the position is needed.
+    pub fn truncate(&mut self, file: File, position: u64) {
+        let Some(segments) = self.segments.get_mut(&file) else { return };
+        let first = Self::place(file, position).0;
+        let kept = segments.split_off(&first);
+        let gone = std::mem::replace(segments, kept);
+        gone.into_iter().for_each(|segment| self.remove(file, segment));
+    }
+
+    /// The file is not needed.
+    pub fn delete(&mut self, file: File) {
+        let segments = self.segments.remove(&file).unwrap_or_default();
+        segments.into_iter().for_each(|segment| self.remove(file, segment));
+    }
+
+    fn forget(&mut self, is_gone: impl Fn(ProcessId) -> bool) {
+        self.open.retain(|(file, _), _| !is_gone(file.process()));
+        self.touched.retain(|(file, _)| !is_gone(file.process()));
+        self.segments.retain(|file, _| !is_gone(file.process()));
+    }
+
+    /// Removes everything of a process.
+    pub fn remove_process(&mut self, process: ProcessId) {
+        self.forget(|of| of == process);
+        _ = fs::remove_dir_all(process_dir(&self.dir, process));
+    }
+
+    /// Removes everything of a job.
+    pub fn remove_job(&mut self, job: JobId) {
+        self.forget(|of| of.job == job);
+        _ = fs::remove_dir_all(self.dir.join(job.to_string()));
+    }
+}
+
+/// The directories above a new file, up to the store's own, are on the disk.
+fn sync_dirs(store: &Path, file: &Path) -> io::Result<()> {
+    let above = file.ancestors().skip(1).take_while(|dir| dir.starts_with(store));
+    above.into_iter().try_for_each(|dir| fs::File::open(dir)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::determinant::{ConnectionId, StreamId};
+    use radic_wire::ids::Rank;
+
+    use super::*;
+
+    fn process() -> ProcessId {
+        ProcessId { job: JobId::from_bits(0xab), rank: Rank(7) }
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(process_dir(dir, process())).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_log_is_cut_into_files_and_forgotten_by_deleting_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let connection = ConnectionId { opener: process(), number: 3 };
+        for file in [File::Journal(process()), File::Stream(process(), StreamId { connection, from_opener: true })] {
+            let mut files = Files::new(dir.path().to_owned(), true);
+            let (position, bytes) = (SEGMENT * 2 - 5, b"0123456789".to_vec());
+            files.write(&Write { file, position, bytes }).unwrap();
+            files.sync().unwrap();
+            assert_eq!(names(dir.path()).len(), 2);
+            assert_eq!(files.read(file, position + 3, 4).unwrap(), b"3456");
+            assert!(files.read(file, position + 3, 9).is_err(), "beyond the end");
+            files.truncate(file, SEGMENT * 2);
+            assert_eq!(names(dir.path()).len(), 1);
+            assert!(files.read(file, position, 4).is_err());
+            assert_eq!(files.read(file, position + 5, 5).unwrap(), b"56789");
+            files.delete(file);
+            assert_eq!(names(dir.path()), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn a_directory_has_one_owner_and_begins_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = dir.path().join("0123456789ab/3");
+        fs::create_dir_all(&old).unwrap();
+        fs::write(dir.path().join("not ours"), "").unwrap();
+        let lock = take(dir.path()).unwrap();
+        assert!(!old.exists() && dir.path().join("not ours").exists());
+        assert!(matches!(take(dir.path()), Err(StartError::InUse(_))));
+        drop(lock);
+        take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn the_code_lies_beside_its_image() {
+        let image = image_path(Path::new("/s"), process(), 12);
+        assert_eq!(code_path(&image), Path::new("/s/0000000000ab/7/image.12.mac"));
+    }
+}

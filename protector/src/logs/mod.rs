@@ -1,0 +1,284 @@
+//! The log service: takes what the observers of protected processes log, on sockets, and keeps it in memory and files.
+//!
+//! It drives a [`crate::store::Store`] on threads of its own, because latency decides here: each time a process sends after it received, it
+//! waits for one round trip to this service (G1). Its address goes into `Member::log_port`. The rest of the protector talks to it through
+//! [`Logs`] and hears from it by [`Event`]s:
+//!
+//! ```no_run
+//! # fn f(key: radic_wire::key::ClusterKey, job: radic_wire::ids::JobId) -> Result<(), Box<dyn std::error::Error>> {
+//! use radic_protector::logs::{self, Config};
+//! let (logs, mut events) = logs::start(Config::new("127.0.0.1".parse()?, "/var/lib/radic/store".into(), key))?;
+//! let port = logs.address().port();                    // into Member::log_port, before the node joins
+//! logs.configure(job, Default::default());             // a job has processes that this node protects
+//! let event = events.blocking_recv();                  // in the daemon: events.recv().await; none: the service has ended
+//! logs.remove_job(job);                                // the job has ended
+//! # Ok(()) }
+//! ```
+//!
+//! Questions give a [`oneshot::Receiver`]: await it, or `blocking_recv` outside of a runtime; it fails only when the service has ended.
+//! When the last clone of [`Logs`] is dropped the service ends, within a moment.
+//!
+//! # Map
+//!
+//! | module | what | thread |
+//! |---|---|---|
+//! | `service` | start and end; the rounds: two sets of descriptors, what is urgent first | `logs` |
+//! | `visitors` | accepting, logging in, frames into the store, closing | `logs` |
+//! | `connection` | one socket: its role, partial input, what waits to be sent | `logs` |
+//! | `carry_out` | what the store wants done, what the other threads have done | `logs` |
+//! | `answers` | what the node asks | `logs` |
+//! | `replicas` | connections to the next protector of a chain | `logs` |
+//! | `disk`, `files` | writing, reading, retrying; names, segments, the directory's lock | `logs disk` |
+//! | `verify` | checksums and codes of images | `logs verify` |
+//! | [`client`] | a blocking client for tests, tools and measurements | |
+//!
+//! # What an observer has to know
+//!
+//! - After the login ([`radic_wire::login`]) the journal's connection begins with a hello. Payload is sent on a bulk connection after the
+//!   welcome; a hello there is passed over. All answers, also about payload and images, go to the newest journal connection of
+//!   that life; an older one is closed.
+//! - An image has a connection of its own: `ImageBegin` as a frame, then its bytes to the end of the connection (`shutdown` or `close`).
+//!   It is closed early when the image is refused. A connection that is reset refuses the image; one that ends early does so by its verification.
+//! - After a hello comes, behind the welcome, `Committed` with the newest image, whose word may have been lost, or `ImageWanted`.
+//! - `AskStable` and `Forget` are not answered here: an observer asks the protector of its own node, which knows where the other end is.
+//!
+//! # Invariants
+//!
+//! - *An acknowledgement leaves in the round in which its message came*, unless a file or a replica decides. There is no timer on that way.
+//! - *Nothing that takes long is done on the service's thread*: no file is touched, no image hashed there. One bulk connection is served
+//!   between two looks at the journals, with at most a chunk.
+//! - *Reading stops before memory is full*: a connection is not read while the store has no room for what it brings (images and payload at
+//!   twice the process's share, its journal later), while its replica is behind, or while it takes no answers. Payload over twice the
+//!   bound of the log waits for a commit; images never wait for that.
+//! - *What is reported as written has no gap*: writes of a process are done in order, also when they are tried again; what was written
+//!   before a failed `fdatasync` is written again. A write of a file that was deleted meanwhile reports nothing.
+//! - *No image without a code*: it is written when the image has been verified whole and before it is committed ([`check_code`]).
+//! - *Whoever has not proven that it has the job's key* costs one of 256 places for at most 3 s, and is answered once. A process of an ended job
+//!   is not let in.
+//! - Replication: from [`Logs::set_replica`] on nothing new is acknowledged without the replica, connected or not. After an exec or another restart
+//!   of the process from nothing, `remove_process` belongs to both services.
+//!
+//! With `keep_logs` nothing is truncated or deleted before the job's end plus 63 other such jobs; what memory would forget goes to files first. A
+//! protector that starts anew clears its directory: it is another member, and what it held is held elsewhere, or lost.
+//!
+//! # Measured
+//!
+//! 2 cores, release build, with other builds running (`cargo test --release -p radic-protector --test logs -- --nocapture --test-threads 1
+//! gate`): a message of 60 bytes of journal is acknowledged in 4.3 us (median; 90 %: 4.7, 99 %: 13); while another process ships images of
+//! 103 MB, each verified and committed (0.45 s), in 4.6 us (90 %: 5.6 to 91; 99 %: 3 to 4 ms, the scheduler's share: both cores are busy).
+
+mod answers;
+mod carry_out;
+pub mod client;
+mod connection;
+mod disk;
+mod files;
+mod replicas;
+mod service;
+mod verify;
+mod visitors;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use radic_wire::determinant::StreamId;
+use radic_wire::ids::{Incarnation, JobId, ProcessId};
+use radic_wire::key::ClusterKey;
+use radic_wire::log::{HeldLog, LogPart};
+use radic_wire::process::Protection;
+use tokio::sync::{mpsc, oneshot};
+
+pub use self::verify::{BadImage, check_code};
+use crate::store::{NoRestart, Restart};
+
+/// What the service needs to know at its start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The address to listen on, at any free port.
+    pub address: IpAddr,
+    /// Where the files go. It belongs to this service alone; logs and images of an earlier life of the protector are removed.
+    pub dir: PathBuf,
+    /// The cluster's key.
+    pub key: ClusterKey,
+    /// Acknowledge only what is in a file and on the disk (`--durable`).
+    pub durable: bool,
+    /// Bytes of log and images of one process in memory before they are written to files.
+    pub memory: usize,
+    /// Most bytes of one image.
+    pub image: u64,
+    /// Most processes. One more cannot log in.
+    pub processes: usize,
+    /// Most connections.
+    pub connections: usize,
+}
+
+/// Something that the log of the node should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub what: What,
+    /// About which process.
+    pub process: Option<ProcessId>,
+    /// For people.
+    pub text: String,
+}
+
+/// What an [`Event`] is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// An image was committed.
+    Committed,
+    /// An image was refused: not whole, damaged, too large, or no room for it.
+    Refused,
+    /// The log of a process nears its bound; an image was asked for.
+    LogBound,
+    /// A file could not be written or read; the process waits until it can, or its image is given up.
+    Disk,
+    /// Files can be written again.
+    DiskWell,
+    /// A connection that proved nothing, or said something that contradicts what came before, was closed. At most one a second is told.
+    Intruder,
+    /// The replica of a process is out of reach (its gate waits), or there again.
+    Replica,
+}
+
+/// How the logs of one process are, in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Bytes of journal that a restart needs.
+    pub journal: u64,
+    /// Bytes of received payload that a restart needs.
+    pub payload: u64,
+    /// Bytes of its images.
+    pub images: u64,
+    /// Of all these, bytes in memory.
+    pub memory: u64,
+    /// The journal is acknowledged up to here.
+    pub journal_stable: u64,
+    /// The payload log is acknowledged up to here.
+    pub payload_stable: u64,
+    /// The newest committed image.
+    pub committed: Option<u64>,
+    /// Time since it was committed, in milliseconds.
+    pub committed_ms: Option<u64>,
+    /// Its journal connection is there.
+    pub connected: bool,
+    /// It is replicated: whether the connection to its replica is there.
+    pub replica: Option<bool>,
+}
+
+/// Why the service could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another daemon uses the directory.
+    #[error("the store {0} is in use by another protector: give each its own (--store)")]
+    InUse(PathBuf),
+    /// The system refused something.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        error: std::io::Error,
+    },
+}
+
+/// Starts the service: it listens when this returns.
+pub fn start(config: Config) -> Result<(Logs, mpsc::Receiver<Event>), StartError> {
+    service::start(config)
+}
+
+impl Config {
+    /// The usual bounds.
+    pub fn new(address: IpAddr, dir: PathBuf, key: ClusterKey) -> Self {
+        Config { address, dir, key, durable: false, memory: 32 << 20, image: 1 << 40, processes: 16_384, connections: 65_536 }
+    }
+}
+
+/// A running service; its clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Logs(std::sync::Arc<service::Running>);
+
+impl Logs {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// How the processes of this job are to be protected, from now on. Without it: as [`Protection::default`] says.
+    pub fn configure(&self, job: JobId, protection: Protection) {
+        self.0.ask(Request::Configure(job, protection));
+    }
+
+    /// The log of this process is to be held by the service at `replica` too, or by none: the acknowledgement comes from there. Until
+    /// it is connected the process's gate waits. May be said before the process is known here.
+    pub fn set_replica(&self, process: ProcessId, replica: Option<SocketAddr>) {
+        self.0.ask(Request::SetReplica(process, replica));
+    }
+
+    /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.
+    pub fn remove_job(&self, job: JobId) {
+        self.0.ask(Request::RemoveJob(job));
+    }
+
+    /// This process begins anew, with nothing (after an exec, or a restart of its job from the beginning).
+    pub fn remove_process(&self, process: ProcessId) {
+        self.0.ask(Request::RemoveProcess(process));
+    }
+
+    /// How many units of a stream are stable here, where its receiver is protected: the sender need not keep them. 0: nothing is known.
+    pub fn stable_of(&self, receiver: ProcessId, stream: StreamId) -> oneshot::Receiver<u64> {
+        self.0.question(|answer| Request::StableOf(receiver, stream, answer))
+    }
+
+    /// What is held of this process, if it is known.
+    pub fn list(&self, process: ProcessId) -> oneshot::Receiver<Option<HeldLog>> {
+        self.0.question(|answer| Request::List(process, answer))
+    }
+
+    /// Bytes of a part from `position`, at most `most` and at most [`radic_wire::limits::LOG_CHUNK`]; none at the end of what is held. An
+    /// error says what is wrong: not held, or the file cannot be read.
+    pub fn read(
+        &self,
+        process: ProcessId,
+        part: LogPart,
+        position: u64,
+        most: usize,
+    ) -> oneshot::Receiver<Result<Vec<u8>, String>> {
+        self.0.question(|answer| Request::Read(process, part, position, most, answer))
+    }
+
+    /// How the logs of the processes of this job are that are held here, by rank.
+    pub fn status(&self, job: JobId) -> oneshot::Receiver<Vec<(ProcessId, Status)>> {
+        self.0.question(|answer| Request::Status(job, answer))
+    }
+
+    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs. Ask again while the answer
+    /// is [`NoRestart::Unstable`].
+    pub fn fence(&self, process: ProcessId, incarnation: Incarnation) -> oneshot::Receiver<Result<Restart, NoRestart>> {
+        self.0.question(|answer| Request::Fence(process, incarnation, answer))
+    }
+
+    /// The file of a committed image, whose code ([`check_code`]) is to be checked before it is used. It is there until another
+    /// image is committed or the process removed.
+    pub fn image_path(&self, process: ProcessId, image: u64) -> PathBuf {
+        files::image_path(&self.0.dir, process, image)
+    }
+}
+
+type Answer<T> = oneshot::Sender<T>;
+
+/// What the protector asks of the service.
+#[derive(Debug)]
+enum Request {
+    Configure(JobId, Protection),
+    SetReplica(ProcessId, Option<SocketAddr>),
+    RemoveJob(JobId),
+    RemoveProcess(ProcessId),
+    StableOf(ProcessId, StreamId, Answer<u64>),
+    List(ProcessId, Answer<Option<HeldLog>>),
+    Read(ProcessId, LogPart, u64, usize, Answer<Result<Vec<u8>, String>>),
+    Status(JobId, Answer<Vec<(ProcessId, Status)>>),
+    Fence(ProcessId, Incarnation, Answer<Result<Restart, NoRestart>>),
+    End,
+}

@@ -1,0 +1,184 @@
+//! Connections to the next protector of the chain, one for each process that is replicated.
+//!
+//! While one is not there, nothing is acknowledged: the store counts the process as replicated from the moment it is to be. Each time the
+//! connection is made the replica is told everything that is not stable ([`crate::store::Store::set_replica`]).
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::limits;
+use radic_wire::log::ToProtector;
+use radic_wire::login::{Channel, Login, NONCE, PROOF};
+use radic_wire::mac::JobKey;
+
+use super::What;
+use super::connection::{Connection, Partial, Role};
+use super::service::Service;
+
+/// Time until a replica is tried again; it doubles.
+const AGAIN: Duration = Duration::from_millis(50);
+/// Longest such time.
+const AGAIN_AT_MOST: Duration = Duration::from_secs(2);
+/// Bytes that may wait for a replica before payload and images of its process are not read.
+const BEHIND: usize = 4 << 20;
+
+/// Where a process is replicated.
+#[derive(Debug)]
+pub struct Replica {
+    pub address: SocketAddr,
+    /// The connection, or the attempt at one.
+    token: Option<u64>,
+    /// It is logged in.
+    pub connected: bool,
+    again: Duration,
+    /// It was told that it is out of reach.
+    told: bool,
+}
+
+impl Service {
+    /// From now on this process is replicated there, or nowhere.
+    pub fn set_replica(&mut self, process: ProcessId, address: Option<SocketAddr>) {
+        if self.replicas.get(&process).map(|replica| replica.address) == address {
+            return;
+        }
+        self.forget_replica(process);
+        self.store.set_replica(process, address.is_some());
+        if let Some(address) = address {
+            self.replicas.insert(process, Replica { address, token: None, connected: false, again: AGAIN, told: false });
+            self.dial(process);
+        }
+    }
+
+    /// Closes the connection and makes no other.
+    pub fn forget_replica(&mut self, process: ProcessId) {
+        let replica = self.replicas.remove(&process);
+        self.dials.retain(|(_, of)| *of != process);
+        replica.and_then(|replica| replica.token).into_iter().for_each(|token| self.close(token));
+        self.freed = true;
+    }
+
+    /// Whether too much waits for the replica of this process.
+    pub fn replica_is_behind(&self, process: ProcessId) -> bool {
+        let token = self.replicas.get(&process).and_then(|replica| replica.token);
+        let connection = token.and_then(|token| self.connections.get(&token));
+        connection.is_some_and(|connection| connection.waiting() > BEHIND)
+    }
+
+    /// Begins a connection to the replica of a process.
+    pub fn dial(&mut self, process: ProcessId) {
+        let Some(replica) = self.replicas.get(&process) else { return };
+        if replica.token.is_some() {
+            return;
+        }
+        match self.begin_dial(process, replica.address) {
+            Ok(token) => {
+                let deadline = Instant::now() + Duration::from_millis(limits::HANDSHAKE_MS);
+                self.dialed.push_back((deadline, token));
+                self.replicas.get_mut(&process).into_iter().for_each(|replica| replica.token = Some(token));
+            }
+            Err(error) => self.dial_again(process, &error.to_string()),
+        }
+    }
+
+    fn begin_dial(&mut self, process: ProcessId, address: SocketAddr) -> io::Result<u64> {
+        let mut nonce = [0; NONCE];
+        getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
+        let incarnation = self.store.incarnation(process).unwrap_or(Incarnation(0));
+        let login = Login { process, incarnation, channel: Channel::Replica, nonce };
+        let key = JobKey::derive(&self.config.key, process.job);
+        let mut connection = Connection::new(begin_connect(address)?, Role::Dialed(process, login, key));
+        connection.interest = connection.wanted_interest();
+        self.add(connection, EpollFlags::EPOLLOUT | EpollFlags::EPOLLIN)
+    }
+
+    fn dial_again(&mut self, process: ProcessId, why: &str) {
+        let Some(replica) = self.replicas.get_mut(&process) else { return };
+        (replica.token, replica.connected) = (None, false);
+        self.dials.insert((Instant::now() + replica.again, process));
+        replica.again = (replica.again * 2).min(AGAIN_AT_MOST);
+        if !std::mem::replace(&mut replica.told, true) {
+            let text = format!("the replica of its log at {} is out of reach ({why}): its gate waits", replica.address);
+            self.tell(What::Replica, Some(process), text);
+        }
+    }
+
+    /// The kernel has connected, or failed to.
+    pub fn handle_dialed(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let Role::Dialed(process, login, ref key) = connection.role else { return };
+        let key = key.clone();
+        if let Some(error) = connection.socket.take_error().unwrap_or_else(Some) {
+            self.close_because(token, process, &error.to_string());
+            return;
+        }
+        connection.queue_raw(&login.encode());
+        connection.role = Role::Asked(process, login, key, Partial::new());
+        self.flush(token);
+    }
+
+    fn close_because(&mut self, token: u64, process: ProcessId, why: &str) {
+        self.replicas.get_mut(&process).into_iter().for_each(|replica| replica.token = None);
+        self.close(token);
+        self.dial_again(process, why);
+    }
+
+    /// The replica is one: it gets the proof, and what it must know.
+    pub fn handle_challenge(&mut self, token: u64, process: ProcessId, proof: &[u8; PROOF]) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        connection.queue_raw(proof);
+        connection.role = Role::Replica(process);
+        self.touched.push(token);
+        if let Some(replica) = self.replicas.get_mut(&process) {
+            (replica.connected, replica.again) = (true, AGAIN);
+            if std::mem::take(&mut replica.told) {
+                self.tell(What::Replica, Some(process), "the replica of its log is there again".into());
+            }
+        }
+        self.store.set_replica(process, true);
+    }
+
+    /// The connection to a replica is lost.
+    pub fn handle_replica_lost(&mut self, process: ProcessId, token: u64) {
+        if self.replicas.get(&process).is_some_and(|replica| replica.token == Some(token)) {
+            self.dial_again(process, "the connection was lost");
+        }
+    }
+
+    /// Sends a message on to the replica, if it is there: else it will be told.
+    pub fn forward(&mut self, process: ProcessId, message: &[u8]) {
+        let replica = self.replicas.get(&process).filter(|replica| replica.connected);
+        let Some(token) = replica.and_then(|replica| replica.token) else { return };
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        match ToProtector::read(message) {
+            // What follows belongs to another life.
+            Ok(ToProtector::Hello { .. }) => {
+                connection.fence();
+                connection.queue_urgent(message);
+            }
+            // A gate waits for it, and for no payload or image before it.
+            Ok(ToProtector::Journal { .. }) => connection.queue_urgent(message),
+            _ => connection.queue_later(message),
+        }
+        self.touched.push(token);
+    }
+}
+
+/// Begins to connect; the socket is writable when that has succeeded or failed.
+fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket: OwnedFd = socket(family, SockType::Stream, flags, None)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let socket = TcpStream::from(socket);
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}

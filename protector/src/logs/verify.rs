@@ -1,0 +1,147 @@
+//! Verification of images, on a thread of its own: it may take seconds, and a gate must not wait for it.
+//!
+//! An image that is whole and undamaged gets a code ([`Purpose::Image`]) over its process, its number and all its bytes. A restart checks
+//! it: [`check_code`].
+
+use std::fs;
+use std::io::{self, BufRead, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::mpsc;
+
+use radic_ckpt::image;
+use radic_wire::ids::ProcessId;
+use radic_wire::key::ClusterKey;
+use radic_wire::mac::{Code, JobKey, MAC, Purpose};
+
+use super::disk::Waker;
+use super::files::{code_path, image_path};
+
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+/// Why an image is not what a restart may use.
+#[derive(Debug, thiserror::Error)]
+pub enum BadImage {
+    /// It is not whole, or damaged.
+    #[error("{0}")]
+    Image(#[from] image::ImageError),
+    /// It builds upon another image than it was said to.
+    #[error("it builds upon image id {parent:016x}, and that is not the image it was announced to build upon")]
+    Parent {
+        /// What its header says; 0: none.
+        parent: u64,
+    },
+    /// The files could not be read or written.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Its code is not there or not that of these bytes.
+    #[error("its code is not that of this cluster, process and content: it is not restored")]
+    Code,
+}
+
+/// An image that is to be verified.
+#[derive(Debug)]
+pub struct Task {
+    /// Given back: an image of the same number may be another one by then.
+    pub ticket: u64,
+    pub process: ProcessId,
+    pub image: u64,
+    pub parent: Option<u64>,
+}
+
+/// What came of it: its length in bytes, or what is wrong.
+#[derive(Debug)]
+pub struct Verdict {
+    pub ticket: u64,
+    pub process: ProcessId,
+    pub image: u64,
+    pub result: Result<u64, BadImage>,
+}
+
+/// Verifies images until `tasks` ends. At most one image of a process is under way, so neither queue grows beyond their number.
+pub fn run(
+    dir: &Path,
+    key: &ClusterKey,
+    durable: bool,
+    tasks: mpsc::Receiver<Task>,
+    verdicts: mpsc::Sender<Verdict>,
+    waker: Waker,
+) {
+    for Task { ticket, process, image, parent } in tasks {
+        let key = JobKey::derive(key, process.job);
+        let parent = parent.map(|parent| image_path(dir, process, parent));
+        let result = verify(&image_path(dir, process, image), parent.as_deref(), &key, process, image, durable);
+        if verdicts.send(Verdict { ticket, process, image, result }).is_err() {
+            return;
+        }
+        waker.wake();
+    }
+}
+
+fn verify(
+    path: &Path,
+    parent: Option<&Path>,
+    key: &JobKey,
+    process: ProcessId,
+    number: u64,
+    durable: bool,
+) -> Result<u64, BadImage> {
+    let mut input = Coded { input: fs::File::open(path)?, code: begin(key, process, number), bytes: 0 };
+    let mut reader = io::BufReader::with_capacity(PIECE, &mut input);
+    let (header, _) = image::verify(&mut reader)?;
+    // The code is over all of the file, so all of it must be the image.
+    if !reader.fill_buf()?.is_empty() {
+        return Err(image::ImageError::from(image::FormatError::Invalid("bytes follow its end")).into());
+    }
+    let expected = parent.map(image::chain::read_header).transpose()?.map_or(0, |parent| parent.id);
+    if header.parent != expected {
+        return Err(BadImage::Parent { parent: header.parent });
+    }
+    write_code(&code_path(path), &input.code.finish(), durable)?;
+    Ok(input.bytes)
+}
+
+/// Checks the code of an image before it is used: the file `path`, and beside it `path` with `.mac`.
+pub fn check_code(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<(), BadImage> {
+    let mut stored = Vec::new();
+    let code = fs::File::open(code_path(path)).map_err(|_| BadImage::Code)?;
+    code.take(MAC as u64 + 1).read_to_end(&mut stored)?;
+    let mut input = Coded { input: fs::File::open(path)?, code: begin(key, process, image), bytes: 0 };
+    let mut piece = vec![0; PIECE];
+    while input.read(&mut piece)? > 0 {}
+    if input.code.finish()[..] == stored[..] { Ok(()) } else { Err(BadImage::Code) }
+}
+
+fn begin(key: &JobKey, process: ProcessId, image: u64) -> Code {
+    let mut code = key.begin(Purpose::Image);
+    code.update(&process.rank.0.to_le_bytes());
+    code.update(&image.to_le_bytes());
+    code
+}
+
+/// Codes what is read.
+struct Coded {
+    input: fs::File,
+    code: Code,
+    bytes: u64,
+}
+
+impl Read for Coded {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let length = self.input.read(out)?;
+        self.code.update(&out[..length]);
+        self.bytes += length as u64;
+        Ok(length)
+    }
+}
+
+fn write_code(path: &Path, code: &[u8; MAC], durable: bool) -> io::Result<()> {
+    let mut file = fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+    file.write_all(code)?;
+    if durable {
+        file.sync_all()?;
+        path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())?;
+    }
+    Ok(())
+}

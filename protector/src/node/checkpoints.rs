@@ -1,0 +1,230 @@
+//! When this node's processes make checkpoints: first when `MPI_Init` has returned, then at every interval, and when `radic checkpoint`
+//! asks. The processes do it by themselves; here they are told when.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::local::RankCheckpoint;
+use radic_wire::peer::{Answer, PeerMessage};
+use radic_wire::process::{Counters, FromNode, Interval, Protect};
+
+use super::{Node, Output};
+
+/// Time that a checkpoint on request may take. A large image on a slow disk takes minutes.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The interval that is worked out is not shorter, nor longer.
+const SHORTEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Time after which a process that has not said what became of a checkpoint is asked for another one.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+/// What a checkpoint is thought to cost until one has been made.
+const COST: Duration = Duration::from_millis(100);
+/// Longest reason that is passed on for one rank, in characters: many ranks have one.
+const REASON: usize = 200;
+
+/// When one process makes its next checkpoint.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    pub(super) next: Option<Duration>,
+    /// When it was asked for one that it has not said the end of.
+    asked: Option<Duration>,
+}
+
+/// A `radic checkpoint` that waits for ranks of this node.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// Which node's question it is, and its number there.
+    asker: (NodeId, u64),
+    job: JobId,
+    left: BTreeSet<Rank>,
+    done: Vec<RankCheckpoint>,
+    pub(super) deadline: Duration,
+}
+
+/// The interval for `job_mtbf`, the mean time between two failures that hit the job: Young's and Daly's square root.
+fn young_daly(cost: Duration, job_mtbf: Duration) -> Duration {
+    let seconds = (2.0 * cost.as_secs_f64() * job_mtbf.as_secs_f64()).sqrt();
+    Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).clamp(SHORTEST, LONGEST)
+}
+
+/// What one of its checkpoints has cost it: the pause.
+fn cost(counters: Option<Counters>) -> Duration {
+    let made = counters.filter(|counters| counters.checkpoints > 0);
+    made.map_or(COST, |counters| Duration::from_nanos(counters.pause_ns / counters.checkpoints))
+}
+
+impl Node {
+    fn counters_of(&self, process: ProcessId) -> Option<Counters> {
+        (self.config.counters)(self.hosts.get(&process.job)?.pid(process.rank)?)
+    }
+
+    /// The time between two checkpoints of this process; none if it makes none by itself.
+    fn interval_of(&self, process: ProcessId) -> Option<Duration> {
+        let host = self.hosts.get(&process.job)?;
+        match host.protection() {
+            protection if protection.protect != Protect::On => None,
+            protection => match protection.interval {
+                Interval::Never => None,
+                Interval::Every(ms) => Some(Duration::from_millis(ms)),
+                Interval::Auto => {
+                    let nodes = host.placement().nodes.len() as u32;
+                    Some(young_daly(cost(self.counters_of(process)), host.mtbf() / nodes))
+                }
+            },
+        }
+    }
+
+    /// Its first checkpoint is one interval away, unless it says before that it is ready.
+    pub(super) fn start_schedule(&mut self, now: Duration, process: ProcessId) {
+        let next = self.interval_of(process).map(|interval| now + interval);
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            observed.schedule = Schedule { next, asked: None };
+        }
+    }
+
+    /// `MPI_Init` has returned: the first checkpoint, and from there the others. The second comes after a part of the interval that
+    /// is another one for each rank, so that they do not all write at once from then on.
+    pub(super) fn handle_initialized(&mut self, now: Duration, process: ProcessId) {
+        let Some(interval) = self.interval_of(process) else { return };
+        let Some(ranks) = self.hosts.get(&process.job).map(|host| host.placement().rank_nodes.len() as u32) else { return };
+        self.ask_checkpoint(now, process);
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            observed.schedule.next = Some(now + interval * (process.rank.0 + 1) / ranks);
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn handle_schedules(&mut self, now: Duration) {
+        let due = |next: Option<Duration>| next.is_some_and(|at| at <= now);
+        let processes = self.observers.processes.iter().filter(|(_, p)| due(p.schedule.next)).map(|(id, _)| *id);
+        for process in processes.collect::<Vec<_>>() {
+            self.ask_checkpoint(now, process);
+            let next = self.interval_of(process).map(|interval| now + interval);
+            if let Some(observed) = self.observers.processes.get_mut(&process) {
+                observed.schedule.next = next;
+            }
+        }
+        let late = |w: &Waiting| w.deadline <= now;
+        for index in (0..self.checkpoints.len()).rev().filter(|i| late(&self.checkpoints[*i])).collect::<Vec<_>>() {
+            let why = format!("it has not come to an end within {} s", PATIENCE.as_secs());
+            for rank in self.checkpoints[index].left.clone() {
+                self.settle_rank(index, rank, Err(why.clone()));
+            }
+        }
+        self.answer_checkpoints();
+    }
+
+    /// Tells a process to make a checkpoint. One that was told is only reminded: it may be computing, or its image is on its way.
+    fn ask_checkpoint(&mut self, now: Duration, process: ProcessId) {
+        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
+        let Some(observer) = observed.observer() else { return };
+        if observed.schedule.asked.is_none_or(|at| at + FORGOTTEN <= now) {
+            observed.schedule.asked = Some(now);
+            self.outputs.push_back(Output::Observer(observer, FromNode::Checkpoint));
+        }
+        self.outputs.push_back(Output::Nudge(process));
+    }
+
+    /// A checkpoint has come to its end.
+    pub(super) fn handle_checkpointed(&mut self, now: Duration, process: ProcessId, result: Result<u64, String>) {
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            observed.schedule.asked = None;
+        }
+        let cut = |why: String| why.chars().map(|c| if c.is_control() { '?' } else { c }).take(REASON).collect::<String>();
+        let result = result.map_err(cut);
+        if let Err(why) = &result {
+            let text = format!("rank {}: {why}", process.rank);
+            self.handle_store_event(now, EventName::CheckpointFailed, Some(process), text);
+        }
+        self.settle_process(process, &result);
+    }
+
+    /// Whoever waits for a checkpoint of this process need not do so any longer.
+    pub(super) fn fail_checkpoints(&mut self, process: ProcessId, why: &str) {
+        self.settle_process(process, &Err(why.to_owned()));
+    }
+
+    fn settle_process(&mut self, process: ProcessId, result: &Result<u64, String>) {
+        for index in 0..self.checkpoints.len() {
+            if self.checkpoints[index].job == process.job {
+                self.settle_rank(index, process.rank, result.clone());
+            }
+        }
+        self.answer_checkpoints();
+    }
+
+    fn settle_rank(&mut self, index: usize, rank: Rank, result: Result<u64, String>) {
+        let node = self.me().name.clone();
+        let waiting = &mut self.checkpoints[index];
+        if waiting.left.remove(&rank) {
+            waiting.done.push(RankCheckpoint { rank, node, result });
+        }
+    }
+
+    fn answer_checkpoints(&mut self) {
+        for waiting in self.checkpoints.extract_if(.., |w| w.left.is_empty()).collect::<Vec<_>>() {
+            let (asker, number) = waiting.asker;
+            self.send(&asker, PeerMessage::Answer(number, Answer::Checkpoints(waiting.done)));
+        }
+    }
+
+    /// Somebody wants checkpoints of this node's ranks of the job.
+    pub(super) fn handle_checkpoint_query(&mut self, now: Duration, asker: &NodeId, number: u64, job: JobId) {
+        let ranks: Vec<_> = self.hosts.get(&job).map_or_else(Vec::new, |host| host.ranks().collect());
+        let asker = (asker.clone(), number);
+        self.checkpoints.push(Waiting {
+            asker,
+            job,
+            left: ranks.iter().copied().collect(),
+            done: Vec::new(),
+            deadline: now + PATIENCE,
+        });
+        let index = self.checkpoints.len() - 1;
+        for rank in ranks {
+            let process = ProcessId { job, rank };
+            match self.why_no_checkpoint(process) {
+                Some(why) => self.settle_rank(index, rank, Err(why.to_owned())),
+                None => self.ask_checkpoint(now, process),
+            }
+        }
+        self.answer_checkpoints();
+    }
+
+    fn why_no_checkpoint(&self, process: ProcessId) -> Option<&'static str> {
+        let host = self.hosts.get(&process.job)?;
+        let joined = self.observers.processes.get(&process).is_some_and(|p| p.observer().is_some());
+        match host.protection().protect {
+            Protect::None | Protect::Off => Some("the job is not protected"),
+            Protect::On if host.pid(process.rank).is_none() => Some("it has ended"),
+            Protect::On if !joined => Some("it does not run under libradic.so (yet)"),
+            Protect::On => None,
+        }
+    }
+}
+
+/// Time that the whole question of `radic checkpoint` may take.
+pub(super) const WHOLE: Duration = Duration::from_secs(PATIENCE.as_secs() + 5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_follows_young_and_daly_within_its_bounds() {
+        let day = Duration::from_secs(86_400);
+        let seconds = |cost_ms, mtbf| young_daly(Duration::from_millis(cost_ms), mtbf).as_secs();
+        assert_eq!(seconds(100, day / 4), 65);
+        assert_eq!(seconds(1, day / 64), 10);
+        assert_eq!(seconds(600_000, day * 365), 3600);
+        assert_eq!(young_daly(Duration::MAX, Duration::MAX), LONGEST);
+    }
+
+    #[test]
+    fn the_cost_is_the_mean_pause() {
+        assert_eq!(cost(None), COST);
+        let counters = Counters { checkpoints: 4, pause_ns: 8_000_000, ..Counters::default() };
+        assert_eq!(cost(Some(counters)), Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,44 @@
+//! Messages that came before the view that makes their sender a member. A decision goes down a tree, so a node that has just joined may
+//! speak to somebody who has not heard of it yet; the link has acknowledged what it said, and nobody would say it again.
+
+use radic_wire::ids::NodeId;
+use radic_wire::peer::PeerMessage;
+use radic_wire::{codec, limits};
+
+/// Messages that are kept: many times what anybody says within the milliseconds that a view takes.
+const MESSAGES: usize = 1024;
+/// Bytes that are kept: one message of the greatest length fits.
+const BYTES: usize = limits::PEER_FRAME;
+
+/// What waits for the next view, in the order in which it came.
+#[derive(Debug, Default)]
+pub struct Early {
+    held: Vec<(NodeId, PeerMessage)>,
+    bytes: usize,
+    /// Something was dropped since the last view: said once.
+    overflowed: bool,
+}
+
+impl Early {
+    /// Keeps a message. If there is no room it is dropped; the text says so, unless that was said since the last view.
+    pub fn hold(&mut self, from: &NodeId, message: PeerMessage) -> Result<(), Option<String>> {
+        // What could not be encoded could not have come.
+        let size = codec::encode(&message, limits::PEER_FRAME).map_or(BYTES + 1, |bytes| bytes.len());
+        if self.held.len() >= MESSAGES || self.bytes + size > BYTES {
+            let told = std::mem::replace(&mut self.overflowed, true);
+            let (count, bytes) = (self.held.len(), self.bytes);
+            let text =
+                || format!("messages of {from}, no member yet, are dropped: {count} with {bytes} bytes wait for a view already");
+            return Err((!told).then(text));
+        }
+        self.bytes += size;
+        self.held.push((from.clone(), message));
+        assert!(self.held.len() <= MESSAGES && self.bytes <= BYTES, "{} messages, {} bytes", self.held.len(), self.bytes);
+        Ok(())
+    }
+
+    /// There is a new view: everything that was kept. What is still early is to be kept again.
+    pub fn take(&mut self) -> Vec<(NodeId, PeerMessage)> {
+        std::mem::take(self).held
+    }
+}

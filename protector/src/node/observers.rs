@@ -1,0 +1,442 @@
+//! The observers of this node's processes: who joins, what they ask, when they make checkpoints.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use radic_wire::PROTOCOL_VERSION;
+use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, NodeId, ProcessId};
+use radic_wire::limits;
+use radic_wire::local::ProcessInfo;
+use radic_wire::mac::JobKey;
+use radic_wire::membership::Member;
+use radic_wire::peer::{Answer, PeerMessage, Query};
+use radic_wire::process::{Counters, FromNode, Protect, TEXT, ToNode};
+
+use super::checkpoints::Schedule;
+use super::clients::Purpose;
+use super::events::About;
+use super::host::Host;
+use super::{Node, Output, registry};
+use crate::membership::ring::watcher_of;
+
+/// Time that nodes have to say who listens at an address. Who is silent for so long is dead, and will be declared so.
+const LOOK_UP: Duration = Duration::from_secs(5);
+/// Time that a protector has to forget a process that begins anew, or to say what it holds.
+const STORE: Duration = Duration::from_secs(5);
+
+/// A connection of an observer; the driver numbers them and never uses a number twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObserverId(pub u64);
+
+/// The observers of this node.
+#[derive(Debug, Default)]
+pub(super) struct Observers {
+    /// Those that have joined, or wait for the answer to it.
+    joined: BTreeMap<ObserverId, ProcessId>,
+    pub(super) processes: BTreeMap<ProcessId, Observed>,
+}
+
+/// A process of this node that runs, or ran, under the library.
+#[derive(Debug, Default)]
+pub(super) struct Observed {
+    /// Its newest observer: after an exec, that of the new program.
+    observer: Option<ObserverId>,
+    /// It has joined before: its protector may hold something of it.
+    known: bool,
+    asks: usize,
+    notes: u32,
+    /// What was said already, once for each process.
+    child_told: bool,
+    peer_told: bool,
+    pub(super) schedule: Schedule,
+    /// The last ones of a process that has said them at its end.
+    counters: Option<Counters>,
+}
+
+impl Observed {
+    pub(super) fn observer(&self) -> Option<ObserverId> {
+        self.observer
+    }
+}
+
+impl Node {
+    /// A message of an observer; `pid` is the process at the other end of its connection, as the kernel says.
+    pub(super) fn handle_observer(&mut self, now: Duration, observer: ObserverId, pid: u32, message: ToNode) {
+        match (self.observers.joined.get(&observer).copied(), message) {
+            (None, ToNode::Join { version, process }) => self.join(now, observer, pid, version, process),
+            (Some(process), message) if self.is_newest(observer, process) => {
+                self.handle_joined(now, observer, process, message);
+            }
+            // Of a program that is no more: another one has joined since (exec).
+            (Some(_), _) => {}
+            (None, _) => self.outputs.push_back(Output::CloseObserver(observer)),
+        }
+    }
+
+    fn is_newest(&self, observer: ObserverId, process: ProcessId) -> bool {
+        self.observers.processes.get(&process).is_some_and(|p| p.observer == Some(observer))
+    }
+
+    fn join(&mut self, now: Duration, observer: ObserverId, pid: u32, version: u16, process: ProcessId) {
+        if version != PROTOCOL_VERSION {
+            let text = format!("radicd speaks version {PROTOCOL_VERSION}, libradic.so {version}: use those of one build");
+            return self.refuse(observer, text);
+        }
+        let Some(host) = self.hosts.get(&process.job) else {
+            return self.refuse(observer, format!("job {} does not run on this node", process.job));
+        };
+        let (ours, protect) = (host.pid(process.rank), host.protection().protect);
+        if ours.is_none() || protect == Protect::None {
+            return self.refuse(observer, format!("rank {} of job {} is not protected here", process.rank, process.job));
+        }
+        let observed = self.observers.processes.entry(process).or_default();
+        if ours != Some(pid) {
+            let first = !std::mem::replace(&mut observed.child_told, true);
+            let text = format!("a child of rank {} is not protected", process.rank);
+            if first {
+                let more =
+                    format!("{text} (pid {pid}, the first of perhaps several): it runs, but a restart does not bring it back");
+                self.record(now, EventName::Unprotected, About::rank(process.job, process.rank), more);
+            }
+            return self.refuse(observer, text);
+        }
+        observed.observer = Some(observer);
+        let again = std::mem::replace(&mut observed.known, true);
+        self.observers.joined.insert(observer, process);
+        if again && protect == Protect::On {
+            self.begin_anew(now, observer, process);
+        } else {
+            self.welcome(now, observer, process);
+        }
+    }
+
+    fn refuse(&mut self, observer: ObserverId, why: String) {
+        self.outputs.push_back(Output::Observer(observer, FromNode::Refused(why)));
+        self.outputs.push_back(Output::CloseObserver(observer));
+    }
+
+    /// The process executes another program: what was logged of the one before must be forgotten before the new one logs.
+    fn begin_anew(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
+        self.registry.forget(process);
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            observed.schedule = Schedule::default();
+            observed.counters = None;
+        }
+        // The protector first: its replica must not be told again what it has forgotten.
+        let two = self.hosts.get(&process.job).is_some_and(|host| host.protection().replicas == 2);
+        let holders = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
+        self.forget_at(now, observer, process, holders);
+    }
+
+    fn forget_at(&mut self, now: Duration, observer: ObserverId, process: ProcessId, mut holders: Vec<NodeId>) {
+        if holders.is_empty() {
+            return self.welcome(now, observer, process);
+        }
+        let node = holders.remove(0);
+        let purpose = Purpose::Anew { observer, process, node: node.clone(), then: holders };
+        self.gather_from(now, purpose, &Query::ForgetProcess(process), vec![node], STORE);
+    }
+
+    pub(super) fn finish_anew(
+        &mut self,
+        now: Duration,
+        observer: ObserverId,
+        process: ProcessId,
+        forgotten: bool,
+        then: Vec<NodeId>,
+    ) {
+        if !self.is_newest(observer, process) {
+            return;
+        }
+        if forgotten {
+            return self.forget_at(now, observer, process, then);
+        }
+        let text = "its protector does not answer, and may hold the log of the program before it".to_owned();
+        self.record(now, EventName::Refused, About::rank(process.job, process.rank), text.clone());
+        self.refuse(observer, text);
+    }
+
+    fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
+        let Some(host) = self.hosts.get(&process.job) else { return };
+        let joined = FromNode::Joined {
+            incarnation: host.incarnation(),
+            key: JobKey::derive(&self.config.key, process.job).to_bytes(),
+            protector: self.log_address(),
+            protection: host.protection().clone(),
+        };
+        self.outputs.push_back(Output::Observer(observer, joined));
+        self.start_schedule(now, process);
+    }
+
+    /// Who protects this node's processes: the one that watches it; itself, if it is alone.
+    pub(super) fn protector(&self) -> &Member {
+        self.view().and_then(|view| watcher_of(view, self.me())).unwrap_or(&self.config.me)
+    }
+
+    pub(super) fn log_address(&self) -> SocketAddr {
+        let protector = self.protector();
+        (protector.address.ip(), protector.log_port).into()
+    }
+
+    fn handle_joined(&mut self, now: Duration, observer: ObserverId, process: ProcessId, message: ToNode) {
+        match message {
+            ToNode::Join { .. } => self.dismiss(now, observer, process, "it joins twice on one connection"),
+            ToNode::Listening(address) => {
+                if let Err(error) = self.registry.listen(process, address) {
+                    self.dismiss(now, observer, process, &error.to_string());
+                }
+            }
+            ToNode::NotListening(address) => self.registry.unlisten(process, address),
+            ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
+                self.look_up(now, observer, process, ask, Call { connection, from, to });
+            }
+            ToNode::Connecting { .. } => self.dismiss(now, observer, process, "it speaks for another process's connection"),
+            ToNode::Accepted { ask, from } => {
+                let caller = self.registry.accepted(process, from);
+                self.tell_if_unprotected(now, process, caller.is_some(), || format!("is called from {from}"));
+                self.outputs.push_back(Output::Observer(observer, FromNode::Caller { ask, caller }));
+            }
+            ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
+            ToNode::Forget { connection, peer } => self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer }),
+            ToNode::Initialized => self.handle_initialized(now, process),
+            ToNode::Checkpointed(result) => self.handle_checkpointed(now, process, result),
+            ToNode::Note(text) => self.handle_note(now, process, &text),
+            ToNode::Leaving(counters) => {
+                if let Some(observed) = self.observers.processes.get_mut(&process) {
+                    observed.counters = Some(*counters);
+                }
+            }
+        }
+    }
+
+    /// The observer does what none of this build does: what it says next could be as wrong.
+    fn dismiss(&mut self, now: Duration, observer: ObserverId, process: ProcessId, why: &str) {
+        let text = format!("the library in rank {} was disconnected: {why}", process.rank);
+        self.record(now, EventName::Refused, About::rank(process.job, process.rank), text);
+        self.outputs.push_back(Output::CloseObserver(observer));
+        self.forget_observer(observer);
+    }
+
+    /// Takes one place for a question that waits for other nodes; not if the observer has too many of them.
+    fn begin_ask(&mut self, now: Duration, observer: ObserverId, process: ProcessId) -> bool {
+        let Some(observed) = self.observers.processes.get_mut(&process) else { return false };
+        if observed.asks == limits::ASKS {
+            self.dismiss(now, observer, process, &format!("{} of its questions wait already", limits::ASKS));
+            return false;
+        }
+        observed.asks += 1;
+        true
+    }
+
+    fn end_ask(&mut self, process: ProcessId) {
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            assert!(observed.asks > 0, "a question ends that was never begun");
+            observed.asks -= 1;
+        }
+    }
+
+    fn look_up(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, call: Call) {
+        let to = registry::target(call.to);
+        let from = registry::source(call.from, to, self.config.me.address.ip());
+        let call = Call { from, to, ..call };
+        let mine = self.is_mine(to.ip());
+        if let Some(peer) = self.registry.find(to, mine) {
+            self.registry.expect(peer, from, call.connection);
+            return self.tell_peer(observer, process, ask, call.connection, Some(peer));
+        }
+        let nodes = self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine));
+        if !self.begin_ask(now, observer, process) {
+            return;
+        }
+        let query = Query::Listener { connection: call.connection, from, to };
+        self.gather_from(now, Purpose::Listener { observer, process, ask, call }, &query, nodes, LOOK_UP);
+    }
+
+    /// Whether the address is one of this machine's.
+    fn is_mine(&self, ip: IpAddr) -> bool {
+        ip.is_loopback() || ip == self.config.me.address.ip() || (self.config.addresses)().contains(&ip)
+    }
+
+    /// Another node's process is about to connect.
+    pub(super) fn answer_listener(&mut self, connection: ConnectionId, from: SocketAddr, to: SocketAddr) -> Answer {
+        let process = self.registry.find(to, self.is_mine(to.ip()));
+        if let Some(process) = process {
+            self.registry.expect(process, from, connection);
+        }
+        Answer::Listener { connection, from, process }
+    }
+
+    /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).
+    pub(super) fn finish_listener(
+        &mut self,
+        now: Duration,
+        (observer, process, ask, call): (ObserverId, ProcessId, u64, Call),
+        found: Option<ProcessId>,
+        silent: &[NodeId],
+    ) {
+        self.end_ask(process);
+        if found.is_none() && !silent.is_empty() {
+            let names: Vec<_> = silent.iter().map(|n| n.name.as_str()).take(20).collect();
+            let names = names.join(", ");
+            let text = format!("{names} did not say within {} s who listens at {}", LOOK_UP.as_secs(), call.to);
+            self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
+        }
+        if !self.is_newest(observer, process) {
+            // It is gone: nobody will call.
+            if let Some(peer) = found {
+                self.withdraw(peer, call.connection, call.from);
+            }
+            return;
+        }
+        self.tell_if_unprotected(now, process, found.is_some(), || format!("connects to {}", call.to));
+        self.tell_peer(observer, process, ask, call.connection, found);
+    }
+
+    fn tell_peer(
+        &mut self,
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        connection: ConnectionId,
+        peer: Option<ProcessId>,
+    ) {
+        let other = peer.filter(|peer| peer.job != process.job);
+        let key = other.map(|peer| JobKey::derive(&self.config.key, peer.job).greeting_key(&connection).to_bytes());
+        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key }));
+    }
+
+    /// Says once for each process that it talks to somebody who is not protected.
+    fn tell_if_unprotected(&mut self, now: Duration, process: ProcessId, protected: bool, what: impl FnOnce() -> String) {
+        let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| !protected && !p.peer_told) else { return };
+        observed.peer_told = true;
+        let text = format!(
+            "rank {} {}, where nobody is protected: what passes there is not logged (said once for each rank)",
+            process.rank,
+            what()
+        );
+        self.record(now, EventName::Unprotected, About::rank(process.job, process.rank), text);
+    }
+
+    /// An answer that came after the question was answered otherwise: its sender expects a call that will not come.
+    pub(super) fn handle_late_listener(&mut self, from: &NodeId, answer: &Answer) {
+        if let Answer::Listener { connection, from: caller, process: Some(process) } = *answer {
+            self.send(from, PeerMessage::Withdraw { connection, from: caller, process });
+        }
+    }
+
+    fn withdraw(&mut self, process: ProcessId, connection: ConnectionId, from: SocketAddr) {
+        self.registry.withdraw(process, from, connection);
+        self.send_to_host(process, &PeerMessage::Withdraw { connection, from, process });
+    }
+
+    /// Sends to the node that hosts the process; to all, if its job has nothing here.
+    fn send_to_host(&mut self, process: ProcessId, message: &PeerMessage) {
+        match self.hosts.get(&process.job).map(|host| host.placement().node_of(process.rank).cloned()) {
+            Some(Some(node)) => self.send(&node, message.clone()),
+            Some(None) => {}
+            None => self.tell_all(message),
+        }
+    }
+
+    /// The peer of a connection has closed it, and will never ask for it again.
+    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId) {
+        if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer) {
+            self.outputs.push_back(Output::Observer(observer, FromNode::Forget(connection)));
+        }
+    }
+
+    fn ask_stable(&mut self, now: Duration, observer: ObserverId, process: ProcessId, stream: StreamId, receiver: ProcessId) {
+        let host = self.hosts.get(&receiver.job).map(|host| host.placement().node_of(receiver.rank));
+        let nodes = match (host, self.view()) {
+            (_, None) | (Some(None), _) => Vec::new(),
+            (Some(Some(node)), Some(view)) => {
+                let member = view.get(node).map(|member| watcher_of(view, &member.id).unwrap_or(member));
+                member.map(|m| m.id.clone()).into_iter().collect()
+            }
+            (None, Some(view)) => view.members.iter().map(|m| m.id.clone()).collect(),
+        };
+        if self.begin_ask(now, observer, process) {
+            let purpose = Purpose::Stable { observer, process, stream };
+            self.gather_from(now, purpose, &Query::Stable { stream, receiver }, nodes, STORE);
+        }
+    }
+
+    pub(super) fn finish_stable(&mut self, observer: ObserverId, process: ProcessId, stream: StreamId, offset: u64) {
+        self.end_ask(process);
+        if self.is_newest(observer, process) {
+            self.outputs.push_back(Output::Observer(observer, FromNode::Stable { stream, offset }));
+        }
+    }
+
+    fn handle_note(&mut self, now: Duration, process: ProcessId, text: &str) {
+        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
+        observed.notes = observed.notes.saturating_add(1);
+        let rest = match observed.notes.cmp(&limits::NOTES) {
+            std::cmp::Ordering::Less => "",
+            std::cmp::Ordering::Equal => " (what else it has to say is not kept)",
+            std::cmp::Ordering::Greater => return,
+        };
+        let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(TEXT).collect();
+        self.record(now, EventName::Note, About::rank(process.job, process.rank), format!("rank {}: {text}{rest}", process.rank));
+    }
+
+    /// The connection of an observer is gone.
+    pub(super) fn forget_observer(&mut self, observer: ObserverId) {
+        let Some(process) = self.observers.joined.remove(&observer) else { return };
+        if let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| p.observer == Some(observer)) {
+            observed.observer = None;
+            self.registry.forget(process);
+            self.fail_checkpoints(process, "it has ended, or runs another program");
+        }
+    }
+
+    /// A process of this node has ended.
+    pub(super) fn handle_process_ended(&mut self, process: ProcessId) {
+        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
+        observed.schedule = Schedule::default();
+        self.registry.forget(process);
+        self.fail_checkpoints(process, "it has ended");
+    }
+
+    /// Nothing of the job is left here: what its processes counted is kept for a while.
+    pub(super) fn forget_processes(&mut self, job: JobId) {
+        let ended: Vec<_> = self.hosts.get(&job).into_iter().flat_map(|host| self.infos_of(host)).collect();
+        self.ended.extend(ended);
+        let excess = self.ended.len().saturating_sub(limits::PROCESSES_ENDED);
+        self.ended.drain(..excess);
+        self.observers.processes.retain(|process, _| process.job != job);
+        self.observers.joined.retain(|_, process| process.job != job);
+    }
+
+    /// All protected processes that run here or ran lately.
+    pub(super) fn process_infos(&self) -> Vec<ProcessInfo> {
+        self.ended.iter().cloned().chain(self.hosts.values().flat_map(|host| self.infos_of(host))).collect()
+    }
+
+    fn infos_of(&self, host: &Host) -> Vec<ProcessInfo> {
+        let (job, protect, node) = (host.job(), host.protection().protect, self.me().name.clone());
+        if protect == Protect::None {
+            return Vec::new();
+        }
+        let info = |rank| {
+            let observed = self.observers.processes.get(&ProcessId { job, rank });
+            let (pid, joined) = (host.pid(rank), observed.is_some_and(|o| o.known));
+            let live = || pid.filter(|_| joined).and_then(self.config.counters);
+            let counters = observed.and_then(|o| o.counters).or_else(live);
+            let (running, pid, node) = (pid.is_some(), host.last_pid(rank), node.clone());
+            ProcessInfo { job, rank, node, pid, running, protect, joined, counters, logs: Vec::new() }
+        };
+        host.ranks().map(info).collect()
+    }
+}
+
+/// A connection that is about to be made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call {
+    pub(super) connection: ConnectionId,
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+}

@@ -1,0 +1,168 @@
+//! Who holds the logs and images of whose processes: what hosts tell protectors, and what protectors order of their log service.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use radic_wire::determinant::StreamId;
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::limits;
+use radic_wire::log::LogPart;
+use radic_wire::peer::{PeerMessage, Query, ToStore};
+use radic_wire::process::{FromNode, Protect, Protection};
+
+use super::events::About;
+use super::{Node, Output};
+use crate::membership::ring::watcher_of;
+
+/// What this node's log service is to do. A question names who asks, and the number of the question there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreOrder {
+    /// Processes of this job are protected here, in this manner.
+    Configure(JobId, Protection),
+    /// The log service there is to hold this process's log and images, too, or none is.
+    SetReplica(ProcessId, Option<SocketAddr>),
+    /// The job is over.
+    RemoveJob(JobId),
+    /// Forget the log and images of this process, then answer [`Answer::Forgotten`](radic_wire::peer::Answer::Forgotten).
+    ForgetProcess(NodeId, u64, ProcessId),
+    /// Answer up to where the stream is stable: [`Answer::Stable`](radic_wire::peer::Answer::Stable).
+    StableOf(NodeId, u64, ProcessId, StreamId),
+    /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`](radic_wire::peer::Answer::Sizes).
+    Sizes(NodeId, u64, Vec<JobId>),
+    /// Answer what is held of this process: [`Answer::Log`](radic_wire::peer::Answer::Log).
+    List(NodeId, u64, ProcessId),
+    /// Answer with bytes of that, from a position on, at most so many: [`Answer::LogBytes`](radic_wire::peer::Answer::LogBytes).
+    Read(NodeId, u64, ProcessId, LogPart, u64, usize),
+}
+
+/// Time between two events of one kind about one process, if there may be many: the log of events is for what is rare.
+const SPARSE: Duration = Duration::from_secs(10);
+
+/// How many events about one process were left out, since when.
+#[derive(Debug, Default)]
+pub(super) struct Sparse(BTreeMap<(ProcessId, EventName), (Duration, u32)>);
+
+impl Sparse {
+    /// Whether it is to be recorded; then how many of its kind were not since the last one.
+    fn admit(&mut self, now: Duration, process: ProcessId, event: EventName) -> Option<u32> {
+        match self.0.get_mut(&(process, event)) {
+            Some((last, left_out)) if *last + SPARSE > now => {
+                *left_out += 1;
+                None
+            }
+            _ => Some(self.0.insert((process, event), (now, 0)).map_or(0, |(_, left_out)| left_out)),
+        }
+    }
+
+    fn forget(&mut self, job: JobId) {
+        self.0.retain(|(process, _), _| process.job != job);
+    }
+}
+
+impl Node {
+    /// Tells the protector of this node's processes about those of `job`. With none: about all, if there is another protector, or
+    /// another replica behind it, than before; observers are told, too.
+    pub(super) fn seek_protection(&mut self, job: Option<JobId>) {
+        let protector = self.protector().id.clone();
+        let replica = self.view().and_then(|view| watcher_of(view, &protector)).map(|member| member.id.clone());
+        let now = [Some(protector.clone()), replica];
+        let before = std::mem::replace(&mut self.protectors, now);
+        if job.is_none() && before == self.protectors {
+            return;
+        }
+        let hosts = self.hosts.values().filter(|h| h.protection().protect == Protect::On && job.is_none_or(|job| h.job() == job));
+        let messages = hosts.map(|host| {
+            let (protection, ranks) = (host.protection().clone(), host.ranks().collect());
+            PeerMessage::ToStore(host.job(), ToStore::Protect { protection, ranks })
+        });
+        for message in messages.collect::<Vec<_>>() {
+            self.send(&protector, message);
+        }
+        if job.is_none() && before[0] != self.protectors[0] {
+            let address = self.log_address();
+            let observers = self.observers.processes.values().filter_map(|p| p.observer());
+            let told = observers.map(|observer| Output::Observer(observer, FromNode::Protector(address)));
+            self.outputs.extend(told.collect::<Vec<_>>());
+        }
+    }
+
+    /// A node speaks about what this one's log service holds for it.
+    pub(super) fn handle_to_store(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToStore) {
+        match message {
+            ToStore::Protect { protection, ranks } => {
+                let replicas = protection.replicas;
+                self.stored.insert(job);
+                self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
+                self.replicate(now, from, job, replicas, &ranks);
+            }
+            ToStore::Remove => {
+                self.sparse.forget(job);
+                self.stored.remove(&job);
+                self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
+            }
+        }
+    }
+
+    /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`](super::Input::StoreAnswer).
+    pub(super) fn handle_store_query(&mut self, from: &NodeId, number: u64, query: &Query) {
+        let from = from.clone();
+        let order = match *query {
+            Query::Stable { stream, receiver } => StoreOrder::StableOf(from, number, receiver, stream),
+            Query::ForgetProcess(process) => StoreOrder::ForgetProcess(from, number, process),
+            Query::Sizes => StoreOrder::Sizes(from, number, self.stored.iter().copied().collect()),
+            Query::Log(process) => StoreOrder::List(from, number, process),
+            Query::ReadLog { process, part, position } => {
+                StoreOrder::Read(from, number, process, part, position, limits::LOG_CHUNK)
+            }
+            _ => return,
+        };
+        self.outputs.push_back(Output::Store(order));
+    }
+
+    /// The log service has something to say.
+    pub(super) fn handle_store_event(&mut self, now: Duration, event: EventName, process: Option<ProcessId>, text: String) {
+        let Some(process) = process else { return self.record(now, event, About::default(), text) };
+        let left_out = match event {
+            EventName::Checkpoint | EventName::CheckpointFailed | EventName::Limit => self.sparse.admit(now, process, event),
+            _ => Some(0),
+        };
+        let text = match left_out {
+            None => return,
+            Some(0) => text,
+            Some(more) => format!("{text} ({more} more since the last one that is shown)"),
+        };
+        self.record(now, event, About::rank(process.job, process.rank), text);
+    }
+
+    /// With two replicas, the next node in the ring holds everything, too, if it is a third one.
+    fn replicate(&mut self, now: Duration, host: &NodeId, job: JobId, replicas: u8, ranks: &[Rank]) {
+        let next = self.view().and_then(|view| watcher_of(view, self.me())).filter(|next| next.id != *host);
+        let replica = next.filter(|_| replicas == 2).map(|next| SocketAddr::new(next.address.ip(), next.log_port));
+        if replicas == 2 && replica.is_none() {
+            let text = format!("{host} and this node have no third one for a replica: there is one copy of each log and image");
+            self.record(now, EventName::Limit, About::job(job), text);
+        }
+        let orders = ranks.iter().map(|rank| Output::Store(StoreOrder::SetReplica(ProcessId { job, rank: *rank }, replica)));
+        self.outputs.extend(orders);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_events_of_a_kind_become_few_and_none_is_uncounted() {
+        let mut sparse = Sparse::default();
+        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+        let at = |seconds: u64| Duration::from_secs(seconds);
+        let told: Vec<_> = (0..25).filter_map(|s| sparse.admit(at(s), process(0), EventName::Checkpoint)).collect();
+        assert_eq!(told, [0, 9, 9]);
+        assert_eq!(sparse.admit(at(24), process(1), EventName::Checkpoint), Some(0), "each process has its own");
+        assert_eq!(sparse.admit(at(24), process(0), EventName::Limit), Some(0), "and each kind");
+        sparse.forget(JobId::from_bits(1));
+        assert!(sparse.0.is_empty());
+    }
+}

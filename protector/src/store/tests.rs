@@ -1,0 +1,196 @@
+//! The store by hand: what it acknowledges and when, whom it listens to, what it forgets. Whole clusters of stores and observers
+//! are driven by `observer/tests/cluster`.
+
+use proptest::prelude::*;
+
+use radic_wire::ids::{JobId, Rank};
+use radic_wire::log::CutStreams;
+
+use super::*;
+
+const CONFIG: Config = Config { memory: 64, log: 1_000, image: 100, durable: false };
+
+fn speaker(incarnation: u32) -> Speaker {
+    let process = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+    Speaker { process, incarnation: Incarnation(incarnation) }
+}
+
+fn stream(number: u64) -> StreamId {
+    StreamId { connection: ConnectionId { opener: speaker(0).process, number }, from_opener: false }
+}
+
+fn hello(by: Speaker, end: u64) -> ToProtector<'static> {
+    let span = Span { start: 0, end };
+    ToProtector::Hello { process: by.process, incarnation: by.incarnation, journal: span, payload: span }
+}
+
+fn begun(config: Config) -> Store {
+    let mut store = Store::new(config);
+    store.handle_message(speaker(0), &hello(speaker(0), 0)).unwrap();
+    said(&mut store);
+    store
+}
+
+/// What it has said since, as text: a message borrows its bytes.
+fn said(store: &mut Store) -> Vec<String> {
+    let outputs = std::iter::from_fn(|| store.poll_output());
+    let text = |output: Output| match output {
+        Output::Send(_, message) => format!("{:?}", FromProtector::read(&message).unwrap()),
+        Output::Forward(_, message) => format!("forward {:?}", ToProtector::read(&message).unwrap()),
+        output => format!("{output:?}"),
+    };
+    outputs.map(text).collect()
+}
+
+fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) {
+    let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
+    let begin = ToProtector::ImageBegin { image: number, parent: None, cut, payload: 0, streams, ended };
+    let chunk = ToProtector::ImageChunk { image: number, offset: 0, bytes: b"image" };
+    for message in [begin, chunk, ToProtector::ImageEnd { image: number, length: 5 }] {
+        store.handle_message(speaker(0), &message).unwrap();
+    }
+}
+
+#[test]
+fn an_older_incarnation_is_told_and_changes_nothing() {
+    let mut store = begun(CONFIG);
+    let journal = ToProtector::Journal { position: 0, bytes: b"new" };
+    store.fence(speaker(0).process, Incarnation(2));
+    assert!(matches!(store.handle_message(speaker(0), &journal), Err(StoreError::Fenced { .. })));
+    assert!(matches!(store.handle_message(speaker(0), &hello(speaker(0), 0)), Err(StoreError::Fenced { .. })));
+    assert_eq!(said(&mut store)[0], "Fenced { newest: Incarnation(2) }");
+    assert_eq!(store.journal_end(speaker(0).process), 0);
+    store.handle_message(speaker(2), &journal).unwrap();
+    assert_eq!(store.journal_end(speaker(0).process), 3);
+}
+
+#[test]
+fn durable_means_written() {
+    let mut store = begun(Config { durable: true, ..CONFIG });
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abcdef" }).unwrap();
+    assert_eq!(said(&mut store), [""; 0]);
+    let write = store.poll_write(4).unwrap();
+    assert_eq!((write.position, &write.bytes[..]), (0, &b"abcd"[..]));
+    store.handle_written(write.file, 4);
+    assert_eq!(said(&mut store), ["JournalStable { position: 4 }"]);
+}
+
+#[test]
+fn the_last_replica_decides() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    store.set_replica(id, true);
+    said(&mut store);
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abc" }).unwrap();
+    assert_eq!(said(&mut store), ["forward Journal { position: 0, bytes: [97, 98, 99] }"]);
+    store.handle_replica(id, &FromProtector::JournalStable { position: 2 });
+    assert_eq!(said(&mut store), ["JournalStable { position: 2 }"]);
+    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage));
+    store.set_replica(id, false);
+    assert_eq!(said(&mut store), ["JournalStable { position: 3 }"]);
+}
+
+#[test]
+fn nothing_is_forgotten_before_the_commit() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abcdef" }).unwrap();
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
+    store.handle_message(speaker(0), &payload).unwrap();
+    image(&mut store, 0, 4, &[(stream(1), 3)]);
+    assert!(said(&mut store).contains(&format!("{:?}", Output::Verify(id, 0))));
+    assert_eq!(store.restart(id, Incarnation(0)), Err(NoRestart::NoImage));
+    let fetch = ToProtector::FetchJournal { position: 0 };
+    store.handle_message(speaker(0), &fetch).unwrap();
+    store.handle_verified(id, 0, true);
+    assert!(store.handle_message(speaker(0), &fetch).is_err(), "the journal before the cut is gone");
+    let restart = store.restart(id, Incarnation(1)).unwrap();
+    assert_eq!((restart.images, restart.cut, restart.log_end), (vec![0], 4, 6));
+    assert_eq!(restart.held, [(stream(1), 8, None)]);
+}
+
+#[test]
+fn an_image_that_is_not_whole_or_not_good_is_refused() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, false);
+    assert!(said(&mut store).contains(&"ImageRefused { image: 0 }".to_owned()));
+    image(&mut store, 1, 0, &[]);
+    store
+        .handle_message(
+            speaker(0),
+            &ToProtector::ImageBegin {
+                image: 2,
+                parent: Some(1),
+                cut: 0,
+                payload: 0,
+                streams: CutStreams::new(&[]).unwrap(),
+                ended: CutStreams::new(&[]).unwrap(),
+            },
+        )
+        .unwrap();
+    assert!(said(&mut store).contains(&"ImageRefused { image: 2 }".to_owned()), "an increment of what is not committed");
+    store.handle_verified(id, 1, true);
+    assert!(!store.has_image(id), "it was given up for another");
+}
+
+#[test]
+fn a_full_log_asks_for_an_image_once() {
+    let mut store = begun(CONFIG);
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(speaker(0).process, 0, true);
+    said(&mut store);
+    for piece in 0..8u64 {
+        let payload = ToProtector::Payload { position: piece * 100, stream: stream(1), offset: piece * 100, bytes: &[0; 100] };
+        store.handle_message(speaker(0), &payload).unwrap();
+    }
+    assert_eq!(said(&mut store).iter().filter(|said| *said == "ImageWanted").count(), 1);
+}
+
+proptest! {
+    /// Whatever an observer sends, and in whatever order: an error perhaps, never a panic, and memory within the bound that asks
+    /// the driver to stop reading.
+    #[test]
+    fn no_message_breaks_it(messages in prop::collection::vec((0u8..13, 0u64..40, 0u64..40, 0usize..40), 0..60)) {
+        let mut store = begun(CONFIG);
+        let bytes = [7; 40];
+        for (kind, a, b, length) in messages {
+            let (bytes, pair) = (&bytes[..length], [(stream(a % 3), b), (stream(b % 3), u64::MAX)]);
+            let (streams, ended) = (CutStreams::new(&pair).unwrap(), CutStreams::new(&pair[..1]).unwrap());
+            let message = match kind {
+                0 => ToProtector::Journal { position: a, bytes },
+                1 | 2 => ToProtector::Payload { position: b, stream: stream(a % 3), offset: b, bytes },
+                3 => ToProtector::PayloadEnd { position: b, stream: stream(a % 3), offset: b },
+                4 => ToProtector::ImageBegin { image: a, parent: None, cut: b, payload: a, streams, ended },
+                5 => ToProtector::ImageChunk { image: a, offset: 0, bytes },
+                6 => ToProtector::ImageEnd { image: a, length: length as u64 },
+                7 => ToProtector::FetchPayload { stream: stream(a % 3), offset: b },
+                _ => ToProtector::FetchJournal { position: a },
+            };
+            let id = speaker(0).process;
+            match kind {
+                0..9 => _ = store.handle_message(speaker(0), &message),
+                9 => store.set_replica(id, a % 2 == 0),
+                10 => store.handle_replica(id, &FromProtector::JournalStable { position: a }),
+                11 => store.handle_replica(id, &FromProtector::PayloadStable { position: b }),
+                _ => store.configure(id, 1_000, a % 2 == 0),
+            }
+            for output in std::iter::from_fn(|| store.poll_output()).collect::<Vec<_>>() {
+                if let Output::Verify(id, number) = output {
+                    store.handle_verified(id, number, a % 2 == 0);
+                }
+            }
+            while let Some(write) = store.poll_write(64) {
+                store.handle_written(write.file, write.position + write.bytes.len() as u64);
+            }
+            // What only a replica can free is the replica's affair.
+            prop_assert!(store.has_room(id) || store.is_replicated(id));
+            for process in store.processes.values() {
+                let mut counted = process.clone();
+                counted.recount();
+                prop_assert_eq!((counted.log_bytes, counted.in_memory), (process.log_bytes, process.in_memory));
+            }
+        }
+    }
+}

@@ -1,0 +1,882 @@
+//! The log service over real sockets and files, by clients that behave and clients that do not.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use proptest::prelude::*;
+use radic_ckpt::image::meta::{Backing, RegionRef};
+use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
+use radic_protector::logs::client::Client;
+use radic_protector::logs::{self, Config, Event, Logs, What, check_code};
+use radic_protector::store::{NoRestart, Speaker};
+use radic_wire::bytes::Writer;
+use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+use radic_wire::key::ClusterKey;
+use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, Span, ToProtector};
+use radic_wire::login::{CHALLENGE, Channel, LOGIN, Login, PROOF};
+use radic_wire::mac::JobKey;
+use radic_wire::process::Protection;
+use tokio::sync::mpsc::Receiver;
+
+/// Nothing here takes longer unless it hangs.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn cluster() -> ClusterKey {
+    ClusterKey::from_bytes([7; 32])
+}
+
+fn job() -> JobId {
+    JobId::from_bits(0xab)
+}
+
+fn key() -> JobKey {
+    JobKey::derive(&cluster(), job())
+}
+
+fn speaker(rank: u32) -> Speaker {
+    Speaker { process: ProcessId { job: job(), rank: Rank(rank) }, incarnation: Incarnation(0) }
+}
+
+fn stream(number: u64) -> StreamId {
+    StreamId { connection: ConnectionId { opener: speaker(9).process, number }, from_opener: true }
+}
+
+struct Service {
+    logs: Logs,
+    events: Receiver<Event>,
+    dir: tempfile::TempDir,
+}
+
+impl Service {
+    fn start(change: impl FnOnce(&mut Config)) -> Service {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::new("127.0.0.1".parse().unwrap(), dir.path().into(), cluster());
+        change(&mut config);
+        let (logs, events) = logs::start(config).unwrap();
+        Service { logs, events, dir }
+    }
+
+    fn open(&self, speaker: Speaker, channel: Channel) -> Client {
+        Client::open(self.logs.address(), &key(), speaker, channel, LIMIT).unwrap()
+    }
+
+    fn observer(&self, rank: u32) -> Observer {
+        let speaker = speaker(rank);
+        let mut observer = Observer { speaker, journal: self.open(speaker, Channel::Journal) };
+        observer.send(&hello(speaker, 0, 0));
+        observer.expect("Welcome { journal: 0, payload: 0 }");
+        observer.expect("ImageWanted");
+        observer
+    }
+
+    /// The next event of this kind.
+    fn event(&mut self, what: What) -> Event {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        loop {
+            let event = runtime.block_on(async { tokio::time::timeout(LIMIT, self.events.recv()).await });
+            let event = event.unwrap_or_else(|_| panic!("no event {what:?}")).expect("the service lives");
+            if event.what == what {
+                return event;
+            }
+        }
+    }
+
+    /// Names of the files of a process.
+    fn files(&self, process: ProcessId) -> Vec<String> {
+        let dir = self.dir.path().join(process.job.to_string()).join(process.rank.to_string());
+        let entries = fs::read_dir(dir).into_iter().flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Sends an image; its connection ends when this returns.
+    fn image(&self, speaker: Speaker, begin: &ToProtector<'_>, bytes: &[u8]) {
+        let mut connection = self.open(speaker, Channel::Image);
+        connection.send(begin).unwrap();
+        connection.socket().write_all(bytes).unwrap();
+        connection.socket().shutdown(Shutdown::Write).unwrap();
+        // To the end: a connection with unread bytes would be reset.
+        assert!(connection.receive().is_err());
+    }
+
+    fn read(&self, process: ProcessId, part: LogPart, position: u64) -> Result<Vec<u8>, String> {
+        let mut all = Vec::new();
+        loop {
+            let piece = self.logs.read(process, part, position + all.len() as u64, 1 << 20).blocking_recv().unwrap()?;
+            if piece.is_empty() {
+                return Ok(all);
+            }
+            all.extend(piece);
+        }
+    }
+}
+
+/// Waits for what some thread will have done in a moment.
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < end, "{what}: not in {LIMIT:?}");
+        std::thread::yield_now();
+    }
+}
+
+struct Observer {
+    speaker: Speaker,
+    journal: Client,
+}
+
+impl Observer {
+    fn send(&mut self, message: &ToProtector<'_>) {
+        self.journal.send(message).unwrap();
+    }
+
+    fn journal(&mut self, position: u64, bytes: &[u8]) {
+        self.send(&ToProtector::Journal { position, bytes });
+    }
+
+    fn next(&mut self) -> String {
+        let body = self.journal.receive().unwrap();
+        format!("{:?}", FromProtector::read(&body).unwrap())
+    }
+
+    fn expect(&mut self, message: &str) {
+        assert_eq!(self.next(), message);
+    }
+
+    /// Whether something comes within a moment.
+    fn is_silent(&mut self) -> bool {
+        self.journal.socket().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let silent = matches!(self.journal.receive(), Err(error) if error.kind() == ErrorKind::WouldBlock);
+        self.journal.socket().set_read_timeout(Some(LIMIT)).unwrap();
+        silent
+    }
+}
+
+fn hello(speaker: Speaker, journal: u64, payload: u64) -> ToProtector<'static> {
+    let span = |end| Span { start: 0, end };
+    let (journal, payload) = (span(journal), span(payload));
+    ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload }
+}
+
+fn begin<'a>(image: u64, parent: Option<u64>, cut: u64, streams: &'a [(StreamId, u64)]) -> ToProtector<'a> {
+    let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
+    ToProtector::ImageBegin { image, parent, cut, payload: 0, streams, ended }
+}
+
+/// An image that the checkpoint engine takes for one.
+fn image(id: u64, parent: u64, pages: usize) -> Vec<u8> {
+    const BASE: u64 = 0x5555_0000_0000;
+    let mut meta = vec![0; 16 << 10];
+    let mut writer = MetaWriter::new(&mut meta);
+    writer.process(77, 0, (1, 2), b"/bin/true", b"true\0", b"/");
+    writer.region(&RegionRef {
+        start: BASE,
+        end: BASE + (pages as u64 + 1) * 4096,
+        prot: 3,
+        backing: Backing::Anonymous,
+        advice: 0,
+        has_runs: true,
+        offset: 0,
+        object: 0,
+        size: 0,
+        head_crc: 0,
+        path: b"[heap]",
+    });
+    writer.thread(77, 0x40_1000, 0x7ffe_0000, b"true");
+    let length = writer.finish().unwrap();
+    let header = Header { build: 5, entry: 1, stack: 2, id, parent, ..Header::default() };
+    let mut writer = ImageWriter::begin(Vec::new(), header, &meta[..length]).unwrap();
+    for page in 0..pages {
+        writer.raw(BASE + page as u64 * 4096, &[page as u8 ^ id as u8; 4096]).unwrap();
+    }
+    writer.finish().unwrap().0
+}
+
+/// Bytes that tell their position.
+fn bytes(from: u64, length: usize) -> Vec<u8> {
+    (from..from + length as u64).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
+}
+
+#[test]
+fn what_is_logged_is_acknowledged_and_comes_back() {
+    let service = Service::start(|_| ());
+    let mut observer = service.observer(0);
+    let process = observer.speaker.process;
+    observer.journal(0, b"determinants");
+    observer.expect("JournalStable { position: 12 }");
+    let mut bulk = service.open(observer.speaker, Channel::Bulk);
+    bulk.send(&ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"payload" }).unwrap();
+    bulk.send(&ToProtector::PayloadEnd { position: 7, stream: stream(1), offset: 7 }).unwrap();
+    while observer.next() != "PayloadStable { position: 8 }" {}
+    observer.send(&ToProtector::FetchJournal { position: 5 });
+    observer.expect(&format!("{:?}", FromProtector::Journal { position: 5, bytes: b"minants" }));
+    observer.send(&ToProtector::FetchPayload { stream: stream(1), offset: 3 });
+    observer.expect(&format!("{:?}", FromProtector::Payload { stream: stream(1), offset: 3, bytes: b"load" }));
+
+    let held = service.logs.list(process).blocking_recv().unwrap().unwrap();
+    assert_eq!((held.journal, held.stable), (Span { start: 0, end: 12 }, 12));
+    assert_eq!((held.streams[0].bytes, held.streams[0].ended), (Span { start: 0, end: 7 }, Some(7)));
+    assert_eq!(service.read(process, LogPart::Journal, 2).unwrap(), b"terminants");
+    assert_eq!(service.logs.stable_of(process, stream(1)).blocking_recv(), Ok(8));
+    assert_eq!(service.logs.stable_of(process, stream(2)).blocking_recv(), Ok(0));
+    let status = service.logs.status(job()).blocking_recv().unwrap();
+    assert_eq!((status[0].0, status[0].1.journal, status[0].1.payload, status[0].1.connected), (process, 12, 7, true));
+    assert_eq!(service.logs.list(speaker(5).process).blocking_recv(), Ok(None));
+}
+
+#[test]
+fn what_memory_does_not_hold_comes_back_from_files() {
+    let service = Service::start(|config| config.memory = 64 << 10);
+    let mut observer = service.observer(0);
+    let process = observer.speaker.process;
+    let (journal, payload) = (bytes(1, 300_000), bytes(2, 5_000_000));
+    for (at, piece) in journal.chunks(9_000).enumerate() {
+        observer.journal(at as u64 * 9_000, piece);
+    }
+    while observer.next() != "JournalStable { position: 300000 }" {}
+    let mut bulk = service.open(observer.speaker, Channel::Bulk);
+    for (at, piece) in payload.chunks(100_000).enumerate() {
+        let at = at as u64 * 100_000;
+        bulk.send(&ToProtector::Payload { position: at, stream: stream(1), offset: at, bytes: piece }).unwrap();
+    }
+    while observer.next() != "PayloadStable { position: 5000000 }" {}
+    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    eventually("the bound on memory", || in_memory() < 128 << 10);
+    assert_eq!(service.read(process, LogPart::Journal, 0).unwrap(), journal);
+    assert_eq!(service.read(process, LogPart::Stream(stream(1)), 0).unwrap(), payload);
+
+    let mut fetched = Vec::new();
+    while fetched.len() < payload.len() {
+        observer.send(&ToProtector::FetchPayload { stream: stream(1), offset: fetched.len() as u64 });
+        let body = observer.journal.receive().unwrap();
+        let Ok(FromProtector::Payload { bytes, .. }) = FromProtector::read(&body) else { panic!("{body:?}") };
+        fetched.extend_from_slice(bytes);
+    }
+    assert_eq!(fetched, payload);
+}
+
+#[test]
+fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten() {
+    let mut service = Service::start(|_| ());
+    let mut observer = service.observer(0);
+    let (speaker, process) = (observer.speaker, observer.speaker.process);
+    observer.journal(0, &bytes(0, 100));
+    observer.expect("JournalStable { position: 100 }");
+    service.image(speaker, &begin(0, None, 60, &[]), &image(1, 0, 700));
+    observer.expect("Committed { image: 0 }");
+    assert!(service.event(What::Committed).text.contains("image 0"));
+    assert!(service.read(process, LogPart::Journal, 59).is_err());
+    assert_eq!(service.read(process, LogPart::Journal, 60).unwrap(), bytes(60, 40));
+    assert_eq!(service.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 700));
+
+    let path = service.logs.image_path(process, 0);
+    check_code(&path, &key(), process, 0).unwrap();
+    let other = JobKey::derive(&cluster(), JobId::from_bits(1));
+    assert!(check_code(&path, &other, process, 0).is_err() && check_code(&path, &key(), process, 1).is_err());
+
+    service.image(speaker, &begin(1, Some(0), 80, &[]), &image(2, 1, 3));
+    observer.expect("Committed { image: 1 }");
+    service.image(speaker, &begin(2, Some(1), 90, &[]), &image(3, 77, 3));
+    observer.expect("ImageRefused { image: 2 }");
+    assert!(service.event(What::Refused).text.contains("000000000000004d"), "not the parent that was announced");
+    let restart = service.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().unwrap();
+    assert_eq!((restart.images, restart.cut, restart.log_end), (vec![0, 1], 80, 100));
+    let mut changed = fs::read(&path).unwrap();
+    changed[5000] ^= 1;
+    fs::write(&path, changed).unwrap();
+    assert!(check_code(&path, &key(), process, 0).is_err());
+}
+
+#[test]
+fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
+    let mut service = Service::start(|config| config.image = 10 << 20);
+    let mut observer = service.observer(0);
+    let (speaker, process) = (observer.speaker, observer.speaker.process);
+    let good = image(1, 0, 500);
+    let mut damaged = good.clone();
+    damaged[1_000_000] ^= 1;
+    let longer = [&good[..], b"x"].concat();
+    for (number, bytes) in [&good[..good.len() / 2], &damaged, &longer, b""].into_iter().enumerate() {
+        service.image(speaker, &begin(number as u64, None, 0, &[]), bytes);
+        observer.expect(&format!("ImageRefused {{ image: {number} }}"));
+        service.event(What::Refused);
+    }
+    // Its process was killed, and the kernel resets the connection.
+    let mut connection = service.open(speaker, Channel::Image);
+    connection.send(&begin(7, None, 0, &[])).unwrap();
+    connection.socket().write_all(&good[..1000]).unwrap();
+    eventually("its beginning", || service.logs.list(process).blocking_recv().unwrap().unwrap().images[..].len() == 1);
+    setsockopt(connection.socket(), sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).unwrap();
+    drop(connection);
+    observer.expect("ImageRefused { image: 7 }");
+    assert!(service.event(What::Refused).text.contains("connection broke"));
+    // Larger than it may be: the sender need not go on.
+    let mut connection = service.open(speaker, Channel::Image);
+    connection.send(&begin(8, None, 0, &[])).unwrap();
+    let sent = (0..100).try_for_each(|_| connection.socket().write_all(&[0; 1 << 20]));
+    assert!(sent.is_err());
+    observer.expect("ImageRefused { image: 8 }");
+    eventually("no file is left", || service.files(process).is_empty());
+    assert_eq!(service.logs.fence(process, Incarnation(1)).blocking_recv(), Ok(Err(NoRestart::NoImage)));
+}
+
+#[test]
+fn a_commit_deletes_files_and_a_job_leaves_none() {
+    let service = Service::start(|config| config.memory = 64 << 10);
+    let mut observer = service.observer(0);
+    let process = observer.speaker.process;
+    let mut bulk = service.open(observer.speaker, Channel::Bulk);
+    let length = 40 << 20;
+    for at in (0..length).step_by(200_000) {
+        let (position, offset) = (at as u64, at as u64);
+        let piece = bytes(offset, 200_000.min(length - at));
+        bulk.send(&ToProtector::Payload { position, stream: stream(1), offset, bytes: &piece }).unwrap();
+    }
+    while observer.next() != format!("PayloadStable {{ position: {length} }}") {}
+    let segments = || service.files(process).iter().filter(|name| name.starts_with("stream")).count();
+    eventually("all segments", || segments() == 3);
+    let covered = [(stream(1), (length - 10) as u64)];
+    service.image(observer.speaker, &begin(0, None, 0, &covered), &image(1, 0, 1));
+    observer.expect("Committed { image: 0 }");
+    eventually("one segment", || segments() == 1);
+    assert_eq!(service.read(process, LogPart::Stream(stream(1)), covered[0].1).unwrap(), bytes(covered[0].1, 10));
+    service.image(observer.speaker, &begin(1, None, 0, &covered), &image(2, 0, 1));
+    observer.expect("Committed { image: 1 }");
+    eventually("one image", || service.files(process).iter().filter(|name| name.starts_with("image")).count() == 2);
+
+    service.logs.remove_job(job());
+    assert!(observer.journal.receive().is_err(), "its connection is closed");
+    eventually("no files", || !service.dir.path().join(job().to_string()).exists());
+    assert!(Client::open(service.logs.address(), &key(), speaker(0), Channel::Journal, LIMIT).is_err(), "its job has ended");
+}
+
+#[test]
+fn logs_that_are_kept_stay_readable_from_the_beginning() {
+    let service = Service::start(|_| ());
+    service.logs.configure(job(), Protection { keep_logs: true, ..Protection::default() });
+    let mut observer = service.observer(0);
+    let process = observer.speaker.process;
+    let mut bulk = service.open(observer.speaker, Channel::Bulk);
+    for round in 0..5u64 {
+        observer.journal(round * 1000, &bytes(round * 1000, 1000));
+        observer.expect(&format!("JournalStable {{ position: {} }}", (round + 1) * 1000));
+        let (position, offset) = (round * 500, round * 500);
+        bulk.send(&ToProtector::Payload { position, stream: stream(1), offset, bytes: &bytes(offset, 500) }).unwrap();
+        observer.expect(&format!("PayloadStable {{ position: {} }}", (round + 1) * 500));
+        let covered = [(stream(1), if round < 3 { round * 500 + 400 } else { u64::MAX })];
+        service.image(observer.speaker, &begin(round, None, round * 1000 + 900, &covered), &image(round + 1, 0, 1));
+        observer.expect(&format!("Committed {{ image: {round} }}"));
+    }
+    let check = || {
+        let held = service.logs.list(process).blocking_recv().unwrap().unwrap();
+        assert_eq!(held.journal, Span { start: 0, end: 5000 });
+        assert_eq!(held.streams[0].bytes.start, 0);
+        assert!(held.streams[0].bytes.end >= 2000);
+        let states: Vec<_> = held.images.iter().map(|image| image.state).collect();
+        assert_eq!(states, [[ImageState::Superseded; 4].as_slice(), &[ImageState::Committed]].concat());
+        assert_eq!(service.read(process, LogPart::Journal, 0).unwrap(), bytes(0, 5000));
+        assert_eq!(service.read(process, LogPart::Stream(stream(1)), 0).unwrap()[..2000], bytes(0, 2000));
+        for number in 0..5 {
+            assert_eq!(service.read(process, LogPart::Image(number), 0).unwrap(), image(number + 1, 0, 1));
+        }
+    };
+    check();
+    service.logs.remove_job(job());
+    check();
+    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    eventually("all of it in files", || in_memory() == 0);
+    check();
+}
+
+#[test]
+fn durable_is_in_the_file_when_it_is_acknowledged() {
+    let service = Service::start(|config| config.durable = true);
+    let mut observer = service.observer(0);
+    for round in 0..20u64 {
+        observer.journal(round * 50, &bytes(round * 50, 50));
+        observer.expect(&format!("JournalStable {{ position: {} }}", (round + 1) * 50));
+        let file = service.dir.path().join(format!("{}/0/journal.0000000000000000", job()));
+        assert_eq!(fs::read(file).unwrap(), bytes(0, (round as usize + 1) * 50));
+    }
+}
+
+/// A disk that is full, in the place of a file of process 0, until this path is removed.
+fn fill(service: &Service, file: &str) -> PathBuf {
+    let dir = service.dir.path().join(format!("{}/0", job()));
+    fs::create_dir_all(&dir).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.join(file)).unwrap();
+    dir.join(file)
+}
+
+#[test]
+fn what_cannot_be_written_is_not_acknowledged_and_is_tried_again() {
+    let mut service = Service::start(|config| config.durable = true);
+    let (full, _) = (fill(&service, "journal.0000000000000000"), fill(&service, "image.0"));
+    let mut observer = service.observer(0);
+    observer.journal(0, b"abc");
+    let event = service.event(What::Disk);
+    assert_eq!(event.process, Some(observer.speaker.process));
+    assert!(event.text.contains("No space left"), "{}", event.text);
+    observer.journal(3, b"def");
+    service.image(observer.speaker, &begin(0, None, 0, &[]), &image(1, 0, 1));
+    observer.expect("ImageRefused { image: 0 }");
+    assert!(service.event(What::Refused).text.contains("No space left"));
+    assert!(observer.is_silent(), "nothing is held as it should be");
+    // Another process has another file.
+    let mut other = service.observer(1);
+    other.journal(0, b"abc");
+    other.expect("JournalStable { position: 3 }");
+    fs::remove_file(full).unwrap();
+    service.event(What::DiskWell);
+    while observer.next() != "JournalStable { position: 6 }" {}
+    assert_eq!(service.read(observer.speaker.process, LogPart::Journal, 0).unwrap(), b"abcdef");
+    service.image(observer.speaker, &begin(1, None, 0, &[]), &image(1, 0, 1));
+    observer.expect("Committed { image: 1 }");
+}
+
+#[test]
+fn a_disk_that_takes_nothing_stops_the_reading_before_memory_is_full() {
+    let mut service = Service::start(|config| config.memory = 64 << 10);
+    let name = format!("stream.{}.9.1.from.0000000000000000", job());
+    let full = fill(&service, &name);
+    let mut observer = service.observer(0);
+    let mut bulk = service.open(observer.speaker, Channel::Bulk);
+    bulk.socket().set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let payload = bytes(0, 30 << 20);
+    let mut sent = 0;
+    for piece in payload.chunks(100_000) {
+        let message = ToProtector::Payload { position: sent, stream: stream(1), offset: sent, bytes: piece };
+        if bulk.send(&message).is_err() {
+            break;
+        }
+        sent += piece.len() as u64;
+    }
+    assert!(sent < payload.len() as u64, "it was read although there was no room");
+    service.event(What::Disk);
+    let memory = service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    assert!(memory < 1 << 20, "{memory}");
+    observer.journal(0, b"the gate is open");
+    while observer.next() != "JournalStable { position: 16 }" {}
+    fs::remove_file(full).unwrap();
+    service.event(What::DiskWell);
+    // Part of a frame was sent on that connection.
+    drop(bulk);
+    let status = || service.logs.status(job()).blocking_recv().unwrap()[0].1.clone();
+    eventually("what was sent", || status().payload_stable == sent && status().memory < 128 << 10);
+    assert_eq!(service.read(observer.speaker.process, LogPart::Stream(stream(1)), 0).unwrap(), payload[..sent as usize]);
+}
+
+#[test]
+fn the_replica_decides() {
+    let (mut first, second, third) = (Service::start(|_| ()), Service::start(|_| ()), Service::start(|_| ()));
+    let process = speaker(0).process;
+    first.logs.set_replica(process, Some(second.logs.address()));
+    let mut observer = first.observer(0);
+    while observer.next() != "ImageWanted" {}
+    observer.journal(0, &bytes(0, 100));
+    while observer.next() != "JournalStable { position: 100 }" {}
+    assert_eq!(second.read(process, LogPart::Journal, 0).unwrap(), bytes(0, 100));
+    let mut bulk = first.open(observer.speaker, Channel::Bulk);
+    bulk.send(&ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"payload" }).unwrap();
+    while observer.next() != "PayloadStable { position: 7 }" {}
+    assert_eq!(second.read(process, LogPart::Stream(stream(1)), 0).unwrap(), b"payload");
+    first.image(observer.speaker, &begin(0, None, 50, &[(stream(1), 4)]), &image(1, 0, 300));
+    while observer.next() != "Committed { image: 0 }" {}
+    assert_eq!(second.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 300));
+    check_code(&second.logs.image_path(process, 0), &key(), process, 0).unwrap();
+    assert!(second.read(process, LogPart::Journal, 49).is_err());
+
+    // It dies: the gate is shut until another holds what was not stable.
+    drop(second);
+    assert!(first.event(What::Replica).text.contains("out of reach"));
+    observer.journal(100, &bytes(100, 100));
+    assert!(observer.is_silent());
+    first.logs.set_replica(process, Some(third.logs.address()));
+    while observer.next() != "JournalStable { position: 200 }" {}
+    assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
+    first.image(observer.speaker, &begin(1, None, 150, &[]), &image(2, 0, 3));
+    while observer.next() != "Committed { image: 1 }" {}
+    assert!(third.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().is_ok(), "the replica can restart it");
+}
+
+#[test]
+fn a_replica_that_comes_back_is_told_what_it_missed() {
+    let (mut first, mut second) = (Service::start(|_| ()), Service::start(|_| ()));
+    let process = speaker(0).process;
+    let mut observer = first.observer(0);
+    first.logs.set_replica(process, Some(second.logs.address()));
+    observer.expect("ImageWanted");
+    observer.journal(0, b"abc");
+    while observer.next() != "JournalStable { position: 3 }" {}
+    // The replica forgets the process: it closes its connections.
+    second.logs.remove_process(process);
+    assert_eq!(first.event(What::Replica).process, Some(process));
+    observer.journal(3, b"def");
+    while observer.next() != "JournalStable { position: 6 }" {}
+    assert_eq!(second.read(process, LogPart::Journal, 3).unwrap(), b"def");
+    assert!(second.events.try_recv().is_err());
+}
+
+#[test]
+fn what_waits_for_the_replica_leaves_memory_when_it_has_come() {
+    let small = |config: &mut Config| config.memory = 64 << 10;
+    let (first, second) = (Service::start(small), Service::start(small));
+    let process = speaker(0).process;
+    let mut observer = first.observer(0);
+    first.logs.set_replica(process, Some(second.logs.address()));
+    let (journal, payload) = (bytes(0, 3 << 20), bytes(0, 8 << 20));
+    let mut bulk = first.open(observer.speaker, Channel::Bulk);
+    let piece = 100_000;
+    for at in (0..payload.len()).step_by(piece) {
+        let (offset, end) = (at as u64, (at + piece).min(payload.len()));
+        bulk.send(&ToProtector::Payload { position: offset, stream: stream(1), offset, bytes: &payload[at..end] }).unwrap();
+        if at < journal.len() {
+            observer.journal(offset, &journal[at..(at + piece).min(journal.len())]);
+        }
+    }
+    let mut waited =
+        vec![format!("JournalStable {{ position: {} }}", 3 << 20), format!("PayloadStable {{ position: {} }}", 8 << 20)];
+    while !waited.is_empty() {
+        let next = observer.next();
+        waited.retain(|wanted| *wanted != next);
+    }
+    for service in [&first, &second] {
+        assert_eq!(service.read(process, LogPart::Journal, 0).unwrap(), journal);
+        assert_eq!(service.read(process, LogPart::Stream(stream(1)), 0).unwrap(), payload);
+        let memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+        eventually("the bound on memory", || memory() < 128 << 10);
+    }
+}
+
+#[test]
+fn an_older_life_is_told_and_not_listened_to() {
+    let service = Service::start(|_| ());
+    let mut old = service.observer(0);
+    let process = old.speaker.process;
+    service.image(old.speaker, &begin(0, None, 0, &[]), &image(1, 0, 1));
+    old.expect("Committed { image: 0 }");
+    old.journal(0, b"abc");
+    old.expect("JournalStable { position: 3 }");
+    let restart = service.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().unwrap();
+    assert_eq!((restart.images, restart.log_end), (vec![0], 3));
+    old.expect("Fenced { newest: Incarnation(1) }");
+    assert!(old.journal.receive().is_err());
+    // It tries again.
+    let mut again = Observer { speaker: old.speaker, journal: service.open(old.speaker, Channel::Journal) };
+    again.send(&hello(old.speaker, 3, 0));
+    again.expect("Fenced { newest: Incarnation(1) }");
+    let new = Speaker { process, incarnation: Incarnation(1) };
+    let mut new = Observer { speaker: new, journal: service.open(new, Channel::Journal) };
+    new.send(&hello(new.speaker, 3, 0));
+    new.expect("Welcome { journal: 3, payload: 0 }");
+    new.expect("Committed { image: 0 }");
+    new.journal(3, b"d");
+    new.expect("JournalStable { position: 4 }");
+}
+
+#[test]
+fn a_lost_connection_is_made_again_and_the_old_one_is_closed() {
+    let service = Service::start(|_| ());
+    let mut before = service.observer(0);
+    before.journal(0, b"abc");
+    before.expect("JournalStable { position: 3 }");
+    let mut after = Observer { speaker: before.speaker, journal: service.open(before.speaker, Channel::Journal) };
+    after.send(&hello(before.speaker, 5, 0));
+    after.expect("Welcome { journal: 3, payload: 0 }");
+    after.expect("ImageWanted");
+    assert!(before.journal.receive().is_err());
+    after.journal(3, b"de");
+    after.expect("JournalStable { position: 5 }");
+    // An exec: the process begins anew.
+    service.logs.remove_process(before.speaker.process);
+    assert!(after.journal.receive().is_err());
+    service.observer(0).journal(0, b"other");
+}
+
+fn closed(mut socket: TcpStream) -> bool {
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut rest = Vec::new();
+    match socket.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn who_has_not_the_key_is_not_heard() {
+    let mut service = Service::start(|_| ());
+    let address = service.logs.address();
+    let other = JobKey::derive(&ClusterKey::from_bytes([8; 32]), job());
+    let refused = Client::open(address, &other, speaker(0), Channel::Journal, LIMIT).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    // The key of another job is no key of this one.
+    let other = JobKey::derive(&cluster(), JobId::from_bits(1));
+    assert!(Client::open(address, &other, speaker(0), Channel::Journal, LIMIT).is_err());
+    // A recording of everything that an observer said.
+    let login = Login { process: speaker(0).process, incarnation: Incarnation(0), channel: Channel::Journal, nonce: [1; 16] };
+    let talk = |proof: Option<[u8; PROOF]>| {
+        let mut socket = TcpStream::connect(address).unwrap();
+        socket.write_all(&login.encode()).unwrap();
+        let mut challenge = [0; CHALLENGE];
+        socket.read_exact(&mut challenge).unwrap();
+        let proof = proof.unwrap_or_else(|| login.prove(&key(), &challenge).unwrap());
+        socket.write_all(&proof).unwrap();
+        (socket, proof)
+    };
+    let (genuine, proof) = talk(None);
+    let (replayed, _) = talk(Some(proof));
+    assert!(closed(replayed));
+    assert!(service.event(What::Intruder).text.contains("proof"));
+    drop(genuine);
+    assert_eq!(service.logs.list(speaker(0).process).blocking_recv(), Ok(None));
+}
+
+#[test]
+fn garbage_silence_and_floods_cost_nothing() {
+    let service = Service::start(|_| ());
+    let address = service.logs.address();
+    let connect = || TcpStream::connect(address).unwrap();
+    let mut slow = connect();
+    let silent: Vec<TcpStream> = (0..20).map(|_| connect()).collect();
+    let mut garbage = connect();
+    garbage.write_all(&[0xff; LOGIN]).unwrap();
+    assert!(closed(garbage));
+    // One byte at a time is slow, and allowed for as long as a login may take.
+    let login = Login { process: speaker(3).process, incarnation: Incarnation(0), channel: Channel::Journal, nonce: [2; 16] };
+    login.encode().iter().for_each(|byte| slow.write_all(&[*byte]).unwrap());
+    let mut challenge = [0; CHALLENGE];
+    slow.read_exact(&mut challenge).unwrap();
+    let before = Instant::now();
+    assert!(silent.into_iter().all(closed), "a half-open connection stays");
+    assert!(before.elapsed() < Duration::from_secs(5));
+    assert!(closed(slow), "it was asked for a proof, and its time is over too");
+
+    // More than may be unproven at once: the oldest go, the others and who proves something stay.
+    let mut flood: Vec<TcpStream> = (0..400).map(|_| connect()).collect();
+    let mut observer = service.observer(0);
+    let newest = flood.split_off(390);
+    flood.truncate(100);
+    assert!(flood.into_iter().all(closed));
+    for mut socket in newest {
+        socket.write_all(&login.encode()).unwrap();
+        socket.read_exact(&mut challenge).unwrap();
+    }
+    // Who is logged in may still say nonsense.
+    let frames: [&[u8]; 4] = [&[255, 255, 255, 255], &[1, 0, 0, 0, 99], &[0, 0, 0, 0], &[2, 0, 0, 0, 9, 0]];
+    for (channel, frame) in
+        [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica].iter().flat_map(|c| frames.map(|f| (*c, f)))
+    {
+        let mut client = service.open(speaker(1), channel);
+        client.socket().write_all(frame).unwrap();
+        client.socket().shutdown(Shutdown::Write).unwrap();
+        assert!(client.receive().is_err(), "{channel:?} {frame:?}");
+    }
+    observer.journal(0, b"still here");
+    observer.expect("JournalStable { position: 10 }");
+}
+
+/// Some message, of which most contradict what came before.
+fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
+    let channel = prop_oneof![Just(Channel::Journal), Just(Channel::Bulk), Just(Channel::Image), Just(Channel::Replica)];
+    let number = || prop_oneof![0u64..300, Just(u64::MAX), Just(u64::MAX - 1), any::<u64>()];
+    let parts = (0u8..15, number(), number(), 0usize..400);
+    (channel, parts).prop_map(|(channel, (kind, a, b, length))| {
+        let (held, pair) = (vec![7; length], [(stream(a % 3), b), (stream(1), a)]);
+        let (image, position, offset, bytes, stream) = (a, b, a, &held[..], stream(b % 3));
+        let streams = CutStreams::new(&pair[..length % 3]).unwrap();
+        let message = match kind {
+            0 => ToProtector::Journal { position, bytes },
+            1 => ToProtector::Payload { position, stream, offset, bytes },
+            2 => ToProtector::PayloadEnd { position, stream, offset },
+            3 => ToProtector::ImageBegin { image, parent: None, cut: b, payload: a, streams, ended: streams },
+            4 => ToProtector::ImageChunk { image, offset: b, bytes },
+            5 => ToProtector::ImageEnd { image, length: b },
+            6 => ToProtector::ImageAbandoned { image },
+            7 => ToProtector::FetchJournal { position },
+            8 => ToProtector::FetchPayload { stream, offset },
+            9 => ToProtector::AskStable { stream },
+            10 => ToProtector::Forget { connection: stream.connection },
+            11 => ToProtector::Live,
+            _ => hello(speaker(a as u32 % 2), a.max(b), b),
+        };
+        let mut body = vec![0; 4096];
+        let mut writer = Writer::new(&mut body);
+        message.write(&mut writer);
+        let length = writer.finish().unwrap();
+        body.truncate(length);
+        (channel, body)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+
+    /// Whatever somebody with the key says: others are served.
+    #[test]
+    fn nobody_breaks_it(messages in prop::collection::vec(any_message(), 0..150)) {
+        let service = Service::start(|config| (config.memory, config.durable) = (100, messages.len() % 2 == 0));
+        service.logs.configure(job(), Protection { log: 2_000, keep_logs: messages.len() % 3 == 0, ..Protection::default() });
+        let mut clients = HashMap::new();
+        for (channel, body) in &messages {
+            let client = clients.entry(*channel).or_insert_with(|| {
+                let mut client = service.open(speaker(0), *channel);
+                if matches!(channel, Channel::Journal | Channel::Replica) {
+                    client.send(&hello(speaker(0), 1 << 40, 1 << 40)).unwrap();
+                }
+                client
+            });
+            let mut framed = (body.len() as u32).to_le_bytes().to_vec();
+            framed.extend_from_slice(body);
+            if client.socket().write_all(&framed).is_err() {
+                clients.remove(channel);
+            }
+        }
+        let mut other = service.observer(7);
+        other.journal(0, b"served");
+        other.expect("JournalStable { position: 6 }");
+        prop_assert!(service.logs.fence(speaker(0).process, Incarnation(1)).blocking_recv().is_ok());
+    }
+}
+
+#[test]
+fn who_asks_without_end_and_takes_no_answer_waits() {
+    let service = Service::start(|_| ());
+    let mut observer = service.observer(0);
+    let journal = bytes(0, 200_000);
+    observer.journal(0, &journal);
+    observer.expect("JournalStable { position: 200000 }");
+    let mut writer = observer.journal.socket().try_clone().unwrap();
+    // 2,000 answers of 200,000 bytes, and nobody reads the first.
+    let asking = std::thread::spawn(move || {
+        // FetchJournal from 0.
+        let frame = [2, 0, 0, 0, 9, 0];
+        (0..2_000).try_for_each(|_| writer.write_all(&frame)).is_ok()
+    });
+    assert!(asking.join().unwrap(), "questions are small: they fit the kernel's buffers");
+    let mut other = service.observer(1);
+    other.journal(0, b"x");
+    other.expect("JournalStable { position: 1 }");
+    for _ in 0..2_000 {
+        let body = observer.journal.receive().unwrap();
+        assert!(matches!(FromProtector::read(&body), Ok(FromProtector::Journal { position: 0, bytes }) if bytes == journal));
+    }
+}
+
+#[test]
+fn a_thousand_processes_at_once() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    let count = if hard < 9_000 { 200 } else { 1_000 };
+    let service = Service::start(|_| ());
+    let mut observers: Vec<Observer> = std::thread::scope(|scope| {
+        let open = |part: u32| (part..count).step_by(4).map(|rank| service.observer(rank)).collect::<Vec<_>>();
+        let parts: Vec<_> = (0..4).map(|part| scope.spawn(move || open(part))).collect();
+        parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
+    });
+    for round in 0..3u64 {
+        observers.iter_mut().for_each(|observer| observer.journal(round * 60, &[1; 60]));
+        let stable = format!("JournalStable {{ position: {} }}", (round + 1) * 60);
+        observers.iter_mut().for_each(|observer| observer.expect(&stable));
+    }
+    let mut bulk: Vec<Client> = observers.iter().map(|observer| service.open(observer.speaker, Channel::Bulk)).collect();
+    for client in &mut bulk {
+        client.send(&ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: &[2; 10_000] }).unwrap();
+    }
+    observers.iter_mut().for_each(|observer| observer.expect("PayloadStable { position: 10000 }"));
+    assert_eq!(service.logs.status(job()).blocking_recv().unwrap().len() as u32, count);
+}
+
+/// Times from a journal's message to its acknowledgement, sorted.
+fn gates(observer: &mut Observer, rounds: u64) -> Vec<Duration> {
+    let mut times: Vec<Duration> = (0..rounds)
+        .map(|round| {
+            let begun = Instant::now();
+            observer.journal(round * 60, &[3; 60]);
+            let body = observer.journal.receive().unwrap();
+            let elapsed = begun.elapsed();
+            assert_eq!(FromProtector::read(&body), Ok(FromProtector::JournalStable { position: (round + 1) * 60 }));
+            elapsed
+        })
+        .collect();
+    times.sort_unstable();
+    let at = |part: usize| times[times.len() * part / 1000];
+    println!("60 bytes of journal, acknowledged: median {:?}, 90 % {:?}, 99 % {:?}", at(500), at(900), at(990));
+    times
+}
+
+/// Prints the time that a gate waits: on an idle machine, with `--release --nocapture`, the figure of `logs/mod.rs`.
+#[test]
+fn a_gate_is_one_round_trip() {
+    let service = Service::start(|_| ());
+    let times = gates(&mut service.observer(0), 20_000);
+    let median = times[times.len() / 2];
+    assert!(median < Duration::from_millis(5), "a gate that waits this long is broken: {median:?}");
+}
+
+#[test]
+fn a_stream_of_images_does_not_shut_the_gates_of_others() {
+    let service = Service::start(|_| ());
+    let mut gate = service.observer(0);
+    let whole = image(1, 0, 25_000);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (mut images, begun) = (0, Instant::now());
+    let times = std::thread::scope(|scope| {
+        let stream = scope.spawn(|| {
+            let mut observer = service.observer(1);
+            let mut number = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) || number < 2 {
+                service.image(observer.speaker, &begin(number, None, 0, &[]), &whole);
+                observer.expect(&format!("Committed {{ image: {number} }}"));
+                number += 1;
+            }
+            number
+        });
+        let times = gates(&mut gate, 5_000);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        images = stream.join().unwrap();
+        times
+    });
+    println!("meanwhile: {images} images of {} bytes in {:?}", whole.len(), begun.elapsed());
+    let late = times[times.len() * 9 / 10];
+    assert!(late < Duration::from_millis(100), "one gate in ten waited for an image: {late:?}");
+}
+
+#[test]
+fn the_directory_is_taken_and_given_back() {
+    let service = Service::start(|_| ());
+    let config = Config::new("127.0.0.1".parse().unwrap(), service.dir.path().into(), cluster());
+    assert!(logs::start(config.clone()).is_err(), "two services in one directory");
+    let mut observer = service.observer(0);
+    let Service { logs, dir, .. } = service;
+    drop(logs);
+    assert!(observer.journal.receive().is_err(), "it has ended, and closed everything");
+    assert!(logs::start(config).is_ok());
+    drop(dir);
+}
+
+#[test]
+fn a_log_that_is_gone_from_the_disk_is_told() {
+    let mut service = Service::start(|config| config.memory = 64 << 10);
+    let mut observer = service.observer(0);
+    let process = observer.speaker.process;
+    observer.journal(0, &bytes(0, 200_000));
+    observer.expect("JournalStable { position: 200000 }");
+    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    eventually("the bound on memory", || in_memory() < 64 << 10);
+    // Somebody cuts it.
+    let file = service.dir.path().join(format!("{}/0/journal.0000000000000000", job()));
+    fs::File::options().write(true).open(file).unwrap().set_len(1_000).unwrap();
+    let error = service.read(process, LogPart::Journal, 0).unwrap_err();
+    assert!(error.contains("cannot be read") || error.contains("cannot read"), "{error}");
+    observer.send(&ToProtector::FetchJournal { position: 0 });
+    assert!(observer.journal.receive().is_err(), "no answer, but no wrong one");
+    assert_eq!(service.event(What::Disk).process, Some(process));
+}
