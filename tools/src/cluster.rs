@@ -188,7 +188,7 @@ fn protector(
     command.args(options.slots.map(|slots| format!("--slots={slots}")));
     command.args(options.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
     // What the environment says about one protector is not meant for all of these.
-    for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_ADVERTISE", "RADIC_KEY"] {
+    for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
         command.env_remove(variable);
     }
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);

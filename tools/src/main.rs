@@ -18,10 +18,15 @@ mod bench;
 mod ckpt;
 mod client;
 mod cluster;
+mod counters;
+mod doctor;
 mod ledger;
+mod log;
 mod mpi;
 mod outcome;
 mod printer;
+mod protection;
+mod replay;
 mod run;
 mod session;
 mod show;
@@ -62,6 +67,8 @@ enum Command {
     Cluster(ClusterCommand),
     /// Run a program on the cluster and show its output here
     Run(Box<run::RunArgs>),
+    /// Say before a run whether a program can be protected, and what stands in the way
+    Doctor(doctor::DoctorArgs),
     /// Show a running job here, as if it had been started here
     #[command(after_help = "Example:\n  radic attach 4f3c\n\n\
         Another terminal that showed the job stops doing so. The exit code is that of the job. To leave again without ending \
@@ -79,6 +86,24 @@ enum Command {
         /// The job, or its first digits
         job: String,
     },
+    /// Make a checkpoint of every rank of a job now, and wait until it is committed
+    #[command(after_help = "Example:\n  radic checkpoint 4f3c\n\n\
+        The exit code is 0 if every rank has a checkpoint that was committed since the command was given, else 125.")]
+    Checkpoint {
+        /// The job, or its first digits
+        job: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Look at the logs of protected ranks
+    #[command(subcommand)]
+    Log(log::LogCommand),
+    /// Run a rank again, alone, from its last checkpoint to the end of its log, and compare what it sends with what it sent
+    #[command(after_help = "Example:\n  radic run -n 4 --protect on --keep-logs -- ./program\n  radic replay 4f3c 0\n\n\
+        Needs a committed checkpoint, and the program's files as they were. Of a job that has ended the logs are there only if it was \
+        started with --keep-logs; without it, what the receivers' own checkpoints have made superfluous cannot be compared either. The \
+        exit code is 0 if the whole log was replayed and every stream is as long as its receiver has it.")]
+    Replay(replay::ReplayArgs),
     /// List the running jobs
     #[command(after_help = "Example:\n  radic jobs --all --json")]
     Jobs {
@@ -192,16 +217,20 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Key { path } => make_key(&path)?,
         Command::Cluster(command) => control_cluster(cluster, command)?,
         Command::Run(args) => return run::run(&cluster, &args),
+        Command::Doctor(args) => return doctor::run(&args),
         Command::Attach { job, label } => {
             return session::attach(&cluster, cluster.connect(None)?, &Request::Attach { job }, label);
         }
         Command::Kill { job } => done(&cluster, None, &Request::Kill { job })?,
+        Command::Checkpoint { job, format } => return counters::checkpoint(&cluster, job, format.json),
+        Command::Log(command) => log::dispatch(&cluster, command)?,
+        Command::Replay(args) => replay::replay(&cluster, args)?,
         Command::Jobs { all, format } => show::jobs(&cluster, all, format.json)?,
         Command::Nodes { format } => show::nodes(&cluster, format.json)?,
         Command::Status { format } => show::status(&cluster, format.json)?,
         Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
         Command::Ckpt(command) => return ckpt::dispatch(command),
-        Command::Bench(bench::BenchCommand::Launch(args)) => bench::launch(&cluster, &args)?,
+        Command::Bench(command) => bench::dispatch(&cluster, &command)?,
         // A protector that kills itself could not answer.
         Command::Inject(InjectCommand::KillNode { name }) => {
             done(&cluster, Some(name.as_str()), &Request::KillNode { name: name.clone() })?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use nix::sys::stat;
 use nix::unistd::{AccessFlags, access};
 use radic_wire::ids::NodeName;
 use radic_wire::job::{JobSpec, MapBy, exit_code};
@@ -15,6 +16,7 @@ use radic_wire::local::{Reply, Request};
 use serde_bytes::ByteBuf;
 
 use crate::client::Cluster;
+use crate::protection::ProtectionArgs;
 use crate::show::{print, print_json, report};
 use crate::{mpi, session};
 
@@ -60,6 +62,8 @@ pub(crate) struct RunArgs {
     /// Start the job, print its name and leave it alone
     #[arg(long, conflicts_with = "label")]
     detach: bool,
+    #[command(flatten)]
+    protection: ProtectionArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -142,7 +146,17 @@ fn job_spec(
             MapByFlag::Node => MapBy::Node,
             MapByFlag::Slot => MapBy::Slot,
         },
+        umask: umask(),
+        protection: args.protection.protection(),
+        mtbf_s: args.protection.mtbf.as_secs(),
     })
+}
+
+/// This command's file mode creation mask: it can only be read by setting it, which no other thread sees here.
+fn umask() -> u32 {
+    let mask = stat::umask(stat::Mode::empty());
+    stat::umask(mask);
+    mask.bits()
 }
 
 fn bytes(text: &OsStr) -> ByteBuf {
@@ -176,16 +190,19 @@ fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, N
         return match check(&program) {
             Found::Program => Ok(program),
             Found::Nothing => missing(format!("{shown}: no such file")),
+            Found::Hidden => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why: format!("{shown}: permission denied") }),
             Found::Other(why) => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why: format!("{shown}: {why}") }),
         };
     }
-    let mut other = None;
+    let (mut other, mut closed) = (None, None);
     // An empty entry of PATH stands for the current directory; joining gives just that.
     for dir in path.into_iter().flat_map(env::split_paths) {
         let program = here.join(dir).join(name);
         match check(&program) {
             Found::Program => return Ok(program),
             Found::Nothing => {}
+            // Nobody knows whether it is in a directory that may not be searched: that is not to have found it.
+            Found::Hidden => closed = closed.or(program.parent().map(|dir| format!("; {} may not be searched", dir.display()))),
             Found::Other(why) => other = other.or(Some(format!("{}: {why}", program.display()))),
         }
     }
@@ -193,7 +210,7 @@ fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, N
         Some(why) => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why }),
         None => {
             let here = if here.join(name).is_file() { format!("; did you mean ./{shown}?") } else { String::new() };
-            missing(format!("{shown}: not found in PATH{here}"))
+            missing(format!("{shown}: not found in PATH{}{here}", closed.unwrap_or_default()))
         }
     }
 }
@@ -202,12 +219,14 @@ fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, N
 enum Found {
     Program,
     Nothing,
+    /// Behind a directory that may not be searched.
+    Hidden,
     Other(&'static str),
 }
 
 fn check(path: &Path) -> Found {
     match fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Found::Other("permission denied"),
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Found::Hidden,
         Err(_) => Found::Nothing,
         Ok(meta) if meta.is_dir() => Found::Other("is a directory"),
         Ok(_) if access(path, AccessFlags::X_OK).is_err() => Found::Other("may not be executed (is its x bit set?)"),

@@ -1,16 +1,18 @@
 //! What `radic nodes`, `jobs`, `status` and `events` print.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use anyhow::Result;
+use nix::poll::{PollFd, PollFlags};
 use radic_wire::event::Event;
 use radic_wire::job::JobInfo;
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
 use serde::Serialize;
 
-use crate::client::{self, ClientError, Cluster};
-use crate::outcome;
+use crate::client::{self, ClientError, Cluster, Connection};
+use crate::{counters, outcome};
 
 /// Longest cell of a table but for the last column, in characters.
 const CELL: usize = 32;
@@ -68,18 +70,41 @@ pub(crate) fn status(cluster: &Cluster, json: bool) -> Result<()> {
 pub(crate) fn events(cluster: &Cluster, follow: bool, json: bool) -> Result<()> {
     let mut connection = cluster.connect(None)?;
     connection.send(&Request::Events { follow })?;
-    let mut first = true;
+    let mut limit = Some(Instant::now() + client::ANSWER);
     loop {
-        // Only a quiet cluster may let us wait, and only if that is what was asked for.
-        let limit = if follow && !first { None } else { Some(Instant::now() + client::ANSWER) };
-        match connection.wait(limit)? {
+        match next_reply(&mut connection, limit)? {
             Some(Reply::Events(events)) => print(&events_text(&events, json)?)?,
             Some(Reply::Done) => return Ok(()),
             Some(Reply::Error(text)) => return Err(ClientError::Refused(text).into()),
             Some(other) => return Err(connection.unexpected(&other).into()),
             None => return Err(ClientError::Late { node: connection.node().to_owned(), limit: client::ANSWER }.into()),
         }
-        first = false;
+        // Only a quiet cluster may let us wait, and only if that is what was asked for.
+        limit = if follow { None } else { Some(Instant::now() + client::ANSWER) };
+    }
+}
+
+/// The next reply; nothing after the deadline, if there is one. That nobody reads our output any more is an error, even if there is
+/// nothing to be printed for a long time.
+fn next_reply(connection: &mut Connection, deadline: Option<Instant>) -> Result<Option<Reply>> {
+    let out = io::stdout();
+    loop {
+        if let Some(reply) = connection.next_reply()? {
+            return Ok(Some(reply));
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(None);
+        }
+        let interest = connection.interest();
+        // Asked for nothing, poll tells of errors only: the other end of a pipe or of a terminal is closed.
+        let mut fds = [PollFd::new(connection.as_fd(), interest), PollFd::new(out.as_fd(), PollFlags::empty())];
+        client::poll_fds(&mut fds, left).map_err(ClientError::Poll)?;
+        if fds[1].any().unwrap_or(false) {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        }
+        connection.flush()?;
+        connection.read()?;
     }
 }
 
@@ -164,7 +189,10 @@ fn status_text(status: &ClusterStatus) -> String {
         text.push('\n');
         text.push_str(&jobs_table(&running));
     }
-    text
+    match counters::table(&status.processes) {
+        table if table.is_empty() => text,
+        table => format!("{text}\n{table}"),
+    }
 }
 
 /// The first few of many names.
@@ -176,23 +204,23 @@ fn list(names: &[&str]) -> String {
 }
 
 /// Rows of cells in columns as wide as they need to be. A heading that begins with `>` stands for numbers, to the right.
-struct Table {
+pub(crate) struct Table {
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(headings: &[&str]) -> Self {
+    pub(crate) fn new(headings: &[&str]) -> Self {
         let right = headings.iter().map(|h| h.starts_with('>')).collect();
         Table { right, rows: vec![headings.iter().map(|h| h.trim_start_matches('>').to_owned()).collect()] }
     }
 
-    fn row(&mut self, cells: Vec<String>) {
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.right.len(), "a row has as many cells as there are headings");
         self.rows.push(cells);
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let last = self.right.len() - 1;
         let cut = |cell: &str, column| if column == last { cell.to_owned() } else { cell.chars().take(CELL).collect() };
         let rows: Vec<Vec<String>> =
@@ -228,7 +256,7 @@ pub(crate) fn duration(ms: u64) -> String {
 }
 
 /// A size with its unit.
-fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
@@ -323,6 +351,7 @@ mod tests {
             frozen: true,
             nodes: vec![node("n1", NodeState::Alive, false), node("n2", NodeState::Silent, false)],
             jobs: vec![job(None)],
+            processes: vec![],
         };
         let text = status_text(&status);
         assert!(text.starts_with("cluster   view 5, as n1 sees it; FROZEN"), "{text}");

@@ -2,6 +2,7 @@
 //! once it polled ready.
 
 use std::collections::VecDeque;
+use std::fs;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -24,25 +25,29 @@ const PIPE_STEP: usize = 4096;
 /// Bytes written to a regular file at once.
 const FILE_STEP: usize = 256 << 10;
 
-/// The signals as a file; as long as it lives they do nothing else. One that was ignored at the start stays ignored (nohup).
+/// The signals as a file; as long as it lives they do nothing else. One that was ignored at the start stays ignored (nohup; SIGINT
+/// and SIGQUIT in the background of a script).
 pub(crate) struct Signals {
     fd: SignalFd,
+    set: SigSet,
     before: SigSet,
 }
 
 impl Signals {
     pub(crate) fn block() -> nix::Result<Self> {
-        let set = SigSet::from_iter(SIGNALS);
+        // Not those that are ignored: while it is blocked, such a signal would be queued all the same.
+        let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+        let set = SigSet::from_iter(SIGNALS.into_iter().filter(|signal| ignored & (1 << (*signal as u32 - 1)) == 0));
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), Some(&mut before))?;
-        Ok(Signals { fd, before })
+        Ok(Signals { fd, set, before })
     }
 
     /// Does something with the signals as deadly as ever: a child would inherit that they are blocked.
     pub(crate) fn unblocked<T>(&self, action: impl FnOnce() -> T) -> nix::Result<T> {
         let mut blocked = SigSet::empty();
-        sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&SigSet::from_iter(SIGNALS)), Some(&mut blocked))?;
+        sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&self.set), Some(&mut blocked))?;
         let result = action();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None)?;
         Ok(result)
@@ -53,6 +58,12 @@ impl Signals {
         let info = self.fd.read_signal()?;
         Ok(info.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()))
     }
+}
+
+/// Bit n - 1 stands for signal n. There is no safe call that tells.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 impl AsFd for Signals {
@@ -209,5 +220,16 @@ impl Input {
         }
         self.open = !bytes.is_empty();
         Typed::Bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status() {
+        assert_eq!(ignored("SigBlk:\t0000000000000001\nSigIgn:\t0000000000001006\nSigCgt:\t0000000000000440\n"), 0x1006);
+        assert_eq!(ignored(""), 0);
     }
 }

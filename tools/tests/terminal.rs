@@ -13,9 +13,11 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use radic_wire::frame::{FrameReader, encode_into};
-use radic_wire::ids::{BootId, JobId, NodeId, NodeName, Rank};
+use radic_wire::ids::{BootId, Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Placement};
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
+use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
+use radic_wire::process::{Interval, Protect, Protection};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 use serde_bytes::ByteBuf;
 
@@ -47,8 +49,9 @@ impl Cluster {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_radic"));
-        command.arg("--cluster").arg(self.dir()).args(args);
+        // Whatever this test was started by: a shell lets what it starts in the background ignore SIGINT and SIGQUIT.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", env!("CARGO_BIN_EXE_radic"), "--cluster"]).arg(self.dir()).args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -208,6 +211,7 @@ fn status(nodes: &[(&str, NodeState)]) -> Reply {
         frozen: false,
         nodes: nodes.iter().map(info).collect(),
         jobs: vec![],
+        processes: vec![],
     })
 }
 
@@ -501,6 +505,97 @@ fn a_detached_job_is_named() {
     assert!(matches!(peer.receive(), Some(Request::Run { attach: false, .. })));
     peer.send(&attached(&["n1"]));
     assert_eq!(running.end(), (0, format!("{}\n", JobId::from_bits(JOB)), String::new()));
+}
+
+#[test]
+fn how_a_job_is_protected_is_passed_on() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let flags = "--protect on --ckpt-interval 0.2 --replicas 2 --outbox 1M --log-limit 2G --keep-logs --mtbf 2h";
+    let words: Vec<&str> = ["run", "-n", "1", "--detach"].into_iter().chain(flags.split(' ')).chain(["--", "true"]).collect();
+    for (words, protection, mtbf_s) in [
+        (
+            &words[..],
+            Protection {
+                protect: Protect::On,
+                interval: Interval::Every(200),
+                replicas: 2,
+                outbox: 1 << 20,
+                log: 2 << 30,
+                keep_logs: true,
+            },
+            7200,
+        ),
+        (
+            &["run", "-n", "1", "--detach", "--protect=off", "--ckpt-interval=never", "--", "true"][..],
+            Protection { protect: Protect::Off, interval: Interval::Never, ..Protection::default() },
+            86_400,
+        ),
+    ] {
+        let running = cluster.start(words);
+        let mut peer = node.accept();
+        let Some(Request::Run { spec, .. }) = peer.receive() else { panic!("no Run") };
+        assert_eq!((spec.protection, spec.mtbf_s), (protection, mtbf_s));
+        peer.send(&attached(&["n1"]));
+        assert_eq!(running.end().0, 0);
+    }
+    for (flag, part) in [("--outbox=1K", "the outbox"), ("--ckpt-interval=0.001", "interval"), ("--replicas=3", "1..=2")] {
+        let (code, _, stderr) = cluster.start(&["run", "-n", "1", "--protect", "on", flag, "--", "true"]).end();
+        assert!(code != 0 && stderr.contains(part), "{flag}: {stderr}");
+    }
+}
+
+#[test]
+fn checkpoints_are_told_rank_by_rank_and_one_that_failed_is_a_failure() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n1");
+    let rank = |rank, result| RankCheckpoint { rank: Rank(rank), node: "n1".parse().unwrap(), result };
+    for (last, code) in [(Ok(4), 0), (Err("it has ended".to_owned()), 125)] {
+        let running = cluster.start(&["checkpoint", "abc"]);
+        let mut peer = node.accept();
+        assert_eq!(peer.receive(), Some(Request::Checkpoint { job: "abc".into() }));
+        peer.send(&Reply::Checkpoints(vec![rank(0, Ok(3))]));
+        peer.send(&Reply::Checkpoints(vec![rank(1, last)]));
+        peer.send(&Reply::Done);
+        let (exit, stdout, stderr) = running.end();
+        assert_eq!((exit, stdout.lines().count(), stderr.as_str()), (code, 2, ""), "{stdout}");
+    }
+}
+
+#[test]
+fn a_log_is_shown_outcome_by_outcome() {
+    let cluster = Cluster::new();
+    let node = cluster.node("n2");
+    // recv of 64 bytes on descriptor 5, of 9000 on 100: two bytes and four.
+    let journal: &[u8] = &[0x50, 64, 0xf0, 85, 0xa8, 0x46];
+    let running = cluster.start(&["log", "show", "abc", "1", "--events"]);
+    let mut peer = node.accept();
+    assert_eq!(peer.receive(), Some(Request::Log { job: "abc".into(), rank: Rank(1) }));
+    let process = ProcessId { job: JobId::from_bits(JOB), rank: Rank(1) };
+    let image = HeldImage { image: 2, parent: Some(1), cut: 1000, bytes: 2048, state: ImageState::Committed };
+    peer.send(&Reply::Log(
+        "n3".parse().unwrap(),
+        HeldLog {
+            process,
+            incarnation: Incarnation(0),
+            journal: Span { start: 1000, end: 1006 },
+            stable: 1006,
+            streams: vec![],
+            images: vec![image],
+        },
+    ));
+    // The second outcome comes in two pieces.
+    for (position, bytes) in [(1000, &journal[..4]), (1004, &journal[4..])] {
+        assert_eq!(peer.receive(), Some(Request::ReadLog { part: LogPart::Journal, position }));
+        peer.send(&Reply::LogBytes(ByteBuf::from(bytes)));
+    }
+    let (code, stdout, stderr) = running.end();
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines[0], "rank 1 of job 000000000abc, incarnation 0, held by n3");
+    assert_eq!(lines[4].split_whitespace().collect::<Vec<_>>(), ["2", "1", "1000", "2.0", "KiB", "committed"], "{stdout}");
+    let events = ["        1000  recv      bytes 64 fd 5", "        1002  recv      bytes 9000 fd 100"];
+    assert_eq!(lines[lines.len() - 2..], events, "{stdout}");
 }
 
 #[test]

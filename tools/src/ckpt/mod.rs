@@ -2,31 +2,34 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::BufReader;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use radic_ckpt::image::{self, Report};
-use radic_ckpt::{Mode, control};
+use radic_ckpt::control::{self, Ids, Saved};
+use radic_ckpt::image::chain::{Candidates, read_header};
+use radic_ckpt::image::{self, Header};
+use radic_ckpt::{Mode, Request, Tracking};
+use serde::Serialize;
 
 use crate::show;
 
+mod regular;
+mod text;
+
+use text::{Ancestor, Inspected, Meter};
+
 /// The library's file, beside this command.
 const LIBRARY: &str = "libradic_ckpt_preload.so";
-/// How many images of a program `run` keeps.
-const KEPT: u64 = 2;
 
 #[derive(Subcommand)]
 pub(crate) enum CkptCommand {
     /// Run a program so that it can be saved; with --interval, save it regularly
-    #[command(after_help = "Example:\n  radic ckpt run --interval 60 --dir images -- ./program input\n\n\
-        The two last images are kept: DIR/image.N. The exit code is that of the program.")]
+    #[command(after_help = "Examples:\n  radic ckpt run --interval 60 --dir images -- ./program input\n  \
+        radic ckpt run --interval 10 --mode incremental --dir images -- ./program input\n\n\
+        The two last images are kept, DIR/image.N, and what they are increments to. The exit code is that of the program.")]
     Run {
         /// Seconds between two checkpoints; without it, `radic ckpt save` makes them
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
@@ -34,6 +37,9 @@ pub(crate) enum CkptCommand {
         /// Where the images go
         #[arg(long, value_name = "DIR", default_value = ".")]
         dir: PathBuf,
+        /// With --mode incremental: every so many images one is whole
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=64))]
+        full_every: u64,
         #[command(flatten)]
         how: How,
         /// The program and its arguments
@@ -41,19 +47,35 @@ pub(crate) enum CkptCommand {
         program: Vec<OsString>,
     },
     /// Save a running program that was started by `radic ckpt run`
-    #[command(after_help = "Example:\n  radic ckpt save 4711 -o image\n\nThe program goes on.")]
+    #[command(after_help = "Examples:\n  radic ckpt save 4711 -o image\n  \
+        radic ckpt save 4711 -o first --mode incremental\n  \
+        radic ckpt save 4711 -o second --mode incremental --parent first\n\n\
+        The program goes on. From the first image in incremental mode on it notes which pages it changes; an image with --parent holds \
+        only what has changed since that one, and needs it to be restored: both belong in the same folder.")]
     Save {
         /// The process, or the command that keeps it
         pid: i32,
         /// The image to write [default: image.PID]
         #[arg(short, long, value_name = "IMAGE")]
         output: Option<PathBuf>,
+        /// The last image of this process in incremental mode; the new one becomes an increment to it
+        #[arg(long, value_name = "IMAGE")]
+        parent: Option<PathBuf>,
         #[command(flatten)]
         how: How,
+        /// Print JSON, for programs
+        #[arg(long)]
+        json: bool,
     },
     /// Let a saved program go on from its image
-    #[command(after_help = "Example:\n  radic ckpt restart image\n\nExit code and signals are the program's.")]
+    #[command(
+        after_help = "Example:\n  radic ckpt restart image\n\nExit code and signals are the program's. The images that an \
+        increment needs are looked for beside it. An increment or a packed image is first unpacked to a temporary file, in TMPDIR or beside it."
+    )]
     Restart {
+        /// Do not ask for the old process and thread ids: for a copy beside the program that still runs
+        #[arg(long)]
+        new_ids: bool,
         /// The image
         image: PathBuf,
     },
@@ -66,26 +88,61 @@ pub(crate) enum CkptCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Make a whole image of an increment and what it is an increment to
+    #[command(after_help = "Examples:\n  radic ckpt merge image.7 -o whole\n  \
+        radic ckpt merge image.7 --parent old/image.6 old/image.5\n\n\
+        The result is unpacked, and stands for the increment in every way: other increments to that one are increments to it. \
+        A whole image is merely unpacked.")]
+    Merge {
+        /// The image
+        image: PathBuf,
+        /// The image to write; may be IMAGE itself [default: IMAGE.whole]
+        #[arg(short, long, value_name = "OUT")]
+        output: Option<PathBuf>,
+        /// The images among which its ancestors are, in any order [default: all that are beside it]
+        #[arg(long, value_name = "FILE", num_args = 1..)]
+        parent: Vec<PathBuf>,
+        /// Print JSON, for programs
+        #[arg(long)]
+        json: bool,
+    },
 }
 
-#[derive(Args)]
+#[derive(Args, Clone, Copy)]
 pub(crate) struct How {
-    /// Who writes the image: a copy of the program (fork), or the program while it waits (stop)
+    /// Who writes the image, and what of the memory
     #[arg(long, value_enum, default_value = "fork")]
     mode: ModeName,
+    /// Whether pages are packed (LZ4): where a sample says that it pays, or never [default: auto; never in stop mode, where everybody waits for it].
+    /// A packed image is unpacked before a restart
+    #[arg(long, value_enum)]
+    compress: Option<Compress>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ModeName {
+    /// A copy of the program, all of the memory
     Fork,
+    /// The program, while it waits, all of the memory
     Stop,
+    /// A copy of the program, and only what has changed since the last image
+    Incremental,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Compress {
+    Auto,
+    Never,
 }
 
 impl How {
-    fn mode(&self) -> Mode {
-        match self.mode {
-            ModeName::Fork => Mode::Fork,
-            ModeName::Stop => Mode::Stop,
+    /// `parent`: the image that this one shall be an increment to, or 0.
+    fn request(self, parent: u64) -> Request {
+        Request {
+            mode: if self.mode == ModeName::Stop { Mode::Stop } else { Mode::Fork },
+            tracking: if self.mode == ModeName::Incremental { Tracking::Best } else { Tracking::Off },
+            compress: self.compress.map_or(self.mode != ModeName::Stop, |compress| compress == Compress::Auto),
+            parent,
         }
     }
 }
@@ -93,31 +150,38 @@ impl How {
 /// Does what was asked; the exit code.
 pub(crate) fn dispatch(command: CkptCommand) -> Result<u8> {
     match command {
-        CkptCommand::Run { interval, dir, how, program } => return run(interval, &dir, how.mode(), &program),
-        CkptCommand::Save { pid, output, how } => {
-            let output = output.unwrap_or_else(|| format!("image.{pid}").into());
-            let Some(target) = control::restored_pid(pid) else {
-                bail!("process {pid} does not run under the checkpoint library; start it with `radic ckpt run -- PROGRAM`");
-            };
-            let bytes = control::save(target, how.mode(), &output)?;
-            show::report(&format!("radic: process {target} is saved in {} ({bytes} bytes)", output.display()));
+        CkptCommand::Run { interval, dir, full_every, how, program } => {
+            return regular::run(interval, regular::Images { dir, how, full_every }, &program);
         }
-        CkptCommand::Restart { image } => {
+        CkptCommand::Save { pid, output, parent, how, json } => {
+            save(pid, &output.unwrap_or_else(|| format!("image.{pid}").into()), parent.as_deref(), how, json)?;
+        }
+        CkptCommand::Restart { new_ids, image } => {
+            let ids = if new_ids { Ids::New } else { Ids::Old };
+            let mut meter = Meter::new("unpacked");
+            let command = control::restart_as(ids, &image, &library()?, &mut |done, all| meter.show(done, all));
+            drop(meter);
             // Replaces this command; what comes back is an error.
-            let error = control::restart(&image, &library()?)?.exec();
+            let error = command.with_context(|| image.display().to_string())?.exec();
             return Err(error).with_context(|| format!("the program of {} cannot be executed", image.display()));
         }
-        CkptCommand::Inspect { image, json } => {
-            let file = File::open(&image).with_context(|| image.display().to_string())?;
-            let report = image::inspect(BufReader::new(file)).with_context(|| image.display().to_string())?;
-            if json { show::print_json(&report)? } else { show::print(&in_words(&report))? }
+        CkptCommand::Inspect { image, json } => inspect(&image, json)?,
+        CkptCommand::Merge { image, output, parent, json } => {
+            let output = output.unwrap_or_else(|| with_suffix(&image, ".whole"));
+            merge(&image, &parent, &output, json)?;
         }
     }
     Ok(0)
 }
 
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
 /// The library of the same build: beside this command.
-fn library() -> Result<PathBuf> {
+pub(crate) fn library() -> Result<PathBuf> {
     let library = env::current_exe()?.with_file_name(LIBRARY);
     if !library.exists() {
         bail!("{} is missing: it belongs beside this command (`cargo build --release` puts it there)", library.display());
@@ -125,79 +189,85 @@ fn library() -> Result<PathBuf> {
     Ok(library)
 }
 
-fn run(interval: Option<u64>, dir: &Path, mode: Mode, program: &[OsString]) -> Result<u8> {
-    let mut preload = library()?.into_os_string();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    let (first, rest) = program.split_first().context("no program is given")?;
-    let mut child = Command::new(first)
-        .args(rest)
-        .env("LD_PRELOAD", preload)
-        .spawn()
-        .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
-    let (pid, dir) = (child.id().cast_signed(), dir.to_owned());
-    let (ended, end) = mpsc::channel::<()>();
-    let saver =
-        interval.map(|seconds| std::thread::spawn(move || save_regularly(pid, mode, &dir, Duration::from_secs(seconds), &end)));
-    let status = child.wait()?;
-    drop(ended);
-    if let Some(saver) = saver {
-        let _ = saver.join();
-    }
-    // A shell's way to tell of a signal.
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-    Ok(crate::outcome::exit_code(code))
+/// For the JSON of `save` and `merge`: the image's file, too.
+#[derive(Serialize)]
+struct Named<'a> {
+    image: &'a Path,
+    #[serde(flatten)]
+    saved: &'a Saved,
 }
 
-/// Saves the process again and again until it has ended. A checkpoint that fails is reported; the next may succeed.
-fn save_regularly(pid: i32, mode: Mode, dir: &Path, interval: Duration, end: &Receiver<()>) {
-    for number in 1u64.. {
-        if end.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
-            return;
-        }
-        let name = |number: u64| dir.join(format!("image.{number}"));
-        match control::save(pid, mode, &name(number)) {
-            Ok(_) if number > KEPT => {
-                let _ = fs::remove_file(name(number - KEPT));
+fn save(pid: i32, output: &Path, parent: Option<&Path>, how: How, json: bool) -> Result<()> {
+    let parent = parent.map(|parent| parent_header(parent, output, how)).transpose()?;
+    let Some(target) = control::restored_pid(pid) else {
+        bail!("process {pid} does not run under the checkpoint library; start it with `radic ckpt run -- PROGRAM`");
+    };
+    let request = how.request(parent.map_or(0, |header| header.id));
+    let mut meter = Meter::new("saved");
+    let saved = control::save_watched(target, request, output, &mut |done, all| meter.show(done, all))?;
+    drop(meter);
+    for note in &saved.notes {
+        show::report(&format!("radic: will not be as it was: {note}"));
+    }
+    if let Some(parent) = parent.filter(|_| saved.parent == 0) {
+        show::report(&format!(
+            "radic: process {target} does not know what has changed since image {:016x} (it was not its last one in incremental mode): \
+             the new image is whole",
+            parent.id
+        ));
+    }
+    if json {
+        return show::print_json(&Named { image: output, saved: &saved });
+    }
+    show::report(&format!("radic: process {target} is saved in {} ({} bytes)", output.display(), saved.bytes));
+    Ok(())
+}
+
+fn parent_header(parent: &Path, output: &Path, how: How) -> Result<Header> {
+    if how.mode != ModeName::Incremental {
+        bail!("--parent needs --mode incremental: the other modes save all of the memory");
+    }
+    let header = read_header(parent).with_context(|| parent.display().to_string())?;
+    let folder = |path: &Path| control::folder(path).canonicalize().ok();
+    if folder(parent) != folder(output) {
+        show::report(&format!(
+            "radic: {} will need {}, which is in another folder: bring them together before `radic ckpt restart`",
+            output.display(),
+            parent.display()
+        ));
+    }
+    Ok(header)
+}
+
+fn merge(image: &Path, parents: &[PathBuf], output: &Path, json: bool) -> Result<()> {
+    let mut meter = Meter::new("merged");
+    let merged = control::merge_files(image, parents, output, &mut |done, all| meter.show(done, all));
+    drop(meter);
+    let merged = merged.with_context(|| image.display().to_string())?;
+    let saved = Saved { bytes: merged.bytes, id: merged.header.id, parent: merged.header.parent, notes: merged.meta.notes };
+    if json {
+        return show::print_json(&Named { image: output, saved: &saved });
+    }
+    show::report(&format!("radic: {} is the whole of {} ({} bytes)", output.display(), image.display(), saved.bytes));
+    Ok(())
+}
+
+fn inspect(path: &Path, json: bool) -> Result<()> {
+    let what = || path.display().to_string();
+    let header = read_header(path).with_context(what)?;
+    let report = image::inspect(File::open(path).with_context(what)?).with_context(what)?;
+    let (mut ancestors, mut missing) = (Vec::new(), None);
+    if header.parent != 0 {
+        match Candidates::in_folder(control::folder(path)).and_then(|candidates| candidates.ancestors(&header)) {
+            Ok(paths) => {
+                for path in paths {
+                    let header = read_header(&path).with_context(|| path.display().to_string())?;
+                    ancestors.push(Ancestor { id: image::hexadecimal(header.id), image: path });
+                }
             }
-            Ok(_) => {}
-            Err(error) => show::report(&format!("radic: checkpoint {number} failed: {error}")),
+            Err(error) => missing = Some(error.to_string()),
         }
     }
-}
-
-fn in_words(report: &Report) -> String {
-    let process = &report.meta.process;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace('\0', " ").trim_end().to_owned();
-    let mut out = format!(
-        "program      {}\ncommand      {}\ndirectory    {}\npid          {}\nimage        {:016x}, generation {}\nbytes        {}\n",
-        text(&process.exe),
-        text(&process.cmdline),
-        text(&process.cwd),
-        process.pid,
-        report.id,
-        report.generation,
-        report.bytes
-    );
-    if report.parent != 0 {
-        out += &format!("parent       {:016x}\n", report.parent);
-    }
-    out += &format!(
-        "memory       {} bytes raw, {} packed to {}, {} zero, in {} runs\n",
-        report.raw_bytes, report.packed_memory_bytes, report.packed_bytes, report.zero_bytes, report.runs
-    );
-    out += &format!("regions      {}\n", report.meta.regions.len());
-    for thread in &report.meta.threads {
-        out += &format!("thread       {} {} at {:#x}\n", thread.tid, text(&thread.name), thread.instruction);
-    }
-    for fd in &report.meta.descriptors {
-        out += &format!("descriptor   {} {} {} at {}\n", fd.fd, text(&fd.kind), text(&fd.path), fd.position);
-    }
-    for note in &report.meta.notes {
-        out += &format!("note         {note}\n");
-    }
-    out
+    let inspected = Inspected { report, ancestors, missing };
+    if json { show::print_json(&inspected) } else { Ok(show::print(&text::in_words(&inspected))?) }
 }

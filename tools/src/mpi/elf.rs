@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
@@ -52,9 +54,10 @@ fn malformed(path: &Path, what: &str) -> io::Error {
 
 /// Reads what kind of program `path` is. Fails if it cannot be read, or is a broken ELF file.
 pub(super) fn read(path: &Path) -> io::Result<Program> {
-    let mut file = File::open(path)?;
+    // Without O_NONBLOCK, opening a named pipe waits for somebody who writes to it.
+    let mut file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if !file.metadata()?.is_file() {
-        return Ok(Program::Other); // A pipe or a device would keep us waiting.
+        return Ok(Program::Other); // A pipe or a device would keep us waiting, too.
     }
     let mut start = Vec::new();
     file.by_ref().take(256).read_to_end(&mut start)?;
@@ -63,7 +66,7 @@ pub(super) fn read(path: &Path) -> io::Result<Program> {
         return Ok(Program::Script(String::from_utf8_lossy(line).trim().to_owned()));
     }
     let cache = ReadCache::new(file);
-    let data = Bounded(&cache);
+    let data = Bounded { file: &cache, limit: PIECE };
     match FileKind::parse(start.as_slice()) {
         Ok(FileKind::Elf64) => read_elf::<elf::FileHeader64<Endianness>, _>(data, FileKind::Elf64),
         Ok(FileKind::Elf32) => read_elf::<elf::FileHeader32<Endianness>, _>(data, FileKind::Elf32),
@@ -85,21 +88,26 @@ pub(super) fn has_name(path: &Path, elf: &Elf, prefix: &str) -> io::Result<bool>
     Ok(table.split(|&c| c == 0).any(|name| name.starts_with(prefix.as_bytes())))
 }
 
-/// A file of which no piece over [`PIECE`] is read, whatever its headers claim.
+/// A file of which no piece over a limit is read, whatever its headers claim.
 #[derive(Debug, Clone, Copy)]
-struct Bounded<'a>(&'a ReadCache<File>);
+pub(crate) struct Bounded<'a> {
+    /// The file.
+    pub(crate) file: &'a ReadCache<File>,
+    /// Largest piece that is read at once, in bytes.
+    pub(crate) limit: u64,
+}
 
 impl<'a> ReadRef<'a> for Bounded<'a> {
     fn len(self) -> Result<u64, ()> {
-        self.0.len()
+        self.file.len()
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        if size > PIECE { Err(()) } else { self.0.read_bytes_at(offset, size) }
+        if size > self.limit { Err(()) } else { self.file.read_bytes_at(offset, size) }
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        self.0.read_bytes_at_until(range, delimiter) // It stops after 4 KiB.
+        self.file.read_bytes_at_until(range, delimiter) // It stops after 4 KiB.
     }
 }
 
@@ -149,4 +157,20 @@ where
     elf.runpath = value(elf::DT_RUNPATH).map(&string).transpose()?;
     elf.rpath = value(elf::DT_RPATH).filter(|_| elf.runpath.is_none()).map(&string).transpose()?;
     Ok(elf)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    /// A named pipe is no program, and asking what it is does not wait for a writer.
+    #[test]
+    fn a_named_pipe_keeps_nobody_waiting() {
+        let home = tempfile::tempdir().unwrap();
+        let pipe = home.path().join("libmpi.so.12");
+        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        assert_eq!(read(&pipe).unwrap(), Program::Other);
+    }
 }

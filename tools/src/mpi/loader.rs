@@ -41,15 +41,14 @@ impl<'a> Loader<'a> {
         let library_path = environment.get("LD_LIBRARY_PATH").map(|text| env::split_paths(text).collect()).unwrap_or_default();
         let preload = environment.get("LD_PRELOAD").map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
         let preload = preload.split([' ', ':']).filter(|name| !name.is_empty()).map(str::to_owned).collect();
-        let small = fs::metadata("/etc/ld.so.cache").is_ok_and(|meta| meta.len() <= CACHE);
-        let cache = if small { fs::read("/etc/ld.so.cache").unwrap_or_default() } else { Vec::new() };
-        Loader { program, root, library_path, preload, cache: parse_cache(&cache) }
+        Loader { program, root, library_path, preload, cache: cache() }
     }
 
     /// The libraries of the program in the order in which the loader takes them, until one is `wanted`.
     pub(super) fn find(&self, wanted: impl Fn(&str) -> bool) -> Option<Library> {
         let mut seen = HashSet::new();
-        let from_root = Search::of(self.program, self.root, None);
+        let of = |path: &Path, elf: &Elf, program| Search::of(path, elf.runpath.as_deref(), elf.rpath.as_deref(), program);
+        let from_root = of(self.program, self.root, None);
         let first = self.preload.iter().chain(&self.root.needed);
         let mut queue: VecDeque<(String, Search)> = first.map(|name| (name.clone(), from_root.clone())).collect();
         while let Some((name, search)) = queue.pop_front() {
@@ -61,7 +60,7 @@ impl<'a> Loader<'a> {
                 return Some(Library { name, found });
             }
             if let Some((path, elf)) = found {
-                let search = Search::of(&path, &elf, Some(&from_root));
+                let search = of(&path, &elf, Some(&from_root));
                 queue.extend(elf.needed.into_iter().map(|name| (name, search.clone())));
             }
         }
@@ -70,13 +69,7 @@ impl<'a> Loader<'a> {
 
     /// The first file for `name` of the program's own class and machine, for a file that is searched for by `search`.
     fn locate(&self, name: &str, search: &Search) -> Option<(PathBuf, Elf)> {
-        if name.contains('/') {
-            return self.fits(PathBuf::from(name));
-        }
-        let folders = search.before.iter().chain(&self.library_path).chain(&search.after).map(|folder| folder.join(name));
-        let cached = self.cache.iter().filter(|(known, _)| known == name).map(|(_, path)| path.clone());
-        let defaults = DEFAULTS.iter().map(|folder| Path::new(folder).join(name));
-        folders.chain(cached).chain(defaults).find_map(|path| self.fits(path))
+        search.candidates(name, &self.library_path, &self.cache).into_iter().find_map(|path| self.fits(path))
     }
 
     fn fits(&self, path: PathBuf) -> Option<(PathBuf, Elf)> {
@@ -89,7 +82,7 @@ impl<'a> Loader<'a> {
 
 /// The folders that a file names for what it needs.
 #[derive(Debug, Clone, Default)]
-struct Search {
+pub(crate) struct Search {
     /// DT_RPATH, its own and the program's: before the user's LD_LIBRARY_PATH.
     before: Vec<PathBuf>,
     /// DT_RUNPATH, its own only: after it. Who has one has no DT_RPATH, not even the program's.
@@ -97,14 +90,24 @@ struct Search {
 }
 
 impl Search {
-    /// That of the ELF file `elf` at `path`, which is the program or is loaded for it.
-    fn of(path: &Path, elf: &Elf, program: Option<&Search>) -> Self {
-        if let Some(text) = &elf.runpath {
+    /// That of the ELF file at `path`, which is the program or is loaded for it.
+    pub(crate) fn of(path: &Path, runpath: Option<&str>, rpath: Option<&str>, program: Option<&Search>) -> Self {
+        if let Some(text) = runpath {
             return Search { before: Vec::new(), after: folders(path, text) };
         }
-        let mut before = elf.rpath.as_ref().map(|text| folders(path, text)).unwrap_or_default();
+        let mut before = rpath.map(|text| folders(path, text)).unwrap_or_default();
         before.extend(program.into_iter().flat_map(|program| program.before.clone()));
         Search { before, after: Vec::new() }
+    }
+
+    /// Where the loader looks for `name`, in order.
+    pub(crate) fn candidates(&self, name: &str, library_path: &[PathBuf], cache: &[(String, PathBuf)]) -> Vec<PathBuf> {
+        if name.contains('/') {
+            return vec![PathBuf::from(name)];
+        }
+        let folders = self.before.iter().chain(library_path).chain(&self.after).map(|folder| folder.join(name));
+        let cached = cache.iter().filter(|(known, _)| known == name).map(|(_, path)| path.clone());
+        folders.chain(cached).chain(DEFAULTS.iter().map(|folder| Path::new(folder).join(name))).collect()
     }
 }
 
@@ -116,7 +119,13 @@ fn folders(path: &Path, text: &str) -> Vec<PathBuf> {
     expanded.filter(|folder| !folder.is_empty() && !folder.contains('$')).map(PathBuf::from).collect()
 }
 
-/// Names and paths of /etc/ld.so.cache, none if it is not of the format that glibc writes since 2.32. (Older ones put the same behind a table
+/// Names and paths of this machine's /etc/ld.so.cache.
+pub(crate) fn cache() -> Vec<(String, PathBuf)> {
+    let small = fs::metadata("/etc/ld.so.cache").is_ok_and(|meta| meta.is_file() && meta.len() <= CACHE);
+    parse_cache(&if small { fs::read("/etc/ld.so.cache").unwrap_or_default() } else { Vec::new() })
+}
+
+/// Names and paths of an ld.so.cache, none if it is not of the format that glibc writes since 2.32. (Older ones put the same behind a table
 /// of another kind; the default directories serve then.)
 fn parse_cache(bytes: &[u8]) -> Vec<(String, PathBuf)> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
@@ -125,8 +134,8 @@ fn parse_cache(bytes: &[u8]) -> Vec<(String, PathBuf)> {
     let number = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes);
     let string = |at: usize| {
         let rest = bytes.get(at..)?;
-        let end = rest.iter().position(|&c| c == 0)?;
-        std::str::from_utf8(&rest[..end]).ok()
+        let rest = &rest[..rest.len().min(4096)];
+        std::str::from_utf8(&rest[..rest.iter().position(|&c| c == 0)?]).ok()
     };
     let Some(count) = number(MAGIC.len()).filter(|_| bytes.starts_with(MAGIC)) else { return Vec::new() };
     let entry = |i: usize| {

@@ -6,9 +6,9 @@
 //! What it aims at: the ranks talk over TCP only and share no memory, one thread does so, and more ranks than cores get on. Where each
 //! setting comes from is in the setting's `why`.
 
-mod elf;
+pub(crate) mod elf;
 mod explain;
-mod loader;
+pub(crate) mod loader;
 mod recognise;
 mod settings;
 #[cfg(test)]

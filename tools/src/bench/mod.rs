@@ -1,0 +1,111 @@
+//! `radic bench`: what RADIC costs.
+
+use anyhow::Result;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::client::Cluster;
+
+mod ckpt;
+mod launch;
+mod net;
+mod rival;
+mod runs;
+mod subject;
+
+/// What to measure.
+#[derive(Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Compare message times and launching with the library's own mpiexec
+    #[command(after_help = "Example:\n  radic bench launch --mpi mpich\n\n\
+        Messages of 8 B and 4 MiB between two ranks, under mpiexec and under `radic run` in turn, with the same settings of the \
+        library; then the time to launch many ranks, up to their end. Times are half round trips; a ratio is RADIC's median \
+        divided by the native one; beside it stands the median of the ratios of the pairs. It runs on the chosen cluster if that is alive, else on one of 2 nodes that it starts and \
+        stops itself; the comparison is fair for nodes on this machine's loopback network.")]
+    Launch(launch::LaunchArgs),
+    /// Compare message times and a computation under protection with the library's own mpiexec
+    #[command(after_help = "Example:\n  radic bench net --rounds 5\n\n\
+        Messages of 8 B, 64 KiB and 4 MiB between two ranks on two nodes: under mpiexec, with the library loaded but off, and protected, in turn. Then \
+        Jacobi's iteration with 512 x 512 cells for each of 4 ranks on four nodes, with checkpoints. It starts and stops nodes of its own on this \
+        machine's loopback network. Targets stand beside the figures and decide nothing.")]
+    Net(net::NetArgs),
+    /// Measure checkpoints of one program: pauses, bytes, restart, overhead
+    #[command(after_help = "Example:\n  radic bench ckpt --rounds 5\n\n\
+        One program, which dirties pages all the time and notes the gaps in its own clock: saved in fork mode (4 KiB pages, huge pages) \
+        and incrementally, restarted, and saved by CRIU if a working one is in PATH, else by gcore. Then a loop that reads all of its memory \
+        and writes some: native, under the library, and with a checkpoint a second. All in turn, round after round; medians count. Targets \
+        stand beside the figures and decide nothing. Needs twice the memory of the program, and room for an image in --dir.")]
+    Ckpt(ckpt::CkptArgs),
+    /// The program that `radic bench ckpt` measures
+    #[command(hide = true, after_help = "Example:\n  radic bench subject --mib 64 --report gaps")]
+    Subject(subject::SubjectArgs),
+}
+
+/// Measures what was asked for.
+pub(crate) fn dispatch(cluster: &Cluster, command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Launch(args) => launch::launch(cluster, args),
+        BenchCommand::Net(args) => net::measure(args),
+        BenchCommand::Ckpt(args) => ckpt::measure(args),
+        BenchCommand::Subject(args) => subject::run(args),
+    }
+}
+
+/// Whether other work will be a part of the figures: there is some before we begin.
+fn busy() -> Option<String> {
+    let load: f64 = std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
+    let cores = std::thread::available_parallelism().ok()?;
+    (load > 0.5).then(|| format!("the machine was busy before (load {load:.1} on {cores} cores): the figures include that"))
+}
+
+/// Least and middle of several times.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Times {
+    min: f64,
+    median: f64,
+}
+
+impl Times {
+    fn of(mut times: Vec<f64>) -> Self {
+        assert!(!times.is_empty(), "at least one run is asked for");
+        times.sort_by(f64::total_cmp);
+        Times { min: times[0], median: times[times.len() / 2] }
+    }
+}
+
+/// The same without RADIC and under it.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    native: Times,
+    radic: Times,
+    /// Of the medians.
+    ratio: f64,
+    /// The median of the ratios of the pairs.
+    pair_ratio: f64,
+}
+
+impl Comparison {
+    fn of(pairs: &[(f64, f64)]) -> Self {
+        let (native, radic) = pairs.iter().copied().unzip();
+        let (native, radic) = (Times::of(native), Times::of(radic));
+        let ratios = pairs.iter().map(|(native, radic)| radic / native);
+        Comparison { native, radic, ratio: radic.median / native.median, pair_ratio: Times::of(ratios.collect()).median }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { min: 1.0, median: 2.0 });
+        assert_eq!(Times::of(vec![5.0]), Times { min: 5.0, median: 5.0 });
+    }
+
+    #[test]
+    fn a_ratio_above_1_says_that_radic_is_slower() {
+        let Comparison { native, radic, ratio, pair_ratio } = Comparison::of(&[(1.0, 2.0), (10.0, 30.0), (2.0, 3.0)]);
+        assert_eq!((native.median, radic.median, ratio, pair_ratio), (2.0, 3.0, 1.5, 2.0));
+    }
+}

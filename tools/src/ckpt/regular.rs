@@ -1,0 +1,205 @@
+//! `radic ckpt run`: a program, and images of it at regular times.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use radic_ckpt::control::{self, Saved};
+
+use super::{How, ModeName, library};
+use crate::show;
+
+/// How many images of a program are kept, besides those that they are increments to.
+const KEPT: usize = 2;
+
+/// Which images are to be made.
+pub(super) struct Images {
+    /// Where they go.
+    pub(super) dir: PathBuf,
+    pub(super) how: How,
+    /// In incremental mode: one of so many is whole.
+    pub(super) full_every: u64,
+}
+
+pub(super) fn run(interval: Option<u64>, images: Images, program: &[OsString]) -> Result<u8> {
+    let mut preload = library()?.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let dir = || images.dir.display().to_string();
+    fs::create_dir_all(&images.dir).with_context(dir)?;
+    let first_number = last_number(&images.dir).with_context(dir)? + 1;
+    let (first, rest) = program.split_first().context("no program is given")?;
+    let mut child = Command::new(first)
+        .args(rest)
+        .env("LD_PRELOAD", preload)
+        .spawn()
+        .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
+    let pid = child.id().cast_signed();
+    let (ended, end) = mpsc::channel::<()>();
+    let saver = interval.map(|seconds| {
+        std::thread::spawn(move || Saver::new(pid, images, first_number).save_regularly(Duration::from_secs(seconds), &end))
+    });
+    let status = child.wait()?;
+    drop(ended);
+    if let Some(saver) = saver {
+        let _ = saver.join();
+    }
+    // A shell's way to tell of a signal.
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(crate::outcome::exit_code(code))
+}
+
+/// The highest number of an image of an earlier run: those are not overwritten. 0: there is none.
+fn last_number(dir: &Path) -> Result<u64> {
+    let mut last = 0;
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("image.")?.parse().ok());
+        last = number.unwrap_or(0).max(last);
+    }
+    Ok(last)
+}
+
+/// Saves a process again and again.
+struct Saver {
+    pid: i32,
+    images: Images,
+    /// Number of the next image.
+    number: u64,
+    /// What is on disk, oldest first.
+    history: History,
+    notes_told: HashSet<String>,
+}
+
+impl Saver {
+    fn new(pid: i32, images: Images, number: u64) -> Self {
+        Self { pid, images, number, history: History::default(), notes_told: HashSet::new() }
+    }
+
+    /// Until the process has ended. A checkpoint that fails is reported; the next may succeed.
+    fn save_regularly(&mut self, interval: Duration, end: &Receiver<()>) {
+        while end.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            let path = self.images.dir.join(format!("image.{}", self.number));
+            let parent = match self.images.how.mode {
+                ModeName::Incremental => self.history.parent(self.images.full_every),
+                ModeName::Fork | ModeName::Stop => 0,
+            };
+            match control::save(self.pid, self.images.how.request(parent), &path) {
+                Ok(saved) => self.saved(path, saved),
+                Err(error) => show::report(&format!("radic: checkpoint {} failed: {error}", self.number)),
+            }
+            self.number += 1;
+        }
+    }
+
+    fn saved(&mut self, path: PathBuf, saved: Saved) {
+        for old in self.history.add(path, saved.id, saved.parent) {
+            if let Err(error) = fs::remove_file(&old) {
+                show::report(&format!("radic: {} is not needed any more and cannot be removed: {error}", old.display()));
+            }
+        }
+        for note in saved.notes {
+            if !self.notes_told.contains(&note) {
+                show::report(&format!("radic: will not be as it was: {note}"));
+                self.notes_told.insert(note);
+            }
+        }
+    }
+}
+
+/// The images of one process that are on disk, oldest first.
+#[derive(Default)]
+struct History {
+    images: Vec<Entry>,
+    /// Images since the last whole one, that one included.
+    since_whole: u64,
+}
+
+struct Entry {
+    path: PathBuf,
+    id: u64,
+    parent: u64,
+}
+
+impl History {
+    /// What the next image shall be an increment to; 0: it shall be whole.
+    fn parent(&self, full_every: u64) -> u64 {
+        self.images.last().filter(|_| self.since_whole < full_every).map_or(0, |last| last.id)
+    }
+
+    /// Adds the newest; gives the files that nobody needs any more.
+    fn add(&mut self, path: PathBuf, id: u64, parent: u64) -> Vec<PathBuf> {
+        self.since_whole = if parent == 0 { 1 } else { self.since_whole + 1 };
+        self.images.push(Entry { path, id, parent });
+        let parents: HashMap<u64, u64> = self.images.iter().map(|image| (image.id, image.parent)).collect();
+        let mut needed = HashSet::new();
+        for image in self.images.iter().rev().take(KEPT) {
+            let mut next = Some(image.id);
+            // Each id once: the walk ends even if ids went round in circles.
+            while let Some(id) = next.filter(|id| needed.insert(*id)) {
+                next = parents.get(&id).copied();
+            }
+        }
+        self.images.extract_if(.., |image| !needed.contains(&image.id)).map(|image| image.path).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Images 1, 2, 3...; each third is whole.
+    #[test]
+    fn chains_stay_whole_and_nothing_else_stays() {
+        let mut history = History::default();
+        let mut removed = Vec::new();
+        let mut requests = Vec::new();
+        for id in 1..=9u64 {
+            let parent = history.parent(3);
+            requests.push(parent);
+            let gone = history.add(id.to_string().into(), id, parent);
+            removed.push(gone.iter().map(|path| path.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "));
+        }
+        assert_eq!(requests, [0, 1, 2, 0, 4, 5, 0, 7, 8]);
+        // 4 and 3 are kept as 4 comes, hence 2 and 1, too; with 5 they go.
+        assert_eq!(removed, ["", "", "", "", "1 2 3", "", "", "4 5 6", ""]);
+    }
+
+    #[test]
+    fn a_process_may_make_a_whole_image_of_its_own_accord() {
+        let mut history = History::default();
+        for (id, parent) in [(1, 0), (2, 1), (3, 0)] {
+            history.add(id.to_string().into(), id, parent);
+        }
+        assert_eq!(history.parent(3), 3);
+        history.add("4".into(), 4, 3);
+        assert_eq!(history.since_whole, 2);
+        let left: Vec<_> = history.images.iter().map(|image| image.id).collect();
+        assert_eq!(left, [3, 4]);
+    }
+
+    #[test]
+    fn whole_images_are_kept_two_at_a_time() {
+        let mut history = History::default();
+        let removed: Vec<_> = (1..=4u64).map(|id| history.add(id.to_string().into(), id, 0).len()).collect();
+        assert_eq!(removed, [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn images_of_earlier_runs_are_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(last_number(dir.path()).unwrap(), 0);
+        for name in ["image.7", "image.12", "image.12.whole", "image.13.partial", "other.99"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert_eq!(last_number(dir.path()).unwrap(), 12);
+    }
+}

@@ -1,0 +1,286 @@
+//! `radic doctor`: before a run, whether a program can be protected (G7: no silent gap), what stands in the way, and the way out.
+//!
+//! It reads files and executes nothing. [`program`] follows the name to what would be executed, [`libraries`] finds what would be loaded,
+//! [`functions`] judges what all that may call, [`machine`] the kernel, the limits and the environment; [`crate::mpi`] knows the MPI library
+//! and the settings under which `radic run` would put it.
+
+mod elf;
+mod functions;
+mod libraries;
+mod machine;
+mod program;
+
+use std::collections::HashSet;
+use std::env;
+use std::ffi::OsString;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+use crate::mpi::{self, Flavour, Recognition};
+use crate::show;
+use libraries::{Library, Place};
+use program::Traced;
+
+/// The exit code if the program cannot be protected.
+const CANNOT: u8 = 1;
+/// Names that are listed before "and others".
+const LISTED: usize = 6;
+/// Settings without which ranks share memory, or use sockets in ways that RADIC cannot follow. The others are about speed and networks.
+const ESSENTIAL: [&str; 9] = [
+    "MPIR_CVAR_CH4_NETMOD",
+    "I_MPI_FABRICS",
+    "FI_PROVIDER",
+    "FI_TCP_IO_URING",
+    "UCX_TLS",
+    "UCX_MEM_MMAP_HOOK_MODE",
+    "OMPI_MCA_pml",
+    "OMPI_MCA_btl",
+    "OMPI_MCA_osc",
+];
+
+/// Flags of `radic doctor`.
+#[derive(Args)]
+#[command(after_help = "Example:\n  radic doctor -- ./program input\n\n\
+    Nothing is executed: files are read, those of this machine, with this shell's environment and limits. \"stop\" means that the program cannot be \
+    protected, \"limit\" that something about it will not be, \"note\" what is good to know. What a program loads only while it runs \
+    (Python's modules, plugins) is not seen; nor are file capabilities (see getcap).\n\n\
+    Exit codes: 0 if the program can be protected, 1 if not.")]
+pub(crate) struct DoctorArgs {
+    /// The MPI library, as for `radic run`
+    #[arg(long, value_enum, default_value_t = mpi::Choice::Auto)]
+    mpi: mpi::Choice,
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Level {
+    /// The program cannot be protected.
+    Stop,
+    /// It can, but for what the finding says.
+    Limit,
+    /// Good to know.
+    Note,
+}
+
+/// Something about the program or the machine.
+#[derive(Debug, Serialize)]
+struct Finding {
+    level: Level,
+    /// A short name, the same in every version.
+    name: &'static str,
+    about: String,
+    /// The way out.
+    remedy: String,
+}
+
+impl Finding {
+    fn new(level: Level, name: &'static str, about: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Finding { level, name, about: about.into(), remedy: remedy.into() }
+    }
+}
+
+/// Everything that was found out.
+#[derive(Debug, Serialize)]
+struct Report {
+    can_be_protected: bool,
+    /// The file, then its interpreter if it is a script, and so on.
+    files: Vec<String>,
+    /// The MPI library, if it could be asked for.
+    mpi: Option<Recognition>,
+    kernel: String,
+    /// The worst first.
+    findings: Vec<Finding>,
+}
+
+/// `radic doctor`. The result is the exit code.
+pub(crate) fn run(args: &DoctorArgs) -> Result<u8> {
+    let here = env::current_dir().context("the current directory")?;
+    let traced = program::trace(&args.command[0], env::var_os("PATH").as_deref(), &here);
+    let report = examine(args, traced);
+    if args.json {
+        show::print_json(&report)?
+    } else {
+        show::print(&in_words(&report))?
+    }
+    Ok(if report.can_be_protected { 0 } else { CANNOT })
+}
+
+fn examine(args: &DoctorArgs, traced: Traced) -> Report {
+    let Traced { files, elf, mut findings } = traced;
+    let mut recognition = None;
+    // What is no program of this machine has no libraries that could be asked for.
+    if let (Some(elf), Some(last)) = (&elf, files.last()) {
+        let library_path = env::var_os("LD_LIBRARY_PATH");
+        let (libraries, complete) = libraries::all(last, elf, library_path.as_deref(), functions::watched);
+        findings.extend(about_libraries(elf, &libraries, complete));
+        let mut settled = HashSet::new();
+        // A library that cannot be read would trouble the recognition, too.
+        if !libraries.iter().any(|library| matches!(library.place, Place::Unusable(..))) {
+            let inherited: Vec<_> = env::vars_os().collect();
+            match mpi::plan(args.mpi, &files[0], &mpi::Environment { inherited: &inherited, explicit: &[] }) {
+                Ok(plan) => {
+                    settled = settled_by(&plan, &libraries);
+                    findings.extend(about_mpi(&plan, &settled));
+                    recognition = Some(plan.recognition);
+                }
+                Err(error) => findings.push(Finding::new(
+                    Level::Stop,
+                    "mpi",
+                    error.to_string(),
+                    "use a library that RADIC supports; if this is not the one, say which it is: --mpi",
+                )),
+            }
+        }
+        // A static program imports nothing, and has been told so.
+        let imports = if elf.interpreter.is_none() { Some(&[][..]) } else { elf.imports.as_deref() };
+        findings.extend(functions::judge(&last.display().to_string(), imports, &libraries, &settled));
+    }
+    let (kernel, of_machine) = machine::examine();
+    findings.extend(of_machine);
+    findings.extend(machine::environment());
+    findings.sort_by_key(|finding| finding.level);
+    Report {
+        can_be_protected: findings.iter().all(|finding| finding.level != Level::Stop),
+        files: files.iter().map(|file| file.display().to_string()).collect(),
+        mpi: recognition,
+        kernel,
+        findings,
+    }
+}
+
+/// Whether the program can be loaded at all, and with glibc.
+fn about_libraries(elf: &elf::Elf, libraries: &[Library], complete: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for Library { name, needed_by, place } in libraries {
+        match place {
+            Place::Found(..) => {}
+            Place::Missing => findings.push(Finding::new(
+                Level::Stop,
+                "library",
+                format!("{name}, which {needed_by} needs, is not on this machine"),
+                "install it, or add its folder to LD_LIBRARY_PATH; on every node",
+            )),
+            Place::Unusable(path, why) => findings.push(Finding::new(
+                Level::Stop,
+                "library",
+                format!("{name}, which {needed_by} needs, leads to {}, which cannot be loaded: {why}", path.display()),
+                "remove or replace that file",
+            )),
+        }
+    }
+    if !complete {
+        findings.push(Finding::new(
+            Level::Stop,
+            "library",
+            "it needs more libraries than can be looked at",
+            "link fewer of them",
+        ));
+    }
+    // Who has no loader has been told so; who has glibc's but not glibc makes its system calls itself.
+    if elf.interpreter.is_some() && complete && !libraries.iter().any(|library| library.name == "libc.so.6") {
+        findings.push(Finding::new(
+            Level::Stop,
+            "libc",
+            "it does not use glibc (libc.so.6), so its system calls do not pass through RADIC's library",
+            "build it with glibc",
+        ));
+    }
+    findings
+}
+
+/// The names of the libraries that the MPI library brings along: RADIC's settings keep them from what they could do.
+fn settled_by<'a>(plan: &mpi::Plan, libraries: &'a [Library]) -> HashSet<&'a str> {
+    let mut settled = HashSet::new();
+    let file = plan.recognition.library.as_deref();
+    let is_mpi = |library: &&Library| matches!(&library.place, Place::Found(path, _) if Some(&*path.to_string_lossy()) == file);
+    let mut todo: Vec<&'a Library> = libraries.iter().filter(is_mpi).collect();
+    while let Some(library) = todo.pop() {
+        if let (true, Place::Found(_, elf)) = (settled.insert(library.name.as_str()), &library.place) {
+            todo.extend(libraries.iter().filter(|next| elf.needed.contains(&next.name)));
+        }
+    }
+    settled
+}
+
+/// The MPI library, and what the user has decided about it.
+fn about_mpi(plan: &mpi::Plan, settled: &HashSet<&str>) -> Vec<Finding> {
+    const ASYNC: &str = "UCX accepts and sets up connections in a thread of its own, which cannot be replayed yet";
+    let recognition = &plan.recognition;
+    let mut findings = Vec::new();
+    if recognition.flavour == Flavour::Unknown {
+        let about = format!("no MPI library is seen ({}): the settings of all of them are made", recognition.because);
+        findings.push(Finding::new(Level::Note, "mpi", about, "if you know it, say so: --mpi"));
+    }
+    let has = |stem: &str| settled.iter().any(|name| name.starts_with(stem));
+    if recognition.flavour == Flavour::Mpich && has("libucp") && !has("libfabric") {
+        let about = format!("this MPICH has UCX only, not libfabric: {ASYNC}");
+        findings.push(Finding::new(
+            Level::Stop,
+            "threads-on-sockets",
+            about,
+            "use an MPICH with ofi (libfabric), Intel MPI or Open MPI 4",
+        ));
+    }
+    for setting in &plan.settings {
+        let Some(by) = setting.overridden.as_ref().filter(|by| by.value != setting.value) else { continue };
+        let (name, value) = (setting.name, by.value.to_ascii_lowercase());
+        let about = format!("you set {}={}, which wins over {name}={}: {}", by.name, by.value, setting.value, setting.why);
+        let (level, kind, about) = match name {
+            "FI_TCP_IO_URING" if !["0", "n", "no", "false", "off"].contains(&value.as_str()) => (Level::Stop, "io_uring", about),
+            "FI_TCP_IO_URING" => continue,
+            "MPIR_CVAR_CH4_NETMOD" if value == "ucx" => (Level::Stop, "threads-on-sockets", format!("{about}. {ASYNC}")),
+            essential if ESSENTIAL.contains(&essential) => (Level::Limit, "setting", about),
+            _ => (Level::Note, "setting", about),
+        };
+        findings.push(Finding::new(level, kind, about, format!("unset {}", by.name)));
+    }
+    findings
+}
+
+/// The first few of many names.
+fn listed(names: &[&str]) -> String {
+    let more = if names.len() > LISTED { ", and others" } else { "" };
+    names[..names.len().min(LISTED)].join(", ") + more
+}
+
+/// For people: the findings, and the verdict at the end, where it is read first.
+fn in_words(report: &Report) -> String {
+    // Names from files must not play tricks on a terminal, nor pass for lines of ours.
+    let clean = |text: &str| text.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>();
+    let files: Vec<String> = report.files.iter().map(|file| clean(file)).collect();
+    let mut text = format!("program  {}\n", files.join("\n      -> "));
+    if let Some(mpi) = &report.mpi {
+        let file = mpi.library.as_deref().unwrap_or("no MPI library found");
+        text.push_str(&format!("library  {} ({})\n", clean(file), clean(&mpi.because)));
+    }
+    text.push_str(&format!("kernel   {}\n", report.kernel));
+    if !report.findings.is_empty() {
+        text.push_str("\nLEVEL  ABOUT               FINDING, AND THE WAY OUT\n");
+    }
+    for finding in &report.findings {
+        let level = match finding.level {
+            Level::Stop => "stop",
+            Level::Limit => "limit",
+            Level::Note => "note",
+        };
+        let (about, remedy) = (clean(&finding.about), clean(&finding.remedy));
+        text.push_str(&format!("{level:<5}  {:<18}  {about}\n{:27}-> {remedy}\n", finding.name, ""));
+    }
+    let count = |level| report.findings.iter().filter(|finding| finding.level == level).count();
+    let verdict = match (count(Level::Stop), count(Level::Limit)) {
+        (0, 0) => "can be protected".to_owned(),
+        (0, limits) => format!("can be protected, but for what is marked \"limit\" ({limits})"),
+        (stops, _) => format!("CANNOT be protected, because of what is marked \"stop\" ({stops})"),
+    };
+    text.push_str(&format!("\nverdict: {verdict}\n"));
+    text
+}

@@ -1,0 +1,482 @@
+//! `radic replay`: re-executes a rank alone, from its last committed image to the end of its log, and compares what it sends with what it sent (G5).
+//!
+//! The restored process asks its parent, this command, for everything: journal, received bytes, who its peers were ([`radic_wire::replay`]). What it sends is
+//! compared with what its receivers' protectors hold.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write as _};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use radic_ckpt::control;
+use radic_wire::bytes::Reader;
+use radic_wire::codec;
+use radic_wire::determinant::{ConnectionId, Determinant, StreamId};
+use radic_wire::frame::{self, FrameReader};
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::limits;
+use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart};
+use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
+use serde::Serialize;
+
+use crate::client::Cluster;
+use crate::log::{Held, stream_text};
+use crate::show::{Table, bytes, print, print_json};
+
+/// The library's file, beside this command.
+const LIBRARY: &str = "libradic.so";
+/// Time for the restored process to say something; re-execution computes between what it says.
+const SILENCE: Duration = Duration::from_secs(600);
+/// Time for it to come back.
+const RESTORED: Duration = Duration::from_secs(60);
+
+/// `radic replay`'s arguments.
+#[derive(Args)]
+pub(crate) struct ReplayArgs {
+    /// The job, or its first digits
+    job: String,
+    /// The rank
+    rank: u32,
+    /// Fail if a byte differs, not only if a stream has another length
+    #[arg(long)]
+    strict: bool,
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Report {
+    job: String,
+    rank: Rank,
+    image: u64,
+    cut: u64,
+    end: u64,
+    /// Outcomes in that part of the log.
+    events: u64,
+    /// Every one of them was served.
+    complete: bool,
+    /// Why it ended.
+    ended: String,
+    compared: u64,
+    different: u64,
+    first_difference: Option<String>,
+    streams: Vec<StreamReport>,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct StreamReport {
+    stream: String,
+    /// Where re-execution has begun to send.
+    from: Option<u64>,
+    /// Where it has ended.
+    to: Option<u64>,
+    /// Up to where the receiver has it.
+    held: u64,
+    compared: u64,
+    different: u64,
+}
+
+impl Report {
+    /// Streams that are shorter than what their receivers have: another execution.
+    fn shorter(&self) -> impl Iterator<Item = &StreamReport> {
+        self.streams.iter().filter(|stream| stream.from.is_some() && stream.to < Some(stream.held))
+    }
+}
+
+/// `radic replay`. Fails if the log could not be replayed whole, or what was sent has another length.
+pub(crate) fn replay(cluster: &Cluster, args: ReplayArgs) -> Result<()> {
+    let began = Instant::now();
+    let mut session = Session::open(cluster, &args)?;
+    let folder = Folder::new()?;
+    let image = session.fetch_images(folder.path())?;
+    let name = socket_name(std::process::id());
+    let address = SocketAddr::from_abstract_name(name.as_bytes()).context("the socket's name")?;
+    let listener = UnixListener::bind_addr(&address).context("cannot listen for the restored process")?;
+    let child = restore(&image)?;
+    let mut child = Kept(child);
+    let mut talk = accept(&listener, &mut child.0)?;
+    let (complete, ended) = session.serve(&mut talk, &mut child.0)?;
+    let report = session.report(complete, ended, began.elapsed());
+    if args.json {
+        print_json(&report)?
+    } else {
+        print(&text(&report))?
+    }
+    ensure!(report.complete, "the log was not replayed to its end: {}", report.ended);
+    if let Some(short) = report.shorter().next() {
+        bail!("stream {} was sent again up to {} only, its receiver has {}", short.stream, short.to.unwrap_or(0), short.held);
+    }
+    ensure!(!args.strict || report.different == 0, "{} bytes differ", report.different);
+    Ok(())
+}
+
+/// A temporary folder that goes with this value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("radic-replay-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Folder(path))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that ends with this value.
+struct Kept(Child);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+fn restore(image: &Path) -> Result<Child> {
+    let library = std::env::current_exe().context("cannot find radic's own path")?.with_file_name(LIBRARY);
+    ensure!(library.exists(), "{} is missing beside this command: install both together", library.display());
+    let mut command = control::restart_alone(image, &library, &mut |_, _| {})?;
+    // What it prints it has printed before.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.spawn().context("the process cannot be restored")
+}
+
+fn accept(listener: &UnixListener, child: &mut Child) -> Result<Talk> {
+    listener.set_nonblocking(true)?;
+    let deadline = Instant::now() + RESTORED;
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => {
+                socket.set_nonblocking(false)?;
+                socket.set_read_timeout(Some(SILENCE))?;
+                return Ok(Talk { socket, frames: FrameReader::new(FRAME) });
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if let Some(status) = child.try_wait()? {
+                    bail!("the restored process has ended at once: {status}");
+                }
+                ensure!(Instant::now() < deadline, "the restored process made no call on its connections within {RESTORED:?}");
+                let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(listener), nix::poll::PollFlags::POLLIN)];
+                nix::poll::poll(&mut poll, nix::poll::PollTimeout::from(100u8))?;
+            }
+            Err(error) => return Err(error).context("cannot accept the restored process"),
+        }
+    }
+}
+
+/// The connection to the restored process.
+struct Talk {
+    socket: UnixStream,
+    frames: FrameReader,
+}
+
+impl Talk {
+    /// The next message; none: it is gone.
+    fn hear(&mut self) -> Result<Option<ToReplayer>> {
+        loop {
+            if let Some(frame) = self.frames.next_frame()? {
+                return Ok(Some(codec::decode(frame, FRAME)?));
+            }
+            let mut buffer = vec![0; 64 << 10];
+            match self.socket.read(&mut buffer) {
+                Ok(0) => return Ok(None),
+                Ok(count) => self.frames.push(&buffer[..count]),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).with_context(|| format!("the restored process says nothing for {SILENCE:?}")),
+            }
+        }
+    }
+
+    fn say(&mut self, message: &FromReplayer) -> Result<()> {
+        let mut out = Vec::new();
+        frame::encode_into(&mut out, &codec::encode(message, FRAME)?, FRAME);
+        self.socket.write_all(&out).context("the restored process is gone")
+    }
+}
+
+/// What was sent on one stream, and what its receiver has of it.
+#[derive(Debug, Default)]
+struct Sent {
+    from: Option<u64>,
+    to: u64,
+    compared: u64,
+    different: u64,
+    /// A piece of what the receiver has, and its offset.
+    piece: (u64, Vec<u8>),
+}
+
+/// The logs that are needed.
+struct Session {
+    own: Held,
+    /// The other ranks' logs.
+    peers: BTreeMap<Rank, Held>,
+    images: Vec<HeldImage>,
+    journal: Vec<u8>,
+    sent: BTreeMap<StreamId, Sent>,
+    first: Option<(StreamId, u64)>,
+}
+
+impl Session {
+    fn open(cluster: &Cluster, args: &ReplayArgs) -> Result<Self> {
+        let own = Held::open(cluster, args.job.clone(), Rank(args.rank))?;
+        let images = chain(&own.log)?;
+        let mut peers = BTreeMap::new();
+        for rank in (0..own.ranks(cluster)?).map(Rank).filter(|rank| rank.0 != args.rank) {
+            // A rank without a log has received nothing that could be compared.
+            if let Ok(held) = Held::open(cluster, own.log.process.job.to_string(), rank) {
+                peers.insert(rank, held);
+            }
+        }
+        let mut session = Session { own, peers, images, journal: Vec::new(), sent: BTreeMap::new(), first: None };
+        session.fetch_journal()?;
+        Ok(session)
+    }
+
+    fn cut(&self) -> u64 {
+        self.images.last().map_or(0, |image| image.cut)
+    }
+
+    fn fetch_journal(&mut self) -> Result<()> {
+        let (cut, end) = (self.cut(), self.own.log.journal.end);
+        while cut + (self.journal.len() as u64) < end {
+            let piece = self.own.read(LogPart::Journal, cut + self.journal.len() as u64)?;
+            if piece.is_empty() {
+                bail!("the journal has moved on while it was read: the rank has committed another checkpoint; run this again");
+            }
+            self.journal.extend_from_slice(&piece);
+        }
+        self.journal.truncate((end - cut) as usize);
+        Ok(())
+    }
+
+    /// Writes the image and those that it builds upon into the folder; the path of the last.
+    fn fetch_images(&mut self, folder: &Path) -> Result<PathBuf> {
+        let mut last = PathBuf::new();
+        for image in &self.images {
+            last = folder.join(format!("image.{}", image.image));
+            let mut file = File::create(&last)?;
+            let mut position = 0;
+            while position < image.bytes {
+                let piece = self.own.read(LogPart::Image(image.image), position)?;
+                ensure!(!piece.is_empty(), "image {} has been replaced while it was read; run this again", image.image);
+                file.write_all(&piece)?;
+                position += piece.len() as u64;
+            }
+        }
+        Ok(last)
+    }
+
+    /// Answers the process until it goes no further. Whether it was served everything, and why it ended.
+    fn serve(&mut self, talk: &mut Talk, child: &mut Child) -> Result<(bool, String)> {
+        let mut settled = false;
+        loop {
+            let Some(message) = talk.hear()? else {
+                let status = child.wait()?;
+                return Ok((settled, format!("the process has ended: {status}")));
+            };
+            if std::env::var_os("RADIC_REPLAY_DEBUG").is_some() {
+                let text = format!("{message:?}");
+                eprintln!("{}", &text[..text.len().min(160)]);
+            }
+            match message {
+                ToReplayer::Restored { process, cut, .. } => {
+                    ensure!(process == self.own.log.process, "the image is of {process}");
+                    ensure!(cut == self.cut(), "the image stands at {cut} of the journal, not at {}", self.cut());
+                    talk.say(&self.setup())?;
+                }
+                ToReplayer::FetchJournal { position, room } => {
+                    let from = position.saturating_sub(self.cut()) as usize;
+                    let rest = self.journal.get(from..).unwrap_or(&[]);
+                    talk.say(&FromReplayer::Journal(rest[..rest.len().min(room as usize)].to_vec().into()))?;
+                }
+                ToReplayer::FetchPayload { stream, offset, room } => {
+                    let mut piece = self.own.read(LogPart::Stream(stream), offset).unwrap_or_default();
+                    piece.truncate(room as usize);
+                    talk.say(&FromReplayer::Payload(piece.into()))?;
+                }
+                ToReplayer::Peer(connection) => talk.say(&FromReplayer::Peer(self.peer(connection)?))?,
+                ToReplayer::Sent { stream, offset, bytes } => self.compare(stream, offset, &bytes)?,
+                ToReplayer::Settled => settled = true,
+                ToReplayer::Ended(why) => return Ok((settled, why)),
+            }
+        }
+    }
+
+    fn setup(&self) -> FromReplayer {
+        let log = &self.own.log;
+        let held = log.streams.iter().map(|held| {
+            let units = held.bytes.end + u64::from(held.ended == Some(held.bytes.end));
+            (held.stream, units, held.ended)
+        });
+        FromReplayer::Setup { incarnation: Incarnation(log.incarnation.0 + 1), log_end: log.journal.end, held: held.collect() }
+    }
+
+    /// The rank that has received from the opener of `connection`, or has accepted it.
+    fn peer(&mut self, connection: ConnectionId) -> Result<Option<ProcessId>> {
+        let received = |log: &HeldLog| log.streams.iter().any(|held| held.stream == StreamId { connection, from_opener: true });
+        if received(&self.own.log) {
+            return Ok(Some(self.own.log.process));
+        }
+        if let Some(held) = self.peers.values().find(|held| received(&held.log)) {
+            return Ok(Some(held.log.process));
+        }
+        for held in self.peers.values_mut() {
+            if has_accepted(held, connection)? {
+                return Ok(Some(held.log.process));
+            }
+        }
+        Ok(None)
+    }
+
+    fn compare(&mut self, stream: StreamId, offset: u64, again: &[u8]) -> Result<()> {
+        let sent = self.sent.entry(stream).or_default();
+        sent.from.get_or_insert(offset);
+        sent.to = offset + again.len() as u64;
+        let receiver = self.peers.values_mut().find(|held| held.log.streams.iter().any(|held| held.stream == stream));
+        let Some(receiver) = receiver else { return Ok(()) };
+        let mut at = offset;
+        while at < sent.to {
+            let (start, piece) = &sent.piece;
+            if at < *start || at >= start + piece.len() as u64 {
+                // Dropped by a commit of the receiver, or not there yet: it cannot be compared.
+                let fetched = receiver.read(LogPart::Stream(stream), at).unwrap_or_default();
+                if fetched.is_empty() {
+                    at += 1.max(sent.to - at);
+                    continue;
+                }
+                sent.piece = (at, fetched);
+            }
+            let (start, piece) = &sent.piece;
+            let then = &piece[(at - start) as usize..];
+            let now = &again[(at - offset) as usize..];
+            let length = then.len().min(now.len());
+            sent.compared += length as u64;
+            for (position, (now, then)) in (at..).zip(now[..length].iter().zip(then)) {
+                if now != then {
+                    sent.different += 1;
+                    self.first.get_or_insert((stream, position));
+                }
+            }
+            at += length as u64;
+        }
+        Ok(())
+    }
+
+    fn report(&self, complete: bool, ended: String, time: Duration) -> Report {
+        let held = |stream: &StreamId| {
+            let streams = self.peers.values().flat_map(|held| &held.log.streams);
+            streams.filter(|held| held.stream == *stream).map(|held| held.bytes.end).max().unwrap_or(0)
+        };
+        let streams = self.sent.iter().map(|(stream, sent)| StreamReport {
+            stream: stream_text(stream),
+            from: sent.from,
+            to: sent.from.map(|_| sent.to),
+            held: held(stream),
+            compared: sent.compared,
+            different: sent.different,
+        });
+        let streams: Vec<_> = streams.collect();
+        Report {
+            job: self.own.log.process.job.to_string(),
+            rank: self.own.log.process.rank,
+            image: self.images.last().map_or(0, |image| image.image),
+            cut: self.cut(),
+            end: self.own.log.journal.end,
+            events: events(&self.journal),
+            complete,
+            ended,
+            compared: streams.iter().map(|stream| stream.compared).sum(),
+            different: streams.iter().map(|stream| stream.different).sum(),
+            first_difference: self.first.map(|(stream, offset)| format!("{} at {offset}", stream_text(&stream))),
+            streams,
+            seconds: time.as_secs_f64(),
+        }
+    }
+}
+
+/// The last committed image, after those that it builds upon.
+fn chain(log: &HeldLog) -> Result<Vec<HeldImage>> {
+    let find = |number| log.images.iter().find(|image| image.image == number).cloned();
+    let last = log.images.iter().rfind(|image| image.state == ImageState::Committed);
+    let mut images = vec![last.context("no checkpoint of this rank is committed: there is nothing to begin with")?.clone()];
+    while let Some(parent) = images.last().and_then(|image| image.parent) {
+        images.push(find(parent).with_context(|| format!("image {parent}, on which others build, is not held"))?);
+        ensure!(images.len() <= 1 << 16, "images that build upon each other without end");
+    }
+    images.reverse();
+    Ok(images)
+}
+
+/// Whether the journal of this rank has the accept of `connection`, as far as it is held.
+fn has_accepted(held: &mut Held, connection: ConnectionId) -> Result<bool> {
+    let (mut journal, start) = (Vec::new(), held.log.journal.start);
+    while start + (journal.len() as u64) < held.log.journal.end {
+        let piece = held.read(LogPart::Journal, start + journal.len() as u64)?;
+        if piece.is_empty() {
+            break;
+        }
+        journal.extend_from_slice(&piece);
+    }
+    let mut from = Reader::new(&journal);
+    while from.at() < journal.len() {
+        match Determinant::read(&mut from) {
+            Ok(Determinant::Accept { connection: accepted, .. }) if accepted == connection => return Ok(true),
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    Ok(false)
+}
+
+/// How many outcomes a piece of journal has.
+fn events(journal: &[u8]) -> u64 {
+    let (mut from, mut count) = (Reader::new(journal), 0);
+    while from.at() < journal.len() {
+        match Determinant::read(&mut from) {
+            Ok(determinant) => count += u64::from(!determinant.is_position()),
+            Err(_) => break,
+        }
+    }
+    count
+}
+
+fn text(report: &Report) -> String {
+    let Report { rank, job, image, cut, end, events, .. } = report;
+    let mut text = format!("rank {rank} of job {job}, from image {image}: journal {cut} to {end}, {events} events\n");
+    if !report.streams.is_empty() {
+        let mut table = Table::new(&["STREAM", ">SENT AGAIN FROM", ">TO", ">RECEIVER HAS", ">COMPARED", ">DIFFERENT"]);
+        for stream in &report.streams {
+            let number = |offset: Option<u64>| offset.map_or("-".to_owned(), |offset| offset.to_string());
+            let row = [stream.stream.clone(), number(stream.from), number(stream.to)];
+            let rest = [stream.held, stream.compared, stream.different].map(|count| count.to_string());
+            table.row(row.into_iter().chain(rest).collect());
+        }
+        text += &format!("\n{}\n", table.text());
+    }
+    let first = report.first_difference.as_deref().unwrap_or("none");
+    text += &format!("compared   {} ({})\n", report.compared, bytes(report.compared));
+    text += &format!("different  {} (first: {first})\n", report.different);
+    text += &format!("ended      {} after {:.1} s\n", report.ended, report.seconds);
+    text
+}
+
+const _: () = assert!(limits::LOG_CHUNK < FRAME);
