@@ -1,4 +1,5 @@
-/* Rank 0 hands tasks to whoever is free (Iprobe, ANY_SOURCE) and checks that each result comes exactly once and is right. */
+/* Rank 0 hands tasks to whoever is free (Probe and Iprobe in turn, ANY_SOURCE) and checks that each result comes exactly once and is right.
+ * Workers wait for their tasks with Recv and with Irecv and Test in turn. */
 #include "check.h"
 
 enum { TASK = 1, RESULT = 2, STOP = 3, WORDS = 64 };
@@ -16,12 +17,24 @@ static int work(uint64_t task, long effort, uint64_t *result)
     return words;
 }
 
+static void receive_task(int testing, uint64_t *task, MPI_Status *status)
+{
+    if (!testing) {
+        MPI_Recv(task, 1, MPI_UINT64_T, 0, MPI_ANY_TAG, MPI_COMM_WORLD, status);
+        return;
+    }
+    MPI_Request request;
+    MPI_Irecv(task, 1, MPI_UINT64_T, 0, MPI_ANY_TAG, MPI_COMM_WORLD, &request);
+    for (int there = 0; !there;)
+        MPI_Test(&request, &there, status);
+}
+
 static void worker(long effort)
 {
-    for (;;) {
+    for (int testing = 0;; testing = !testing) {
         uint64_t task, result[WORDS];
         MPI_Status status;
-        MPI_Recv(&task, 1, MPI_UINT64_T, 0, MPI_ANY_TAG, MPI_COMM_WORLD, &status);
+        receive_task(testing, &task, &status);
         if (status.MPI_TAG == STOP)
             return;
         const int words = work(task, effort, result);
@@ -49,7 +62,9 @@ static void master(long tasks, long effort)
         MPI_Send(&next, 1, MPI_UINT64_T, w, TASK, MPI_COMM_WORLD);
     for (long results = 0; results < tasks; results++) {
         MPI_Status status;
-        for (int there = 0; !there;)
+        if (results % 2)
+            MPI_Probe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &status);
+        for (int there = results % 2; !there;)
             MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &there, &status);
         uint64_t result[WORDS];
         int words;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::process::Process;
+use crate::process::{self, Process};
 
 /// Time that a command has if nothing else was said.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -33,9 +33,12 @@ enum Input {
 }
 
 impl Invocation {
-    /// Of a program found as usual. Its standard input is empty.
+    /// Of a program found as usual. Its standard input is empty, and it ignores no signal, whatever this test was started by: a
+    /// shell lets what it starts in the background ignore SIGINT and SIGQUIT, and children inherit that.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
-        Invocation { command: Command::new(program), stdin: Input::Empty, limit: LIMIT }
+        let mut command = Command::new("env");
+        command.args(["--default-signal".as_ref(), "--".as_ref(), program.as_ref()]);
+        Invocation { command, stdin: Input::Empty, limit: LIMIT }
     }
 
     /// Adds arguments.
@@ -92,7 +95,8 @@ impl Invocation {
 
     /// Starts it with another stderr than a captured one.
     pub fn start_with_stderr(mut self, stderr: Stdio) -> Running {
-        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        // Without the words of `env`.
+        let words = self.command.get_args().skip(2);
         let what = words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
         let stdin = if matches!(self.stdin, Input::Empty) { Stdio::null() } else { Stdio::piped() };
         let spawned = self.command.stdin(stdin).stdout(Stdio::piped()).stderr(stderr).spawn();
@@ -267,12 +271,13 @@ impl Running {
         Finished { what: self.what.clone(), status, out, err, elapsed }
     }
 
-    /// Kills it and fails the test.
+    /// Kills it and fails the test. What it and its cluster's processes make of signals is shown: it may have waited for one.
     pub fn fail(&mut self, why: &str) -> ! {
+        let signals = process::signals_of_cluster(self.pid());
         self.process.signal(Signal::KILL);
         let after = self.started.elapsed();
         let (out, err) = (self.stdout(), self.stderr());
-        panic!("{}\n{why} (after {after:.1?})\n{}", self.what, shown(&out, &err))
+        panic!("{}\n{why} (after {after:.1?})\n{}\n--- signals\n{signals}", self.what, shown(&out, &err))
     }
 }
 

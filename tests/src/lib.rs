@@ -13,8 +13,10 @@ pub mod client;
 pub mod cluster;
 pub mod command;
 pub mod leftovers;
+pub mod library;
 pub mod netns;
 pub mod process;
+pub mod protection;
 pub mod random;
 pub mod sharing;
 

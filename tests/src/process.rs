@@ -1,5 +1,6 @@
 //! Processes by their mark: found in /proc, held by a pidfd, so that no signal ever reaches a stranger.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -80,6 +81,21 @@ pub fn command_line(pid: u32) -> String {
     String::from_utf8_lossy(&words).replace('\0', " ").trim_end().to_owned()
 }
 
+/// What a process, and whatever carries the same mark, blocks, ignores, handles and has pending, for people.
+pub fn signals_of_cluster(pid: u32) -> String {
+    let dir = variable(pid, MARK);
+    let others = dir.map(|dir| marked(Path::new(OsStr::from_bytes(&dir)))).unwrap_or_default();
+    let mut pids: Vec<u32> = others.iter().map(Process::pid).filter(|other| *other != pid).collect();
+    pids.insert(0, pid);
+    pids.iter().map(|pid| format!("{pid} {}: {}\n", command_line(*pid), signals_of(*pid))).collect()
+}
+
+fn signals_of(pid: u32) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let lines = status.lines().filter(|line| line.starts_with("Sig") || line.starts_with("ShdPnd"));
+    lines.map(|line| line.replace('\t', "")).collect::<Vec<_>>().join(" ")
+}
+
 /// Kills every marked process and waits until all are gone; whether that worked in time.
 pub fn kill_marked(dir: &Path, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
@@ -146,6 +162,8 @@ mod tests {
         let found: Vec<_> = marked(&dir).iter().map(Process::pid).collect();
         assert!(found.len() >= 2 && found.contains(&child.id()), "{found:?}");
         assert!(wait_none(&dir, &[], Duration::ZERO).unwrap_err().contains("sleep 1000"));
+        let signals = signals_of_cluster(child.id());
+        assert!(signals.lines().count() >= 2 && signals.lines().all(|line| line.contains("SigIgn:")), "{signals}");
         assert!(kill_marked(&dir, Duration::from_secs(5)));
         assert!(!child.wait().unwrap().success());
         assert!(marked(&dir).is_empty());

@@ -81,7 +81,7 @@ fn rest(socket: &mut TcpStream) -> Vec<u8> {
 /// A member that nobody knows.
 fn stranger() -> Member {
     let id = NodeId { name: "stranger".parse().expect("a name"), boot: BootId(77) };
-    Member { id, address: ([127, 0, 0, 1], 9).into(), spare: false, slots: 1 }
+    Member { id, address: ([127, 0, 0, 1], 9).into(), log_port: 1, spare: false, slots: 1 }
 }
 
 fn hello(to: Option<NodeId>, purpose: Purpose) -> Hello {

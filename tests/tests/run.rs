@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use radic_tests::cluster::{Cluster, Kind, Setup};
+use radic_tests::cluster::{Cluster, Kind, Setup, program};
 use radic_tests::random::Random;
 use rustix::process::Signal;
 
@@ -50,6 +50,18 @@ fn what_cannot_be_executed_is_told_apart() {
     run(&path("nodes")).expect(126).expect_stderr(&["nodes"]);
     run(&path("lost")).expect(127).expect_stderr(&["lost"]);
     run(&path("foreign")).expect(126).expect_stderr(&["foreign"]);
+    // A directory of PATH that may not be searched hides nothing that was found. Root may search all, but for its capabilities.
+    let locked = cluster.dir().join("locked");
+    fs::create_dir(&locked).expect("a new directory");
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).expect("a directory of ours");
+    let locked_path = format!("{}:/usr/bin:/bin", locked.display());
+    let unprivileged = |name: &str| {
+        let drop: &[&str] = if nix::unistd::geteuid().is_root() { &["--inh-caps=-all", "--bounding-set=-all"] } else { &[] };
+        let command = cluster.invocation("setpriv").args(drop).args([program("radic").as_os_str()]);
+        command.args(["run", "-n", "2", "--", name]).env("PATH", &locked_path).run()
+    };
+    unprivileged("no-such-program").expect(127).expect_stderr(&["no-such-program: not found in PATH", "locked may not be"]);
+    unprivileged("true").expect(0);
     cluster.job(2, "--wd /no/such/directory", &["true"]).run().expect(125).expect_stderr(&["/no/such/directory"]);
     cluster.job(2, "--nodes n9", &["true"]).run().expect(125).expect_stderr(&["n9"]);
     cluster.job(2, "--colour", &["true"]).run().expect(2);
@@ -98,6 +110,13 @@ fn nothing_is_left_of_a_job() {
         // Stopped ranks.
         let stopped = "[ $RADIC_RANK = 1 ] && { sleep 0.2; exit 4; }; kill -STOP $$";
         cluster.job(3, "", &sh(stopped)).run().expect(4);
+        cluster.assert_idle();
+        // What has left the rank's process group and session, and holds its output; it does not delay the end either.
+        let away = "set -m; sleep 1000 & (setsid sh -c 'sleep 1000 & exec sleep 1000' &);";
+        let finished = cluster.job(3, "", &sh(&format!("{away} exit 0"))).run().expect(0);
+        assert!(finished.elapsed < Duration::from_secs(2), "{finished}");
+        cluster.assert_idle();
+        cluster.job(3, "", &sh(&format!("{away} [ $RADIC_RANK = 1 ] && exit 4; exec sleep 1000"))).run().expect(4);
         cluster.assert_idle();
         cluster.stop();
     }
@@ -199,6 +218,47 @@ fn signals_reach_every_rank() {
     job.signal(Signal::INT);
     job.wait().expect(137).expect_stderr(&["killed"]);
     cluster.assert_idle();
+    cluster.stop();
+}
+
+/// Signals 32 and 33 are glibc's own: nobody can set what happens to them.
+const SETTABLE: u64 = !(0b11 << 31);
+
+#[test]
+fn signals_reach_ranks_of_a_cluster_that_ignores_them() {
+    // As a script's background does it (SIGINT, SIGQUIT), nohup (SIGHUP), and worse.
+    let cluster = Cluster::empty(Kind::Logical);
+    let signals = ["--ignore-signal=HUP,INT,QUIT,USR1,CHLD,PIPE", "--block-signal=TERM,USR2,CHLD"];
+    let radic = program("radic");
+    let start = cluster.invocation("env").args(signals).args([radic.as_os_str()]);
+    start.args(["cluster", "start", "--nodes", "2"]).run().expect(0);
+    let status = cluster.job(2, "", &["cat", "/proc/self/status"]).run().expect(0).stdout();
+    let masks: Vec<_> = status.lines().filter(|line| line.starts_with("SigBlk:") || line.starts_with("SigIgn:")).collect();
+    assert_eq!(masks.len(), 4, "{status}");
+    for mask in masks {
+        let bits = mask.split_once('\t').and_then(|(_, bits)| u64::from_str_radix(bits, 16).ok());
+        assert_eq!(bits.map(|bits| bits & SETTABLE), Some(0), "{mask}");
+    }
+    let script = "trap 'exit 3' QUIT; echo ready; while :; do sleep 0.02; done";
+    let mut job = cluster.job(2, "", &sh(script)).start();
+    job.until("both ranks", |out, _| (out == "ready\nready\n").then_some(()));
+    job.signal(Signal::QUIT);
+    job.wait().expect(3);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn a_signal_that_the_command_was_told_to_ignore_is_not_passed_on() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let radic = program("radic");
+    let command = cluster.invocation("env").args(["--ignore-signal=HUP,INT"]).args([radic.as_os_str()]);
+    let script = "trap 'echo INT' INT; trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut job = command.args(["run", "-n", "2", "--"]).args(sh(script)).start();
+    job.until("both ranks", |out, _| (out == "ready\nready\n").then_some(()));
+    // Were they taken, then in this order: the smallest number first.
+    [Signal::HUP, Signal::INT, Signal::TERM].into_iter().for_each(|signal| job.signal(signal));
+    assert_eq!(job.wait().expect(0).stdout(), "ready\nready\n");
     cluster.stop();
 }
 

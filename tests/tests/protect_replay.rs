@@ -1,0 +1,113 @@
+//! Replay without any failure: each rank of a job that has ended is executed again, alone, from a checkpoint in the middle of its run, and must send
+//! what it sent then (G5).
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::protection::Protected;
+use radic_wire::event::{Event, EventName};
+use radic_wire::ids::JobId;
+use serde::Deserialize;
+
+/// Time for one program, and for one replay.
+const LIMIT: Duration = Duration::from_secs(120);
+const RANKS: usize = 4;
+
+/// Programs, and arguments that make them last long enough for a checkpoint in the middle. Replay takes about a millisecond for each outcome.
+const PROGRAMS: [(&str, &[&str]); 5] = [
+    ("ring", &["--laps", "4000"]),
+    ("pingpong", &["--size", "32768", "--count", "12000"]),
+    ("jacobi", &["--iterations", "6000"]),
+    ("master_worker", &["--tasks", "4000"]),
+    ("collectives", &["--rounds", "300"]),
+];
+
+/// What `radic replay --json` says, as far as it is looked at here.
+#[derive(Debug, Deserialize)]
+struct Report {
+    events: u64,
+    complete: bool,
+    compared: u64,
+    different: u64,
+    first_difference: Option<String>,
+    streams: Vec<Stream>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Stream {
+    stream: String,
+    from: Option<u64>,
+    to: Option<u64>,
+    held: u64,
+}
+
+/// Runs a program, which keeps its logs, with checkpoints in its middle: on request, when every rank has made its first.
+fn run(library: &Library, cluster: &Cluster, name: &str, args: &[&str]) -> JobId {
+    let program = library.program(name);
+    let before: BTreeSet<JobId> = cluster.status().jobs.iter().map(|job| job.job).collect();
+    let mut events = cluster.events_at("n1");
+    let flags = "--protect on --ckpt-interval never --keep-logs";
+    let job = library.job(cluster, RANKS, flags, &[&[program.as_str()], args].concat()).limit(LIMIT).start();
+    let started = |event: &Event| event.event == EventName::JobStart && event.job.is_some_and(|job| !before.contains(&job));
+    let id = events.expect("the job's start", LIMIT, started).job.expect("it was looked for");
+    let mut first = BTreeSet::new();
+    while first.len() < RANKS {
+        let of_job = |event: &Event| event.event == EventName::Checkpoint && event.job == Some(id);
+        first.extend(events.expect("a first checkpoint of each rank", LIMIT, of_job).rank);
+    }
+    cluster.radic(["checkpoint", &id.to_string()]).limit(LIMIT).run().expect(0);
+    assert!(!job.ends_within(Duration::ZERO), "{name} is too short for a checkpoint in its middle");
+    let finished = job.wait().expect(0);
+    assert!(finished.stdout().contains(&format!("OK {name} ")), "{finished}");
+    Protected::of(cluster, id, RANKS).check_ranks(2);
+    id
+}
+
+/// Replays each rank of every program. With libraries whose messages hold bytes that mean nothing only the lengths must be equal; of these only the ring
+/// is replayed unless RADIC_LONG is set.
+fn replay_all(library: &Library, to_the_byte: bool) {
+    let cluster = Cluster::start(Kind::Logical, RANKS);
+    let long = to_the_byte || std::env::var_os("RADIC_LONG").is_some();
+    let programs = if long { &PROGRAMS[..] } else { &PROGRAMS[..1] };
+    for (name, args) in programs {
+        let id = run(library, &cluster, name, args);
+        let mut compared = 0;
+        for rank in 0..RANKS {
+            let words = ["replay", &id.to_string(), &rank.to_string(), "--json"].map(str::to_owned);
+            let finished = cluster.radic(words).limit(LIMIT).run().expect(0);
+            let report: Report = serde_json::from_slice(finished.bytes()).unwrap_or_else(|error| panic!("{error} in {finished}"));
+            assert!(report.complete && report.events > 0, "rank {rank}: {finished}");
+            for Stream { stream, from, to, held } in &report.streams {
+                assert!(from.is_none() || to >= &Some(*held), "rank {rank}: {stream} ends at {to:?} instead of {held}");
+            }
+            let same = report.different == 0 && report.first_difference.is_none();
+            assert!(same || !to_the_byte, "rank {rank} sends other bytes: {finished}");
+            println!(
+                "{:8} {name} rank {rank}: {} events, {} of {} bytes differ",
+                library.name, report.events, report.different, report.compared
+            );
+            compared += report.compared;
+        }
+        assert!(compared > 0, "nothing was compared");
+        cluster.assert_idle();
+    }
+    cluster.stop();
+}
+
+#[test]
+fn mpich_sends_the_same_bytes() {
+    replay_all(&MPICH, true);
+}
+
+#[test]
+fn intel_mpi_sends_as_much() {
+    replay_all(&INTEL, false);
+}
+
+#[test]
+fn open_mpi_sends_as_much() {
+    replay_all(&OPENMPI, false);
+}
