@@ -1,13 +1,14 @@
 # make demo    everything on a fresh Debian 12: installs, builds, starts a local cluster, runs a real MPI program under it
-# make test    what CI runs: format, lints, documentation, unit and integration tests
-.PHONY: demo test deps build lint unit integration long clean
+# make test    what CI runs: format, lints, documentation, unit and integration tests, ten seconds of fuzzing
+# make fuzz    fuzzes the image reader: make fuzz SECONDS=600
+.PHONY: demo test deps build lint unit integration long fuzz clean
 
 CARGO ?= cargo
 
 demo: deps build
 	./scripts/demo.sh
 
-test: deps lint build unit integration
+test: deps lint build unit fuzz integration
 
 deps:
 	./scripts/deps.sh
@@ -27,8 +28,26 @@ unit:
 integration: build
 	$(CARGO) test --release -p radic-tests -- --test-threads=1 --nocapture
 
-# The same with the long variants (no false death in five minutes, and so on).
+# libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
+# own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it.
+SECONDS ?= 10
+FUZZ := $(abspath $(or $(CARGO_TARGET_DIR),target))/fuzz
+COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
+fuzz: deps
+	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --release -p radic-ckpt --test fuzz the_first_inputs_are_accepted
+	RUSTFLAGS="$(COVERAGE)" $(CARGO) build --quiet --release --manifest-path ckpt/fuzz/Cargo.toml \
+		--target x86_64-unknown-linux-gnu --target-dir $(FUZZ)
+	mkdir -p $(FUZZ)/corpus
+	$(FUZZ)/x86_64-unknown-linux-gnu/release/image -max_total_time=$(SECONDS) -max_len=65536 -rss_limit_mb=2048 -timeout=10 \
+		-print_final_stats=1 -artifact_prefix=$(FUZZ)/ $(FUZZ)/corpus $(FUZZ)/first >$(FUZZ)/log 2>&1 || { tail -40 $(FUZZ)/log; exit 1; }
+	@grep cov: $(FUZZ)/log | tail -1
+	@grep stat:: $(FUZZ)/log
+
+# The same with the long variants: every combination of the checkpoint tests (15 minutes), no false death in five minutes, and so on.
 long: build
+	RADIC_LONG=1 $(CARGO) test --release -p radic-ckpt --test restore -- --nocapture
 	RADIC_LONG=1 $(CARGO) test --release -p radic-tests -- --test-threads=1 --nocapture
 
 clean:
