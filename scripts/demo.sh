@@ -18,9 +18,9 @@ step radic cluster start --nodes 4 --spares 1
 step radic nodes
 step radic run -n 4 --label -- .deps/programs/mpich/jacobi --size 800 --iterations 400
 
-printf '\nA node dies under a job. It is not protected yet, so the job ends, and says why:\n'
-printf '\n$ radic run --detach -n 4 -- .deps/programs/mpich/ring --laps 100000000\n'
-job=$(radic run --detach -n 4 -- .deps/programs/mpich/ring --laps 100000000)
+printf '\nA node dies under a job that is not protected, so the job ends, and says why:\n'
+printf '\n$ radic run --detach --protect none -n 4 -- .deps/programs/mpich/ring --laps 100000000\n'
+job=$(radic run --detach --protect none -n 4 -- .deps/programs/mpich/ring --laps 100000000)
 echo "$job"
 step radic inject kill-node n3
 code=0

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -254,16 +254,18 @@ pub enum Ids {
     New,
 }
 
-/// A copy that changes nothing outside of itself: with new ids, and copies of the files that it could write to.
-pub fn restart_alone(image: &Path, library: &Path, progress: Progress<'_>) -> Result<Command, ControlError> {
-    let mut command = restart_as(Ids::New, image, library, progress)?;
+/// A copy that changes nothing outside of itself: with new ids, and copies of the files that it could write to. The image's ancestors are among
+/// `parents`, if it has any. No file is needed any more when this returns.
+pub fn restart_alone(image: &Path, parents: &[PathBuf], library: &Path) -> Result<Command, ControlError> {
+    let (file, meta) = whole::restorable(image, parents, &mut |_, _| {})?;
+    let mut command = command(Ids::New, &meta, library, file.into());
     command.env(ALONE_VARIABLE, "1");
     Ok(command)
 }
 
 /// The same, with a choice of ids, and telling how far it has come where an image must be merged or unpacked first.
 pub fn restart_as(ids: Ids, image: &Path, library: &Path, progress: Progress<'_>) -> Result<Command, ControlError> {
-    let (file, meta) = whole::restorable(image, progress)?;
+    let (file, meta) = whole::restorable(image, &[], progress)?;
     Ok(command(ids, &meta, library, file.into()))
 }
 

@@ -227,7 +227,10 @@ fn what_is_logged_is_acknowledged_and_comes_back() {
     assert_eq!(service.logs.stable_of(process, stream(1)).blocking_recv(), Ok(8));
     assert_eq!(service.logs.stable_of(process, stream(2)).blocking_recv(), Ok(0));
     let status = service.logs.status(job()).blocking_recv().unwrap();
-    assert_eq!((status[0].0, status[0].1.journal, status[0].1.payload, status[0].1.connected), (process, 12, 7, true));
+    assert_eq!(
+        (status[0].0, status[0].1.usage.journal, status[0].1.usage.payload, status[0].1.connected),
+        (process, 12, 7, true)
+    );
     assert_eq!(service.logs.list(speaker(5).process).blocking_recv(), Ok(None));
 }
 
@@ -247,7 +250,7 @@ fn what_memory_does_not_hold_comes_back_from_files() {
         bulk.send(&ToProtector::Payload { position: at, stream: stream(1), offset: at, bytes: piece }).unwrap();
     }
     while observer.next() != "PayloadStable { position: 5000000 }" {}
-    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
     eventually("the bound on memory", || in_memory() < 128 << 10);
     assert_eq!(service.read(process, LogPart::Journal, 0).unwrap(), journal);
     assert_eq!(service.read(process, LogPart::Stream(stream(1)), 0).unwrap(), payload);
@@ -390,7 +393,7 @@ fn logs_that_are_kept_stay_readable_from_the_beginning() {
     check();
     service.logs.remove_job(job());
     check();
-    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
     eventually("all of it in files", || in_memory() == 0);
     check();
 }
@@ -460,7 +463,7 @@ fn a_disk_that_takes_nothing_stops_the_reading_before_memory_is_full() {
     }
     assert!(sent < payload.len() as u64, "it was read although there was no room");
     service.event(What::Disk);
-    let memory = service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    let memory = service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
     assert!(memory < 1 << 20, "{memory}");
     observer.journal(0, b"the gate is open");
     while observer.next() != "JournalStable { position: 16 }" {}
@@ -469,7 +472,7 @@ fn a_disk_that_takes_nothing_stops_the_reading_before_memory_is_full() {
     // Part of a frame was sent on that connection.
     drop(bulk);
     let status = || service.logs.status(job()).blocking_recv().unwrap()[0].1.clone();
-    eventually("what was sent", || status().payload_stable == sent && status().memory < 128 << 10);
+    eventually("what was sent", || status().usage.payload_stable == sent && status().usage.memory < 128 << 10);
     assert_eq!(service.read(observer.speaker.process, LogPart::Stream(stream(1)), 0).unwrap(), payload[..sent as usize]);
 }
 
@@ -550,7 +553,7 @@ fn what_waits_for_the_replica_leaves_memory_when_it_has_come() {
     for service in [&first, &second] {
         assert_eq!(service.read(process, LogPart::Journal, 0).unwrap(), journal);
         assert_eq!(service.read(process, LogPart::Stream(stream(1)), 0).unwrap(), payload);
-        let memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+        let memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
         eventually("the bound on memory", || memory() < 128 << 10);
     }
 }
@@ -869,7 +872,7 @@ fn a_log_that_is_gone_from_the_disk_is_told() {
     let process = observer.speaker.process;
     observer.journal(0, &bytes(0, 200_000));
     observer.expect("JournalStable { position: 200000 }");
-    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.memory;
+    let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
     eventually("the bound on memory", || in_memory() < 64 << 10);
     // Somebody cuts it.
     let file = service.dir.path().join(format!("{}/0/journal.0000000000000000", job()));

@@ -31,6 +31,17 @@ static void serve(int fd)
         send_whole(fd, bytes, n);
 }
 
+/* The server's end of a connection. The client does its part of the case here, and gets none. */
+static int meet_client(void)
+{
+    const int fd = meet();
+    if (server)
+        return fd;
+    serve(fd);
+    end(fd);
+    return -1;
+}
+
 static int add(int set, int fd, uint32_t events, uint64_t data)
 {
     struct epoll_event event = {.events = events, .data.u64 = data};
@@ -121,12 +132,9 @@ static void count_signal(int number)
 /* A signal that is blocked but for the time of the call. */
 static void waiting_with_a_mask(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     struct sigaction action = {.sa_handler = count_signal};
     sigset_t blocked, before;
     EXPECT(sigaction(SIGUSR1, &action, NULL), 0);
@@ -177,12 +185,9 @@ static void waiting_with_a_mask(void)
 
 static void by_select(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     fd_set in, out, special;
     FD_ZERO(&in);
     FD_ZERO(&out);
@@ -219,12 +224,9 @@ static void by_select(void)
 
 static void level(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     const int set = MUST(epoll_create1(EPOLL_CLOEXEC));
     const uint64_t data = 0xfedcba9876543210;
     EXPECT(add(set, fd, EPOLLIN, data), 0);
@@ -256,12 +258,9 @@ static void level(void)
 /* An arrival is told once, whether anybody reads or not. */
 static void edge(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     const int set = MUST(epoll_create1(0));
     EXPECT(add(set, fd, EPOLLIN | EPOLLET, 1), 0);
     expect_no_event(set, 0);
@@ -349,12 +348,9 @@ static void edge_for_room(void)
 
 static void oneshot(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     const int set = MUST(epoll_create1(0));
     EXPECT(add(set, fd, EPOLLIN | EPOLLONESHOT, 1), 0);
     ask_for(10);
@@ -379,12 +375,9 @@ static void oneshot(void)
 /* A set in a set, and sets in poll and select. */
 static void nested(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     const int inner = MUST(epoll_create1(0)), outer = MUST(epoll_create1(0));
     EXPECT(add(inner, fd, EPOLLIN, 1), 0);
     EXPECT(add(outer, inner, EPOLLIN, 2), 0);
@@ -444,12 +437,9 @@ static void wrong_sets(void)
  * descriptor of the same connection is open. */
 static void duplicates_in_a_set(void)
 {
-    const int fd = meet();
-    if (!server) {
-        serve(fd);
-        end(fd);
+    const int fd = meet_client();
+    if (fd < 0)
         return;
-    }
     const int set = MUST(epoll_create1(0)), other = MUST(dup(fd));
     EXPECT(add(set, fd, EPOLLIN, 1), 0);
     EXPECT(add(set, other, EPOLLIN, 2), 0);

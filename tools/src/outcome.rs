@@ -21,7 +21,7 @@ pub(crate) fn explain(outcome: &Outcome) -> Option<String> {
              for ever, so the job was ended"
         ),
         EndReason::NodeLost { node, ranks, why } => format!(
-            "node {node} is gone ({why}), and {} with it; the job was not protected, so it was ended.\n\
+            "node {node} is gone ({why}), and {} with it, so the job was ended.\n\
              radic: `radic nodes` shows what is left, and `radic events` what happened; run the job again to use the other nodes",
             ranks_text(ranks)
         ),

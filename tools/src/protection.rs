@@ -1,16 +1,20 @@
 //! How `radic run` is told to protect a job.
 
+use std::fmt;
 use std::time::Duration;
 
 use clap::Args;
 use radic_wire::process::{Interval, Protect, Protection};
+use serde::Serialize;
+
+use crate::doctor::Obstacles;
 
 /// Flags of `radic run` about protection.
 #[derive(Args)]
 #[command(next_help_heading = "Protection")]
 pub(crate) struct ProtectionArgs {
-    /// Whether the ranks survive the death of their node
-    #[arg(long, value_enum, default_value_t = ProtectFlag::None, value_name = "HOW")]
+    /// Whether the ranks are protected. A program that cannot be (`radic doctor` says why) runs without, with a warning
+    #[arg(long, value_enum, default_value_t = ProtectFlag::On, value_name = "HOW")]
     protect: ProtectFlag,
     /// Time between two checkpoints of a rank: seconds (0.2, 30), auto (from what one costs and --mtbf), or never
     #[arg(long, value_name = "S|auto|never", default_value = "auto", value_parser = parse_interval)]
@@ -38,25 +42,71 @@ enum ProtectFlag {
     On,
     /// Load the library, but let every call pass: what interposition alone costs
     Off,
-    /// Do not load the library
+    /// Do not load the library: nothing is logged or saved, and everything is as fast as without RADIC
     None,
 }
 
 impl ProtectionArgs {
-    /// What a job's description says of it. Its ranges are checked there.
-    pub(crate) fn protection(&self) -> Protection {
-        Protection {
-            protect: match self.protect {
-                ProtectFlag::On => Protect::On,
-                ProtectFlag::Off => Protect::Off,
-                ProtectFlag::None => Protect::None,
-            },
+    /// How a job is protected, given what is in the way of that. Its ranges are checked with the job's description.
+    pub(crate) fn decide(&self, find_obstacles: impl FnOnce() -> Obstacles) -> Decision {
+        let asked = match self.protect {
+            ProtectFlag::On => Protect::On,
+            ProtectFlag::Off => Protect::Off,
+            ProtectFlag::None => Protect::None,
+        };
+        // Who protects nothing needs to know of no obstacle.
+        let obstacles = if asked == Protect::On { find_obstacles() } else { Obstacles::default() };
+        let protection = Protection {
+            protect: if obstacles.stops.is_empty() { asked } else { Protect::None },
             interval: self.ckpt_interval,
             replicas: self.replicas,
             outbox: self.outbox,
             log: self.log_limit,
             keep_logs: self.keep_logs,
+        };
+        Decision { protection, obstacles }
+    }
+}
+
+/// How a job is protected, and what of it is not (G7).
+#[derive(Debug, Serialize)]
+pub(crate) struct Decision {
+    #[serde(flatten)]
+    pub(crate) protection: Protection,
+    pub(crate) obstacles: Obstacles,
+}
+
+impl Decision {
+    /// What the user must be told before the job starts: one line.
+    pub(crate) fn warning(&self) -> Option<String> {
+        match (&self.obstacles.stops[..], &self.obstacles.children) {
+            ([], None) => None,
+            ([], Some(children)) => Some(children.clone()),
+            (stops, _) => {
+                Some(format!("this job runs UNPROTECTED (--protect none says so without a warning): {}", stops.join("; ")))
+            }
         }
+    }
+}
+
+/// For `radic run --explain`.
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Protection { protect, interval, replicas, .. } = &self.protection;
+        let how = match protect {
+            Protect::On => {
+                let interval = match interval {
+                    Interval::Auto => "as often as --mtbf and their cost suggest".to_owned(),
+                    Interval::Every(ms) => format!("every {} s", *ms as f64 / 1e3),
+                    Interval::Never => "on request only".to_owned(),
+                };
+                format!("on: what each rank receives is logged at {replicas} other node(s); checkpoints {interval}")
+            }
+            Protect::Off => "off: RADIC's library is loaded, and lets every call pass".to_owned(),
+            Protect::None => "none".to_owned(),
+        };
+        writeln!(f, "protection {how}")?;
+        self.warning().map_or(Ok(()), |warning| writeln!(f, "           {warning}"))
     }
 }
 
@@ -106,6 +156,29 @@ mod tests {
         for bad in ["", "0", "-1", "often", "NaN", "inf", "1e300"] {
             assert!(parse_interval(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_protected_runs_without_and_says_so() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            protection: ProtectionArgs,
+        }
+        let decide = |words: &[&str], stops: &[&str], children: Option<&str>| {
+            let command = <Command as clap::Parser>::parse_from([&["radic"], words].concat());
+            let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
+            let decision = command.protection.decide(|| Obstacles { stops, children: children.map(str::to_owned) });
+            (decision.protection.protect, decision.warning())
+        };
+        assert_eq!(decide(&[], &[], None), (Protect::On, None), "the default");
+        let (protect, warning) = decide(&[], &["it is static", "it is setuid"], None);
+        assert_eq!(protect, Protect::None);
+        assert!(warning.is_some_and(|text| text.contains("UNPROTECTED") && text.contains("it is static; it is setuid")));
+        assert_eq!(decide(&["--protect", "on"], &["it is static"], None).0, Protect::None);
+        assert_eq!(decide(&[], &[], Some("a shell")), (Protect::On, Some("a shell".to_owned())));
+        assert_eq!(decide(&["--protect", "none"], &["it is static"], None), (Protect::None, None));
+        assert_eq!(decide(&["--protect", "off"], &[], Some("a shell")), (Protect::Off, None));
     }
 
     #[test]

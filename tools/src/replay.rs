@@ -6,14 +6,17 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write as _};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use nix::fcntl::OFlag;
 use radic_ckpt::control;
 use radic_wire::bytes::Reader;
 use radic_wire::codec;
@@ -96,13 +99,11 @@ impl Report {
 pub(crate) fn replay(cluster: &Cluster, args: ReplayArgs) -> Result<()> {
     let began = Instant::now();
     let mut session = Session::open(cluster, &args)?;
-    let folder = Folder::new()?;
-    let image = session.fetch_images(folder.path())?;
+    let images = session.fetch_images()?;
     let name = socket_name(std::process::id());
     let address = SocketAddr::from_abstract_name(name.as_bytes()).context("the socket's name")?;
     let listener = UnixListener::bind_addr(&address).context("cannot listen for the restored process")?;
-    let child = restore(&image)?;
-    let mut child = Kept(child);
+    let mut child = Kept(restore(images)?);
     let mut talk = accept(&listener, &mut child.0)?;
     let (complete, ended) = session.serve(&mut talk, &mut child.0)?;
     let report = session.report(complete, ended, began.elapsed());
@@ -119,27 +120,6 @@ pub(crate) fn replay(cluster: &Cluster, args: ReplayArgs) -> Result<()> {
     Ok(())
 }
 
-/// A temporary folder that goes with this value.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("radic-replay-{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Folder(path))
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A process that ends with this value.
 struct Kept(Child);
 
@@ -150,10 +130,14 @@ impl Drop for Kept {
     }
 }
 
-fn restore(image: &Path) -> Result<Child> {
+/// Restores the last of these images, which builds upon the others.
+fn restore(images: Vec<File>) -> Result<Child> {
     let library = std::env::current_exe().context("cannot find radic's own path")?.with_file_name(LIBRARY);
     ensure!(library.exists(), "{} is missing beside this command: install both together", library.display());
-    let mut command = control::restart_alone(image, &library, &mut |_, _| {})?;
+    let paths: Vec<PathBuf> = images.iter().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into()).collect();
+    let (image, parents) = paths.split_last().context("there is no image")?;
+    let mut command = control::restart_alone(image, parents, &library)?;
+    drop(images);
     // What it prints it has printed before.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
     command.spawn().context("the process cannot be restored")
@@ -268,21 +252,24 @@ impl Session {
         Ok(())
     }
 
-    /// Writes the image and those that it builds upon into the folder; the path of the last.
-    fn fetch_images(&mut self, folder: &Path) -> Result<PathBuf> {
-        let mut last = PathBuf::new();
+    /// The image, last, and those that it builds upon, in files without names: nothing is left behind, however this command ends.
+    fn fetch_images(&mut self) -> Result<Vec<File>> {
+        let folder = std::env::temp_dir();
+        let mut files = Vec::new();
         for image in &self.images {
-            last = folder.join(format!("image.{}", image.image));
-            let mut file = File::create(&last)?;
+            let mut options = File::options();
+            options.read(true).write(true).mode(0o600).custom_flags(OFlag::O_TMPFILE.bits());
+            let file = options.open(&folder).with_context(|| format!("{} takes no file for an image", folder.display()))?;
             let mut position = 0;
             while position < image.bytes {
                 let piece = self.own.read(LogPart::Image(image.image), position)?;
                 ensure!(!piece.is_empty(), "image {} has been replaced while it was read; run this again", image.image);
-                file.write_all(&piece)?;
+                (&file).write_all(&piece)?;
                 position += piece.len() as u64;
             }
+            files.push(file);
         }
-        Ok(last)
+        Ok(files)
     }
 
     /// Answers the process until it goes no further. Whether it was served everything, and why it ended.
@@ -293,10 +280,6 @@ impl Session {
                 let status = child.wait()?;
                 return Ok((settled, format!("the process has ended: {status}")));
             };
-            if std::env::var_os("RADIC_REPLAY_DEBUG").is_some() {
-                let text = format!("{message:?}");
-                eprintln!("{}", &text[..text.len().min(160)]);
-            }
             match message {
                 ToReplayer::Restored { process, cut, .. } => {
                     ensure!(process == self.own.log.process, "the image is of {process}");
@@ -360,8 +343,7 @@ impl Session {
                 // Dropped by a commit of the receiver, or not there yet: it cannot be compared.
                 let fetched = receiver.read(LogPart::Stream(stream), at).unwrap_or_default();
                 if fetched.is_empty() {
-                    at += 1.max(sent.to - at);
-                    continue;
+                    break;
                 }
                 sent.piece = (at, fetched);
             }

@@ -13,12 +13,14 @@ use nix::unistd::{AccessFlags, access};
 use radic_wire::ids::NodeName;
 use radic_wire::job::{JobSpec, MapBy, exit_code};
 use radic_wire::local::{Reply, Request};
+use radic_wire::process::Protection;
+use serde::Serialize;
 use serde_bytes::ByteBuf;
 
 use crate::client::Cluster;
-use crate::protection::ProtectionArgs;
+use crate::protection::{Decision, ProtectionArgs};
 use crate::show::{print, print_json, report};
-use crate::{mpi, session};
+use crate::{doctor, mpi, session};
 
 /// Flags of `radic run`.
 #[derive(Args)]
@@ -102,11 +104,17 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
         }
     };
     let inherited: Vec<_> = env::vars_os().collect();
-    let plan = mpi::plan(args.mpi, &program, &mpi::Environment { inherited: &inherited, explicit: &args.env })?;
+    let environment = mpi::Environment { inherited: &inherited, explicit: &args.env };
+    let plan = mpi::plan(args.mpi, &program, &environment)?;
+    let decision = args.protection.decide(|| doctor::obstacles(&program, &plan, &environment));
     if args.explain {
-        return if args.json { print_json(&plan) } else { Ok(print(&plan.to_string())?) }.map(|()| 0);
+        let explained = Explained { plan: &plan, protection: &decision };
+        return if args.json { print_json(&explained) } else { Ok(print(&format!("{plan}\n{decision}"))?) }.map(|()| 0);
     }
-    let spec = job_spec(args, &here, &program, inherited, &plan)?;
+    if let Some(warning) = decision.warning() {
+        report(&format!("radic: warning: {warning}"));
+    }
+    let spec = job_spec(args, &here, &program, inherited, &plan, decision.protection)?;
     spec.validate().context("this job cannot be started")?;
     let mut connection = cluster.connect(None)?;
     let request = Request::Run { spec: Box::new(spec), attach: !args.detach };
@@ -120,12 +128,21 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// What `--explain --json` prints.
+#[derive(Serialize)]
+struct Explained<'a> {
+    #[serde(flatten)]
+    plan: &'a mpi::Plan,
+    protection: &'a Decision,
+}
+
 fn job_spec(
     args: &RunArgs,
     here: &Path,
     program: &Path,
     inherited: Vec<(OsString, OsString)>,
     plan: &mpi::Plan,
+    protection: Protection,
 ) -> Result<JobSpec> {
     let dir = args.wd.as_ref().map_or_else(|| here.to_owned(), |wd| here.join(wd));
     ensure!(dir.is_dir(), "--wd {}: no such directory", dir.display());
@@ -147,7 +164,7 @@ fn job_spec(
             MapByFlag::Slot => MapBy::Slot,
         },
         umask: umask(),
-        protection: args.protection.protection(),
+        protection,
         mtbf_s: args.protection.mtbf.as_secs(),
     })
 }

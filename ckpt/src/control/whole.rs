@@ -99,8 +99,8 @@ impl Read for Watched<'_, '_> {
 }
 
 /// An image as the restorer can read it, whole and without packed runs, verified from its beginning to its end: the file itself if it is
-/// that already, else a file without a name. At its beginning.
-pub(super) fn restorable(image: &Path, progress: Progress<'_>) -> Result<(File, Meta), ControlError> {
+/// that already, else a file without a name. At its beginning. Ancestors are looked for as [`merge_files`] does.
+pub(super) fn restorable(image: &Path, parents: &[PathBuf], progress: Progress<'_>) -> Result<(File, Meta), ControlError> {
     let mut file = File::open(image).map_err(failed("the image cannot be opened"))?;
     if let Some((_, meta)) = verified_raw(&file)? {
         file.rewind().map_err(failed("the image cannot be read from its beginning"))?;
@@ -108,7 +108,7 @@ pub(super) fn restorable(image: &Path, progress: Progress<'_>) -> Result<(File, 
     }
     let mut folders = vec![std::env::temp_dir(), folder(image).to_owned()];
     folders.dedup();
-    unpacked(&Layers::open(image, &[])?, &folders, progress)
+    unpacked(&Layers::open(image, parents)?, &folders, progress)
 }
 
 /// Verifies a whole image of raw runs; none if it is another kind of image, as far as it was read.
@@ -195,7 +195,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = stored(&home, true);
         let mut told = 0;
-        let (file, meta) = restorable(&path, &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
+        let (file, meta) = restorable(&path, &[], &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
         assert_eq!((content(file), meta.process.pid), (image(false), 77));
         assert!(told > 0);
         let layers = Layers::open(&path, &[]).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     fn a_raw_image_is_taken_as_it_is() {
         let home = tempfile::tempdir().unwrap();
         let path = stored(&home, false);
-        let (file, _) = restorable(&path, &mut |_, _| panic!("there is nothing to do")).unwrap();
+        let (file, _) = restorable(&path, &[], &mut |_, _| panic!("there is nothing to do")).unwrap();
         std::fs::write(&path, "the same file").unwrap();
         assert_eq!(content(file), b"the same file");
     }

@@ -69,10 +69,10 @@ impl Stores {
             sizes.truncate(limits::PROCESSES_SHOWN);
             let sizes_of = |status: Status| LogSizes {
                 node: name.clone(),
-                journal: status.journal,
-                payload: status.payload,
-                images: status.images,
-                committed: status.committed,
+                journal: status.usage.journal,
+                payload: status.usage.payload,
+                images: status.usage.images,
+                committed: status.usage.committed,
                 committed_ms: status.committed_ms,
             };
             let sizes = sizes.into_iter().map(|(process, status)| (process, sizes_of(status))).collect();

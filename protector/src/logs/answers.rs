@@ -11,7 +11,7 @@ use super::connection::Role;
 use super::disk::Order;
 use super::service::Service;
 use super::{Answer, Request, Status};
-use crate::store::{Place, Usage};
+use crate::store::Place;
 
 /// Jobs that have ended and are remembered: their processes are not listened to.
 const ENDED: usize = 1_024;
@@ -140,8 +140,7 @@ impl Service {
         let mut processes = self.store.of_job(job);
         processes.sort_unstable();
         let status = |process: ProcessId| {
-            let Usage { journal, payload, images, memory, journal_stable, payload_stable, committed } =
-                self.store.usage(process)?;
+            let usage = self.store.usage(process)?;
             let committed_ms = self.commits.get(&process).map(|at| now.duration_since(*at).as_millis() as u64);
             let connected = self.store.incarnation(process).is_some_and(|incarnation| {
                 let token = self.voices.get(&crate::store::Speaker { process, incarnation });
@@ -149,21 +148,7 @@ impl Service {
                 connection.is_some_and(|connection| matches!(connection.role, Role::Journal(_, true)))
             });
             let replica = self.replicas.get(&process).map(|replica| replica.connected);
-            Some((
-                process,
-                Status {
-                    journal,
-                    payload,
-                    images,
-                    memory,
-                    journal_stable,
-                    payload_stable,
-                    committed,
-                    committed_ms,
-                    connected,
-                    replica,
-                },
-            ))
+            Some((process, Status { usage, committed_ms, connected, replica }))
         };
         processes.into_iter().filter_map(status).collect()
     }

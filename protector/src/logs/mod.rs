@@ -89,7 +89,7 @@ use radic_wire::process::Protection;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::verify::{BadImage, check_code};
-use crate::store::{NoRestart, Restart};
+use crate::store::{NoRestart, Restart, Usage};
 
 /// What the service needs to know at its start.
 #[derive(Debug, Clone)]
@@ -145,20 +145,8 @@ pub enum What {
 /// How the logs of one process are, in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Bytes of journal that a restart needs.
-    pub journal: u64,
-    /// Bytes of received payload that a restart needs.
-    pub payload: u64,
-    /// Bytes of its images.
-    pub images: u64,
-    /// Of all these, bytes in memory.
-    pub memory: u64,
-    /// The journal is acknowledged up to here.
-    pub journal_stable: u64,
-    /// The payload log is acknowledged up to here.
-    pub payload_stable: u64,
-    /// The newest committed image.
-    pub committed: Option<u64>,
+    /// What it has here.
+    pub usage: Usage,
     /// Time since it was committed, in milliseconds.
     pub committed_ms: Option<u64>,
     /// Its journal connection is there.

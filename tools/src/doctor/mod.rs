@@ -13,6 +13,7 @@ mod program;
 use std::collections::HashSet;
 use std::env;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -115,18 +116,46 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<u8> {
 }
 
 fn examine(args: &DoctorArgs, traced: Traced) -> Report {
+    let inherited: Vec<_> = env::vars_os().collect();
+    let environment = mpi::Environment { inherited: &inherited, explicit: &[] };
+    let plan = |file: &Path| mpi::plan(args.mpi, file, &environment).map_err(|error| error.to_string());
+    let Examined { files, mpi, mut findings } = examine_program(traced, &environment, plan);
+    let (kernel, of_machine) = machine::examine();
+    findings.extend(of_machine);
+    findings.extend(machine::environment());
+    findings.sort_by_key(|finding| finding.level);
+    Report {
+        can_be_protected: findings.iter().all(|finding| finding.level != Level::Stop),
+        files: files.iter().map(|file| file.display().to_string()).collect(),
+        mpi,
+        kernel,
+        findings,
+    }
+}
+
+/// What was found out about a program, whatever the machine.
+struct Examined {
+    files: Vec<PathBuf>,
+    mpi: Option<Recognition>,
+    findings: Vec<Finding>,
+}
+
+/// `plan` decides about the MPI library of the file that it is given.
+fn examine_program(
+    traced: Traced,
+    environment: &mpi::Environment<'_>,
+    plan: impl FnOnce(&Path) -> Result<mpi::Plan, String>,
+) -> Examined {
     let Traced { files, elf, mut findings } = traced;
     let mut recognition = None;
     // What is no program of this machine has no libraries that could be asked for.
     if let (Some(elf), Some(last)) = (&elf, files.last()) {
-        let library_path = env::var_os("LD_LIBRARY_PATH");
-        let (libraries, complete) = libraries::all(last, elf, library_path.as_deref(), functions::watched);
+        let (libraries, complete) = libraries::all(last, elf, environment.get("LD_LIBRARY_PATH"), functions::watched);
         findings.extend(about_libraries(elf, &libraries, complete));
         let mut settled = HashSet::new();
         // A library that cannot be read would trouble the recognition, too.
         if !libraries.iter().any(|library| matches!(library.place, Place::Unusable(..))) {
-            let inherited: Vec<_> = env::vars_os().collect();
-            match mpi::plan(args.mpi, &files[0], &mpi::Environment { inherited: &inherited, explicit: &[] }) {
+            match plan(&files[0]) {
                 Ok(plan) => {
                     settled = settled_by(&plan, &libraries);
                     findings.extend(about_mpi(&plan, &settled));
@@ -135,7 +164,7 @@ fn examine(args: &DoctorArgs, traced: Traced) -> Report {
                 Err(error) => findings.push(Finding::new(
                     Level::Stop,
                     "mpi",
-                    error.to_string(),
+                    error,
                     "use a library that RADIC supports; if this is not the one, say which it is: --mpi",
                 )),
             }
@@ -144,17 +173,33 @@ fn examine(args: &DoctorArgs, traced: Traced) -> Report {
         let imports = if elf.interpreter.is_none() { Some(&[][..]) } else { elf.imports.as_deref() };
         findings.extend(functions::judge(&last.display().to_string(), imports, &libraries, &settled));
     }
-    let (kernel, of_machine) = machine::examine();
-    findings.extend(of_machine);
-    findings.extend(machine::environment());
-    findings.sort_by_key(|finding| finding.level);
-    Report {
-        can_be_protected: findings.iter().all(|finding| finding.level != Level::Stop),
-        files: files.iter().map(|file| file.display().to_string()).collect(),
-        mpi: recognition,
-        kernel,
-        findings,
+    Examined { files, mpi: recognition, findings }
+}
+
+/// Why a program that is about to be run cannot be protected, or only a part of it, as [`examine_program`] sees it: what `radic run` tells (G7).
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Obstacles {
+    /// It cannot: why, and the way out. Empty: it can.
+    pub(crate) stops: Vec<String>,
+    /// It can, but not what it starts.
+    pub(crate) children: Option<String>,
+}
+
+/// What is in the way of protecting `program`, which `radic run` would start with this plan.
+pub(crate) fn obstacles(program: &Path, plan: &mpi::Plan, environment: &mpi::Environment<'_>) -> Obstacles {
+    let here = env::current_dir().unwrap_or_default();
+    let traced = program::trace(program.as_os_str(), environment.get("PATH"), &here);
+    let examined = examine_program(traced, environment, |_| Ok(plan.clone()));
+    let mut obstacles = Obstacles::default();
+    for finding in examined.findings.into_iter().filter(|finding| finding.level == Level::Stop) {
+        let text = clean(&format!("{} (way out: {})", finding.about, finding.remedy));
+        match finding.name {
+            // What it executes in its own place joins anew: scripts often end like that.
+            program::SHELL => obstacles.children = Some(text),
+            _ => obstacles.stops.push(text),
+        }
     }
+    obstacles
 }
 
 /// Whether the program can be loaded at all, and with glibc.
@@ -252,10 +297,13 @@ fn listed(names: &[&str]) -> String {
     names[..names.len().min(LISTED)].join(", ") + more
 }
 
+/// Names from files must not play tricks on a terminal, nor pass for lines of ours.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// For people: the findings, and the verdict at the end, where it is read first.
 fn in_words(report: &Report) -> String {
-    // Names from files must not play tricks on a terminal, nor pass for lines of ours.
-    let clean = |text: &str| text.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>();
     let files: Vec<String> = report.files.iter().map(|file| clean(file)).collect();
     let mut text = format!("program  {}\n", files.join("\n      -> "));
     if let Some(mpi) = &report.mpi {

@@ -19,6 +19,8 @@ use super::{Finding, Level};
 const SCRIPTS: usize = 5;
 /// glibc's loader for x86-64.
 const LOADER: &str = "ld-linux-x86-64.so.2";
+/// The finding that the program is a shell.
+pub(super) const SHELL: &str = "shell";
 const SHELLS: [&str; 9] = ["sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish", "busybox"];
 const LAUNCHERS: [&str; 8] = ["mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "aprun"];
 
@@ -230,8 +232,11 @@ fn kind_of_program(file: &Path) -> Option<Finding> {
         return Some(stop("launcher", about, "give the MPI program itself: `radic run -n N -- PROGRAM`"));
     }
     is(&SHELLS).then(|| {
-        let about = format!("{} is a shell: it would be protected, but what it starts would not", file.display());
-        stop("shell", about, "give the program itself; variables for it by `radic run --env NAME=VALUE`")
+        let about = format!(
+            "{} is a shell: it would be protected, and what it executes in its own place (exec), but what it starts would not",
+            file.display()
+        );
+        stop(SHELL, about, "give the program itself; variables for it by `radic run --env NAME=VALUE`")
     })
 }
 

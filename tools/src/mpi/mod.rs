@@ -65,7 +65,7 @@ pub(crate) struct Environment<'a> {
 
 impl<'a> Environment<'a> {
     /// The value of a variable.
-    fn get(&self, name: &str) -> Option<&'a OsStr> {
+    pub(crate) fn get(&self, name: &str) -> Option<&'a OsStr> {
         let explicit = self.explicit.iter().rev().find(|(known, _)| known == name).map(|(_, value)| OsStr::new(value));
         explicit.or_else(|| self.inherited.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_os_str()))
     }
