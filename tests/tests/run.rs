@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup, program};
+use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use rustix::process::Signal;
 
@@ -28,6 +29,56 @@ fn the_exit_code_is_the_first_that_is_not_zero() {
     run("[ $RADIC_RANK = 1 ] && kill -9 $$; exec sleep 1000").expect(137).expect_stderr(&["rank 1 on n2", "SIGKILL"]);
     run("[ $RADIC_RANK = 0 ] && kill -SEGV $$; exec sleep 1000").expect(139).expect_stderr(&["rank 0 on n1", "SIGSEGV"]);
     cluster.assert_idle();
+    cluster.stop();
+}
+
+/// Protection is the default; a program that cannot be protected is no reason to refuse it, but the user is told.
+#[test]
+fn what_cannot_be_protected_runs_without_and_is_told() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let code = cluster.dir().join("program.c");
+    fs::write(&code, "#include <stdio.h>\nint main(void) { return puts(\"here\") < 0; }\n").expect("a new file");
+    let make = |name: &str, flags: &[&str]| {
+        let program = cluster.dir().join(name);
+        cluster.invocation("gcc").args(flags).args(["-o".as_ref(), program.as_os_str(), code.as_os_str()]).run().expect(0);
+        program.display().to_string()
+    };
+    let (program, fixed) = (make("program", &[]), make("fixed", &["-static"]));
+    let run = |flags: &str, words: &[&str]| {
+        let finished = cluster.job(2, flags, words).run().expect(0);
+        assert_eq!(finished.stdout(), "here\nhere\n", "{finished}");
+        finished
+    };
+    let finished = run("", &[&program]);
+    assert_eq!(finished.stderr(), "", "a program that is protected needs no words");
+    Protected::newest(&cluster, 2).check();
+    let finished = run("", &[&fixed]).expect_stderr(&["warning", "UNPROTECTED", "statically linked"]);
+    assert_eq!(finished.stderr().lines().count(), 1, "{finished}");
+    assert_eq!(run("--protect none", &[&fixed]).stderr(), "");
+    // A shell is protected; its children are not.
+    let shell = format!("{program}; true");
+    let finished = run("", &sh(&shell)).expect_stderr(&["warning", "is a shell"]);
+    assert_eq!(finished.stderr().lines().count(), 1, "{finished}");
+    Protected::newest(&cluster, 2).check();
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+/// An installation without the library is not one that quietly protects nothing.
+#[test]
+fn a_missing_library_is_told_with_the_way_out() {
+    let cluster = Cluster::start(Kind::Logical, 1);
+    let (bin, other) = (cluster.dir().join("bin"), cluster.dir().join("other"));
+    fs::create_dir(&bin).expect("a new directory");
+    for name in ["radic", "radicd"] {
+        fs::copy(program(name), bin.join(name)).expect("a copy");
+    }
+    let radic =
+        |words: &[&str]| cluster.invocation(bin.join("radic")).args(["--cluster".as_ref(), other.as_os_str()]).args(words).run();
+    radic(&["cluster", "start", "--nodes", "1"]).expect(0);
+    radic(&["run", "-n", "1", "--", "cat"]).expect(125).expect_stderr(&["libradic.so", "--protect none"]);
+    radic(&["run", "-n", "1", "--protect", "none", "--", "cat"]).expect(0);
+    radic(&["cluster", "stop"]).expect(0);
     cluster.stop();
 }
 

@@ -122,6 +122,7 @@ fn explain_tells_what_would_be_set_and_runs_nothing() {
     assert!(text.contains("touch") && text.contains("FI_PROVIDER"), "{text}");
     let value: serde_json::Value = json(&cluster.job(2, "--explain --json", &words).run().expect(0));
     assert_eq!(value["recognition"]["flavour"], "unknown");
+    assert_eq!(value["protection"]["protect"], "on");
     // What the user says wins, and is shown to win.
     let own = cluster.job(2, "--explain --env FI_PROVIDER=mine", &words).run().expect(0).stdout();
     assert!(own.lines().any(|line| line.contains("FI_PROVIDER") && line.contains("mine")), "{own}");
