@@ -526,6 +526,7 @@ impl Layer {
             FromNode::Checkpoint => self.images.request(),
             // Answers that came after their question was given up.
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Peer { .. } | FromNode::Caller { .. } => {}
+            FromNode::Restart(_) | FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. } => {}
         }
     }
 

@@ -129,6 +129,7 @@ impl Radicd {
             umask: 0o027,
             protection: Protection { interval: Interval::Never, ..Protection::default() },
             mtbf_s: 1,
+            restart_on: radic_wire::job::RestartOn::default(),
         };
         let mut talk = self.command();
         talk.say(&Request::Run { spec: Box::new(spec), attach: true });

@@ -166,6 +166,7 @@ fn job_spec(
         umask: umask(),
         protection,
         mtbf_s: args.protection.mtbf.as_secs(),
+        restart_on: radic_wire::job::RestartOn::default(),
     })
 }
 

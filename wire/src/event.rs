@@ -48,6 +48,22 @@ pub enum EventName {
     Note,
     /// The store of logs and images has something to say.
     Store,
+    /// Older lives of a process are not listened to any more (DESIGN: fencing).
+    Fence,
+    /// Where a lost process goes on (DESIGN: placement).
+    Place,
+    /// Its image has arrived and is being restored.
+    Image,
+    /// It is back and catches up with its log.
+    Replay,
+    /// It has caught up, with its log and with its peers.
+    Live,
+    /// A fresh checkpoint of a restarted process, or of one whose protector died, is committed at its new protector.
+    Reprotected,
+    /// A job begins anew, from the beginning.
+    Restart,
+    /// A process is lost and cannot be brought back.
+    Lost,
 }
 
 impl EventName {
@@ -74,6 +90,14 @@ impl EventName {
             EventName::Unprotected => "unprotected",
             EventName::Note => "note",
             EventName::Store => "store",
+            EventName::Fence => "fence",
+            EventName::Place => "place",
+            EventName::Image => "image",
+            EventName::Replay => "replay",
+            EventName::Live => "live",
+            EventName::Reprotected => "re-protected",
+            EventName::Restart => "restart",
+            EventName::Lost => "lost",
         }
     }
 }

@@ -61,6 +61,8 @@ pub struct JobSpec {
     pub protection: Protection,
     /// Mean time between two failures of one node, in seconds: what [`Interval::Auto`] counts with.
     pub mtbf_s: u64,
+    /// Where lost processes go on.
+    pub restart_on: RestartOn,
 }
 
 /// Why a job cannot be started as asked.
@@ -160,6 +162,19 @@ pub struct Placement {
     pub nodes: Vec<NodeId>,
     /// For each rank the index of its node.
     pub rank_nodes: Vec<u32>,
+}
+
+/// Where a lost process goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum RestartOn {
+    /// On a spare, if there is one; else on its protector's node, which has its log.
+    #[default]
+    Spare,
+    /// On its protector's node.
+    Protector,
+    /// On the node that has the fewest ranks of its job.
+    Any,
 }
 
 impl Placement {

@@ -16,6 +16,9 @@ pub const RANKS: u32 = 65_536;
 pub const EXEC_BYTES: usize = 1 << 20;
 /// Longest piece of a rank's stdout, stderr or stdin that travels in one message, in bytes.
 pub const CHUNK: usize = 64 << 10;
+/// Output of one stream of a rank that is with its host and was not printed, in bytes. With what its pipe holds (64 KiB) it bounds what a restored process
+/// has to write once more.
+pub const OUTPUT_UNPRINTED: usize = 2 * CHUNK;
 /// Output of one job that may be under way to one terminal before the ranks' pipes are left unread, in bytes.
 pub const OUTPUT_WINDOW: usize = 1 << 20;
 /// Output of one job that is kept for a later `radic attach` while no terminal is attached, in bytes; the oldest goes first.

@@ -4,7 +4,7 @@
 //! other's own connection back. Each such [`Purpose::Link`] is made reliable across broken connections by sequence numbers: see
 //! the protector's `link` module.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -16,7 +16,7 @@ use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement}
 use crate::local::{LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, LogPart};
 use crate::membership::{Member, MembershipMessage};
-use crate::process::Protection;
+use crate::process::Place;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +138,21 @@ pub enum PeerMessage {
         /// Whom it wanted to call.
         process: ProcessId,
     },
+    /// From the protector of a lost process to the node where it goes on: bring it back.
+    Restart(Box<RestartOrder>),
+    /// From the node where a process goes on, to everybody: it is there.
+    Restarted {
+        /// Who.
+        process: ProcessId,
+        /// In which life.
+        incarnation: Incarnation,
+        /// Where it is dialed.
+        door: SocketAddr,
+    },
+    /// From a protector of a lost home to the node where it goes on.
+    Adopt(Box<Adoption>),
+    /// From a job's new home, to everybody: hosts of the job report, nodes of its terminals attach again.
+    NewHome(JobId),
     /// Kill all ranks and yourself with SIGKILL, at once (`radic inject kill-node`).
     Die,
     /// The whole cluster ends (`radic cluster stop`).
@@ -147,15 +162,80 @@ pub enum PeerMessage {
 /// To a protector, about what it holds of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToStore {
-    /// From a host: you are the protector of these ranks, in this manner.
+    /// From a host: you are the protector of these ranks.
     Protect {
-        /// How.
-        protection: Protection,
         /// Which.
         ranks: Vec<Rank>,
+        /// Their job.
+        ward: Box<Ward>,
+    },
+    /// From a host, after a fence: the key space of its ranks.
+    Keys {
+        /// Fences that were released.
+        fence: u64,
+        /// All keys.
+        entries: Vec<(String, String)>,
+    },
+    /// From a host: this process has ended by a signal, and not by one that it was sent for a reason: bring it back.
+    Restart(Rank),
+    /// From a host: this rank has ended by itself: it is not to be brought back, and these are the ends of what it has sent.
+    Left {
+        /// Which.
+        rank: Rank,
+        /// Each stream and the offset after its last byte.
+        finals: Vec<(StreamId, u64)>,
     },
     /// The job is over: nobody will ask for its logs and images.
     Remove,
+}
+
+/// What a protector knows of a job with processes that it may have to bring back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ward {
+    /// Which life of the job.
+    pub incarnation: Incarnation,
+    /// What runs.
+    pub spec: JobSpec,
+    /// Where its ranks are.
+    pub placement: Placement,
+    /// Fences that were released.
+    pub fence: u64,
+    /// All keys of its key space.
+    pub keys: Vec<(String, String)>,
+}
+
+/// All that a node needs to bring a process back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestartOrder {
+    /// Who.
+    pub process: ProcessId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// Its job.
+    pub ward: Ward,
+    /// The address of the node where it was first launched: by it others know where it listens.
+    pub origin: IpAddr,
+    /// The log service that has its log and images.
+    pub log: SocketAddr,
+    /// Its images, a full one first, then its increments: numbers and sizes.
+    pub images: Vec<(u64, u64)>,
+    /// The journal position of the last.
+    pub cut: u64,
+    /// Where its journal ends.
+    pub log_end: u64,
+    /// Of each stream that it receives: units held, and where it has ended.
+    pub held: Vec<(StreamId, u64, Option<u64>)>,
+}
+
+/// A job whose home is lost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adoption {
+    /// Which.
+    pub job: JobId,
+    /// What is known of it.
+    pub ward: Ward,
+    /// When it was started, in milliseconds since 1970.
+    pub started_ms: u64,
 }
 
 /// To a job's home.
@@ -211,12 +291,14 @@ pub enum ToHome {
         /// The exit code that says so.
         code: i32,
     },
-    /// From a host: output of a rank. No more of this stream comes before it is taken.
+    /// From a host: output of a rank. Only so much comes before some of it was printed ([`limits::OUTPUT_UNPRINTED`](crate::limits::OUTPUT_UNPRINTED)).
     Output {
         /// The rank.
         rank: Rank,
         /// Which stream.
         stream: OutputStream,
+        /// Offset of the first byte in what the rank writes to the stream, in all its lives.
+        offset: u64,
         /// The bytes.
         data: ByteBuf,
     },
@@ -249,6 +331,37 @@ pub enum ToHome {
     },
     /// From a host: it has nothing left of the job.
     Gone,
+    /// From a host to a new home: what became of its ranks.
+    Report(HostReport),
+    /// From a protector: this rank was lost before a checkpoint of it was committed. The job begins anew.
+    NoImage {
+        /// The rank.
+        rank: Rank,
+        /// Why not, for people.
+        why: String,
+    },
+    /// From a protector: this rank is lost, and cannot be brought back.
+    Lost {
+        /// The rank.
+        rank: Rank,
+        /// Why, for people.
+        why: String,
+    },
+}
+
+/// What a host says of its ranks to a new home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostReport {
+    /// Which life of the job it hosts.
+    pub incarnation: Incarnation,
+    /// Ranks that run, or are being brought back.
+    pub running: Vec<Rank>,
+    /// Ranks that have ended, and how.
+    pub ended: Vec<(Rank, ExitStatus, MpiPhase)>,
+    /// Fences that it was released from, and whether all its ranks wait in the next one, with what they have put.
+    pub fence: u64,
+    /// What they have put, if they wait in the next fence.
+    pub waiting: Option<Vec<(String, String)>>,
 }
 
 /// From a job's home to a host.
@@ -267,12 +380,14 @@ pub enum ToHost {
     Stdin(ByteBuf),
     /// A signal for every rank here.
     Signal(i32),
-    /// The piece of output has been taken: read on.
+    /// Output has been printed, or is kept: nobody will ask for it again.
     OutputTaken {
         /// The rank.
         rank: Rank,
         /// Which stream.
         stream: OutputStream,
+        /// Up to this offset.
+        offset: u64,
     },
     /// Every host is in the fence: go on.
     Release {
@@ -310,6 +425,8 @@ pub enum ToSession {
         rank: Rank,
         /// Which stream.
         stream: OutputStream,
+        /// Offset of the first byte.
+        offset: u64,
         /// The bytes.
         data: ByteBuf,
     },
@@ -368,6 +485,15 @@ pub enum Query {
         /// From where.
         position: u64,
     },
+    /// Where is this process?
+    Where(ProcessId),
+    /// Where has this process ended that stream?
+    Final {
+        /// The stream.
+        stream: StreamId,
+        /// Who sends it.
+        sender: ProcessId,
+    },
     /// Make checkpoints of your ranks of this job. The answer comes when they are committed.
     Checkpoint(JobId),
 }
@@ -389,6 +515,8 @@ pub enum Answer {
         from: SocketAddr,
         /// Who listens, if anybody does.
         process: Option<ProcessId>,
+        /// It has moved: where to connect instead.
+        at: Option<SocketAddr>,
     },
     /// To `Stable`; 0 if nothing is known of it.
     Stable(u64),
@@ -402,6 +530,10 @@ pub enum Answer {
     LogBytes(Result<ByteBuf, String>),
     /// To `Checkpoint`.
     Checkpoints(Vec<RankCheckpoint>),
+    /// To `Where`; none: it is not here.
+    Where(Option<Place>),
+    /// To `Final`; the inner one, if nobody has ended it yet; the outer, if the process is not here.
+    Final(Option<Option<u64>>),
 }
 
 /// What a protector says of itself.

@@ -14,7 +14,7 @@ use crate::ids::{Incarnation, ProcessId};
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "process.sock";
 /// Longest frame, in bytes.
-pub const FRAME: usize = 64 << 10;
+pub const FRAME: usize = 4 << 20;
 /// Longest text in a message, in bytes.
 pub const TEXT: usize = 1 << 10;
 
@@ -164,8 +164,26 @@ pub enum ToNode {
         /// Who it is, by its environment.
         process: ProcessId,
     },
+    /// The first message of a process that has come back from an image, instead of `Join`. The answer is `Restart` or `Refused`.
+    Restored {
+        /// [`crate::PROTOCOL_VERSION`] of the library.
+        version: u16,
+        /// Who it is.
+        process: ProcessId,
+        /// Where the image stands.
+        point: Point,
+    },
+    /// Where peers dial this process anew when a link has broken. Said once, after the welcome.
+    Door(SocketAddr),
     /// The process listens here.
     Listening(SocketAddr),
+    /// A restored process listens, as its program sees it, at `address`; connections come to `at`.
+    ListeningAt {
+        /// Where it listened in its first life.
+        address: SocketAddr,
+        /// The socket of this life.
+        at: SocketAddr,
+    },
     /// It does not any more.
     NotListening(SocketAddr),
     /// It is about to connect: who is there? The answer is `Peer`; when that names somebody, the node of that process knows who is
@@ -200,6 +218,37 @@ pub enum ToNode {
         connection: ConnectionId,
         /// The peer.
         peer: ProcessId,
+    },
+    /// Where is this process now? The answer is `Place`.
+    Where {
+        /// Repeated in the answer.
+        ask: u64,
+        /// Who is looked for.
+        process: ProcessId,
+    },
+    /// This process has ended the outgoing direction of a connection at this offset. It is said before the end leaves on the socket, so whoever
+    /// asks after that is answered right.
+    Finished {
+        /// The stream.
+        stream: StreamId,
+        /// The offset after its last byte.
+        offset: u64,
+    },
+    /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
+    Ended {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The stream.
+        stream: StreamId,
+        /// Who sends it.
+        sender: ProcessId,
+    },
+    /// A restarted process has caught up with its log and with every peer.
+    Live {
+        /// Outcomes that were replayed.
+        events: u64,
+        /// Bytes sent again that were not what was sent then (G5).
+        different: u64,
     },
     /// `MPI_Init` has returned: a good moment for the first checkpoint.
     Initialized,
@@ -238,6 +287,33 @@ pub enum FromNode {
         peer: Option<ProcessId>,
         /// If it is of another job: the key for greetings about this connection ([`crate::mac::JobKey::greeting_key`]).
         key: Option<[u8; 32]>,
+        /// It has moved: where to connect instead.
+        at: Option<SocketAddr>,
+    },
+    /// To `Restored`: welcome back.
+    Restart(Box<Restart>),
+    /// To `Where`.
+    Place {
+        /// The question's number.
+        ask: u64,
+        /// The answer.
+        place: Place,
+    },
+    /// To `Ended`.
+    Final {
+        /// The question's number.
+        ask: u64,
+        /// Where the stream ends. None: its sender has not ended it; the link is to be made anew.
+        offset: Option<u64>,
+    },
+    /// This process has come back: whoever has opened a connection with it dials it there.
+    Restarted {
+        /// Who.
+        process: ProcessId,
+        /// In which life: older ones are not listened to.
+        incarnation: Incarnation,
+        /// Where.
+        door: SocketAddr,
     },
     /// To `Accepted`: the connection and who opened it, if that process is protected.
     Caller {
@@ -257,6 +333,55 @@ pub enum FromNode {
     Forget(ConnectionId),
     /// Make a checkpoint as soon as you can.
     Checkpoint,
+}
+
+/// Where a process stands at an image, beside its logs: what is outside of it and must fit together with it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Point {
+    /// Its life when it was saved.
+    pub incarnation: Incarnation,
+    /// Position in its journal.
+    pub cut: u64,
+    /// Bytes that it had written to standard output and to standard error, less those that it is going to write once more: what comes on the new
+    /// pipes begins at these offsets.
+    pub output: [u64; 2],
+    /// PMI fences that it had been let out of.
+    pub fences: u64,
+}
+
+/// What a restored process is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restart {
+    /// Which life this is.
+    pub incarnation: Incarnation,
+    /// The job's key.
+    pub key: [u8; 32],
+    /// Where the log service listens that has its log.
+    pub protector: SocketAddr,
+    /// How it is protected.
+    pub protection: Protection,
+    /// Where its journal ends.
+    pub log_end: u64,
+    /// What is held of each stream that it receives: units, and where it has ended.
+    pub held: Vec<(StreamId, u64, Option<u64>)>,
+    /// The newest lives of other processes that were restarted, as far as its node knows.
+    pub restarted: Vec<(ProcessId, Incarnation)>,
+}
+
+/// Where a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// It runs.
+    Here {
+        /// Its life.
+        incarnation: Incarnation,
+        /// Where it is dialed.
+        door: SocketAddr,
+    },
+    /// It is on its way back: [`FromNode::Restarted`] will be said.
+    Away,
+    /// It has ended, or nobody knows of it: it wants nothing more, and says nothing more.
+    Left,
 }
 
 #[cfg(test)]

@@ -246,7 +246,7 @@ impl Node {
                 *known = Some(placement.clone());
                 self.reply(client, Reply::Attached { job, placement, consumed, dropped });
             }
-            (Client::Session { .. }, ToSession::Output { rank, stream, data }) => {
+            (Client::Session { .. }, ToSession::Output { rank, stream, data, .. }) => {
                 self.reply(client, Reply::Output { rank, stream, data });
             }
             (Client::Session { .. }, ToSession::StdinTaken) => self.reply(client, Reply::StdinTaken),

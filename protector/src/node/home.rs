@@ -442,7 +442,7 @@ impl Home {
             self.printing.waiting_bytes -= piece.cost();
             self.printing.under_way_bytes += piece.data.len();
             self.take(&mut piece);
-            let output = ToSession::Output { rank: piece.rank, stream: piece.stream, data: piece.data.clone() };
+            let output = ToSession::Output { rank: piece.rank, stream: piece.stream, data: piece.data.clone(), offset: 0 };
             self.printing.under_way.push_back(piece);
             self.tell_session(terminal.clone(), output);
         }
@@ -474,7 +474,7 @@ impl Home {
 
     fn output_taken(&mut self, rank: Rank, stream: OutputStream) {
         let node = self.placement.node_of(rank).expect("checked when the piece came").clone();
-        self.tell_host(node, ToHost::OutputTaken { rank, stream });
+        self.tell_host(node, ToHost::OutputTaken { rank, stream, offset: 0 });
     }
 
     fn tell_host(&mut self, node: NodeId, message: ToHost) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
-use radic_wire::peer::{MpiPhase, ToHome, ToHost};
+use radic_wire::peer::{MpiPhase, ToHome, ToHost, Ward};
 use radic_wire::process::{Protect, Protection, variable};
 use serde_bytes::ByteBuf;
 
@@ -125,10 +125,9 @@ struct LocalRank {
 pub struct Host {
     job: JobId,
     home: NodeId,
+    spec: JobSpec,
     placement: Placement,
     incarnation: Incarnation,
-    protection: Protection,
-    mtbf: Duration,
     ranks: BTreeMap<Rank, LocalRank>,
     keys: KeySpace,
     fence: u64,
@@ -174,14 +173,12 @@ impl Host {
         }
         let home = placement.home().clone();
         let (keys, waiting) = (KeySpace::new(spec.ranks), BTreeSet::new());
-        let (protection, mtbf) = (spec.protection.clone(), Duration::from_secs(spec.mtbf_s));
         Host {
             job,
             home,
             placement,
+            spec: spec.clone(),
             incarnation,
-            protection,
-            mtbf,
             ranks,
             keys,
             fence: 0,
@@ -215,12 +212,18 @@ impl Host {
 
     /// How its processes are protected.
     pub fn protection(&self) -> &Protection {
-        &self.protection
+        &self.spec.protection
     }
 
     /// Mean time between two failures of one node, as its user thinks.
     pub fn mtbf(&self) -> Duration {
-        self.mtbf
+        Duration::from_secs(self.spec.mtbf_s)
+    }
+
+    /// What the protector of its processes has to know.
+    pub fn ward(&self) -> Ward {
+        let (spec, placement) = (self.spec.clone(), self.placement.clone());
+        Ward { incarnation: self.incarnation, spec, placement, fence: self.fence, keys: Vec::new() }
     }
 
     /// The ranks that are, or were, here.
@@ -285,7 +288,7 @@ impl Host {
             ToHost::Launch { .. } => {} // A repetition: the ranks are here.
             ToHost::Stdin(data) => self.outputs.push_back(HostOutput::Stdin(data)),
             ToHost::Signal(signal) => self.signal(signal),
-            ToHost::OutputTaken { rank, stream } => self.handle_output_taken(rank, stream),
+            ToHost::OutputTaken { rank, stream, .. } => self.handle_output_taken(rank, stream),
             ToHost::Release { number, entries } => self.handle_release(number, entries),
             ToHost::End { kill } => self.end(now, kill),
         }
@@ -349,7 +352,7 @@ impl Host {
         } else if let Some(under_way) = state.open.get_mut(&stream) {
             assert!(!*under_way, "a piece was read before the last one was taken");
             *under_way = true;
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Output { rank, stream, data }));
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Output { rank, stream, data, offset: 0 }));
         }
     }
 

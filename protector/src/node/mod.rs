@@ -387,6 +387,7 @@ impl Node {
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),
             PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
             PeerMessage::Events(events) => self.handle_events(&events),
+            PeerMessage::Restart(_) | PeerMessage::Restarted { .. } | PeerMessage::Adopt(_) | PeerMessage::NewHome(_) => {}
             PeerMessage::Die => self.outputs.push_back(Output::Die),
             PeerMessage::Shutdown => self.stop(now, Stop::Clean),
         }
@@ -433,6 +434,8 @@ impl Node {
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
             Query::Listener { connection, from, to } => self.answer_listener(*connection, *from, *to),
+            Query::Where(_) => Answer::Where(None),
+            Query::Final { .. } => Answer::Final(None),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. } | Query::ForgetProcess(_) | Query::Sizes | Query::Log(_) | Query::ReadLog { .. } => {
                 return self.handle_store_query(from, number, query);

@@ -189,6 +189,13 @@ impl Node {
                     self.dismiss(now, observer, process, &error.to_string());
                 }
             }
+            ToNode::Restored { .. }
+            | ToNode::Door(_)
+            | ToNode::ListeningAt { .. }
+            | ToNode::Where { .. }
+            | ToNode::Finished { .. }
+            | ToNode::Ended { .. }
+            | ToNode::Live { .. } => {}
             ToNode::NotListening(address) => self.registry.unlisten(process, address),
             ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
                 self.look_up(now, observer, process, ask, Call { connection, from, to });
@@ -266,7 +273,7 @@ impl Node {
         if let Some(process) = process {
             self.registry.expect(process, from, connection);
         }
-        Answer::Listener { connection, from, process }
+        Answer::Listener { connection, from, process, at: None }
     }
 
     /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).
@@ -305,7 +312,7 @@ impl Node {
     ) {
         let other = peer.filter(|peer| peer.job != process.job);
         let key = other.map(|peer| JobKey::derive(&self.config.key, peer.job).greeting_key(&connection).to_bytes());
-        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key }));
+        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at: None }));
     }
 
     /// Says once for each process that it talks to somebody who is not protected.
@@ -322,7 +329,7 @@ impl Node {
 
     /// An answer that came after the question was answered otherwise: its sender expects a call that will not come.
     pub(super) fn handle_late_listener(&mut self, from: &NodeId, answer: &Answer) {
-        if let Answer::Listener { connection, from: caller, process: Some(process) } = *answer {
+        if let Answer::Listener { connection, from: caller, process: Some(process), .. } = *answer {
             self.send(from, PeerMessage::Withdraw { connection, from: caller, process });
         }
     }

@@ -94,7 +94,20 @@ mod tests {
         let nodes = nodes.iter().map(|n| n.parse().unwrap()).collect();
         let (program, args, dir) = (ByteBuf::from("/bin/true"), vec![ByteBuf::from("true")], ByteBuf::from("/"));
         let protection = Protection::default();
-        JobSpec { program, args, env: vec![], templates: vec![], dir, ranks, nodes, map_by, umask: 0o022, protection, mtbf_s: 1 }
+        JobSpec {
+            program,
+            args,
+            env: vec![],
+            templates: vec![],
+            dir,
+            ranks,
+            nodes,
+            map_by,
+            umask: 0o022,
+            protection,
+            mtbf_s: 1,
+            restart_on: radic_wire::job::RestartOn::default(),
+        }
     }
 
     fn names(placement: &Placement) -> Vec<&str> {

@@ -74,8 +74,7 @@ impl Node {
         }
         let hosts = self.hosts.values().filter(|h| h.protection().protect == Protect::On && job.is_none_or(|job| h.job() == job));
         let messages = hosts.map(|host| {
-            let (protection, ranks) = (host.protection().clone(), host.ranks().collect());
-            PeerMessage::ToStore(host.job(), ToStore::Protect { protection, ranks })
+            PeerMessage::ToStore(host.job(), ToStore::Protect { ranks: host.ranks().collect(), ward: Box::new(host.ward()) })
         });
         for message in messages.collect::<Vec<_>>() {
             self.send(&protector, message);
@@ -91,12 +90,14 @@ impl Node {
     /// A node speaks about what this one's log service holds for it.
     pub(super) fn handle_to_store(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToStore) {
         match message {
-            ToStore::Protect { protection, ranks } => {
+            ToStore::Protect { ranks, ward } => {
+                let protection = ward.spec.protection;
                 let replicas = protection.replicas;
                 self.stored.insert(job);
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
             }
+            ToStore::Keys { .. } | ToStore::Restart(_) | ToStore::Left { .. } => {}
             ToStore::Remove => {
                 self.sparse.forget(job);
                 self.stored.remove(&job);
