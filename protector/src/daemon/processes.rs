@@ -83,6 +83,10 @@ impl Processes {
                 let result = self.start(id(rank), &order);
                 return Some(Input::Spawned(id(rank), result));
             }
+            HostOutput::Restore(rank, _) => {
+                let error = "no process can be brought back yet".to_owned();
+                return Some(Input::Spawned(id(rank), Err(SpawnError { error, code: exit_code::RADIC })));
+            }
             HostOutput::Stdin(data) => return self.write_stdin(job, data),
             HostOutput::Read(rank, stream) => {
                 if let Some((permit, _)) = self.processes.get(&id(rank)).and_then(|p| p.readers.get(&stream)) {

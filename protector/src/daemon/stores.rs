@@ -1,7 +1,9 @@
 //! Between the node and its log service, which has threads of its own.
 
+use std::time::{Duration, Instant};
+
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, NodeName};
+use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::LogSizes;
@@ -13,6 +15,12 @@ use crate::config::Config;
 use crate::logs::{self, Event, Logs, StartError, Status, What};
 use crate::node::Input;
 use crate::node::stores::StoreOrder;
+use crate::store::NoRestart;
+
+/// Time that the log of a lost process has to become stable: its replica, or the disk, has what came last.
+const STABLE: Duration = Duration::from_secs(10);
+/// Time until it is asked again whether it is.
+const STABLE_AGAIN: Duration = Duration::from_millis(5);
 
 /// This node's log service.
 pub struct Stores {
@@ -47,6 +55,7 @@ impl Stores {
                 // The service does one thing after the other: an answer to this comes after that.
                 self.answer(node, number, self.logs.list(process), |_| Answer::Forgotten);
             }
+            StoreOrder::Fence(process, incarnation) => self.fence(process, incarnation),
             StoreOrder::StableOf(node, number, process, stream) => {
                 self.answer(node, number, self.logs.stable_of(process, stream), Answer::Stable);
             }
@@ -57,6 +66,23 @@ impl Stores {
                 self.answer(node, number, read, |read| Answer::LogBytes(read.map(Into::into)));
             }
         }
+    }
+
+    /// Fences a process, and waits until its log is stable: when the file and the replica have what came before.
+    fn fence(&self, process: ProcessId, incarnation: Incarnation) {
+        let (inputs, logs) = (self.inputs.clone(), self.logs.clone());
+        spawn_local(async move {
+            let deadline = Instant::now() + STABLE;
+            loop {
+                // A service that has ended answers nobody; the daemon ends, too.
+                let Ok(answer) = logs.fence(process, incarnation).await else { return };
+                if answer != Err(NoRestart::Unstable) || Instant::now() >= deadline {
+                    _ = inputs.send(Input::Fenced(process, incarnation, answer)).await;
+                    return;
+                }
+                tokio::time::sleep(STABLE_AGAIN).await;
+            }
+        });
     }
 
     fn answer_sizes(&self, node: NodeId, number: u64, jobs: Vec<JobId>) {

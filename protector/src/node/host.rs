@@ -1,21 +1,28 @@
 //! The ranks of one job on this node: their processes, their PMI connections, their output.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use radic_wire::ids::{Incarnation, JobId, NodeId, Rank};
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
-use radic_wire::peer::{MpiPhase, ToHome, ToHost, Ward};
-use radic_wire::process::{Protect, Protection, variable};
+use radic_wire::peer::{HostReport, MpiPhase, RestartOrder, ToHome, ToHost, Ward};
+use radic_wire::process::{Point, Protect, Protection, variable};
 use serde_bytes::ByteBuf;
 
+use super::outlet::{Outlet, OutputLost};
 use crate::pmi::{KeySpace, Reply, Request, Session};
 
 /// Time between SIGTERM and SIGKILL for a rank that is to end.
 const GRACE: Duration = Duration::from_secs(2);
 /// Time that an ended rank's pipes may stay open (a process that left its group holds them) before they are closed.
 const DRAIN: Duration = Duration::from_secs(2);
+/// So often within [`CRASH_TIME`] a rank may crash and be brought back: one that goes on crashing has a bug, which comes back with it.
+const CRASHES: usize = 3;
+const CRASH_TIME: Duration = Duration::from_secs(60);
+/// Time that the ranks of a lost home wait for the next one.
+const ORPHANED: Duration = Duration::from_secs(30);
+const STREAMS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
 /// The loader's list of libraries that go before all others.
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -60,6 +67,27 @@ pub struct SpawnOrder {
     pub library: Option<String>,
 }
 
+/// A process to be brought back from its images, as one more life of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoreOrder {
+    /// Who.
+    pub process: ProcessId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// The log service that has its images.
+    pub log: SocketAddr,
+    /// That service is this node's own.
+    pub local: bool,
+    /// Its images, a full one first, then its increments: numbers and sizes.
+    pub images: Vec<(u64, u64)>,
+    /// The name of its key space.
+    pub kvsname: String,
+    /// Whether its standard input is a pipe from us; else it is empty.
+    pub stdin: bool,
+    /// The library that it runs under.
+    pub library: String,
+}
+
 /// A process that could not be started.
 #[derive(Debug)]
 pub struct SpawnError {
@@ -92,6 +120,10 @@ pub enum HostOutput {
     ToHome(ToHome),
     /// Start a process; the answer is [`Host::handle_spawned`].
     Spawn(Rank, SpawnOrder),
+    /// Bring a process back. It is answered twice: by [`Input::Fetched`](super::Input::Fetched) when the images are here and verified, or why they
+    /// are not, and nothing follows; then as a start is. A later order for the same process takes the place of one under way, which is not answered
+    /// any more; SIGKILL, SIGTERM or `Over` give it up.
+    Restore(Rank, RestoreOrder),
     /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
     Stdin(ByteBuf),
     /// Read the next piece of a rank's output; the answer is [`Host::handle_output`].
@@ -106,6 +138,10 @@ pub enum HostOutput {
     Name(Rank, NameRequest),
     /// Something the log should know.
     Warning(Rank, String),
+    /// A protected rank has crashed, and what it had written was read: it is to be brought back.
+    Lost(Rank, i32),
+    /// A fence was released: the protector of the ranks is to know its keys.
+    Fenced,
     /// Nothing of the job is left here.
     Over,
 }
@@ -115,9 +151,54 @@ struct LocalRank {
     pid: Option<u32>,
     session: Session,
     exited: Option<(ExitStatus, Duration)>,
-    /// Streams that may still bring output; true: a piece is under way to the terminal.
-    open: BTreeMap<OutputStream, bool>,
+    outlets: [Outlet; 2],
     reported: bool,
+    /// Fences that it was let out of.
+    fences: u64,
+    /// It has ended by this signal, and is to be brought back when its output was read.
+    crashed: Option<i32>,
+    /// When it crashed lately.
+    crashes: Vec<Duration>,
+    /// It is being brought back here, and has not said yet where it stands.
+    returning: bool,
+}
+
+impl LocalRank {
+    fn new(session: Session, fences: u64) -> Self {
+        let (outlets, crashes) = Default::default();
+        LocalRank {
+            pid: None,
+            session,
+            exited: None,
+            outlets,
+            reported: false,
+            fences,
+            crashed: None,
+            crashes,
+            returning: false,
+        }
+    }
+
+    fn outlet(&mut self, stream: OutputStream) -> &mut Outlet {
+        &mut self.outlets[stream as usize]
+    }
+
+    fn phase(&self) -> MpiPhase {
+        match (self.session.is_initialized(), self.session.is_finalized()) {
+            (_, true) => MpiPhase::After,
+            (true, false) => MpiPhase::Within,
+            (false, false) => MpiPhase::Before,
+        }
+    }
+
+    /// Asks for what may be read.
+    fn read(&mut self, rank: Rank, outputs: &mut VecDeque<HostOutput>) {
+        for (outlet, stream) in self.outlets.iter_mut().zip(STREAMS) {
+            if outlet.ask() {
+                outputs.push_back(HostOutput::Read(rank, stream));
+            }
+        }
+    }
 }
 
 /// The ranks of one job on this node.
@@ -135,6 +216,10 @@ pub struct Host {
     waiting: BTreeSet<Rank>,
     ending: bool,
     kill_at: Option<Duration>,
+    /// The home is lost: until when the next one may come.
+    orphaned: Option<Duration>,
+    /// Signals that ranks were sent for a reason: who ends by one is not brought back.
+    sent: BTreeSet<i32>,
     over: bool,
     outputs: VecDeque<HostOutput>,
 }
@@ -153,12 +238,12 @@ impl Host {
         placement: Placement,
     ) -> Self {
         assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
-        let kvsname = format!("radic_{job}_{}", incarnation.0);
-        let mut outputs = VecDeque::new();
-        let mut ranks = BTreeMap::new();
-        for rank in placement.ranks_on(me) {
-            let session = Session::new(rank, spec.ranks, kvsname.clone());
-            ranks.insert(rank, LocalRank { pid: None, session, exited: None, open: BTreeMap::new(), reported: false });
+        let keys = KeySpace::new(spec.ranks);
+        let ward = Ward { incarnation, spec: spec.clone(), placement, fence: 0, keys: Vec::new() };
+        let mut host = Host::empty(job, ward, keys);
+        let kvsname = host.kvsname();
+        for rank in host.placement.ranks_on(me).collect::<Vec<_>>() {
+            host.ranks.insert(rank, LocalRank::new(Session::new(rank, spec.ranks, kvsname.clone()), 0));
             let order = SpawnOrder {
                 program: spec.program.clone(),
                 args: spec.args.clone(),
@@ -169,25 +254,125 @@ impl Host {
                 umask: spec.umask,
                 library: (spec.protection.protect != Protect::None).then(|| environment.library.clone()),
             };
-            outputs.push_back(HostOutput::Spawn(rank, order));
+            host.outputs.push_back(HostOutput::Spawn(rank, order));
         }
-        let home = placement.home().clone();
-        let (keys, waiting) = (KeySpace::new(spec.ranks), BTreeSet::new());
+        host
+    }
+
+    /// A host without ranks, on a node that is going to bring some back.
+    pub fn adopt(job: JobId, ward: &Ward) -> Self {
+        let mut keys = KeySpace::new(ward.spec.ranks);
+        // More than a key space holds cannot come from one.
+        _ = keys.merge(ward.keys.iter().cloned());
+        Host::empty(job, ward.clone(), keys)
+    }
+
+    fn empty(job: JobId, ward: Ward, keys: KeySpace) -> Self {
+        let Ward { incarnation, spec, placement, fence, .. } = ward;
+        let (ranks, waiting, sent, outputs) = Default::default();
         Host {
             job,
-            home,
+            home: placement.home().clone(),
             placement,
-            spec: spec.clone(),
+            spec,
             incarnation,
             ranks,
             keys,
-            fence: 0,
+            fence,
             waiting,
             ending: false,
             kill_at: None,
+            orphaned: None,
+            sent,
             over: false,
             outputs,
         }
+    }
+
+    /// The name of the job's key space in this life of it.
+    fn kvsname(&self) -> String {
+        format!("radic_{}_{}", self.job, self.incarnation.0)
+    }
+
+    /// Brings a rank back, which may have been here before.
+    pub fn restore(&mut self, order: &RestartOrder, local: bool, library: String) {
+        let RestartOrder { process, incarnation, log, ref images, .. } = *order;
+        let (rank, kvsname) = (process.rank, self.kvsname());
+        let session = Session::new(rank, self.spec.ranks, kvsname.clone());
+        let mut state = LocalRank::new(session, self.fence);
+        if let Some(before) = self.ranks.remove(&rank) {
+            (state.outlets, state.crashes) = (before.outlets, before.crashes);
+        }
+        state.returning = true;
+        self.ranks.insert(rank, state);
+        self.waiting.remove(&rank);
+        let stdin = rank == Rank(0);
+        let order = RestoreOrder { process, incarnation, log, local, images: images.clone(), kvsname, stdin, library };
+        self.outputs.push_back(HostOutput::Restore(rank, order));
+    }
+
+    /// A rank that was brought back says where it stands.
+    pub fn handle_restored(&mut self, rank: Rank, point: &Point) -> Result<(), OutputLost> {
+        let Some(state) = self.ranks.get_mut(&rank) else { return Ok(()) };
+        state.session.resume(point.pmi.0, point.pmi.1);
+        state.fences = point.fences;
+        state.returning = false;
+        for (outlet, at) in state.outlets.iter_mut().zip(point.output) {
+            let first = !outlet.is_known();
+            outlet.open(at, first)?;
+        }
+        state.read(rank, &mut self.outputs);
+        Ok(())
+    }
+
+    /// It cannot be brought back.
+    pub fn handle_not_restored(&mut self, now: Duration, rank: Rank, why: String) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now));
+            (state.reported, state.returning) = (true, false);
+            state.outlets.iter_mut().for_each(Outlet::close);
+        }
+        self.outputs.push_back(HostOutput::ToHome(ToHome::Lost { rank, why }));
+        self.report_ended();
+    }
+
+    /// Its ranks are placed anew. None is started or ended here by that.
+    pub fn handle_placement(&mut self, placement: Placement) {
+        self.home = placement.home().clone();
+        self.placement = placement;
+    }
+
+    /// The home is lost, and the job protected: another home will come.
+    pub fn handle_home_lost(&mut self, now: Duration) {
+        self.orphaned = Some(now + ORPHANED);
+    }
+
+    /// There is a new home: it is told what has become of the ranks here, and gets what was not printed.
+    pub fn handle_new_home(&mut self, home: NodeId) {
+        self.home = home;
+        self.orphaned = None;
+        let (mut running, mut ended) = (Vec::new(), Vec::new());
+        for (rank, state) in &self.ranks {
+            match state.exited.filter(|_| state.reported) {
+                Some((status, _)) => ended.push((*rank, status, state.phase())),
+                None => running.push(*rank),
+            }
+        }
+        let waiting = (self.all_wait() && !self.ranks.is_empty()).then(|| self.keys.all());
+        let report = HostReport { incarnation: self.incarnation, running, ended, fence: self.fence, waiting };
+        self.outputs.push_back(HostOutput::ToHome(ToHome::Report(report)));
+        for (rank, state) in &self.ranks {
+            for (outlet, stream) in state.outlets.iter().zip(STREAMS) {
+                let pieces = outlet.unprinted().cloned();
+                let again = pieces.map(|(offset, data)| ToHome::Output { rank: *rank, stream, offset, data });
+                self.outputs.extend(again.map(HostOutput::ToHome));
+            }
+        }
+    }
+
+    /// Whether the rank has ended by itself, or never was here.
+    pub fn has_left(&self, rank: Rank) -> bool {
+        self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none())
     }
 
     /// The job.
@@ -223,7 +408,7 @@ impl Host {
     /// What the protector of its processes has to know.
     pub fn ward(&self) -> Ward {
         let (spec, placement) = (self.spec.clone(), self.placement.clone());
-        Ward { incarnation: self.incarnation, spec, placement, fence: self.fence, keys: Vec::new() }
+        Ward { incarnation: self.incarnation, spec, placement, fence: self.fence, keys: self.keys.all() }
     }
 
     /// The ranks that are, or were, here.
@@ -259,7 +444,7 @@ impl Host {
     /// When [`Host::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let drains = self.ranks.values().filter(|r| !r.reported).filter_map(|r| Some(r.exited?.1 + DRAIN));
-        drains.chain(self.kill_at).min()
+        drains.chain(self.kill_at).chain(self.orphaned).min()
     }
 
     /// Time has passed.
@@ -268,14 +453,19 @@ impl Host {
             self.kill_at = None;
             self.signal(libc::SIGKILL);
         }
+        if self.orphaned.take_if(|at| *at <= now).is_some() {
+            self.abandon(now);
+        }
         let mut closed = Vec::new();
         for (rank, state) in &mut self.ranks {
             if let Some((status, at)) = state.exited.filter(|(_, at)| !state.reported && *at + DRAIN <= now) {
                 // What waits for a slow terminal is not lost: only streams that bring nothing are given up.
-                let idle: Vec<_> = state.open.iter().filter(|(_, under_way)| !**under_way).map(|(stream, _)| *stream).collect();
-                idle.iter().for_each(|stream| _ = state.open.remove(stream));
-                closed.extend(idle.into_iter().map(|stream| HostOutput::Close(*rank, stream)));
-                state.exited = Some((status, if state.open.is_empty() { at } else { now }));
+                for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS).filter(|(outlet, _)| outlet.is_idle()) {
+                    outlet.close();
+                    closed.push(HostOutput::Close(*rank, stream));
+                }
+                let done = state.outlets.iter().all(Outlet::is_done);
+                state.exited = Some((status, if done { at } else { now }));
             }
         }
         self.outputs.extend(closed);
@@ -287,8 +477,11 @@ impl Host {
         match message {
             ToHost::Launch { .. } => {} // A repetition: the ranks are here.
             ToHost::Stdin(data) => self.outputs.push_back(HostOutput::Stdin(data)),
-            ToHost::Signal(signal) => self.signal(signal),
-            ToHost::OutputTaken { rank, stream, .. } => self.handle_output_taken(rank, stream),
+            ToHost::Signal(signal) => {
+                self.sent.insert(signal);
+                self.signal(signal);
+            }
+            ToHost::OutputTaken { rank, stream, offset } => self.handle_output_taken(rank, stream, offset),
             ToHost::Release { number, entries } => self.handle_release(number, entries),
             ToHost::End { kill } => self.end(now, kill),
         }
@@ -312,8 +505,12 @@ impl Host {
     /// The home is lost: nobody takes the output any more, and everything that still runs is killed.
     pub fn abandon(&mut self, now: Duration) {
         for (rank, state) in &mut self.ranks {
-            let open = std::mem::take(&mut state.open);
-            self.outputs.extend(open.into_keys().map(|stream| HostOutput::Close(*rank, stream)));
+            for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS) {
+                if outlet.is_open() {
+                    self.outputs.push_back(HostOutput::Close(*rank, stream));
+                }
+                *outlet = Outlet::default();
+            }
         }
         self.end(now, true);
     }
@@ -329,12 +526,13 @@ impl Host {
         match result {
             Ok(pid) => {
                 state.pid = Some(pid);
-                for stream in [OutputStream::Stdout, OutputStream::Stderr] {
-                    state.open.insert(stream, false);
-                    self.outputs.push_back(HostOutput::Read(rank, stream));
+                if !state.returning {
+                    state.outlets = [(); 2].map(|()| Outlet::begin());
+                    state.read(rank, &mut self.outputs);
                 }
                 self.outputs.push_back(HostOutput::ToHome(ToHome::Launched { rank, pid }));
             }
+            Err(SpawnError { error, .. }) if state.returning => self.handle_not_restored(now, rank, error),
             Err(SpawnError { error, code }) => {
                 state.exited = Some((ExitStatus::Code(code), now));
                 state.reported = true;
@@ -346,22 +544,21 @@ impl Host {
     /// A piece of output came; empty: the stream has ended.
     pub fn handle_output(&mut self, rank: Rank, stream: OutputStream, data: ByteBuf) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
-        if data.is_empty() {
-            state.open.remove(&stream);
-            self.report_ended();
-        } else if let Some(under_way) = state.open.get_mut(&stream) {
-            assert!(!*under_way, "a piece was read before the last one was taken");
-            *under_way = true;
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Output { rank, stream, data, offset: 0 }));
+        if state.returning || !state.outlet(stream).is_open() {
+            return; // Of a pipe that was given up.
         }
+        if let Some((offset, data)) = state.outlet(stream).handle_read(data) {
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Output { rank, stream, offset, data }));
+        }
+        state.read(rank, &mut self.outputs);
+        self.report_ended();
     }
 
-    fn handle_output_taken(&mut self, rank: Rank, stream: OutputStream) {
-        let open = self.ranks.get_mut(&rank).and_then(|r| r.open.get_mut(&stream));
-        if let Some(under_way) = open.filter(|under_way| **under_way) {
-            *under_way = false;
-            self.outputs.push_back(HostOutput::Read(rank, stream));
-        }
+    fn handle_output_taken(&mut self, rank: Rank, stream: OutputStream, offset: u64) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        state.outlet(stream).handle_taken(offset);
+        state.read(rank, &mut self.outputs);
+        self.report_ended();
     }
 
     /// Rank 0 has taken the last piece of standard input (or will never read it).
@@ -372,6 +569,17 @@ impl Host {
     /// A process has ended.
     pub fn handle_exited(&mut self, now: Duration, rank: Rank, status: ExitStatus) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
+        if let (ExitStatus::Signal(signal), Protect::On, false) = (status, self.spec.protection.protect, self.ending)
+            && !self.sent.contains(&signal)
+        {
+            state.crashes.retain(|at| *at + CRASH_TIME > now);
+            state.crashed = (state.crashes.len() < CRASHES).then_some(signal);
+            state.crashes.push(now);
+        }
+        if std::mem::take(&mut state.returning) {
+            // Its pipe was never read: where it would have begun is not known.
+            state.outlets.iter_mut().for_each(Outlet::close);
+        }
         state.exited = Some((status, now));
         // Whatever it left behind in its group goes with it.
         self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
@@ -381,13 +589,21 @@ impl Host {
     /// Reports ranks whose process has ended and whose output is complete, and then the end of the whole.
     fn report_ended(&mut self) {
         for (rank, state) in &mut self.ranks {
-            let Some((status, _)) = state.exited.filter(|_| !state.reported && state.open.is_empty()) else { continue };
+            let Some((status, _)) = state.exited.filter(|_| !state.reported) else { continue };
+            if let Some(signal) = state.crashed
+                && !self.ending
+            {
+                if state.outlets.iter().all(|outlet| !outlet.is_open()) {
+                    (state.crashed, state.exited, state.pid) = (None, None, None);
+                    self.outputs.push_back(HostOutput::Lost(*rank, signal));
+                }
+                continue;
+            }
+            if !state.outlets.iter().all(Outlet::is_done) {
+                continue;
+            }
             state.reported = true;
-            let phase = match (state.session.is_initialized(), state.session.is_finalized()) {
-                (_, true) => MpiPhase::After,
-                (true, false) => MpiPhase::Within,
-                (false, false) => MpiPhase::Before,
-            };
+            let phase = state.phase();
             self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
         }
         if self.ending && !self.over && self.ranks.values().all(|r| r.reported) {
@@ -459,16 +675,25 @@ impl Host {
         }
     }
 
+    fn all_wait(&self) -> bool {
+        self.waiting.len() == self.ranks.len()
+    }
+
     fn enter_fence(&mut self, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.fences < self.fence) {
+            // It was let out of it before it was lost.
+            state.fences += 1;
+            return self.reply(rank, Reply::Done);
+        }
         self.waiting.insert(rank);
-        if self.waiting.len() == self.ranks.len() {
+        if self.all_wait() {
             let (number, entries) = (self.fence + 1, self.keys.take_fresh());
             self.outputs.push_back(HostOutput::ToHome(ToHome::Fence { number, entries }));
         }
     }
 
     fn handle_release(&mut self, number: u64, entries: Vec<(String, String)>) {
-        if number != self.fence + 1 || self.waiting.len() != self.ranks.len() {
+        if number != self.fence + 1 || !self.all_wait() {
             return;
         }
         self.fence = number;
@@ -478,9 +703,13 @@ impl Host {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Failed(error.to_string()),
             };
+            if let Some(state) = self.ranks.get_mut(&rank) {
+                state.fences = number;
+            }
             self.reply(rank, reply);
             self.flush(rank);
         }
+        self.outputs.push_back(HostOutput::Fenced);
     }
 
     /// The answer to [`HostOutput::Name`]: the port, or why not.

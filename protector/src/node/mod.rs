@@ -27,7 +27,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{NodeState, ProcessInfo, Reply, Request};
@@ -46,6 +46,7 @@ use self::registry::Registry;
 use self::stores::{Sparse, StoreOrder};
 use crate::membership::{self, Membership, MembershipEvent, Peer, Reason};
 use crate::random::Random;
+use crate::store::{NoRestart, Restart};
 
 /// Members that are gone and still shown by `radic nodes`.
 const GONE_SHOWN: usize = 64;
@@ -75,8 +76,10 @@ pub enum Input {
     Client(ClientId, Request),
     /// A command is gone.
     ClientGone(ClientId),
-    /// The answer to [`HostOutput::Spawn`].
+    /// The answer to [`HostOutput::Spawn`], and the second one to [`HostOutput::Restore`].
     Spawned(ProcessId, Result<u32, SpawnError>),
+    /// The first answer to [`HostOutput::Restore`].
+    Fetched(ProcessId, Result<(), String>),
     /// The answer to [`HostOutput::Read`]; empty: the end of the stream.
     ProcessOutput(ProcessId, OutputStream, ByteBuf),
     /// A process has ended.
@@ -91,6 +94,8 @@ pub enum Input {
     ObserverGone(ObserverId),
     /// The answer of this node's store to a question of a node, with its number there.
     StoreAnswer(NodeId, u64, Answer),
+    /// The answer to [`StoreOrder::Fence`].
+    Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
     /// Something for the event log that the store has to say, perhaps about a process.
     StoreEvent(EventName, Option<ProcessId>, String),
     /// Somebody was refused, or a limit was reached: for the event log.
@@ -277,6 +282,8 @@ impl Node {
             Input::Observer(observer, pid, message) => self.handle_observer(now, observer, pid, message),
             Input::ObserverGone(observer) => self.forget_observer(observer),
             Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),
+            // The next commit acts upon these.
+            Input::Fenced(..) | Input::Fetched(..) => {}
             Input::StoreEvent(event, process, text) => self.handle_store_event(now, event, process, text),
             Input::Note(event, text) => self.record(now, event, About::default(), text),
             Input::Leave => self.leave(now),

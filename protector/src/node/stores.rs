@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::log::LogPart;
 use radic_wire::peer::{PeerMessage, Query, ToStore};
@@ -27,6 +27,9 @@ pub enum StoreOrder {
     RemoveJob(JobId),
     /// Forget the log and images of this process, then answer [`Answer::Forgotten`](radic_wire::peer::Answer::Forgotten).
     ForgetProcess(NodeId, u64, ProcessId),
+    /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`](super::Input::Fenced). It takes time
+    /// while its log becomes stable; [`NoRestart::Unstable`](crate::store::NoRestart::Unstable) is the answer if that does not come to pass.
+    Fence(ProcessId, Incarnation),
     /// Answer up to where the stream is stable: [`Answer::Stable`](radic_wire::peer::Answer::Stable).
     StableOf(NodeId, u64, ProcessId, StreamId),
     /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`](radic_wire::peer::Answer::Sizes).

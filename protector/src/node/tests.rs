@@ -241,6 +241,7 @@ impl Cluster {
                     self.exit(id(rank), ExitStatus::Signal(signal));
                 }
             }
+            HostOutput::Restore(..) => unreachable!("nothing is brought back yet"),
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),
         }
     }

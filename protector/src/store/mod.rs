@@ -151,8 +151,8 @@ pub struct Usage {
 /// What a restart needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restart {
-    /// The images, a full one first, then its increments.
-    pub images: Vec<u64>,
+    /// The images, a full one first, then its increments: numbers and sizes.
+    pub images: Vec<(u64, u64)>,
     /// The journal position of the last.
     pub cut: u64,
     /// Where the journal ends.
@@ -948,7 +948,7 @@ impl Store {
         process.renew();
         let open = process.streams.iter().filter(|(_, held)| !held.closed);
         let held = open.map(|(stream, held)| (*stream, held.held(), held.ended)).collect();
-        let images = process.images.iter().map(|image| image.number).collect();
+        let images = process.images.iter().map(|image| (image.number, image.content.end())).collect();
         let log_end = process.journal.end();
         if let Some(replica) = &mut process.replica {
             replica.payload = 0;

@@ -19,6 +19,11 @@ fn stream(number: u64) -> StreamId {
     StreamId { connection: ConnectionId { opener: speaker(0).process, number }, from_opener: false }
 }
 
+/// The numbers of its images.
+fn numbers(restart: &Restart) -> Vec<u64> {
+    restart.images.iter().map(|(number, _)| *number).collect()
+}
+
 fn hello(by: Speaker, end: u64) -> ToProtector<'static> {
     let span = Span { start: 0, end };
     ToProtector::Hello { process: by.process, incarnation: by.incarnation, journal: span, payload: span }
@@ -105,7 +110,7 @@ fn nothing_is_forgotten_before_the_commit() {
     store.handle_verified(id, 0, true);
     assert!(store.handle_message(speaker(0), &fetch).is_err(), "the journal before the cut is gone");
     let restart = store.restart(id, Incarnation(1)).unwrap();
-    assert_eq!((restart.images, restart.cut, restart.log_end), (vec![0], 4, 6));
+    assert_eq!((numbers(&restart), restart.cut, restart.log_end), (vec![0], 4, 6));
     assert_eq!(restart.held, [(stream(1), 8, None)]);
 }
 
