@@ -177,7 +177,9 @@ fn without_a_majority_jobs_end_and_none_starts() {
     for (nodes, killed) in [(2, &["n2"][..]), (5, &["n3", "n4", "n5"])] {
         let cluster = Cluster::start(Kind::Logical, nodes);
         // Of these two jobs one stands on the dead, the other does not.
-        let mut apart = cluster.job(1, "--nodes n1", &["sh", "-c", "read line; echo $line; exit 8"]).stdin_open().start();
+        // Unprotected: a protected one, whose protector is among the dead here, waits for a majority with its side.
+        let flags = "--nodes n1 --protect none";
+        let mut apart = cluster.job(1, flags, &["sh", "-c", "read line; echo $line; exit 8"]).stdin_open().start();
         let script = "echo there; exec sleep 1000";
         let mut job = cluster.job(2, &format!("--nodes n1,{}", killed[0]), &["sh", "-c", script]).start();
         job.until("both ranks", |out, _| (out == "there\nthere\n").then_some(()));

@@ -182,7 +182,7 @@ fn scripts_lead_to_their_interpreters() {
         let diagnosis = chain(line.clone());
         assert!(diagnosis.code == 0 && last(&diagnosis) == tool.to_str().unwrap(), "{line}: {diagnosis:?}");
     }
-    chain("#!/bin/sh\n".into()).stops("shell", "what it starts would not");
+    chain("#!/bin/sh\n".into()).stops("shell", "nothing that it starts");
     chain("#!/nowhere/python\n".into()).stops("interpreter", "/nowhere/python");
     chain("#!/usr/bin/env nosuchtool\n".into()).stops("interpreter", "nosuchtool");
     let dos = chain("#!/bin/sh\r\n".into());

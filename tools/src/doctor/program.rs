@@ -233,7 +233,7 @@ fn kind_of_program(file: &Path) -> Option<Finding> {
     }
     is(&SHELLS).then(|| {
         let about = format!(
-            "{} is a shell: it would be protected, and what it executes in its own place (exec), but what it starts would not",
+            "{} is a shell: it is protected, and what it executes in its own place (exec), but nothing that it starts",
             file.display()
         );
         stop(SHELL, about, "give the program itself; variables for it by `radic run --env NAME=VALUE`")
