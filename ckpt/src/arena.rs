@@ -25,8 +25,9 @@ pub const CONTENT_LIMIT: u64 = 4 << 30;
 pub const FILE_LIMIT: u64 = 64 << 20;
 /// Changed pages, copied so that the program can go on while they are written; not saved.
 pub const SNAPSHOT_BASE: u64 = 0x3ec0_0000_0000;
-/// Bound on them in bytes: more changed pages are written by a forked child, whose pause depends on all memory, not on these.
-pub const SNAPSHOT_SPAN: u64 = 64 << 20;
+/// Bound on them in bytes: more changed pages are written by a forked child, whose pause depends on all memory, not on these. A hundredth of a GiB
+/// fits, with what the engine and the stacks change.
+pub const SNAPSHOT_SPAN: u64 = 11 << 20;
 /// Hashes of pages, where the kernel cannot track changes; shared with the child that writes the image, not saved.
 pub const HASHES_BASE: u64 = 0x3c00_0000_0000;
 /// Bytes for them, most of which are never touched.
@@ -34,8 +35,8 @@ pub const HASHES_SPAN: u64 = 1 << 30;
 
 /// Most threads.
 pub const MAX_THREADS: usize = 4096;
-/// Most descriptors.
-pub const MAX_FDS: usize = 4096;
+/// Most descriptors. Memory for them is touched as they are met.
+pub const MAX_FDS: usize = 65_536;
 /// Most POSIX timers.
 pub const MAX_TIMERS: usize = 128;
 /// Most ranges of guard pages: two for each thread, and some.
@@ -57,14 +58,14 @@ pub const SCRATCH_MAPS: (u64, usize) = (0, 16 << 20);
 pub const SCRATCH_META: (u64, usize) = (16 << 20, 32 << 20);
 /// Extents of pages to write.
 pub const SCRATCH_EXTENTS: (u64, usize) = (48 << 20, 64 << 20);
-/// Small files of /proc.
-pub const SCRATCH_SMALL: (u64, usize) = (112 << 20, 1 << 20);
 /// Advice by region.
-pub const SCRATCH_ADVICE: (u64, usize) = (113 << 20, 2 << 20);
+pub const SCRATCH_ADVICE: (u64, usize) = (112 << 20, 2 << 20);
 /// One run, packed.
-pub const SCRATCH_PACKED: (u64, usize) = (115 << 20, 2 << 20);
+pub const SCRATCH_PACKED: (u64, usize) = (114 << 20, 2 << 20);
 /// One run, before it is packed.
-pub const SCRATCH_COPY: (u64, usize) = (117 << 20, 1 << 20);
+pub const SCRATCH_COPY: (u64, usize) = (116 << 20, 1 << 20);
+/// Small files of /proc; the longest tells of an epoll that watches `MAX_FDS` descriptors, with fewer than 128 bytes for each.
+pub const SCRATCH_SMALL: (u64, usize) = (117 << 20, 8 << 20);
 /// Bytes of all of it.
 pub const SCRATCH_SPAN: u64 = 128 << 20;
 
@@ -237,6 +238,14 @@ pub struct Fd {
     pub content: (u64, u64),
 }
 
+impl Fd {
+    /// The earlier descriptor of the same open file.
+    #[must_use]
+    pub fn same_as(&self) -> Option<i32> {
+        (self.same_as >= 0).then_some(self.same_as)
+    }
+}
+
 /// One watched descriptor of an epoll.
 #[derive(Clone, Copy)]
 pub struct Watch {
@@ -362,6 +371,8 @@ pub struct Tables {
     pub cwd: Text,
     /// Descriptors, ascending.
     pub fds: Table<Fd, MAX_FDS>,
+    /// The places of descriptors in `fds`: by inode, and those of one open file beside each other.
+    pub by_file: Table<u32, MAX_FDS>,
     /// What epolls watch.
     pub watches: Table<Watch, MAX_FDS>,
     /// Locks on files.
@@ -375,7 +386,7 @@ pub struct Tables {
     /// Bytes of contents so far.
     pub content_used: u64,
     /// Texts.
-    pub pool: Table<u8, { 1 << 20 }>,
+    pub pool: Table<u8, { 8 << 20 }>,
     /// Notes, each ended by a zero byte.
     pub notes: Table<u8, 16384>,
     /// Entries in the scratch memory's list of advice.
@@ -415,6 +426,10 @@ impl Tables {
 pub struct State {
     /// The process's id while somebody saves it, else 0.
     pub busy: AtomicU32,
+    /// 1 or more: the process of this id was nudged, and nobody has looked after it yet.
+    pub nudged: AtomicU32,
+    /// A request that nobody has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
+    pub asked: AtomicU64,
     /// Number of the last stop.
     pub round: AtomicU32,
     /// Number of the last stop that is over: parked threads wait for it.

@@ -96,8 +96,8 @@ pub fn request(pid: i32, what: impl Into<Request>) -> Result<impl Read, ControlE
     Ok(io::Cursor::new(first).chain(stream))
 }
 
-/// Nudges a process whose library was given `Hooks::nudged`: it makes a checkpoint to wherever that says, if it wants one now. The nudge is lost if
-/// the process is saving itself at this moment.
+/// Nudges a process whose library was given `Hooks::nudged`: it makes a checkpoint to wherever that says, if it wants one now; if it is saving itself at
+/// this moment, afterwards.
 pub fn nudge(pid: i32) -> Result<(), ControlError> {
     queue(pid, u64::from(NUDGE) << 32)
 }
@@ -302,7 +302,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::image::meta::{Backing, RegionRef};
+    use crate::image::meta::RegionRef;
     use crate::image::{Header, ImageWriter, MetaWriter};
 
     /// One page, at 0x1000.
@@ -310,21 +310,8 @@ mod tests {
         let mut buffer = [0; 1024];
         let mut meta = MetaWriter::new(&mut buffer);
         meta.process(77, 0, (1, 2), b"/bin/true", b"true\0", b"/tmp");
-        let (backing, path) = (Backing::Anonymous, &b"[heap]"[..]);
         let (start, end) = (0x1000, 0x2000);
-        meta.region(&RegionRef {
-            start,
-            end,
-            prot: 3,
-            backing,
-            advice: 0,
-            has_runs: true,
-            offset: 0,
-            object: 0,
-            size: 0,
-            head_crc: 0,
-            path,
-        });
+        meta.region(&RegionRef { start, end, prot: 3, has_runs: true, path: b"[heap]", ..RegionRef::default() });
         meta.thread(77, 0, 0, b"true");
         meta.note(b"nothing of note");
         let len = meta.finish().unwrap();

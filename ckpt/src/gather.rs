@@ -1,6 +1,8 @@
 //! What the process consists of besides memory and threads: asked of the kernel while everybody is stopped, and kept in
 //! `arena::Tables`, which travel with the image. What cannot be saved is refused here, by name.
 
+use core::cmp::Ordering;
+
 use crate::arena::{self, FILE_LIMIT, Fd, KernelAction, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
 use crate::maps::{self, decimal, field, hex, lines};
 use crate::request::{self, Advised};
@@ -60,7 +62,8 @@ fn small() -> &'static mut [u8] {
 fn proc_file(path: &[u8]) -> Result<&'static [u8], Errno> {
     let buffer = small();
     let len = sys::slurp(path, buffer)?;
-    Ok(&buffer[..len])
+    // A full buffer may not hold all of it.
+    if len < buffer.len() { Ok(&buffer[..len]) } else { Err(Errno(libc::EFBIG)) }
 }
 
 /// What stands in the way of any checkpoint, found before anybody is stopped.
@@ -140,6 +143,7 @@ pub unsafe fn advised(tables: &Tables) -> &'static [Advised] {
 /// Fills in everything but shared memory; `own` is the descriptor the image goes to, which is not the program's.
 pub fn process(tables: &mut Tables, own: i32, threads: usize) -> Result<(), Refusal> {
     tables.fds.clear();
+    tables.by_file.clear();
     tables.watches.clear();
     tables.guards.clear();
     tables.locks.clear();
@@ -279,13 +283,15 @@ fn descriptors(tables: &mut Tables, own: i32) -> Result<(), Refusal> {
     for index in 0..tables.fds.len() {
         let mut fd = tables.fds[index];
         describe(tables, &mut fd)?;
-        fd.same_as = tables.fds[..index].iter().find(|other| same_file(other, &fd)).map_or(-1, |other| other.fd);
         tables.fds[index] = fd;
     }
+    find_duplicates(tables);
     for index in 0..tables.fds.len() {
         let mut fd = tables.fds[index];
-        if let Some(first) = tables.fds[..index].iter().find(|other| other.fd == fd.same_as) {
-            fd.kind = first.kind;
+        if let Some(first) = fd.same_as() {
+            // They are in ascending order: /proc/self/fd is.
+            let first = tables.fds[..index].binary_search_by_key(&first, |other| other.fd).expect("an earlier descriptor");
+            fd.kind = tables.fds[first].kind;
             // Each of 0 to 2 comes from the restart command's own.
             if fd.kind == Kind::Inherited && fd.fd <= 2 {
                 fd.same_as = -1;
@@ -326,14 +332,43 @@ fn blank(fd: i32) -> Fd {
     }
 }
 
-fn same_file(a: &Fd, b: &Fd) -> bool {
-    const KCMP_FILE: i32 = 0;
-    if (a.dev, a.ino, a.status, a.position) != (b.dev, b.ino, b.status, b.position) {
-        return false;
+/// Finds out which descriptors are of one open file. They are sorted for that, by the kernel's own order of open files where nothing else tells them
+/// apart: asking about each pair would take seconds if there are thousands.
+fn find_duplicates(tables: &mut Tables) {
+    let Tables { fds, by_file, .. } = tables;
+    for index in 0..fds.len() {
+        assert!(by_file.push(index as u32), "there is as much room as for descriptors");
     }
     let pid = sys::getpid();
-    // A kernel without kcmp leaves them apart.
-    a.same_as < 0 && plain!(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.fd, b.fd) == Ok(0)
+    by_file.sort_unstable_by(|a, b| by_open_file(pid, &fds[*a as usize], &fds[*b as usize]).then(a.cmp(b)));
+    let mut first: Option<usize> = None;
+    for index in by_file.iter().map(|index| *index as usize) {
+        match first.filter(|first| by_open_file(pid, &fds[*first], &fds[index]).is_eq()) {
+            Some(first) => fds[index].same_as = fds[first].fd,
+            None => first = Some(index),
+        }
+    }
+}
+
+/// An order of open files: by inode first.
+fn by_open_file(pid: i32, a: &Fd, b: &Fd) -> Ordering {
+    const KCMP_FILE: i32 = 0;
+    let known = |fd: &Fd| (fd.dev, fd.ino, fd.status, fd.position);
+    known(a).cmp(&known(b)).then_with(|| match plain!(libc::SYS_kcmp, pid, pid, KCMP_FILE, a.fd, b.fd) {
+        Ok(0) => Ordering::Equal,
+        Ok(1) => Ordering::Less,
+        Ok(2) => Ordering::Greater,
+        // A kernel without kcmp leaves them apart.
+        _ => a.fd.cmp(&b.fd),
+    })
+}
+
+/// The descriptors of an inode.
+fn of_inode<'a>(tables: &'a Tables, fd: &Fd) -> impl Iterator<Item = &'a Fd> {
+    let (inode, fds) = ((fd.dev, fd.ino), &tables.fds);
+    let key = move |index: &u32| (fds[*index as usize].dev, fds[*index as usize].ino);
+    let from = tables.by_file.partition_point(|index| key(index) < inode);
+    tables.by_file[from..].iter().take_while(move |index| key(index) == inode).map(|index| &fds[*index as usize])
 }
 
 fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
@@ -507,7 +542,7 @@ fn read_file(tables: &mut Tables, fd: i32, size: u64) -> Result<(u64, u64), Errn
 fn pipe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
     let writing = |f: &Fd| f.status & libc::O_ACCMODE != libc::O_RDONLY;
     let is_writer = writing(fd);
-    let peer = tables.fds.iter().any(|other| (other.dev, other.ino) == (fd.dev, fd.ino) && writing(other) != is_writer);
+    let peer = of_inode(tables, fd).any(|other| writing(other) != is_writer);
     if !peer {
         fd.kind = if fd.fd <= 2 { Kind::Inherited } else { Kind::ForeignPipe };
         return if fd.fd > 2 { contents(tables, fd) } else { Ok(()) };

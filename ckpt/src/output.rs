@@ -161,10 +161,21 @@ fn is_zero(page: &[u8; 4096]) -> bool {
     words.iter().all(|word| *word == [0; 32])
 }
 
-/// Copies the changed pages, so that they can be written while the program goes on. False: they are too many.
+/// Copying a page takes so many times as long as forking a process, for each of its pages.
+const COPY_OR_FORK: u64 = 16;
+/// Changed pages of at most so many bytes are copied in any case: a fork has a cost of its own.
+const FEW: u64 = 1 << 20;
+
+/// Is it worth it to copy the changed pages, so that they can be written while the program goes on? Else a forked child writes them.
+fn is_worth_copying(extents: &[Extent]) -> bool {
+    let bytes = |extents: &mut dyn Iterator<Item = &Extent>| extents.map(|extent| extent.end - extent.start).sum::<u64>();
+    let (changed, all) = (bytes(&mut extents.iter().filter(|extent| !extent.kept())), bytes(&mut extents.iter()));
+    changed <= SNAPSHOT_SPAN && changed <= (all / COPY_OR_FORK).max(FEW)
+}
+
+/// Copies the changed pages, if that is worth it.
 pub fn snapshot(extents: &[Extent]) -> Result<bool, Errno> {
-    let changed: u64 = extents.iter().filter(|extent| !extent.kept()).map(|extent| extent.end - extent.start).sum();
-    if changed > SNAPSHOT_SPAN {
+    if !is_worth_copying(extents) {
         return Ok(false);
     }
     let memory = sys::open(b"/proc/self/mem\0", libc::O_RDONLY, 0)?;

@@ -101,6 +101,9 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
         sys::close(own.swap(-1, Relaxed));
     }
     state().child.store(0, Relaxed);
+    // Who asked while the image was made has been answered by the process that was saved.
+    state().asked.store(0, Relaxed);
+    state().nudged.store(0, Relaxed);
     // Nobody tracks the new process's memory.
     state().userfaultfd.store(0, Relaxed);
     state().tracked.store(0, Relaxed);
@@ -131,7 +134,14 @@ fn kept(plan: &Plan, fd: i32) -> bool {
     plan.objects[..plan.objects_used as usize].iter().any(|o| o.fd == fd) || OWN.iter().any(|own| own.load(Relaxed) == fd)
 }
 
+/// Allows as many descriptors as may be allowed, until the program's own limits are back.
+fn allow_descriptors() {
+    let number = libc::RLIMIT_NOFILE as usize;
+    let _ = sys::limit(number).and_then(|[_, hard]| sys::set_limit(number, &[hard, hard]));
+}
+
 fn descriptors(tables: &Tables, plan: &Plan) {
+    allow_descriptors();
     let above = tables.fds.iter().map(|fd| fd.fd).max().unwrap_or(2) + 1;
     for (fd, own) in OWN.iter().enumerate() {
         let copy = sys::fcntl(fd as i32, libc::F_DUPFD_CLOEXEC, above as usize).map_or(-1, |copy| copy as i32);

@@ -138,8 +138,8 @@ pub extern "C" fn called(_: u64, context: *mut libc::ucontext_t) {
     CALLED.done.store(1, Release);
 }
 
-/// Nudges the calling thread: `Hooks::nudged` is asked before this returns, unless a checkpoint is being made at this moment. For a process that
-/// was nudged at a bad one.
+/// Nudges the calling thread: `Hooks::nudged` is asked before this returns, or after the checkpoint that is being made at this moment. For a process
+/// that was nudged at a bad one.
 pub fn nudge_self() -> Result<(), Refusal> {
     stop::nudge_self().map_err(Refusal::failed("the checkpoint's signal cannot be queued: error"))
 }
@@ -186,7 +186,7 @@ pub unsafe fn make(request: &Request, fd: i32, context: *mut libc::ucontext_t, r
     stop::release();
     state().pause.store(sys::clock(libc::CLOCK_MONOTONIC) - began, Relaxed);
     if result != Ok(Writer::Sharing) {
-        forget_buffers(0);
+        forget_buffers();
     }
     result.map(drop)
 }
@@ -233,12 +233,9 @@ impl Tracker {
     }
 }
 
-/// Bytes of the snapshot's memory that stay for the next increment: new memory costs a fault a page, while everybody waits.
-const SNAPSHOT_KEPT: u64 = 12 << 20;
-
-/// Gives buffers that are needed only during a checkpoint back to the kernel, but for `kept` bytes of the snapshot.
-fn forget_buffers(kept: u64) {
-    for (base, span) in [(arena::SCRATCH_BASE, arena::SCRATCH_SPAN), (SNAPSHOT_BASE + kept, SNAPSHOT_SPAN - kept)] {
+/// Gives buffers that are needed only during a checkpoint back to the kernel.
+fn forget_buffers() {
+    for (base, span) in [(arena::SCRATCH_BASE, arena::SCRATCH_SPAN), (SNAPSHOT_BASE, SNAPSHOT_SPAN)] {
         // SAFETY: nothing in them is in use between checkpoints.
         unsafe { sys::forget(base, span) };
     }
@@ -334,7 +331,7 @@ unsafe fn stopped_part(
     Ok(written)
 }
 
-/// Takes the snapshot, if it is not too large.
+/// Takes the snapshot, if it is worth it.
 fn snapshot(job: &mut Job<'_>) -> Result<bool, Refusal> {
     job.snapshot = output::snapshot(job.extents).map_err(Refusal::failed("the changed pages cannot be copied: error"))?;
     Ok(job.snapshot)
@@ -378,7 +375,7 @@ extern "C" fn writer(job: u64) -> ! {
     let job = unsafe { (job as *const Job<'_>).read() };
     leave_program(job.fd);
     let code = i32::from(output::write(job).is_err());
-    forget_buffers(SNAPSHOT_KEPT);
+    forget_buffers();
     sys::exit_group(code)
 }
 

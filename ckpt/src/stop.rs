@@ -2,7 +2,7 @@
 //! like, and gets what is its own. The handler of a parked thread uses the program's stack, a few hundred bytes of it.
 
 use core::arch::{asm, naked_asm};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
 use crate::interrupted::rewind;
@@ -69,13 +69,19 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == REQUEST {
         let rewound = rewind(context);
-        coordinate(crate::serve::serve, u64::from(which) | u64::from(rewound) << 32, context);
+        state().asked.store(u64::from(which) | (sys::getpid() as u64) << 32, SeqCst);
+        answer(context, rewound);
         signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == CALL && sender == sys::getpid() {
-        coordinate(crate::save::called, which.into(), context);
+        if seize() {
+            on_own_stack(crate::save::called, 0, context);
+            state().busy.store(0, SeqCst);
+            answer(context, false);
+        }
     } else if code == libc::SI_QUEUE && what == NUDGE {
         let rewound = rewind(context);
-        coordinate(crate::save::nudged, rewound.into(), context);
+        state().nudged.store(sys::getpid() as u32, SeqCst);
+        answer(context, rewound);
         signals::settle(context, rewound);
     } else if code != libc::SI_QUEUE {
         let previous = state().previous.load(Relaxed);
@@ -88,19 +94,39 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// The thread makes the checkpoint, on the engine's stack.
-fn coordinate(how: extern "C" fn(u64, *mut libc::ucontext_t), which: u64, context: *mut libc::ucontext_t) {
+/// Becomes the one who saves the process; false: another thread is.
+fn seize() -> bool {
     // A child that was forked in the middle of a checkpoint finds its parent's id there.
-    let (before, me) = (state().busy.load(Relaxed), sys::getpid() as u32);
-    if before == me || state().busy.compare_exchange(before, me, Acquire, Relaxed).is_err() {
-        return; // Whoever asked sees that nobody connects, and says so.
+    let (before, me) = (state().busy.load(SeqCst), sys::getpid() as u32);
+    before != me && state().busy.compare_exchange(before, me, SeqCst, SeqCst).is_ok()
+}
+
+/// Does what the process is asked from outside. If another thread saves it at this moment, that thread does it, as soon as it is free: who asks again when
+/// an image is whole may be faster than the thread that has made it. Whoever asks writes it down, then looks who is free; whoever gets free says so, then
+/// looks what is written down: so one of the two finds it.
+fn answer(context: *mut libc::ucontext_t, rewound: bool) {
+    while (state().asked.load(SeqCst) != 0 || state().nudged.load(SeqCst) != 0) && seize() {
+        // What a child has inherited was asked of its parent.
+        let me = sys::getpid() as u32;
+        let (asked, nudged) = (state().asked.swap(0, SeqCst), state().nudged.swap(0, SeqCst));
+        if (asked >> 32) as u32 == me {
+            on_own_stack(crate::serve::serve, u64::from(asked as u32) | u64::from(rewound) << 32, context);
+        }
+        if nudged == me {
+            on_own_stack(crate::save::nudged, rewound.into(), context);
+        }
+        state().busy.store(0, SeqCst);
     }
+}
+
+/// Calls a function on the engine's stack. The caller holds `busy`.
+fn on_own_stack(function: extern "C" fn(u64, *mut libc::ucontext_t), argument: u64, context: *mut libc::ucontext_t) {
+    assert_eq!(state().busy.load(Relaxed), sys::getpid() as u32, "the stack belongs to the one who saves the process");
     // SAFETY: the stack is mapped and, since we hold `busy`, nobody else's.
     unsafe {
         asm!("mov r12, rsp", "mov rsp, {stack}", "call {function}", "mov rsp, r12", stack = in(reg) arena::coordinator_stack(),
-            function = in(reg) how, in("rdi") which, in("rsi") context, out("r12") _, clobber_abi("C"));
+            function = in(reg) function, in("rdi") argument, in("rsi") context, out("r12") _, clobber_abi("C"));
     }
-    state().busy.store(0, Release);
 }
 
 /// What the calling thread says about itself.
@@ -175,7 +201,7 @@ pub fn call_self() -> Result<(), Errno> {
     queue(sys::gettid(), u64::from(CALL) << 32).map(drop)
 }
 
-/// Nudges the calling thread: handled when this returns, unless a checkpoint is being made.
+/// Nudges the calling thread: handled when this returns, or after the checkpoint that is being made.
 pub fn nudge_self() -> Result<(), Errno> {
     queue(sys::gettid(), u64::from(NUDGE) << 32).map(drop)
 }

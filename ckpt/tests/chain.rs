@@ -6,7 +6,7 @@ use std::fs;
 use proptest::prelude::*;
 use radic_ckpt::image::chain::{AncestorError, Candidates, MAX_LAYERS, merge};
 use radic_ckpt::image::format::HEADER_BYTES;
-use radic_ckpt::image::meta::{Backing, RegionRef};
+use radic_ckpt::image::meta::RegionRef;
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter, Reader, WriteSink, inspect};
 
 const PAGE: u64 = 4096;
@@ -88,7 +88,7 @@ impl Program {
         // Never without a region.
         for (from, to) in self.regions().into_iter().chain([(PAGES + 1, PAGES + 2)]) {
             let (start, end) = (BASE + from * PAGE, BASE + to * PAGE);
-            meta.region(&RegionRef { start, end, prot: 3, ..REGION });
+            meta.region(&RegionRef { start, end, prot: 3, has_runs: true, ..RegionRef::default() });
         }
         meta.thread(77, 0x40_1000, 0x7ffe_0000, b"true");
         let len = meta.finish().unwrap();
@@ -120,20 +120,6 @@ impl Program {
         writer.finish().unwrap().0
     }
 }
-
-const REGION: RegionRef<'_> = RegionRef {
-    start: 0,
-    end: 0,
-    prot: 3,
-    backing: Backing::Anonymous,
-    advice: 0,
-    has_runs: true,
-    offset: 0,
-    object: 0,
-    size: 0,
-    head_crc: 0,
-    path: b"",
-};
 
 fn content(what: u8, page: u64) -> Vec<u8> {
     if what == 0 { vec![0; PAGE as usize] } else { [what, page as u8, 1].iter().copied().cycle().take(PAGE as usize).collect() }

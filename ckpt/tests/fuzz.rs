@@ -37,19 +37,7 @@ fn metadata(pages: u64) -> Vec<u8> {
     for (start, end, backing, path) in regions {
         let has_runs = backing != Backing::SharedFile;
         let size = end - start;
-        meta.region(&RegionRef {
-            start,
-            end,
-            prot: 3,
-            backing,
-            advice: 0,
-            has_runs,
-            offset: 0,
-            object: 0,
-            size,
-            head_crc: 7,
-            path,
-        });
+        meta.region(&RegionRef { start, end, prot: 3, backing, has_runs, size, head_crc: 7, path, ..RegionRef::default() });
     }
     meta.thread(77, 0x40_1000, 0x7ffe_0000, b"true");
     meta.descriptor(1, b"file", b"/tmp/out", 12);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use radic_ckpt::image::format::HEADER_BYTES;
-use radic_ckpt::image::meta::{Backing, RegionRef};
+use radic_ckpt::image::meta::RegionRef;
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter, Reader, inspect, verify};
 
 const BASE: u64 = 0x5555_0000_0000;
@@ -15,14 +15,9 @@ fn metadata(pages: u64) -> Vec<u8> {
         start: BASE,
         end: BASE + pages * 4096,
         prot: 3,
-        backing: Backing::Anonymous,
-        advice: 0,
         has_runs: true,
-        offset: 0,
-        object: 0,
-        size: 0,
-        head_crc: 0,
         path: b"[heap]",
+        ..RegionRef::default()
     });
     meta.thread(77, 0x40_1000, 0x7ffe_0000, b"true");
     meta.descriptor(1, b"file", b"/tmp/out", 12);

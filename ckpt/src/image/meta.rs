@@ -8,10 +8,11 @@ use serde::Serialize;
 use super::format::{ADDRESS_END, FormatError, PAGE};
 
 /// What a region of memory is backed by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backing {
     /// Private memory without a file.
+    #[default]
     Anonymous,
     /// The same, growing downwards (the main thread's stack).
     Stack,
@@ -59,7 +60,7 @@ pub mod advice {
 }
 
 /// One region of memory. `path` is what the kernel calls it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionRef<'a> {
     /// First address.
     pub start: u64,

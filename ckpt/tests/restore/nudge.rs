@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use radic_ckpt::control;
+use radic_ckpt::{Mode, control};
 
 use crate::harness::{self, Process, compile};
 
@@ -16,21 +16,31 @@ fn lines(place: &Path, name: &str) -> Vec<String> {
     fs::read_to_string(place.join(name)).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
+/// The program, when it has answered a nudge of its own.
+fn start(place: &Path) -> Process {
+    fs::write(place.join("not-now"), "").unwrap();
+    let mut command = Command::new(compile("nudged", place));
+    command.env("LD_PRELOAD", library()).current_dir(place).stdin(Stdio::null());
+    command.stdout(harness::create(&place.join("output"))).stderr(harness::create(&place.join("errors")));
+    let mut process = Process::start("nudged", &mut command);
+    process.says = vec![place.join("errors"), place.join("output")];
+    process.until("is ready", || lines(place, "output") == GREETING);
+    fs::remove_file(place.join("not-now")).unwrap();
+    process
+}
+
+/// What the program says first.
+const GREETING: [&str; 3] = ["asked", "no ring", "itself"];
+
 #[test]
 fn a_nudged_process_saves_itself_if_it_wants_to() {
     let home = tempfile::tempdir().unwrap();
     let (place, library) = (home.path(), library());
-    fs::write(place.join("not-now"), "").unwrap();
-    let mut command = Command::new(compile("nudged", place));
-    command.env("LD_PRELOAD", &library).current_dir(place).stdin(Stdio::null());
-    command.stdout(harness::create(&place.join("output"))).stderr(harness::create(&place.join("errors")));
-    let mut process = Process::start("nudged", &mut command);
-    process.says = vec![place.join("errors"), place.join("output")];
-    let greeting = ["asked", "no ring", "itself"];
-    process.until("is ready", || lines(place, "output") == greeting);
+    let mut process = start(place);
     let pid = process.pid();
 
     // Not now: nothing happens.
+    fs::write(place.join("not-now"), "").unwrap();
     control::nudge(pid).unwrap();
     process.until("is asked", || lines(place, "asked").len() == 2);
     assert!(!place.join("image").exists() && !place.join("saved").exists());
@@ -45,12 +55,55 @@ fn a_nudged_process_saves_itself_if_it_wants_to() {
     let mut command = control::restart(&place.join("image"), &library).unwrap();
     let mut process = Process::start("the restored one", command.stdin(Stdio::null()).stdout(Stdio::null()));
     let status = process.wait();
-    assert_eq!(lines(place, "output"), [&greeting[..], &["slept"]].concat());
+    assert_eq!(lines(place, "output"), [&GREETING[..], &["slept"]].concat());
     assert_eq!(
         (status.code(), lines(place, "restored"), lines(place, "saved")),
         (Some(5), vec!["restored".into()], vec!["saved".into()])
     );
     assert_eq!(lines(place, "asked").len(), 3);
+}
+
+/// How often a thread that is in `pause` again has been interrupted; none: it is not.
+fn interruptions(pid: i32, tid: i32) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{name}")).unwrap_or_default();
+    let status = read("status");
+    let switches = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()?;
+    read("syscall").starts_with(&format!("{} ", libc::SYS_pause)).then_some(switches)
+}
+
+/// The thread that has made a checkpoint is not done with it when others run again, and somebody may have its image already and want the next one. Such a
+/// request comes to another thread.
+#[test]
+fn what_is_asked_during_a_checkpoint_is_done_after_it() {
+    let home = tempfile::tempdir().unwrap();
+    let place = home.path();
+    let mut process = start(place);
+    let pid = process.pid();
+    let made = Command::new("mkfifo").arg(place.join("hold")).status().unwrap();
+    assert!(made.success());
+    let let_go = || drop(fs::File::options().write(true).open(place.join("hold")).unwrap());
+    control::nudge(pid).unwrap();
+    process.until("is saved", || lines(place, "saved").len() == 1);
+
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let tids = threads.map(|thread| thread.unwrap().file_name().to_str().unwrap().parse::<i32>().unwrap());
+    let second = tids.filter(|tid| *tid != pid).max().unwrap();
+    let mut before = 0;
+    process.until("has a thread that waits", || interruptions(pid, second).inspect(|count| before = *count).is_some());
+    control::nudge(pid).unwrap();
+    process.until("is nudged again", || interruptions(pid, second).is_some_and(|count| count > before));
+    let image = place.join("asked-for");
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(|| control::save(pid, Mode::Fork, &image));
+        process.until("is asked", || interruptions(pid, second).is_some_and(|count| count > before + 1));
+        assert_eq!(lines(place, "saved").len(), 1);
+        let_go();
+        saving.join().unwrap().unwrap();
+    });
+    process.until("has answered the nudge", || lines(place, "saved").len() == 2);
+    let_go();
+    assert_eq!(process.wait().code(), Some(5));
+    assert_eq!(lines(place, "saved"), ["saved", "saved"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A library that embeds the engine as `libradic.so` does: with hooks, and with the preloaded library's constructor and functions in it. When it is
-//! nudged it saves the program to the file "image", unless there is a file "not-now". What its hooks are told goes to files, too.
+//! nudged it saves the program to the file "image", unless there is a file "not-now". What its hooks are told goes to files, too. If there is a pipe
+//! "hold", the thread that has saved the program waits there until somebody has opened it for writing.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -35,6 +36,7 @@ fn saved(result: Result<(u64, u64), Refusal>) {
         Ok((pause, image)) => note("saved", if pause > 0 && image != 0 { "saved\n" } else { "without a figure\n" }),
         Err(_) => note("saved", "refused\n"),
     }
+    _ = File::open("hold");
 }
 
 fn restored() {
