@@ -35,6 +35,35 @@ pub struct Images {
     committed: Option<(u64, u64)>,
     /// The node asked for one and wants to hear what became of it.
     asked: bool,
+    refusals: Refusals,
+}
+
+/// What the engine has refused costs a pause each time: it rests, twice as long after each refusal in a row.
+#[derive(Debug, Default)]
+struct Refusals {
+    in_a_row: u32,
+    /// Until when it rests, and why.
+    rest: Option<(u64, String)>,
+}
+
+impl Refusals {
+    /// The first rest, in nanoseconds; none is longer than 2^`DOUBLINGS` of them.
+    const FIRST_NS: u64 = 500_000_000;
+    const DOUBLINGS: u32 = 7;
+
+    fn handle_refused(&mut self, now: u64, why: &str) {
+        self.rest = Some((now + (Self::FIRST_NS << self.in_a_row.min(Self::DOUBLINGS)), why.to_owned()));
+        self.in_a_row = self.in_a_row.saturating_add(1);
+    }
+
+    fn handle_saved(&mut self) {
+        *self = Refusals::default();
+    }
+
+    /// Why there is no checkpoint now.
+    fn rests(&self, now: u64) -> Option<&str> {
+        self.rest.as_ref().filter(|(until, _)| now < *until).map(|(_, why)| why.as_str())
+    }
 }
 
 impl Images {
@@ -42,7 +71,7 @@ impl Images {
     pub fn new(connections: usize) -> Self {
         let most = connections.min(limits::CUT_STREAMS);
         let (streams, ended) = (Vec::with_capacity(most), Vec::with_capacity(most));
-        Images { streams, ended, connection: None, under_way: None, committed: None, asked: false }
+        Images { streams, ended, connection: None, under_way: None, committed: None, asked: false, refusals: Refusals::default() }
     }
 
     /// The node wants a checkpoint.
@@ -111,6 +140,9 @@ fn begin() -> Option<(i32, Request)> {
 
 /// The connection to write to, with the beginning of the image on it.
 fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
+    if let Some(why) = layer.images.refusals.rests(sys::now()) {
+        return Err(format!("not tried again so soon: {why}"));
+    }
     layer.hear_protector(false);
     layer.ship();
     if layer.images.under_way.is_some() {
@@ -153,6 +185,7 @@ fn end(result: Result<(u64, u64), Refusal>) {
     }
     match result {
         Ok((pause, engine)) => {
+            images.refusals.handle_saved();
             if let Some(under_way) = &mut images.under_way {
                 under_way.1 = engine;
             }
@@ -167,6 +200,7 @@ fn end(result: Result<(u64, u64), Refusal>) {
                 layer.abandon_image(image);
             }
             let why = refusal.to_string();
+            layer.images.refusals.handle_refused(sys::now(), &why);
             layer.note(&format!("no checkpoint: {why}"));
             let Layer { images, node, .. } = &mut *layer;
             images.tell(node, Err(why));
@@ -189,5 +223,26 @@ impl Layer {
     /// The protector need not wait for this image.
     fn abandon_image(&mut self, image: u64) {
         self.tell_protector(&ToProtector::ImageAbandoned { image });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_refusals_the_engine_rests_longer_and_longer_but_not_for_ever() {
+        let (mut refusals, mut now, mut last) = (Refusals::default(), 1_000, 0);
+        assert_eq!(refusals.rests(now), None);
+        for _ in 0..40 {
+            refusals.handle_refused(now, "too many sockets");
+            let rest = (0..).map(|i| Refusals::FIRST_NS << i).find(|rest| refusals.rests(now + rest).is_none()).unwrap();
+            assert_eq!(refusals.rests(now + rest - 1), Some("too many sockets"));
+            assert!(rest == last * 2 || last == 0 || rest == last && rest == Refusals::FIRST_NS << Refusals::DOUBLINGS);
+            (last, now) = (rest, now + rest);
+        }
+        refusals.handle_saved();
+        refusals.handle_refused(now, "an inotify");
+        assert_eq!(refusals.rests(now + Refusals::FIRST_NS), None);
     }
 }
