@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
@@ -12,14 +13,14 @@ use proptest::prelude::*;
 use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
 use radic_protector::logs::client::Client;
-use radic_protector::logs::{self, Config, Event, Logs, What, check_code};
+use radic_protector::logs::{self, BadImage, Config, Event, FetchError, Images, Logs, What, check_code, fetch};
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, Span, ToProtector};
-use radic_wire::login::{CHALLENGE, Channel, LOGIN, Login, PROOF};
+use radic_wire::login::{CHALLENGE, Channel, LOGIN, Login, OFFER, PROOF};
 use radic_wire::mac::JobKey;
 use radic_wire::process::Protection;
 use tokio::sync::mpsc::Receiver;
@@ -887,4 +888,178 @@ fn a_log_that_is_gone_from_the_disk_is_told() {
     observer.send(&ToProtector::FetchJournal { position: 0 });
     assert!(observer.journal.receive().is_err(), "no answer, but no wrong one");
     assert_eq!(service.event(What::Disk).process, Some(process));
+}
+
+/// The process as it is about to begin anew.
+fn next_life(of: Speaker) -> Speaker {
+    Speaker { incarnation: Incarnation(of.incarnation.0 + 1), ..of }
+}
+
+/// A service with one process that has committed a full image of so many pages and three increments, and was fenced.
+fn lost_process(pages: usize) -> (Service, Speaker, Vec<(u64, u64)>) {
+    let service = Service::start(|_| ());
+    let mut observer = service.observer(0);
+    let speaker = observer.speaker;
+    for (number, pages) in [(0, pages), (1, 9), (2, 1), (3, 40)] {
+        let parent = (number > 0).then(|| number - 1);
+        service.image(speaker, &begin(number, parent, 0, &[]), &image(number + 1, number, pages));
+        observer.expect(&format!("Committed {{ image: {number} }}"));
+    }
+    let next = next_life(speaker);
+    let restart = service.logs.fence(next.process, next.incarnation).blocking_recv().unwrap().unwrap();
+    assert_eq!(numbers(&restart), [0, 1, 2, 3]);
+    (service, next, restart.images)
+}
+
+fn content(mut file: fs::File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+static WANTED: AtomicBool = AtomicBool::new(false);
+
+#[test]
+fn images_are_fetched_whole_and_at_the_speed_of_memory() {
+    const PAGES: usize = 25_600;
+    let (service, speaker, images) = lost_process(PAGES);
+    let to = tempfile::tempdir().unwrap();
+    let sources = [Images::At(service.logs.address(), to.path().into()), Images::Here(service.dir.path().into())];
+    for (source, way) in sources.iter().zip(["fetched", "opened"]) {
+        let began = Instant::now();
+        let files: Vec<_> = images.iter().map(|image| source.open(&key(), speaker, *image, &WANTED).unwrap()).collect();
+        let took = began.elapsed();
+        let bytes: u64 = images.iter().map(|(_, bytes)| bytes).sum();
+        println!("{bytes} bytes {way} and verified in {took:?}: {} MB/s", bytes as u128 / took.as_micros().max(1));
+        for ((number, length), file) in images.iter().zip(files) {
+            let pages = [PAGES, 9, 1, 40][*number as usize];
+            let content = content(file);
+            assert_eq!(content.len() as u64, *length);
+            assert!(content == image(number + 1, *number, pages), "image {number}");
+        }
+    }
+    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "what was fetched has no name");
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| drop(sources[0].open(&key(), speaker, images[0], &WANTED).unwrap()));
+        }
+    });
+    println!("8 times at once: {:?}", began.elapsed());
+}
+
+#[test]
+fn only_the_life_that_is_to_begin_fetches_what_is_there() {
+    let (service, speaker, images) = lost_process(500);
+    let to = tempfile::tempdir().unwrap();
+    let fetch = |key: &JobKey, speaker, image| {
+        fetch(service.logs.address(), key, speaker, image, to.path(), &WANTED).map(drop).unwrap_err()
+    };
+    let other = JobKey::derive(&ClusterKey::from_bytes([9; 32]), job());
+    assert!(matches!(fetch(&other, speaker, images[0]), FetchError::Service(..)));
+    for incarnation in [0, 2] {
+        let speaker = Speaker { incarnation: Incarnation(incarnation), ..speaker };
+        assert!(matches!(fetch(&key(), speaker, images[0]), FetchError::Service(..)), "incarnation {incarnation}");
+    }
+    let stranger = Speaker { incarnation: Incarnation(1), ..self::speaker(7) };
+    assert!(matches!(fetch(&key(), stranger, images[0]), FetchError::Service(..)));
+    let (number, length) = images[0];
+    for wrong in [(number, length + 1), (9, length), (number, 0), (number, u64::MAX)] {
+        assert!(matches!(fetch(&key(), speaker, wrong), FetchError::NotHeld(..)), "{wrong:?}");
+    }
+    let nowhere = std::path::Path::new("/proc");
+    let error = self::fetch(service.logs.address(), &key(), speaker, images[0], nowhere, &WANTED).unwrap_err().to_string();
+    assert!(error.contains("no room for image 0 of") && error.contains("/proc"), "{error}");
+}
+
+#[test]
+fn an_image_that_is_replaced_while_it_is_fetched_arrives_all_the_same() {
+    let (service, speaker, images) = lost_process(20_000);
+    let client = service.open(speaker, Channel::Fetch);
+    client.socket().write_all(&0u64.to_le_bytes()).unwrap();
+    let mut head = [0; OFFER];
+    client.socket().read_exact(&mut head).unwrap();
+    assert_eq!(head[..8], images[0].1.to_le_bytes());
+    let mut observer = Observer { speaker, journal: service.open(speaker, Channel::Journal) };
+    observer.send(&hello(speaker, 0, 0));
+    service.image(speaker, &begin(4, None, 0, &[]), &image(9, 0, 3));
+    while observer.next() != "Committed { image: 4 }" {}
+    eventually("the old images", || service.files(speaker.process).iter().all(|file| !file.starts_with("image.0")));
+    let mut rest = Vec::new();
+    client.socket().read_to_end(&mut rest).unwrap();
+    assert!(rest == image(1, 0, 20_000));
+    let late = fetch(service.logs.address(), &key(), speaker, images[0], service.dir.path(), &WANTED);
+    assert!(matches!(late, Err(FetchError::NotHeld(..))));
+}
+
+/// A way to the service on which byte number `at` of what it says is changed (`flip`), or after which nothing comes (`cut`: the end).
+fn way(service: SocketAddr, at: u64, flip: bool, cut: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(service).unwrap();
+        let (from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || _ = std::io::copy(&mut &from, &mut to));
+        _ = std::io::copy(&mut (&far).take(at), &mut &near);
+        let mut byte = [0];
+        if flip && (&far).read_exact(&mut byte).is_ok() {
+            _ = (&near).write_all(&[byte[0] ^ 1]);
+            _ = std::io::copy(&mut &far, &mut &near);
+        } else if cut {
+            _ = near.shutdown(Shutdown::Both);
+        } else {
+            _ = near.set_read_timeout(Some(LIMIT));
+            _ = (&near).read(&mut byte);
+        }
+    });
+    address
+}
+
+#[test]
+fn an_image_that_does_not_arrive_as_it_was_is_refused() {
+    let (service, speaker, images) = lost_process(2_000);
+    let to = tempfile::tempdir().unwrap();
+    let by = |address| fetch(address, &key(), speaker, images[0], to.path(), &WANTED).map(drop);
+    let before = (CHALLENGE + OFFER) as u64;
+    let length = images[0].1;
+    by(way(service.logs.address(), before + length, false, true)).unwrap();
+    for at in [CHALLENGE as u64 + 8, before, before + length / 2, before + length - 1] {
+        let error = by(way(service.logs.address(), at, true, false)).unwrap_err();
+        assert!(matches!(error, FetchError::Bad(0, BadImage::Code)), "byte {at}: {error}");
+    }
+    for at in [CHALLENGE as u64 + 3, before, before + length / 2, before + length - 1] {
+        let error = by(way(service.logs.address(), at, false, true)).unwrap_err();
+        assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
+    }
+    // Nothing comes any more, and then nobody wants it.
+    let (address, given_up) = (way(service.logs.address(), before + length / 2, false, false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let fetching = scope.spawn(|| fetch(address, &key(), speaker, images[0], to.path(), &given_up).map(drop));
+        given_up.store(true, Ordering::Relaxed);
+        assert!(matches!(fetching.join().unwrap(), Err(FetchError::GivenUp)));
+    });
+    // On the disk of its own node.
+    let path = service.logs.image_path(speaker.process, 3);
+    let mut changed = fs::read(&path).unwrap();
+    changed[5000] ^= 1;
+    fs::write(&path, changed).unwrap();
+    let here = Images::Here(service.dir.path().into());
+    assert!(matches!(here.open(&key(), speaker, images[3], &WANTED), Err(FetchError::Bad(3, BadImage::Code))));
+    fs::remove_file(service.logs.image_path(speaker.process, 1).with_extension("1.mac")).unwrap();
+    assert!(matches!(here.open(&key(), speaker, images[1], &WANTED), Err(FetchError::Bad(1, BadImage::Code))));
+    let gone = fetch(service.logs.address(), &key(), speaker, images[1], to.path(), &WANTED);
+    assert!(matches!(gone, Err(FetchError::NotHeld(..))), "an image without a code is not even sent");
+}
+
+#[test]
+fn a_service_that_ends_waits_for_no_receiver() {
+    let (service, speaker, images) = lost_process(20_000);
+    let clients: Vec<_> = (0..10).map(|_| service.open(speaker, Channel::Fetch)).collect();
+    clients.iter().for_each(|client| client.socket().write_all(&images[0].0.to_le_bytes()).unwrap());
+    let mut first = [0];
+    clients[0].socket().read_exact(&mut first).unwrap();
+    let began = Instant::now();
+    drop(service);
+    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
 }

@@ -7,6 +7,9 @@
 //! Then frames ([`crate::frame`]) of [`crate::log::ToProtector`] and [`crate::log::FromProtector`], not encrypted, as the application's own bytes
 //! are not. On a connection for an image the first frame is `ImageBegin`; raw bytes of the image follow up to the end of the connection.
 //! All answers go to the newest journal connection of the process. A protector logs in at the next one, its replica, in the same way.
+//!
+//! On a connection that fetches an image ([`Channel::Fetch`]) a node that brings the process back says [`WISH`] bytes, the image's number; the
+//! answer is [`OFFER`] bytes, its length and its code, or a length of [`NOT_HELD`]; then come its bytes, and the end.
 
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::ids::{Incarnation, ProcessId};
@@ -23,6 +26,13 @@ pub const CHALLENGE: usize = NONCE + MAC;
 /// Bytes of a proof.
 pub const PROOF: usize = MAC;
 
+/// Bytes that say which image is wanted.
+pub const WISH: usize = 8;
+/// Bytes before those of an image: its length, its code.
+pub const OFFER: usize = 8 + MAC;
+/// The length of an image that is not there.
+pub const NOT_HELD: u64 = u64::MAX;
+
 /// What a connection to the log is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Channel {
@@ -34,6 +44,8 @@ pub enum Channel {
     Image,
     /// A protector forwards what it holds of the process to the next one: frames in both directions, as on all channels of an observer together.
     Replica,
+    /// A node that brings the process back, in this life, wants one of its images.
+    Fetch,
 }
 
 /// The observer's first message.
@@ -75,6 +87,7 @@ impl Login {
             1 => Channel::Bulk,
             2 => Channel::Image,
             3 => Channel::Replica,
+            4 => Channel::Fetch,
             _ => return Err(from.malformed("no such channel")),
         };
         let (job, rank, incarnation) = (from.u64()?, from.u32()?, from.u32()?);

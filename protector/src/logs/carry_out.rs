@@ -118,6 +118,7 @@ impl Service {
                     self.tell(What::DiskWell, Some(process), format!("the log of {process} can be written again"));
                 }
             }
+            Done::Sent(number) => self.fetches.handle_sent(number),
             Done::Fetched(token, file, position, bytes) => self.handle_fetched(token, file, position, bytes),
         }
     }

@@ -9,7 +9,7 @@ use radic_wire::frame::{self, FrameReader, HEADER};
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
-use radic_wire::login::{CHALLENGE, LOGIN, Login, NONCE, PROOF};
+use radic_wire::login::{CHALLENGE, LOGIN, Login, NONCE, PROOF, WISH};
 use radic_wire::mac::JobKey;
 
 use crate::store::Speaker;
@@ -89,6 +89,8 @@ pub enum Role {
     Image(Speaker, u64, u64),
     /// A protector before this one in the chain, and as whom it speaks.
     Forwarder(ProcessId, Option<Speaker>),
+    /// A node that brings this process back, and is about to say which image it wants.
+    Fetcher(ProcessId, Partial<WISH>),
     /// The replica, to which a connection is being made.
     Dialed(ProcessId, Login, JobKey),
     /// The replica, which is to prove what it is.
@@ -105,9 +107,11 @@ impl Role {
             Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker, _) | Role::Image(speaker, ..) => {
                 Some(speaker.process)
             }
-            Role::Forwarder(process, _) | Role::Dialed(process, ..) | Role::Asked(process, ..) | Role::Replica(process) => {
-                Some(*process)
-            }
+            Role::Forwarder(process, _)
+            | Role::Fetcher(process, _)
+            | Role::Dialed(process, ..)
+            | Role::Asked(process, ..)
+            | Role::Replica(process) => Some(*process),
         }
     }
 
@@ -197,6 +201,8 @@ pub enum Came<'a> {
     Login(Login),
     /// A proof that was right or not.
     Proof(Login, bool),
+    /// Which image is wanted.
+    Wish(u64),
     /// A challenge: the proof that answers it, unless it was wrong.
     Challenge(ProcessId, Option<[u8; PROOF]>),
 }
@@ -312,6 +318,7 @@ impl Connection {
                 Some(bytes) => Ok(Came::Challenge(*process, login.prove(key, bytes))),
                 None => Ok(Came::Nothing),
             },
+            Role::Fetcher(_, partial) => Ok(partial.read(socket)?.map_or(Came::Nothing, |wish| Came::Wish(u64::from_le_bytes(*wish)))),
             Role::Dialed(..) => Ok(Came::Nothing),
             Role::ImageHead(_, head) => Ok(head.read(socket, scratch)?.map_or(Came::Nothing, Came::Head)),
             Role::Image(..) => match socket.read(scratch)? {

@@ -73,6 +73,8 @@ pub enum Done {
     Well(ProcessId),
     /// Bytes for the observer on this connection.
     Fetched(u64, File, u64, io::Result<Vec<u8>>),
+    /// An image was sent, or not: the fetch with this number is over.
+    Sent(u64),
 }
 
 /// Works until `orders` ends.

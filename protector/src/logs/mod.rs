@@ -30,6 +30,7 @@
 //! | `replicas` | connections to the next protector of a chain | `logs` |
 //! | `disk`, `files` | writing, reading, retrying; names, segments, the directory's lock | `logs disk` |
 //! | `verify` | checksums and codes of images | `logs verify` |
+//! | [`fetch`] | whole images for nodes that bring processes back: sending, receiving, opening | `logs fetch`, the caller's |
 //! | [`client`] | a blocking client for tests, tools and measurements | |
 //!
 //! # What an observer has to know
@@ -72,6 +73,7 @@ mod carry_out;
 pub mod client;
 mod connection;
 mod disk;
+mod fetch;
 mod files;
 mod replicas;
 mod service;
@@ -88,6 +90,7 @@ use radic_wire::log::{HeldLog, LogPart};
 use radic_wire::process::Protection;
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::fetch::{FetchError, Images, fetch};
 pub use self::verify::{BadImage, check_code};
 use crate::store::{NoRestart, Restart, Usage};
 

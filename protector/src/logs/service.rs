@@ -26,6 +26,7 @@ use tokio::sync::{mpsc as tokio_mpsc, oneshot};
 
 use super::connection::{Connection, Role};
 use super::disk::{self, Done, Order, Waker};
+use super::fetch::Fetches;
 use super::files::{self, Files};
 use super::replicas::Replica;
 use super::verify::{self, Task, Verdict};
@@ -173,6 +174,8 @@ pub struct Service {
     done: Receiver<Done>,
     verdicts: Receiver<Verdict>,
     requests: Receiver<Request>,
+    /// Images on their way to nodes that bring processes back.
+    pub fetches: Fetches,
     pub writes: HashMap<u64, Writing>,
     pub writing: usize,
     /// Processes whose files cannot be written.
@@ -197,6 +200,7 @@ impl Service {
         urgent.add(&bulk.0, EpollEvent::new(EpollFlags::EPOLLIN, BULK))?;
         let (orders, order_receiver) = mpsc::channel();
         let (done_sender, done) = mpsc::channel();
+        let fetches = Fetches::new(config.dir.clone(), done_sender.clone(), waker.clone());
         let files = Files::new(config.dir.clone(), config.durable);
         let wake = waker.clone();
         let disk =
@@ -239,6 +243,7 @@ impl Service {
             done,
             verdicts,
             requests,
+            fetches,
             writes: HashMap::new(),
             writing: 0,
             unwell: HashSet::new(),
@@ -253,6 +258,7 @@ impl Service {
         while self.round(&mut ready) {}
         // The workers end when nobody can ask them any more.
         (self.orders, self.tasks) = (None, None);
+        self.fetches.end();
         self.workers.drain(..).for_each(|worker| _ = worker.join());
     }
 
@@ -386,6 +392,12 @@ impl Service {
         let set = if connection.role.is_bulk() { &self.bulk } else { &self.urgent };
         // It is in the set: nothing else takes it out while it is not paused.
         _ = set.modify(&connection.socket, &mut event);
+    }
+
+    /// Does not watch a connection any more that is given away.
+    pub fn stop_watching(&self, connection: &Connection) -> io::Result<()> {
+        let set = if connection.role.is_bulk() { &self.bulk } else { &self.urgent };
+        Ok(set.delete(&connection.socket)?)
     }
 
     /// Moves a connection that has become a bulk one to the others of its kind.

@@ -4,7 +4,7 @@
 //! it: [`check_code`].
 
 use std::fs;
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc;
@@ -104,16 +104,32 @@ fn verify(
 
 /// Checks the code of an image before it is used: the file `path`, and beside it `path` with `.mac`.
 pub fn check_code(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<(), BadImage> {
-    let mut stored = Vec::new();
-    let code = fs::File::open(code_path(path)).map_err(|_| BadImage::Code)?;
-    code.take(MAC as u64 + 1).read_to_end(&mut stored)?;
+    open_verified(path, key, process, image).map(drop)
+}
+
+/// Opens an image and checks the code of what it has opened. The file is at its beginning, and stays what it is whatever becomes of its name.
+pub fn open_verified(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<fs::File, BadImage> {
+    let stored = read_code(path)?;
     let mut input = Coded { input: fs::File::open(path)?, code: begin(key, process, image), bytes: 0 };
     let mut piece = vec![0; PIECE];
     while input.read(&mut piece)? > 0 {}
-    if input.code.finish()[..] == stored[..] { Ok(()) } else { Err(BadImage::Code) }
+    if input.code.finish() != stored {
+        return Err(BadImage::Code);
+    }
+    input.input.rewind()?;
+    Ok(input.input)
 }
 
-fn begin(key: &JobKey, process: ProcessId, image: u64) -> Code {
+/// The code beside an image.
+pub fn read_code(image: &Path) -> Result<[u8; MAC], BadImage> {
+    let mut stored = Vec::new();
+    let code = fs::File::open(code_path(image)).map_err(|_| BadImage::Code)?;
+    code.take(MAC as u64 + 1).read_to_end(&mut stored)?;
+    stored.try_into().map_err(|_| BadImage::Code)
+}
+
+/// The code of an image, before its bytes.
+pub fn begin(key: &JobKey, process: ProcessId, image: u64) -> Code {
     let mut code = key.begin(Purpose::Image);
     code.update(&process.rank.0.to_le_bytes());
     code.update(&image.to_le_bytes());

@@ -10,6 +10,7 @@ use radic_wire::log::ToProtector;
 use radic_wire::login::{Channel, Login, NONCE};
 use radic_wire::mac::JobKey;
 
+use super::fetch::Fetch;
 use super::connection::{Came, Connection, Head, Partial, Role};
 use super::service::Service;
 use crate::store::{Speaker, Store, StoreError};
@@ -161,6 +162,7 @@ impl Service {
             Came::Proof(_, false) => {
                 Err(Refusal::Protocol("its proof is wrong: it has another key, or repeats what it overheard"))
             }
+            Came::Wish(image) => self.begin_fetch(token, image),
             Came::Challenge(process, proof) => {
                 let proof = proof.ok_or(Refusal::Protocol("the replica's proof is wrong: it has another key"))?;
                 self.handle_challenge(token, process, &proof);
@@ -192,8 +194,11 @@ impl Service {
         let Login { process, incarnation, channel, .. } = login;
         self.unproven.retain(|(_, unproven)| *unproven != token);
         self.check_job(process.job)?;
-        let known = self.store.incarnation(process).is_some();
-        if !known && self.store.len() >= self.config.processes {
+        let known = self.store.incarnation(process);
+        if channel == Channel::Fetch && known != Some(incarnation) {
+            return Err(Refusal::Protocol("it wants an image for a life that is not the process's newest"));
+        }
+        if known.is_none() && self.store.len() >= self.config.processes {
             return Err(Refusal::Protocol("there are as many processes here as there may be"));
         }
         let speaker = Speaker { process, incarnation };
@@ -203,12 +208,14 @@ impl Service {
             Channel::Bulk => Role::Bulk(speaker),
             Channel::Image => Role::ImageHead(speaker, Head::default()),
             Channel::Replica => Role::Forwarder(process, None),
+            Channel::Fetch => Role::Fetcher(process, Partial::new()),
         };
         match channel {
             Channel::Journal => self.give_voice(token, speaker),
             Channel::Bulk | Channel::Image => self.make_bulk(token)?,
             // It brings the beginnings of images too.
             Channel::Replica => connection.input.set_limit(limits::LOG_FRAME),
+            Channel::Fetch => {}
         }
         Ok(())
     }
@@ -306,6 +313,18 @@ impl Service {
         }
         if let Some(connection) = self.connections.get_mut(&token) {
             connection.role = Role::Image(speaker, image, 0);
+        }
+        Ok(())
+    }
+
+    /// An image is wanted: the connection goes to a thread of its own, which this one's rounds do not wait for.
+    fn begin_fetch(&mut self, token: u64, image: u64) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.remove(&token) else { return Ok(()) };
+        self.stop_watching(&connection)?;
+        let Role::Fetcher(process, _) = connection.role else { return Ok(()) };
+        let bytes = self.store.committed_image(process, image);
+        if !self.fetches.begin(Fetch::new(connection.socket, process, image, bytes)) {
+            self.intruder("an image was not sent: too many are wanted at once");
         }
         Ok(())
     }

@@ -966,6 +966,12 @@ impl Store {
         Some(image.content.read(offset, most))
     }
 
+    /// The length of a committed image that a restart may need.
+    pub fn committed_image(&self, id: ProcessId, number: u64) -> Option<u64> {
+        let image = self.processes.get(&id)?.images.iter().find(|image| image.number == number)?;
+        Some(image.content.end())
+    }
+
     /// Whether it is replicated.
     pub fn is_replicated(&self, id: ProcessId) -> bool {
         self.processes.get(&id).is_some_and(|process| process.replica.is_some())
