@@ -222,6 +222,8 @@ pub struct Observer {
     checkpoints: Checkpoints,
     /// While this incarnation catches up.
     replay: Option<Replay>,
+    /// Outcomes that this incarnation was served from its log.
+    replayed: u64,
     /// What the protector held of each stream when this incarnation began, and where it has ended; sorted.
     held: Vec<(StreamId, u64, Option<u64>)>,
     fenced: Option<Incarnation>,
@@ -230,15 +232,21 @@ pub struct Observer {
 impl Observer {
     /// The observer of the first incarnation of `me`.
     pub fn new(me: ProcessId, config: &Config) -> Self {
+        Observer::in_life(me, Incarnation(0), config)
+    }
+
+    /// The observer of a process that begins, in this life: the job may have been begun anew.
+    pub fn in_life(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
         Observer {
             me,
-            incarnation: Incarnation(0),
+            incarnation,
             journal: Journal::new(config.journal, config.threads, config.determinant),
             payload: PayloadLog::new(config.payload, config.payload_pieces),
             outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
             table: Table::new(config.connections, config.descriptors),
             checkpoints: Checkpoints::default(),
             replay: None,
+            replayed: 0,
             held: Vec::new(),
             fenced: None,
         }
@@ -282,6 +290,11 @@ impl Observer {
     /// Whether this incarnation still catches up.
     pub fn is_replaying(&self) -> bool {
         self.replay.is_some()
+    }
+
+    /// Outcomes that this incarnation was served from its log.
+    pub fn replayed(&self) -> u64 {
+        self.replayed
     }
 
     /// Whether re-execution goes another way, without a call that shows it: [`Replay::overdue`].
@@ -351,6 +364,7 @@ impl Observer {
     fn handle_served(&mut self) {
         if let Some(replay) = &mut self.replay {
             replay.handle_served(&mut self.journal);
+            self.replayed += 1;
         }
         if self.phase() == Phase::Settled {
             self.table.handle_settled();
@@ -1003,7 +1017,7 @@ impl Observer {
         self.checkpoints.handle_restart();
         self.checkpoints.committed().into_iter().for_each(|mark| self.table.handle_committed(mark.image));
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
-        self.incarnation = incarnation;
+        (self.incarnation, self.replayed) = (incarnation, 0);
         Ok(())
     }
 }

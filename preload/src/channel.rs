@@ -98,6 +98,11 @@ impl Channel {
         Ok(Channel { fd, out: Vec::with_capacity(64 << 10), taken: 0, frames: FrameReader::new(limits::LOG_FRAME), buffer })
     }
 
+    /// Gives up the connection.
+    pub fn close(self) {
+        sys::close_own(self.fd);
+    }
+
     /// Its socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -22,6 +22,10 @@ pub enum Kind {
     Own = 4,
     /// Another descriptor of a protected connection.
     Alias = 5,
+    /// A pipe to the node: standard output or standard error.
+    Output = 6,
+    /// The connection to the process manager.
+    Pmi = 7,
 }
 
 const KIND: u8 = 0x0f;
@@ -41,6 +45,8 @@ pub fn kind(fd: i32) -> Kind {
         3 => Kind::Epoll,
         4 => Kind::Own,
         5 => Kind::Alias,
+        6 => Kind::Output,
+        7 => Kind::Pmi,
         _ => Kind::Other,
     }
 }

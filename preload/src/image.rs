@@ -16,7 +16,7 @@ use crate::channel;
 use crate::counters::{self, Counter};
 use crate::layer::{self, Held, Layer};
 use crate::node::Node;
-use crate::sys;
+use crate::{restart, sys};
 
 /// This process has come back from an image and the layer does not know yet.
 static RESTORED: AtomicBool = AtomicBool::new(false);
@@ -103,6 +103,14 @@ impl Images {
         }
     }
 
+    /// The process has come back from an image: whatever was under way was another life's.
+    pub fn handle_restored(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            sys::close_own(connection);
+        }
+        (self.under_way, self.committed, self.asked) = (None, None, false);
+    }
+
     /// The protector is gone, and its images with it.
     pub fn handle_protector_lost(&mut self, observer: &mut Observer) {
         if self.under_way.take().is_some() {
@@ -120,6 +128,12 @@ pub fn register() {
 
 /// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
 fn begin() -> Option<(i32, Request)> {
+    if is_restored() {
+        if restart::can_come_back() {
+            drop(layer::enter_if_free());
+        }
+        return None;
+    }
     let mut layer = layer::try_enter()?;
     layer.hear_node();
     if !layer::take_wish() {
@@ -154,6 +168,7 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     let (address, who) = layer.login();
     let connection =
         channel::login(address, &who, login::Channel::Image).map_err(|error| format!("the protector's log: {error}"))?;
+    layer.outputs.handle_image();
     let Layer { observer, images, .. } = layer;
     let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
     let cut = cut.ok_or("the process is catching up with its log")?;
@@ -212,6 +227,13 @@ fn end(result: Result<(u64, u64), Refusal>) {
 fn restored() {
     RESTORED.store(true, Ordering::Relaxed);
     drop(layer::adopt());
+    // A program that computes for an hour comes back all the same. Where the signal cannot be queued, its next call does it.
+    _ = radic_ckpt::nudge_self();
+}
+
+/// Whether this process has come back from an image and the layer does not know yet.
+pub fn is_restored() -> bool {
+    RESTORED.load(Ordering::Relaxed)
 }
 
 /// Whether this process has come back from an image, once.

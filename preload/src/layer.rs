@@ -16,7 +16,7 @@ use radic_observer::connection::Slot;
 use radic_observer::{Config, Error, Observer, Transmit, Wait};
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::ProcessId;
+use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login;
 use radic_wire::mac::JobKey;
@@ -28,9 +28,14 @@ use crate::channel::{Channel, Identity};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::image::{self, Images};
+use crate::links::{Ending, Links};
 use crate::lock::{Guard, Lock};
 use crate::node::Node;
+use crate::output::Outputs;
+use crate::pmi::Pmi;
 use crate::replay::Replayer;
+use crate::restart::{self, Catching};
+use crate::signals;
 use crate::sys;
 
 /// Bytes of the payload log in the process.
@@ -42,7 +47,7 @@ const IDLE: u32 = 512;
 /// Time that a lost protector may take to be replaced, in milliseconds.
 const REPLACED_MS: u64 = 60_000;
 /// Descriptors that a waiting call listens to besides its own.
-pub const AWAITED: usize = 32;
+pub const AWAITED: usize = 192;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// A checkpoint is wanted and has not begun.
@@ -115,22 +120,37 @@ pub fn enter() -> Option<Held> {
     }
     let mut guard = LAYER.lock();
     INSIDE.set(true);
-    if image::take_restored()
-        && let Some(layer) = guard.as_mut()
-    {
-        layer.node.fall_silent();
-        layer.replayer = Some(Replayer::begin(&mut layer.observer));
-    }
     if guard.is_none() {
         INSIDE.set(false);
         return None;
     }
+    come_back(&mut guard);
+    Some(Held(Some(guard)))
+}
+
+/// The first to get the layer after a restore finds out what there is to do.
+fn come_back(guard: &mut Guard<'static, Option<Layer>>) {
+    if image::take_restored()
+        && let Some(layer) = guard.as_mut()
+    {
+        restart::come_back(layer);
+    }
+}
+
+/// The layer if nobody holds it, in a process that has come back: for the handler of a signal.
+pub fn enter_if_free() -> Option<Held> {
+    if !is_active() || INSIDE.get() {
+        return None;
+    }
+    let mut guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
+    INSIDE.set(true);
+    come_back(&mut guard);
     Some(Held(Some(guard)))
 }
 
 /// The layer if nobody holds it: for the handler of the checkpoint's signal.
 pub fn try_enter() -> Option<Held> {
-    if !is_active() || INSIDE.get() {
+    if !is_active() || INSIDE.get() || image::is_restored() {
         return None;
     }
     let guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
@@ -174,9 +194,9 @@ pub fn thread() -> u32 {
 
 /// A connection that the program has closed before all of its bytes had left.
 #[derive(Debug)]
-struct Lingering {
-    slot: Slot,
-    fd: OwnedFd,
+pub(crate) struct Lingering {
+    pub(crate) slot: Slot,
+    pub(crate) fd: OwnedFd,
 }
 
 /// The addresses of a connection.
@@ -207,7 +227,15 @@ pub struct Layer {
     /// The protector of this process's own node.
     pub node: Node,
     /// Of a process that is replayed offline: who stands for everybody else.
-    replayer: Option<Replayer>,
+    pub(crate) replayer: Option<Replayer>,
+    /// Of a process that was restarted: what it still wants of its log.
+    pub(crate) catching: Option<Catching>,
+    /// Standard output and standard error.
+    pub outputs: Outputs,
+    /// The connection to the process manager.
+    pub pmi: Pmi,
+    /// Links that are not up, and how they come up again.
+    pub links: Links,
     /// Checkpoints.
     pub images: Images,
     /// What was accepted and not given to the program yet.
@@ -225,16 +253,19 @@ pub struct Layer {
     /// Keys for greetings to processes of other jobs.
     foreign: Vec<(ConnectionId, JobKey)>,
     process: ProcessId,
-    protector: SocketAddr,
-    journal: Channel,
-    bulk: Channel,
-    lingering: Vec<Lingering>,
-    unsent: Vec<Slot>,
+    pub(crate) protector: SocketAddr,
+    /// Another one that the node has named, and when that is tried again.
+    pub(crate) next_protector: Option<SocketAddr>,
+    pub(crate) switch_again: u64,
+    pub(crate) journal: Channel,
+    pub(crate) bulk: Channel,
+    pub(crate) lingering: Vec<Lingering>,
+    pub(crate) unsent: Vec<Slot>,
     /// Streams whose stable offset was asked for.
     asked: Vec<StreamId>,
     idle: u32,
     /// Whether there is payload that was not shipped.
-    unshipped: bool,
+    pub(crate) unshipped: bool,
 }
 
 /// Why this process is not protected.
@@ -261,6 +292,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> JoinError {
 pub struct Joined {
     node: Node,
     process: ProcessId,
+    incarnation: Incarnation,
     key: JobKey,
     protector: SocketAddr,
     /// How it is protected.
@@ -272,8 +304,8 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     let mut node = Node::connect(socket).map_err(failed("the node's socket"))?;
     let answer = node.ask(&ToNode::Join { version: PROTOCOL_VERSION, process }, |_| true).map_err(failed("joining the node"));
     match answer? {
-        FromNode::Joined { key, protector, protection, .. } => {
-            Ok(Joined { node, process, key: JobKey::from_bytes(key), protector, protection })
+        FromNode::Joined { incarnation, key, protector, protection } => {
+            Ok(Joined { node, process, incarnation, key: JobKey::from_bytes(key), protector, protection })
         }
         FromNode::Refused(why) => {
             node.close();
@@ -285,16 +317,22 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
 
 /// Starts the layer: from now on every call is watched.
 pub fn start(joined: Joined) -> Result<(), JoinError> {
-    let Joined { node, process, key, protector, protection } = joined;
+    let Joined { node, process, incarnation, key, protector, protection } = joined;
     let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
     let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
-    let observer = Observer::new(process, &config);
+    let observer = Observer::in_life(process, incarnation, &config);
     counters::map().map_err(failed("memory for the counters"))?;
     let who = Identity { process, incarnation: observer.incarnation(), key: &key };
     let journal = Channel::connect(protector, &who, login::Channel::Journal).map_err(failed("the protector's log"))?;
     let bulk = Channel::connect(protector, &who, login::Channel::Bulk).map_err(failed("the protector's log"))?;
     let mut layer = Layer {
         replayer: None,
+        links: Links::default(),
+        catching: None,
+        outputs: Outputs::new(),
+        pmi: Pmi::find(),
+        next_protector: None,
+        switch_again: 0,
         images: Images::new(config.connections),
         observer,
         node,
@@ -316,6 +354,7 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         unshipped: false,
     };
     layer.greet_protector().map_err(failed("the protector's log"))?;
+    layer.open_door().map_err(failed("a door for its peers"))?;
     *LAYER.lock() = Some(layer);
     ACTIVE.store(true, Ordering::Release);
     Ok(())
@@ -370,7 +409,7 @@ pub fn sure<T>(result: Result<T, Error>) -> T {
 
 impl Layer {
     /// The hello on both connections; waits for the welcome on the journal's.
-    fn greet_protector(&mut self) -> Result<(), Errno> {
+    pub(crate) fn greet_protector(&mut self) -> Result<(), Errno> {
         let hello = self.observer.hello();
         self.journal.send(&hello)?;
         self.bulk.send(&hello)?;
@@ -388,24 +427,25 @@ impl Layer {
 
     /// The protector's connections are lost: waits until it, or the next one, is there. Bounded.
     #[cold]
-    fn reconnect(&mut self, error: Errno) {
+    pub(crate) fn reconnect(&mut self, error: Errno) {
         let deadline = sys::now() + REPLACED_MS * 1_000_000;
         let mut last = error;
         while sys::now() < deadline {
             self.hear_node();
-            let who = Identity { process: self.process, incarnation: self.observer.incarnation(), key: &self.key };
-            let journal = Channel::connect(self.protector, &who, login::Channel::Journal);
-            let bulk = Channel::connect(self.protector, &who, login::Channel::Bulk);
-            match (journal, bulk) {
-                (Ok(journal), Ok(bulk)) => {
-                    (self.journal, self.bulk) = (journal, bulk);
+            // Nobody else has the log that a restarted process still needs.
+            if let Some(next) = self.next_protector.take_if(|_| self.catching.is_none()) {
+                self.protector = next;
+            }
+            match self.log_in(self.protector) {
+                Ok((journal, bulk)) => {
+                    self.use_channels(journal, bulk);
                     self.images.handle_protector_lost(&mut self.observer);
                     match self.greet_protector() {
-                        Ok(()) => return self.unshipped = true,
+                        Ok(()) => return want_checkpoint(),
                         Err(error) => last = error,
                     }
                 }
-                (Err(error), _) | (_, Err(error)) => last = error,
+                Err(error) => last = error,
             }
             // The node tells where the next one is; the one that is known is tried ten times a second.
             _ = sys::wait_for(self.node.fd(), PollFlags::IN, 100);
@@ -417,6 +457,9 @@ impl Layer {
     pub fn ship(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             return replayer.look(&self.observer);
+        }
+        if self.catching.is_some() {
+            self.look_at_log();
         }
         let Some(ship) = self.observer.poll_journal() else { return };
         counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
@@ -466,6 +509,10 @@ impl Layer {
                 FromProtector::ImageWanted => want_checkpoint(),
                 FromProtector::Committed { image } => committed = Some(image),
                 FromProtector::ImageRefused { image } => self.images.handle_refused(image, &mut self.node),
+                FromProtector::Journal { .. } => Layer::handle_fetched_journal(&mut self.catching),
+                FromProtector::Payload { stream, offset, bytes } => {
+                    Layer::handle_fetched(&mut self.catching, stream, offset, bytes);
+                }
                 _ => {}
             }
             sure(self.observer.handle_protector(&message));
@@ -517,7 +564,7 @@ impl Layer {
 
     fn handle_node(&mut self, message: FromNode) {
         match message {
-            FromNode::Protector(address) => self.protector = address,
+            FromNode::Protector(address) => self.handle_next_protector(address),
             FromNode::Stable { stream, offset } => {
                 self.asked.retain(|asked| *asked != stream);
                 sure(self.observer.handle_protector(&FromProtector::StreamStable { stream, offset }));
@@ -526,7 +573,8 @@ impl Layer {
             FromNode::Checkpoint => self.images.request(),
             // Answers that came after their question was given up.
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Peer { .. } | FromNode::Caller { .. } => {}
-            FromNode::Restart(_) | FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. } => {}
+            FromNode::Restart(_) => {}
+            message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => self.handle_link_message(message),
         }
     }
 
@@ -573,15 +621,25 @@ impl Layer {
         self.replayer.as_mut().map(|replayer| replayer.peer(connection))
     }
 
-    /// Whether this process is replayed: it has no node, no protector and no peers.
+    /// Whether this process catches up with a log: sockets that its program makes meanwhile are nobody's yet.
     pub fn is_replayed(&self) -> bool {
-        self.replayer.is_some()
+        self.replayer.is_some() || self.observer.is_replaying()
+    }
+
+    /// The layer's own sockets are those of an earlier life: they are closed, and what waited for them is forgotten.
+    pub(crate) fn forget_sockets(&mut self) {
+        self.lingering.drain(..).for_each(|lingering| sys::close_own(lingering.fd));
+        self.unsent.clear();
+        self.asked.clear();
+        (self.idle, self.unshipped) = (0, false);
+        UNSENT.store(false, Ordering::Relaxed);
     }
 
     /// Something was received: payload waits to be shipped.
     pub fn note_received(&mut self) {
         self.idle = 0;
         self.unshipped = true;
+        self.tend_links_in_passing();
         if self.observer.payload().is_due() {
             self.ship_payload();
             self.hear_protector(false);
@@ -597,6 +655,7 @@ impl Layer {
         self.idle += 1;
         if self.idle >= IDLE {
             self.idle = 0;
+            self.check_way();
             self.tend();
         }
     }
@@ -609,8 +668,15 @@ impl Layer {
         }
         self.hear_protector(false);
         self.hear_node();
+        self.tend_links();
         self.forget_closed();
         self.drain();
+        if self.outputs.is_owing() {
+            self.outputs.write_again();
+        }
+        if self.catching.is_some() || self.next_protector.is_some() {
+            self.settle_down();
+        }
         counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
     }
 
@@ -633,9 +699,28 @@ impl Layer {
         }
     }
 
+    /// Asks the same of every stream of which bytes are kept, some at a time.
+    pub(crate) fn ask_stable_of_all(&mut self) {
+        const AT_ONCE: usize = 64;
+        let kept = self.observer.table().iter().filter(|(_, c)| c.outgoing().kept() > 0);
+        let streams: Vec<_> = kept.map(|(_, c)| (c.stream_out(), c.peer)).filter(|(s, _)| !self.asked.contains(s)).collect();
+        let room = AT_ONCE.saturating_sub(self.asked.len());
+        for (stream, receiver) in streams.into_iter().take(room) {
+            if self.node.send(&ToNode::AskStable { stream, receiver }).is_ok() {
+                self.asked.push(stream);
+            }
+        }
+    }
+
+    /// The socket of the journal: its address is the one that peers can reach.
+    pub(crate) fn journal_fd(&self) -> BorrowedFd<'_> {
+        self.journal.fd()
+    }
+
     /// The outbox fills: asks before it is full.
     pub fn note_sent(&mut self) {
         self.idle = 0;
+        self.tend_links_in_passing();
         if self.observer.outbox().is_pressed() {
             self.hear_node();
             self.ask_stable();
@@ -649,7 +734,7 @@ impl Layer {
         let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
         let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
         let own = [(self.journal.fd().as_raw_fd(), journal), (self.node.fd().as_raw_fd(), PollFlags::IN)];
-        own.into_iter().chain(bulk).chain(unsent).take(AWAITED)
+        own.into_iter().chain(bulk).chain(self.links.awaited()).chain(unsent).take(AWAITED)
     }
 
     fn fd_of(&self, slot: Slot) -> Option<i32> {
@@ -670,7 +755,7 @@ impl Layer {
                     self.unsent.push(slot);
                 }
             }
-            Err(error) => self.handle_broken(slot, error),
+            Err(error) => self.link_ended(slot, Ending::Reset(error)),
         }
         UNSENT.store(!self.unsent.is_empty(), Ordering::Relaxed);
     }
@@ -697,7 +782,7 @@ impl Layer {
         }
     }
 
-    /// The link of `slot` is gone for good: its peer has ended.
+    /// The link of `slot` is gone for good, and its peer wants nothing more.
     pub fn handle_broken(&mut self, slot: Slot, error: Errno) {
         self.observer.handle_broken(slot);
         self.unsent.retain(|waiting| *waiting != slot);
@@ -752,7 +837,7 @@ impl Layer {
         match what {
             Wait::Stable(_) => self.pass_gate(),
             Wait::Payload => self.wait_for_payload(),
-            other => fail(&format!("it waits for {other:?}, which only a restarted process does")),
+            other => self.wait_to_catch_up(other),
         }
     }
 
@@ -761,7 +846,7 @@ impl Layer {
         if let Some(replayer) = &mut self.replayer {
             return replayer.fetch(stream, offset, room);
         }
-        fail(&format!("it wants bytes of {stream:?} from {offset} of the log, which only a restarted process does"))
+        self.fetch_again(stream, offset, room)
     }
 
     /// Lets everything leave that waits, as far as sockets take it.
@@ -797,7 +882,7 @@ impl Layer {
     fn move_own(&mut self, number: i32) -> Result<(), Errno> {
         let lingering = self.lingering.iter_mut().map(|lingering| &mut lingering.fd);
         let own = [self.journal.fd_mut(), self.bulk.fd_mut(), self.node.fd_mut()];
-        let fd = own.into_iter().chain(lingering).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
+        let fd = own.into_iter().chain(lingering).chain(self.links.own()).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
         let dup = |from: i32| rustix::io::fcntl_dupfd_cloexec(&*fd, from);
         let moved = dup(number + 1).or_else(|_| dup(3))?;
         _ = fds::set(moved.as_raw_fd(), Kind::Own, true);
@@ -806,7 +891,7 @@ impl Layer {
         Ok(())
     }
 
-    fn end_lingering(&mut self, slot: Slot) {
+    pub(crate) fn end_lingering(&mut self, slot: Slot) {
         if self.unsent.contains(&slot) {
             return;
         }
@@ -843,24 +928,27 @@ impl Layer {
         (self.protector, Identity { process: self.process, incarnation: self.observer.incarnation(), key: &self.key })
     }
 
-    /// The process ends: everything leaves that is to leave, the node gets the last counters. Bounded: a peer that takes nothing does not keep a
-    /// process from ending.
+    /// The process ends: everything leaves that is to leave, and the process stays until it is safe with the protectors of those who receive it, or they
+    /// want no more: whoever of them is restarted later finds it there. Links are made anew meanwhile, and signals end it as if it were gone already. At
+    /// last the node gets the counters.
     pub fn leave(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             replayer.end("the program has ended");
         }
-        const PATIENCE_NS: u64 = 60_000_000_000;
-        let deadline = sys::now() + PATIENCE_NS;
         self.pass_gate();
+        signals::end_at_once();
+        self.finish_all();
         loop {
             self.tend();
-            if self.unsent.is_empty() && !self.bulk.has_unsent() && !self.unshipped || sys::now() > deadline {
+            let is_shipped = self.unsent.is_empty() && !self.bulk.has_unsent() && !self.unshipped;
+            if self.is_all_safe() && is_shipped {
                 break;
             }
             let awaited: Vec<_> = self.awaited().collect();
             let mut fds: Vec<_> =
                 awaited.iter().map(|(fd, events)| PollFd::from_borrowed_fd(sys::borrow(*fd), *events)).collect();
-            _ = sys::poll(&mut fds, Some(sys::span(1_000_000_000)));
+            let limit = self.due().map_or(1_000_000_000, |due| due.saturating_sub(sys::now()));
+            _ = sys::poll(&mut fds, Some(sys::span(limit)));
         }
         _ = self.node.send(&ToNode::Leaving(Box::new(counters::all())));
     }

@@ -3,8 +3,8 @@
 //! - `hooks`: the C library's names, a line or two each; `real`: the functions behind them.
 //! - `ops`: what the program's calls do when they are about something of ours. No unsafe code.
 //! - `layer`: one process's [`radic_observer::Observer`] and the connections that it drives; `channel`, `node`: to its protector's log and to its own
-//!   node; `greeting`: between processes; `image`: checkpoints, by [`radic_ckpt`];
-//!   `replay`: a restored process that is replayed alone.
+//!   node; `greeting`, `links`: between processes; `image`: checkpoints, by [`radic_ckpt`];
+//!   `replay`: a restored process that is replayed alone; `restart`: one that goes on; `output`, `pmi`: what else leaves the process.
 //! - `fds`: what each descriptor is; `counters`; `lock`; `sys`: system calls that no hook sees; `signals`; `memory`: a heap at a far address.
 //!
 //! Rules inside somebody's program: no thread of ours, not its heap, `errno` as the C library leaves it, no panic across the boundary (the library is
@@ -23,12 +23,16 @@ mod greeting;
 pub mod hooks;
 mod image;
 pub mod layer;
+mod links;
 pub mod lock;
 pub mod memory;
 pub mod node;
 pub mod ops;
+mod output;
+mod pmi;
 pub mod real;
 mod replay;
+mod restart;
 mod signals;
 #[allow(unsafe_code)]
 mod start;

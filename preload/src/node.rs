@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use radic_wire::codec;
 use radic_wire::frame::{self, FrameReader};
-use radic_wire::process::{FRAME, FromNode, ToNode};
+use radic_wire::process::{FRAME, FromNode, ToNode, restored_socket};
 use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::sys;
 
@@ -44,6 +44,18 @@ impl Node {
             let directory = rustix::fs::open(&path[..at], flags, Mode::empty())?;
             let short = [format!("/proc/self/fd/{}", sys::number(&directory)).as_bytes(), &path[at..]].concat();
             rustix::net::connect(&fd, &SocketAddrUnix::new(short)?)?;
+        }
+        Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
+    }
+
+    /// Connects to the node that has restored this process.
+    pub fn of_launcher(launcher: u64) -> Result<Node, Errno> {
+        let fd = sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(restored_socket(launcher).as_bytes())?)?;
+        // Names of this kind are anybody's to take.
+        let there = sockopt::socket_peercred(&fd)?.uid;
+        if !there.is_root() && there != rustix::process::geteuid() {
+            return Err(Errno::ACCESS);
         }
         Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
     }

@@ -179,6 +179,7 @@ functions! {
         pid: pid_t, local: *const iovec, local_count: c_ulong, remote: *const iovec, remote_count: c_ulong, flags: c_ulong
     ) -> ssize_t;
     gethostname(name: *mut c_char, room: size_t) -> c_int;
+    __gethostname_chk(name: *mut c_char, room: size_t, size: size_t) -> c_int;
     uname(names: *mut libc::utsname) -> c_int;
 }
 

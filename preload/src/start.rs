@@ -25,9 +25,13 @@ extern "C" fn construct() {
     match layer::join(socket.as_bytes(), process) {
         Ok(joined) if joined.protection.protect == Protect::On => {
             image::register();
+            hooks::identity::learn();
             radic_ckpt_preload::refuse_io_uring();
             if let Err(error) = layer::start(joined) {
                 layer::fail(&error.to_string());
+            }
+            if let (Err(why), Some(mut layer)) = (hooks::stdio::watch_streams(), layer::enter()) {
+                layer.note(&format!("what it prints may be lost or come twice if it is restarted: {why}"));
             }
         }
         Ok(_) => {}

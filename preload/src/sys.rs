@@ -63,9 +63,81 @@ pub fn choose_port_at_bind(fd: i32) {
     };
 }
 
+/// Puts what is behind `from` behind the number `to`, whatever was there; whether it closes at an exec stays as it is.
+#[allow(unsafe_code)]
+pub fn replace(from: BorrowedFd<'_>, to: i32) -> Result<(), Errno> {
+    let closes = rustix::io::fcntl_getfd(borrow(to)).is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC));
+    let flags = if closes { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
+    // SAFETY: the number is the program's, which knows nothing of the file behind it; it is not dropped here.
+    let mut target = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(to) });
+    rustix::io::dup3(from, &mut target, flags)
+}
+
+/// An option as the kernel has it. None: it does not have it.
+#[allow(unsafe_code)]
+fn option(fd: BorrowedFd<'_>, level: i32, name: i32, room: &mut [u8; 16]) -> Option<usize> {
+    let mut length = room.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes.
+    let result = unsafe {
+        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, room.as_mut_ptr(), &raw mut length)
+    };
+    (result == 0).then_some((length as usize).min(room.len()))
+}
+
+#[allow(unsafe_code)]
+fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) {
+    // SAFETY: the kernel reads so many bytes. What it refuses stays as it is.
+    _ = unsafe { libc::syscall(libc::SYS_setsockopt, fd.as_raw_fd(), level, name, value.as_ptr(), value.len()) };
+}
+
+fn copy_options_of(from: BorrowedFd<'_>, to: BorrowedFd<'_>, options: &[(i32, i32)]) {
+    for (level, name) in options {
+        let mut value = [0; 16];
+        if let Some(length) = option(from, *level, *name, &mut value) {
+            set_option(to, *level, *name, &value[..length]);
+        }
+    }
+}
+
+/// Copies the times that a socket's calls may take.
+pub fn copy_times(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
+    let times = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER];
+    copy_options_of(from, to, &times.map(|name| (libc::SOL_SOCKET, name)));
+}
+
+/// Copies what a program may have set on a TCP socket to another one.
+pub fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
+    /// SO_BUF_LOCK: which buffers have a size of the program's, and what they are called. Others are the kernel's to size.
+    const BUFFER_LOCK: i32 = 72;
+    const BUFFERS: [(u8, i32); 2] = [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)];
+    let of_socket = [libc::SO_KEEPALIVE, libc::SO_OOBINLINE, libc::SO_PRIORITY, libc::SO_RCVLOWAT];
+    let of_tcp = [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT, libc::TCP_USER_TIMEOUT];
+    copy_times(from, to);
+    copy_options_of(from, to, &of_socket.map(|name| (libc::SOL_SOCKET, name)));
+    copy_options_of(from, to, &of_tcp.map(|name| (libc::IPPROTO_TCP, name)));
+    copy_options_of(from, to, &[(libc::IPPROTO_IP, libc::IP_TOS)]);
+    let (mut locks, mut size) = ([0; 16], [0; 16]);
+    option(from, libc::SOL_SOCKET, BUFFER_LOCK, &mut locks);
+    for (_, name) in BUFFERS.iter().filter(|(bit, _)| locks[0] & bit != 0) {
+        if option(from, libc::SOL_SOCKET, *name, &mut size) == Some(4) {
+            // The kernel tells twice of what it was told.
+            let told = i32::from_ne_bytes([size[0], size[1], size[2], size[3]]) / 2;
+            set_option(to, libc::SOL_SOCKET, *name, &told.to_ne_bytes());
+        }
+    }
+}
+
 /// Gives a descriptor to the program.
 pub fn give(fd: OwnedFd) -> i32 {
     fd.into_raw_fd()
+}
+
+/// Puts what is behind `from` under the number `to`, whatever is there: for the program, not to be closed over exec.
+#[allow(unsafe_code)]
+pub fn put_at(from: BorrowedFd<'_>, to: i32) -> Result<(), Errno> {
+    // SAFETY: the number is not open, or the program counts on what is put there; it is the program's, so it is not dropped.
+    let mut to = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(to) });
+    rustix::io::dup2(from, &mut to)
 }
 
 /// Waits until one of `fds` has what it waits for; no time: for ever. EINTR is told: a signal of the program may want it.

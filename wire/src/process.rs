@@ -13,6 +13,13 @@ use crate::ids::{Incarnation, ProcessId};
 
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "process.sock";
+
+/// Name of the abstract socket, without the zero byte before it, where a daemon serves the processes that it brings back: their environment is that of
+/// another life, so the engine hands them the number of whoever has launched them.
+pub fn restored_socket(launcher: u64) -> String {
+    format!("radic-node-{launcher:016x}")
+}
+
 /// Longest frame, in bytes.
 pub const FRAME: usize = 4 << 20;
 /// Longest text in a message, in bytes.
@@ -173,6 +180,12 @@ pub enum ToNode {
         /// Where the image stands.
         point: Point,
     },
+    /// The first and last message on a second connection of a process that has come back: what follows, in both directions, is its conversation with the
+    /// process manager, as it is.
+    Pmi {
+        /// Who it is.
+        process: ProcessId,
+    },
     /// Where peers dial this process anew when a link has broken. Said once, after the welcome.
     Door(SocketAddr),
     /// The process listens here.
@@ -233,7 +246,11 @@ pub enum ToNode {
         stream: StreamId,
         /// The offset after its last byte.
         offset: u64,
+        /// It has closed the connection, too: it reads nothing more on it. Said anew when that comes later than the end.
+        closed: bool,
     },
+    /// This process is at its end: it reads nothing more, and merely waits until what it has sent is safe. `Leaving` follows.
+    Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
     Ended {
         /// Repeated in the answer.
@@ -305,6 +322,8 @@ pub enum FromNode {
         ask: u64,
         /// Where the stream ends. None: its sender has not ended it; the link is to be made anew.
         offset: Option<u64>,
+        /// Its sender has closed the connection, and reads nothing more on it.
+        closed: bool,
     },
     /// This process has come back: whoever has opened a connection with it dials it there.
     Restarted {
@@ -347,6 +366,8 @@ pub struct Point {
     pub output: [u64; 2],
     /// PMI fences that it had been let out of.
     pub fences: u64,
+    /// It had said `init` to its PMI server, and `finalize`.
+    pub pmi: (bool, bool),
 }
 
 /// What a restored process is told.

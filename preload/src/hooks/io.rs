@@ -9,11 +9,12 @@ use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, 
 use rustix::io::Errno;
 
 use super::{finish, is_connection};
+use crate::fds::{self, Kind};
 use crate::layer;
 use crate::ops::BUFFERS;
 use crate::ops::descriptor::note_once;
 use crate::ops::socket::{self, How};
-use crate::{real, sys};
+use crate::{output, pmi, real, sys};
 
 /// Nothing is mapped below.
 const LOWEST: usize = 4096;
@@ -41,6 +42,10 @@ unsafe fn check_parts(parts: *const iovec, count: usize, too_many: Errno) -> Res
 
 unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
+        if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && !is_nowhere(bytes, length) {
+            let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
+            return pmi::receive(fd, &mut [IoSliceMut::new(room)], flags != 0).map(finish);
+        }
         layer::tend_in_passing();
         return None;
     }
@@ -78,6 +83,9 @@ unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_in
 
 unsafe fn send_one(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
+        if fds::kind(fd) == Kind::Pmi && length > 0 && !is_nowhere(bytes, length) {
+            return pmi::send(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish);
+        }
         layer::tend_in_passing();
         return None;
     }
@@ -265,16 +273,27 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
-    unsafe { send_one(fd, bytes, length, 0).unwrap_or_else(|| real::write(fd, bytes, length)) }
+    let ours = match fds::kind(fd) {
+        Kind::Output if length > 0 && !is_nowhere(bytes, length) => {
+            output::write(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish)
+        }
+        _ => unsafe { send_one(fd, bytes, length, 0) },
+    };
+    unsafe { ours.unwrap_or_else(|| real::write(fd, bytes, length)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    let ours = usize::try_from(count).ok().and_then(|count| unsafe { send_many(fd, parts, count, 0, Errno::INVAL) });
+    let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
+        Kind::Output if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL) }.is_ok() => {
+            output::write(fd, unsafe { slice::from_raw_parts(parts.cast::<IoSlice<'_>>(), count) }).map(finish)
+        }
+        _ => unsafe { send_many(fd, parts, count, 0, Errno::INVAL) },
+    });
     unsafe { ours.unwrap_or_else(|| real::writev(fd, parts, count)) }
 }
 
-/// Copies from a file to a protected connection through memory: the kernel's way would pass the outbox.
+/// Copies from a file through memory to where the layer must see the bytes: the kernel's way would pass the outbox.
 unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     let mut buffer = [0u8; 16 << 10];
     let mut done = 0;
@@ -290,7 +309,7 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
         if got <= 0 {
             return if done > 0 { done as ssize_t } else { got };
         }
-        let sent = unsafe { send(to, buffer.as_ptr().cast(), got as size_t, 0) };
+        let sent = unsafe { write(to, buffer.as_ptr().cast(), got as size_t) };
         let taken = sent.max(0);
         if offset.is_null() {
             // What was read and not taken is given back.
@@ -308,7 +327,7 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if is_connection(to) {
+    if is_connection(to) || fds::kind(to) == Kind::Output {
         return unsafe { copy_file(to, from, offset, count) };
     }
     unsafe { real::sendfile(to, from, offset, count) }
@@ -328,10 +347,13 @@ pub unsafe extern "C" fn splice(
     length: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if is_connection(from) || is_connection(to) {
+    if is_connection(from) || is_connection(to) || fds::kind(to) == Kind::Output && layer::is_active() {
         // As for a descriptor that cannot be spliced: callers copy then, or report it.
         static SAID: AtomicBool = AtomicBool::new(false);
-        note_once(&SAID, "it splices a protected connection, whose bytes must pass through memory: that fails with EINVAL");
+        note_once(
+            &SAID,
+            "it splices a protected connection or its standard output, whose bytes must pass through memory: that fails with EINVAL",
+        );
         return finish(Err(Errno::INVAL));
     }
     unsafe { real::splice(from, from_offset, to, to_offset, length, flags) }

@@ -8,6 +8,7 @@
 
 pub mod descriptor;
 pub mod exit;
+pub mod identity;
 pub mod io;
 pub mod mpi;
 pub mod poll;

@@ -111,6 +111,11 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     }
 }
 
+/// The socket whose options are those of `fd`.
+fn with_options(fd: c_int) -> c_int {
+    if is_connection(fd) { descriptor::options_of(fd).unwrap_or(fd) } else { fd }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
     let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && is_connection(fd);
@@ -121,14 +126,19 @@ pub unsafe extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value:
             unsafe { *length = size_of::<c_int>() as socklen_t };
             0
         }),
-        None => unsafe { real::getsockopt(fd, level, name, value, length) },
+        None => unsafe { real::getsockopt(with_options(fd), level, name, value, length) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int {
-    let result = unsafe { real::setsockopt(fd, level, name, value, length) };
-    if result != 0 && is_connection(fd) && descriptor::names(fd).is_some() {
+    let other = with_options(fd);
+    let result = unsafe { real::setsockopt(other, level, name, value, length) };
+    if other != fd {
+        // What stands for it meanwhile has some of them, too.
+        unsafe { real::setsockopt(fd, level, name, value, length) };
+    }
+    if result != 0 && is_connection(fd) && descriptor::is_another(fd) {
         return 0; // It is replayed: what it did then was taken by the socket of then.
     }
     if result != 0 || level != libc::SOL_SOCKET || !is_connection(fd) {

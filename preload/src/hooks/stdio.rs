@@ -1,17 +1,21 @@
-//! The C library's buffers around a connection: its own `read` and `write` cannot be interposed, so such a stream gets ours, as a cookie stream.
+//! The C library's buffers. Around a connection: its own `read` and `write` cannot be interposed, so such a stream gets ours, as a cookie stream. Around
+//! standard output and standard error: [`watch_streams`].
 
 use std::arch::naked_asm;
-use std::ffi::{c_char, c_int, c_void};
-use std::ptr;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{ptr, slice};
 
 use libc::{FILE, off_t, size_t, ssize_t};
 use rustix::io::Errno;
+use rustix::mm::{MprotectFlags, mprotect};
 
 use super::io::{read, write};
 use super::{finish, is_connection};
-use crate::layer;
+use crate::fds::{self, Kind};
 use crate::lock::Lock;
-use crate::real;
+use crate::{layer, output, real};
 
 /// What `fopencookie` takes.
 #[repr(C)]
@@ -92,7 +96,61 @@ pub unsafe extern "C" fn fileno_unlocked(stream: *mut FILE) -> c_int {
     known(stream).unwrap_or_else(|| unsafe { real::fileno_unlocked(stream) })
 }
 
-/// Prints to a connection.
+/// What the C library's streams write with, before [`watch_streams`].
+static NEXT_WRITE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+type StreamWrite = unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t;
+
+/// Has the C library's streams write by way of us ([`crate::output`] says why): puts our function into the tables of their operations. An error: this
+/// C library is another one.
+pub fn watch_streams() -> Result<(), &'static str> {
+    /// The place of "write" in such a table.
+    const WRITE: usize = 15;
+    let look_up = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let next = look_up(c"_IO_file_write");
+    let slots = [c"_IO_file_jumps", c"_IO_wfile_jumps"].map(|name| look_up(name).cast::<*mut c_void>());
+    if next.is_null() || slots.iter().any(|table| table.is_null() || unsafe { *table.add(WRITE) } != next) {
+        return Err("the C library keeps its streams' functions elsewhere");
+    }
+    NEXT_WRITE.store(next, Ordering::Relaxed);
+    let ours = write_stream as StreamWrite as *mut c_void;
+    slots.into_iter().try_for_each(|table| unsafe { replace(table.add(WRITE), ours) })
+}
+
+/// Changes a word that the linker has made read-only.
+unsafe fn replace(word: *mut *mut c_void, value: *mut c_void) -> Result<(), &'static str> {
+    const PAGE: usize = 4096;
+    const REFUSED: &str = "the C library's streams cannot be changed";
+    let page = ptr::with_exposed_provenance_mut(word.expose_provenance() & !(PAGE - 1));
+    let set = |flags| unsafe { mprotect(page, PAGE, flags) }.map_err(|_| REFUSED);
+    set(MprotectFlags::READ | MprotectFlags::WRITE)?;
+    unsafe { word.write(value) };
+    // What is among the relocated constants was read-only before.
+    set(MprotectFlags::READ)
+}
+
+/// Writes for a stream; less than everything: an error.
+unsafe extern "C" fn write_stream(stream: *mut FILE, bytes: *const c_void, length: ssize_t) -> ssize_t {
+    let mut done = 0;
+    let fd = unsafe { real::fileno_unlocked(stream) };
+    if layer::is_active() && fd >= 0 && length > 0 {
+        let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length as usize) };
+        while done < bytes.len()
+            && let Some(Ok(count @ 1..)) = output::write(fd, &[IoSlice::new(&bytes[done..])])
+        {
+            done += count;
+        }
+    }
+    let (next, done) = (NEXT_WRITE.load(Ordering::Relaxed), done as ssize_t);
+    if done == length || next.is_null() {
+        return done;
+    }
+    // No pipe of ours; or an error, which the C library meets again and marks the stream with.
+    let next = unsafe { std::mem::transmute::<*mut c_void, StreamWrite>(next) };
+    done + unsafe { next(stream, bytes.byte_add(done as usize), length - done) }
+}
+
+/// Prints to a connection, or to one of the pipes to the node.
 unsafe fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
     let mut text = ptr::null_mut();
     let length = unsafe { vasprintf(&raw mut text, format, arguments) };
@@ -112,7 +170,7 @@ unsafe fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
-    if is_connection(fd) {
+    if is_connection(fd) || fds::kind(fd) == Kind::Output {
         return unsafe { print(fd, format, arguments) };
     }
     unsafe { real::vdprintf(fd, format, arguments) }
@@ -120,7 +178,7 @@ pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
-    if is_connection(fd) {
+    if is_connection(fd) || fds::kind(fd) == Kind::Output {
         return unsafe { print(fd, format, arguments) };
     }
     unsafe { real::__vdprintf_chk(fd, flag, format, arguments) }

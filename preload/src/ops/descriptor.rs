@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::fds::{self, Kind, Mark};
 use crate::layer::{self, Layer, Names, sure};
+use crate::links::Ending;
 use crate::sys;
 
 /// Before the program closes `fd`: afterwards the real close passes through. An error: the program must not close it.
@@ -25,12 +26,14 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
             return Ok(());
         }
         Kind::Own => return Err(Errno::BADF),
-        Kind::Connection | Kind::Listener | Kind::Alias => {}
+        Kind::Connection | Kind::Listener | Kind::Alias | Kind::Output | Kind::Pmi => {}
     }
     let Some(mut layer) = layer::enter() else { return Ok(()) };
     match fds::kind(fd) {
         Kind::Listener => stop_listening(&mut layer, fd),
         Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),
+        Kind::Output => {}
+        Kind::Pmi => layer.pmi.handle_closed(),
         _ => close_connection(&mut layer, fd),
     }
     fds::clear(fd);
@@ -55,9 +58,12 @@ fn close_connection(layer: &mut Layer, fd: i32) {
         sure(layer.observer.handle_moved(fd as u32, alias as u32));
         layer.aliases.iter_mut().filter(|(_, primary)| *primary == fd).for_each(|(_, primary)| *primary = alias);
         fds::set_like(alias, Kind::Connection, fd);
+        if let Some(names) = layer.names.remove(&fd) {
+            layer.names.insert(alias, names);
+        }
         return;
     }
-    super::socket::finish(layer, fd, slot);
+    super::socket::finish(layer, fd, slot, true);
     if fds::has(fd, Mark::Linger) {
         linger(layer, fd, slot);
     }
@@ -112,6 +118,9 @@ pub fn duplicated(old: i32, new: i32) {
     }
     if kind == Kind::Epoll {
         return super::ready::duplicated(old, new);
+    }
+    if kind == Kind::Output {
+        return fds::set_like(new, kind, old);
     }
     let Some(mut layer) = layer::enter() else { return };
     match kind {
@@ -169,7 +178,10 @@ pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
     }
     let errno = match sockopt::socket_error(sys::borrow(fd)) {
         Ok(Ok(())) => layer.take_broken(slot),
-        Ok(Err(error)) => error.raw_os_error(),
+        Ok(Err(error)) => {
+            layer.link_ended(slot, Ending::Reset(error));
+            layer.take_broken(slot)
+        }
         Err(error) => return Some(Err(error)),
     };
     sure(layer.observer.handle_outcome(thread, &Determinant::SoError { fd: fd as u32, errno: errno as u32 }));
@@ -177,11 +189,21 @@ pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
     Some(Ok(errno))
 }
 
-/// In a process that is replayed: the addresses of the connection on `fd`, as the program saw them then. None: it is none, or the kernel knows.
+/// The addresses of the connection on `fd`, as the program saw them first: its sockets come and go. None: it is none.
 pub fn names(fd: i32) -> Option<Names> {
     let layer = layer::enter()?;
-    let primary = layer.primary(fd);
-    layer.names.get(&primary).copied().filter(|_| layer.is_replayed())
+    layer.names.get(&layer.primary(fd)).copied()
+}
+
+/// Whether a call on the socket behind `fd` may fail for the reason alone that it is another one than the program had.
+pub fn is_another(fd: i32) -> bool {
+    layer::enter().is_some_and(|layer| layer.is_replayed() && layer.names.contains_key(&layer.primary(fd)))
+}
+
+/// The descriptor that has the options of the connection on `fd`, when its link is broken. None: it is the same.
+pub fn options_of(fd: i32) -> Option<i32> {
+    let layer = layer::enter()?;
+    Some(layer.options_of(fd)).filter(|other| *other != fd)
 }
 
 /// A descriptor with this very number, for a connection that replay accepts again: the program must find it taken.

@@ -81,14 +81,29 @@ pub fn leave() {
     EPOLLS.unlock_forgotten();
 }
 
+/// Whether nobody, the calling thread included, is in the middle of a look at the epolls.
+pub fn is_free() -> bool {
+    EPOLLS.try_lock().is_some() && FULL.try_lock().is_some()
+}
+
+/// Another socket will be under the number `fd`: the one before may live on under another number, and no epoll is to watch it there.
+pub fn leaving(fd: i32) {
+    for (epoll, table) in EPOLLS.lock().all() {
+        if table.of(fd).is_some() {
+            _ = kernel::control(epoll, Operation::Delete, fd, 0, 0);
+        }
+    }
+}
+
 /// Another socket is under the number `fd` since now: the epolls that watch it watch the new one.
 pub fn replaced(fd: i32) {
     for (epoll, table) in EPOLLS.lock().all() {
         let Some((key, watch)) = table.of(fd) else { continue };
+        let events = if watch.disarmed { (libc::EPOLLONESHOT | libc::EPOLLET) as u32 } else { watch.events };
         // The old file may be open still, under another number; then the number is watched twice, for a while.
-        let added = kernel::control(epoll, Operation::Add, fd, watch.events, key);
+        let added = kernel::control(epoll, Operation::Add, fd, events, key);
         if added == Err(Errno::EXIST) {
-            _ = kernel::control(epoll, Operation::Modify, fd, watch.events, key);
+            _ = kernel::control(epoll, Operation::Modify, fd, events, key);
         }
     }
 }
@@ -126,7 +141,7 @@ fn watches_protected(epolls: &Epolls, epoll: i32, depth: u32) -> bool {
     let protected = |fd| match fds::kind(fd) {
         Kind::Connection | Kind::Listener | Kind::Alias => true,
         Kind::Epoll => inner(fd),
-        Kind::Other | Kind::Own => false,
+        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
     };
     epolls.get(epoll).is_some_and(|table| table.watched().any(|watch| protected(watch.fd)))
 }
@@ -171,7 +186,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
 fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usize, Errno> {
     layer::tend_in_passing();
     let count = kernel::epoll_wait(epoll, events, limit.time, limit.mask)?;
-    Ok(translate(EPOLLS.lock().get(epoll), events, count, |_| {}))
+    Ok(translate(EPOLLS.lock().get(epoll), events, count, |_| false, |_| {}))
 }
 
 /// Most descriptors of [`wait_for`].
@@ -200,7 +215,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     let logged = kinds().any(|(fd, kind)| match kind {
         Kind::Connection | Kind::Listener | Kind::Alias => true,
         Kind::Epoll => is_logged(&layer, fd),
-        Kind::Other | Kind::Own => false,
+        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
     });
     if !logged && !must_tend(&layer, limit) {
         return None;
@@ -208,7 +223,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer::thread(), deadline: None }.run(layer))
 }
 
-/// Whether somebody waits for bytes that only this call can let go: those that a socket, or the log's connection, has not taken yet.
+/// Whether somebody may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
 fn must_tend(layer: &Layer, limit: Limit<'_>) -> bool {
     /// The connections that are always listened to: journal and node.
     const ALWAYS: usize = 2;
@@ -230,16 +245,17 @@ impl Asked<'_> {
     }
 
     /// What is ready now, in the program's buffer and in `found`, at most [`READY_FDS`].
-    fn ask(&mut self, layer: &Layer, mask: Option<&sigset_t>, found: &mut Vec<ReadyFd>) -> Result<usize, Errno> {
+    fn ask(&mut self, layer: &mut Layer, mask: Option<&sigset_t>, found: &mut Vec<ReadyFd>) -> Result<usize, Errno> {
         match self {
             Asked::Epoll { epoll, events } => {
                 let count = kernel::epoll_now(*epoll, events, mask)?;
                 if count == 0 && !knows_more(layer) {
                     return Ok(0);
                 }
+                examine(layer, &ended(*epoll, &events[..count]));
                 let mut epolls = EPOLLS.lock();
                 let Some(table) = epolls.get_mut(*epoll) else { return Err(Errno::BADF) };
-                let count = translate(Some(table), events, count, |ready| found.push(ready));
+                let count = translate(Some(table), events, count, |fd| layer.is_away(fd), |ready| found.push(ready));
                 if knows_more(layer) { add_known(layer, *epoll, table, events, found) } else { Ok(count) }
             }
             Asked::Poll { fds } => {
@@ -247,7 +263,13 @@ impl Asked<'_> {
                 if count == 0 && !knows_more(layer) {
                     return Ok(0);
                 }
+                let told = |entry: &pollfd| (entry.fd, u32::from(entry.revents as u16));
+                let ended: Vec<_> = fds.iter().map(told).filter(|(fd, bits)| is_end(*fd, *bits)).collect();
+                examine(layer, &ended);
                 for entry in fds.iter_mut() {
+                    if entry.revents != 0 && layer.is_away(entry.fd) {
+                        entry.revents &= OUT as i16;
+                    }
                     if u32::from(entry.events as u16) & IN != 0 && is_readable(layer, entry.fd, 1) {
                         entry.revents |= IN as i16;
                     }
@@ -300,11 +322,24 @@ impl Asked<'_> {
 }
 
 /// The kernel's events become the program's: the word instead of our key. Returns how many there are, for those of forgotten watches are left out.
-fn translate(table: Option<&Epoll>, events: &mut [epoll_event], count: usize, mut tell: impl FnMut(ReadyFd)) -> usize {
+/// A descriptor that `is_away` has a placeholder, which can be written; what else is reported was the socket before it.
+fn translate(
+    table: Option<&Epoll>,
+    events: &mut [epoll_event],
+    count: usize,
+    is_away: impl Fn(i32) -> bool,
+    mut tell: impl FnMut(ReadyFd),
+) -> usize {
     let mut kept = 0;
     for at in 0..count.min(events.len()) {
         let epoll_event { events: mut bits, u64: key } = events[at];
         if let Some(watch) = table.and_then(|table| table.find(key)).filter(|watch| !watch.disarmed) {
+            if bits != OUT && is_away(watch.fd) {
+                bits &= OUT;
+                if bits == 0 {
+                    continue;
+                }
+            }
             // One that is reported once is reported, or the kernel would have to be told that it was not.
             if bits & OUT != 0 && watch.events & libc::EPOLLONESHOT as u32 == 0 && is_full(watch.fd) {
                 bits &= !OUT;
@@ -322,7 +357,28 @@ fn translate(table: Option<&Epoll>, events: &mut [epoll_event], count: usize, mu
 
 /// Whether something may be ready that the kernel knows nothing of. In a first life: a connection between its arrival and the program's accept.
 fn knows_more(layer: &Layer) -> bool {
-    layer.observer.incarnation().0 > 0 || !layer.arrived.is_empty()
+    layer.observer.incarnation().0 > 0 || !layer.arrived.is_empty() || layer.links.is_any_down()
+}
+
+/// Whether the kernel reports that something is over on a protected connection.
+fn is_end(fd: i32, bits: u32) -> bool {
+    const ENDS: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
+    bits & ENDS != 0 && matches!(fds::kind(fd), Kind::Connection | Kind::Alias)
+}
+
+/// Those of an epoll's events.
+fn ended(epoll: i32, events: &[epoll_event]) -> Vec<(i32, u32)> {
+    let epolls = EPOLLS.lock();
+    let table = epolls.get(epoll);
+    let of = |event: &epoll_event| Some((table?.find(event.u64)?.fd, event.events));
+    events.iter().filter_map(of).filter(|(fd, bits)| is_end(*fd, *bits)).collect()
+}
+
+/// What looks like an end may be a broken link, of which the program is told nothing.
+fn examine(layer: &mut Layer, ended: &[(i32, u32)]) {
+    for (fd, bits) in ended {
+        layer.examine(*fd, bits & libc::EPOLLERR as u32 != 0);
+    }
 }
 
 /// Whether `fd` has something to read that the kernel knows nothing of.
@@ -330,14 +386,16 @@ fn is_readable(layer: &Layer, fd: i32, depth: u32) -> bool {
     match fds::kind(fd) {
         Kind::Connection | Kind::Alias => {
             let slot = layer.observer.table().slot_of(layer.primary(fd) as u32);
-            slot.is_ok_and(|slot| layer.observer.is_readable(slot))
+            // The end that was told stays ready.
+            let over = |slot| layer.is_away(fd) && layer.is_at_end(slot);
+            slot.is_ok_and(|slot| layer.observer.is_readable(slot) || over(slot))
         }
         Kind::Listener => !layer.arrived.is_empty(),
         Kind::Epoll if depth < NESTED => {
             let watched: Vec<i32> = EPOLLS.lock().get(fd).into_iter().flat_map(reading).collect();
             watched.into_iter().any(|fd| is_readable(layer, fd, depth + 1))
         }
-        Kind::Epoll | Kind::Other | Kind::Own => false,
+        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
     }
 }
 
@@ -405,7 +463,7 @@ impl Waiting<'_> {
             }
             layer.drain();
             relieve(&mut layer);
-            match self.asked.ask(&layer, self.limit.mask, &mut found) {
+            match self.asked.ask(&mut layer, self.limit.mask, &mut found) {
                 Ok(0) if self.left() == Some(0) => return Ok(self.nothing(&mut layer)),
                 Ok(0) => layer = self.wait(layer)?,
                 Ok(count) => return Ok(self.ready(&mut layer, &found, count)),
@@ -451,6 +509,9 @@ impl Waiting<'_> {
     /// Waits, without the layer, for the program's descriptors and the layer's.
     fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
         layer.tend();
+        if layer.links.take_changed() {
+            return Ok(layer);
+        }
         let starved = STARVED.load(Ordering::Relaxed);
         // What is writable for the kernel only would end the wait at once.
         let mut set = if starved { Vec::new() } else { self.asked.awaited() };
@@ -458,6 +519,10 @@ impl Waiting<'_> {
         let mut left = self.left();
         if starved {
             left = Some(left.map_or(RELIEF_NS, |left| left.min(RELIEF_NS)));
+        }
+        if let Some(due) = layer.due() {
+            let due = due.saturating_sub(sys::now());
+            left = Some(left.map_or(due, |left| left.min(due)));
         }
         drop(layer);
         let polled = kernel::poll(&mut set, left, self.limit.mask);

@@ -13,7 +13,7 @@ use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query};
-use radic_wire::process::{Counters, FromNode, Protect, TEXT, ToNode};
+use radic_wire::process::{Counters, FromNode, Place, Point, Protect, TEXT, ToNode};
 
 use super::checkpoints::Schedule;
 use super::clients::Purpose;
@@ -48,6 +48,8 @@ pub(super) struct Observed {
     known: bool,
     asks: usize,
     notes: u32,
+    /// It ends, and reads nothing more.
+    pub(super) closing: bool,
     /// What was said already, once for each process.
     child_told: bool,
     peer_told: bool,
@@ -67,6 +69,7 @@ impl Node {
     pub(super) fn handle_observer(&mut self, now: Duration, observer: ObserverId, pid: u32, message: ToNode) {
         match (self.observers.joined.get(&observer).copied(), message) {
             (None, ToNode::Join { version, process }) => self.join(now, observer, pid, version, process),
+            (None, ToNode::Restored { version, process, point }) => self.rejoin(now, observer, (pid, version), process, point),
             (Some(process), message) if self.is_newest(observer, process) => {
                 self.handle_joined(now, observer, process, message);
             }
@@ -89,6 +92,7 @@ impl Node {
             return self.refuse(observer, format!("job {} does not run on this node", process.job));
         };
         let (ours, protect) = (host.pid(process.rank), host.protection().protect);
+        let later_life = host.incarnation().0 > 0;
         if ours.is_none() || protect == Protect::None {
             return self.refuse(observer, format!("rank {} of job {} is not protected here", process.rank, process.job));
         }
@@ -104,7 +108,7 @@ impl Node {
             return self.refuse(observer, text);
         }
         observed.observer = Some(observer);
-        let again = std::mem::replace(&mut observed.known, true);
+        let again = std::mem::replace(&mut observed.known, true) || later_life;
         self.observers.joined.insert(observer, process);
         if again && protect == Protect::On {
             self.begin_anew(now, observer, process);
@@ -113,7 +117,20 @@ impl Node {
         }
     }
 
-    fn refuse(&mut self, observer: ObserverId, why: String) {
+    /// A restored process is there.
+    fn rejoin(&mut self, now: Duration, observer: ObserverId, (pid, version): (u32, u16), process: ProcessId, point: Point) {
+        let ours = self.hosts.get(&process.job).and_then(|host| host.pid(process.rank));
+        if version != PROTOCOL_VERSION || ours != Some(pid) {
+            let text = format!("rank {} of job {} is not brought back here as process {pid}", process.rank, process.job);
+            return self.refuse(observer, text);
+        }
+        let observed = self.observers.processes.entry(process).or_default();
+        (observed.observer, observed.known) = (Some(observer), true);
+        self.observers.joined.insert(observer, process);
+        self.handle_restored(now, observer, process, point);
+    }
+
+    pub(super) fn refuse(&mut self, observer: ObserverId, why: String) {
         self.outputs.push_back(Output::Observer(observer, FromNode::Refused(why)));
         self.outputs.push_back(Output::CloseObserver(observer));
     }
@@ -171,8 +188,13 @@ impl Node {
         self.start_schedule(now, process);
     }
 
-    /// Who protects this node's processes: the one that watches it; itself, if it is alone.
+    /// Who protects this node's processes: the one that watched it when the one before was lost; itself, if it is alone.
     pub(super) fn protector(&self) -> &Member {
+        if let Some(member) = self.protectors[0].as_ref().and_then(|protector| self.member(protector))
+            && member.id != *self.me()
+        {
+            return member;
+        }
         self.view().and_then(|view| watcher_of(view, self.me())).unwrap_or(&self.config.me)
     }
 
@@ -183,19 +205,30 @@ impl Node {
 
     fn handle_joined(&mut self, now: Duration, observer: ObserverId, process: ProcessId, message: ToNode) {
         match message {
-            ToNode::Join { .. } => self.dismiss(now, observer, process, "it joins twice on one connection"),
+            ToNode::Join { .. } | ToNode::Restored { .. } | ToNode::Pmi { .. } => {
+                self.dismiss(now, observer, process, "it joins twice on one connection");
+            }
+            ToNode::Door(door) => self.handle_door(process, door),
+            ToNode::ListeningAt { address, at } => self.listen_at(now, observer, process, address, at),
+            ToNode::Where { ask, process: other } => {
+                self.ask_all(now, observer, process, Purpose::Where { observer, process, ask, other }, &Query::Where(other));
+            }
+            ToNode::Ended { ask, stream, sender } => {
+                let purpose = Purpose::Final { observer, process, ask };
+                self.ask_all(now, observer, process, purpose, &Query::Final { stream, sender });
+            }
+            ToNode::Finished { stream, offset, closed } => self.handle_finished(process, stream, offset, closed),
+            ToNode::Closing => {
+                if let Some(observed) = self.observers.processes.get_mut(&process) {
+                    observed.closing = true;
+                }
+            }
+            ToNode::Live { events, different } => self.handle_live(now, process, events, different),
             ToNode::Listening(address) => {
                 if let Err(error) = self.registry.listen(process, address) {
                     self.dismiss(now, observer, process, &error.to_string());
                 }
             }
-            ToNode::Restored { .. }
-            | ToNode::Door(_)
-            | ToNode::ListeningAt { .. }
-            | ToNode::Where { .. }
-            | ToNode::Finished { .. }
-            | ToNode::Ended { .. }
-            | ToNode::Live { .. } => {}
             ToNode::NotListening(address) => self.registry.unlisten(process, address),
             ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
                 self.look_up(now, observer, process, ask, Call { connection, from, to });
@@ -216,6 +249,46 @@ impl Node {
                     observed.counters = Some(*counters);
                 }
             }
+        }
+    }
+
+    /// A process that has moved listens where it listened before. On all addresses means on those of the node of its first life.
+    fn listen_at(&mut self, now: Duration, observer: ObserverId, process: ProcessId, address: SocketAddr, at: SocketAddr) {
+        let origin = self.origin_of(process).filter(|_| address.ip().is_unspecified());
+        let seen = origin.map(|ip| SocketAddr::new(ip, address.port()));
+        for address in seen.into_iter().chain([address]) {
+            if let Err(error) = self.registry.listen_at(process, address, at) {
+                return self.dismiss(now, observer, process, &error.to_string());
+            }
+        }
+    }
+
+    /// Asks every member on behalf of an observer.
+    fn ask_all(&mut self, now: Duration, observer: ObserverId, process: ProcessId, purpose: Purpose, query: &Query) {
+        if self.begin_ask(now, observer, process) {
+            let all = self.view().map_or_else(Vec::new, |view| view.members.iter().map(|m| m.id.clone()).collect());
+            self.gather_from(now, purpose, query, all, LOOK_UP);
+        }
+    }
+
+    /// What an observer asked by `Where`. Of this job's ranks one that nobody knows of is on its way: whoever brings it back will say so.
+    pub(super) fn finish_where(&mut self, observer: ObserverId, process: ProcessId, ask: u64, other: ProcessId, places: &[Place]) {
+        self.end_ask(process);
+        let find = |wanted: fn(&Place) -> bool| places.iter().copied().find(wanted);
+        let known = find(|place| matches!(place, Place::Here { .. })).or(find(|place| *place == Place::Left)).or(find(|_| true));
+        let default = if self.hosts.contains_key(&other.job) { Place::Away } else { Place::Left };
+        if self.is_newest(observer, process) {
+            let place = known.unwrap_or(default);
+            self.outputs.push_back(Output::Observer(observer, FromNode::Place { ask, place }));
+        }
+    }
+
+    /// What an observer asked by `Ended`.
+    pub(super) fn finish_final(&mut self, observer: ObserverId, process: ProcessId, ask: u64, found: Option<(u64, bool)>) {
+        self.end_ask(process);
+        if self.is_newest(observer, process) {
+            let (offset, closed) = (found.map(|(offset, _)| offset), found.is_some_and(|(_, closed)| closed));
+            self.outputs.push_back(Output::Observer(observer, FromNode::Final { ask, offset, closed }));
         }
     }
 
@@ -252,7 +325,8 @@ impl Node {
         let mine = self.is_mine(to.ip());
         if let Some(peer) = self.registry.find(to, mine) {
             self.registry.expect(peer, from, call.connection);
-            return self.tell_peer(observer, process, ask, call.connection, Some(peer));
+            let at = self.registry.moved_to(to);
+            return self.tell_peer(observer, process, (ask, call.connection), Some((peer, at)));
         }
         let nodes = self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine));
         if !self.begin_ask(now, observer, process) {
@@ -273,7 +347,8 @@ impl Node {
         if let Some(process) = process {
             self.registry.expect(process, from, connection);
         }
-        Answer::Listener { connection, from, process, at: None }
+        let at = process.and_then(|_| self.registry.moved_to(to));
+        Answer::Listener { connection, from, process, at }
     }
 
     /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).
@@ -281,7 +356,7 @@ impl Node {
         &mut self,
         now: Duration,
         (observer, process, ask, call): (ObserverId, ProcessId, u64, Call),
-        found: Option<ProcessId>,
+        found: Option<(ProcessId, Option<SocketAddr>)>,
         silent: &[NodeId],
     ) {
         self.end_ask(process);
@@ -293,26 +368,27 @@ impl Node {
         }
         if !self.is_newest(observer, process) {
             // It is gone: nobody will call.
-            if let Some(peer) = found {
+            if let Some((peer, _)) = found {
                 self.withdraw(peer, call.connection, call.from);
             }
             return;
         }
         self.tell_if_unprotected(now, process, found.is_some(), || format!("connects to {}", call.to));
-        self.tell_peer(observer, process, ask, call.connection, found);
+        self.tell_peer(observer, process, (ask, call.connection), found);
     }
 
     fn tell_peer(
         &mut self,
         observer: ObserverId,
         process: ProcessId,
-        ask: u64,
-        connection: ConnectionId,
-        peer: Option<ProcessId>,
+        (ask, connection): (u64, ConnectionId),
+        found: Option<(ProcessId, Option<SocketAddr>)>,
     ) {
+        let (peer, at) = found.unzip();
+        let at = at.flatten();
         let other = peer.filter(|peer| peer.job != process.job);
         let key = other.map(|peer| JobKey::derive(&self.config.key, peer.job).greeting_key(&connection).to_bytes());
-        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at: None }));
+        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at }));
     }
 
     /// Says once for each process that it talks to somebody who is not protected.
@@ -356,15 +432,8 @@ impl Node {
     }
 
     fn ask_stable(&mut self, now: Duration, observer: ObserverId, process: ProcessId, stream: StreamId, receiver: ProcessId) {
-        let host = self.hosts.get(&receiver.job).map(|host| host.placement().node_of(receiver.rank));
-        let nodes = match (host, self.view()) {
-            (_, None) | (Some(None), _) => Vec::new(),
-            (Some(Some(node)), Some(view)) => {
-                let member = view.get(node).map(|member| watcher_of(view, &member.id).unwrap_or(member));
-                member.map(|m| m.id.clone()).into_iter().collect()
-            }
-            (None, Some(view)) => view.members.iter().map(|m| m.id.clone()).collect(),
-        };
+        // Its log may be with the watcher of its node or with an earlier protector, and its host knows whether it has left: all are asked.
+        let nodes = self.view().map_or_else(Vec::new, |view| view.members.iter().map(|m| m.id.clone()).collect());
         if self.begin_ask(now, observer, process) {
             let purpose = Purpose::Stable { observer, process, stream };
             self.gather_from(now, purpose, &Query::Stable { stream, receiver }, nodes, STORE);
@@ -396,6 +465,7 @@ impl Node {
         if let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| p.observer == Some(observer)) {
             observed.observer = None;
             self.registry.forget(process);
+            self.forget_door(process);
             self.fail_checkpoints(process, "it has ended, or runs another program");
         }
     }

@@ -1,0 +1,57 @@
+//! Who and where this is: what the program is told is what it was told first, wherever it goes on (a host's name decides paths and who shares memory with
+//! whom). The answers are learned at the start, and travel in the image.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::mem::MaybeUninit;
+
+use libc::{size_t, utsname};
+use rustix::io::Errno;
+
+use super::finish_int;
+use crate::layer;
+use crate::lock::Lock;
+use crate::real;
+
+static FIRST: Lock<Option<utsname>> = Lock::new(None);
+
+/// Learns the answers.
+pub fn learn() {
+    let mut names = MaybeUninit::zeroed();
+    if unsafe { real::uname(names.as_mut_ptr()) } == 0 {
+        *FIRST.lock() = Some(unsafe { names.assume_init() });
+    }
+}
+
+fn first() -> Option<utsname> {
+    // In a child another thread may have had the lock when it was forked.
+    if layer::is_active() { *FIRST.lock() } else { None }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uname(names: *mut utsname) -> c_int {
+    match first() {
+        Some(first) if !names.is_null() => {
+            unsafe { names.write(first) };
+            0
+        }
+        _ => unsafe { real::uname(names) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gethostname(name: *mut c_char, room: size_t) -> c_int {
+    let Some(first) = first().filter(|_| !name.is_null()) else { return unsafe { real::gethostname(name, room) } };
+    let host = unsafe { CStr::from_ptr(first.nodename.as_ptr()) }.to_bytes_with_nul();
+    // As the C library does: what fits is written, perhaps without an end, and then it is an error.
+    unsafe { std::ptr::copy_nonoverlapping(host.as_ptr().cast(), name, host.len().min(room)) };
+    finish_int(if host.len() <= room { Ok(()) } else { Err(Errno::NAMETOOLONG) }, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __gethostname_chk(name: *mut c_char, room: size_t, size: size_t) -> c_int {
+    if room > size {
+        // The next one ends the program, as it does without us.
+        return unsafe { real::__gethostname_chk(name, room, size) };
+    }
+    unsafe { gethostname(name, room) }
+}

@@ -1,0 +1,309 @@
+//! Standard output and standard error: exactly once as far as the process goes (G3), and not before the gate (G1).
+//!
+//! What is needed of them at a checkpoint is how many bytes the process has written, and the last of those: the ones that its node has not passed on
+//! when it dies are gone with it. So every write on one of these pipes comes by [`write()`]: through the gate, counted, and kept in a ring, which travels in
+//! the image. A restored process first writes the ring's content once more; [`Outputs::offsets`] says where that begins, so its job's home
+//! knows what to drop. In replay the program's writes are done again, after that.
+//!
+//! How every write gets here: `write` and its kin are hooks, and that is what Fortran, Python and C++ without `sync_with_stdio` use. The C library's own streams
+//! (`printf`, `puts`, `perror`, `std::cout`) write by an internal name that nobody can interpose. They do it through a slot of its table of stream operations,
+//! the exported `_IO_file_jumps`, and there is our function instead (`hooks::stdio::watch_streams`; only if the slot holds the exported
+//! `_IO_file_write`, so another C library is noticed, and told: G7). What else was thought of: a stream of our own as `stdout` (`fopencookie`) is too late for `std::cout`, which
+//! keeps the C library's stream since before our constructor runs, and breaks `freopen` and the descriptor in the stream; a pipe of our own with a
+//! reader needs a thread; counting by the node needs a conversation at every checkpoint, and cannot close the gate before a byte is in the pipe. With the slot
+//! nothing is different for the program: same stream, same buffer, same buffering (a pipe: full), same descriptor.
+//!
+//! Not covered: `syscall(SYS_write, ..)`, and children. A child's bytes are in the pipe uncounted. If the process is restarted,
+//! its home has that many bytes more than the process knows of, and drops as many of what comes next: output of programs whose children print may lack bytes
+//! after a restart (a program that starts children is told of in the node's log anyway).
+
+use std::io::IoSlice;
+
+use radic_observer::ring::Ring;
+use radic_wire::limits;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use crate::fds::{self, Kind};
+use crate::layer::{self, Held, Layer};
+use crate::ops::wait;
+use crate::sys;
+
+/// What a pipe takes at once or not at all, and always takes if there is room: the kernel's PIPE_BUF.
+const PIECE: usize = 4096;
+/// What a pipe holds.
+const PIPE: usize = 64 << 10;
+/// What may be on its way from the process to the job's home when the process's node dies: in the pipe, in the node's hands, in a message.
+const KEPT: usize = PIPE + limits::OUTPUT_UNPRINTED + limits::CHUNK;
+
+/// A pipe, whatever descriptors it has.
+type Pipe = (u64, u64);
+
+/// The pipe behind a descriptor, if there is one.
+fn pipe_of(fd: i32) -> Option<Pipe> {
+    let stat = rustix::fs::fstat(sys::borrow(fd)).ok()?;
+    (FileType::from_raw_mode(stat.st_mode) == FileType::Fifo).then_some((stat.st_dev, stat.st_ino))
+}
+
+/// One of the two streams.
+#[derive(Debug)]
+struct Output {
+    /// Where it is written to; none: nowhere that anybody counts.
+    pipe: Option<Pipe>,
+    /// Its last bytes, by offset.
+    ring: Ring,
+    /// From where on they are to be written once more; none: they were.
+    again: Option<u64>,
+}
+
+impl Output {
+    fn new() -> Self {
+        Output { pipe: None, ring: Ring::new(KEPT), again: None }
+    }
+
+    /// These bytes are in the pipe.
+    fn note(&mut self, bytes: &[u8]) {
+        let surplus = bytes.len().saturating_sub(self.ring.room()) as u64;
+        self.ring.trim(self.ring.start() + surplus);
+        self.ring.push(bytes);
+    }
+
+    /// What is to be written once more, as much as is written at once.
+    fn owed(&self) -> Option<&[u8]> {
+        let (head, tail) = self.ring.slices(self.again?, self.ring.end());
+        let next = if head.is_empty() { tail } else { head };
+        (!next.is_empty()).then(|| &next[..next.len().min(PIECE)])
+    }
+
+    /// So many bytes of that were.
+    fn handle_again(&mut self, count: usize) {
+        let next = self.again.map(|from| from + count as u64);
+        self.again = next.filter(|from| *from < self.ring.end());
+    }
+}
+
+/// Both streams.
+#[derive(Debug)]
+pub struct Outputs {
+    streams: [Output; 2],
+    /// At the last image, which of them descriptors 1 and 2 were.
+    places: [Option<usize>; 2],
+}
+
+impl Outputs {
+    /// Those of this process, as its node has given them to it.
+    pub fn new() -> Self {
+        let mut outputs = Outputs { streams: [Output::new(), Output::new()], places: [None; 2] };
+        for fd in [1, 2] {
+            let pipe = pipe_of(fd);
+            if pipe.is_some() {
+                _ = fds::set(fd, Kind::Output, true);
+            }
+            // One pipe for both is standard output.
+            if outputs.streams[0].pipe != pipe {
+                outputs.streams[fd as usize - 1].pipe = pipe;
+            }
+        }
+        outputs
+    }
+
+    /// Which of them is behind `fd`.
+    fn which(&self, fd: i32) -> Option<usize> {
+        let pipe = pipe_of(fd)?;
+        self.streams.iter().position(|stream| stream.pipe == Some(pipe))
+    }
+
+    /// An image begins: the restored process gets new pipes on descriptors 1 and 2, and must know what they were.
+    pub fn handle_image(&mut self) {
+        self.places = [1, 2].map(|fd| self.which(fd));
+    }
+
+    /// The process is restored. False: the program has exchanged the two, and what it prints cannot be put together with what it has printed.
+    #[must_use]
+    pub fn handle_restored(&mut self) -> bool {
+        let mut all = true;
+        for (at, stream) in self.streams.iter_mut().enumerate() {
+            let there = self.places[at] == Some(at);
+            all &= there || self.places[1 - at] != Some(at);
+            stream.pipe = if there { pipe_of(at as i32 + 1) } else { None };
+            let kept = (stream.ring.start(), stream.ring.end());
+            stream.again = (stream.pipe.is_some() && kept.0 < kept.1).then_some(kept.0);
+        }
+        all
+    }
+
+    /// Offsets at which begins what a process that is restored from an image made now will write to its new pipes.
+    pub fn offsets(&self) -> [u64; 2] {
+        [0, 1].map(|at| self.streams[at].ring.start())
+    }
+
+    /// Whether anything is to be written once more.
+    pub fn is_owing(&self) -> bool {
+        self.streams.iter().any(|stream| stream.again.is_some())
+    }
+
+    /// Writes once more what is to be, as far as the pipes take it.
+    pub fn write_again(&mut self) {
+        for (fd, stream) in (1..).zip(&mut self.streams) {
+            while let Some(owed) = stream.owed() {
+                match put(fd, owed) {
+                    Ok(0) => break,
+                    Ok(count) => stream.handle_again(count),
+                    // Nobody reads: nobody needs it.
+                    Err(_) => stream.again = None,
+                }
+            }
+        }
+    }
+}
+
+impl Default for Outputs {
+    fn default() -> Self {
+        Outputs::new()
+    }
+}
+
+/// Writes at most [`PIECE`] bytes if the pipe takes them now. Another process that writes to it at this moment may make it wait.
+fn put(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
+    let pipe = sys::borrow(fd);
+    let ready = sys::poll(&mut [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)], Some(sys::span(0)))?;
+    if ready == 0 {
+        return Ok(0);
+    }
+    match rustix::io::write(pipe, bytes) {
+        Err(Errno::AGAIN) => Ok(0),
+        other => other,
+    }
+}
+
+/// `write` and its kin. None: the descriptor is none of these pipes; it passes through.
+pub fn write(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
+    let layer = layer::enter()?;
+    let which = layer.outputs.which(fd)?;
+    let total = parts.iter().map(|part| part.len()).sum();
+    Some(Writing { fd, which, total, done: 0 }.run(layer, parts))
+}
+
+struct Writing {
+    fd: i32,
+    which: usize,
+    total: usize,
+    done: usize,
+}
+
+impl Writing {
+    /// The layer is held around each piece, so that an image has counted it or has not written it; but not while the pipe is full.
+    fn run(mut self, mut layer: Held, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        let mut piece = [0; PIECE];
+        while self.done < self.total {
+            layer.pass_gate();
+            layer.outputs.write_again();
+            let length = copy(parts, self.done, &mut piece);
+            let stream = &mut layer.outputs.streams[self.which];
+            let count =
+                if stream.again.is_some() { 0 } else { put(self.fd, &piece[..length]).or_else(|error| self.over(error))? };
+            stream.note(&piece[..count]);
+            self.done += count;
+            if count == 0 {
+                if self.done == self.total {
+                    break;
+                }
+                layer = self.wait(layer)?;
+            }
+        }
+        Ok(self.done)
+    }
+
+    /// An error after some bytes is for the next call.
+    fn over(&mut self, error: Errno) -> Result<usize, Errno> {
+        if self.done == 0 {
+            return Err(error);
+        }
+        self.total = self.done;
+        Ok(0)
+    }
+
+    fn wait(&mut self, layer: Held) -> Result<Held, Errno> {
+        let flags = rustix::fs::fcntl_getfl(sys::borrow(self.fd))?;
+        let error = if flags.contains(rustix::fs::OFlags::NONBLOCK) {
+            Errno::AGAIN
+        } else {
+            match wait(layer, &[(self.fd, PollFlags::OUT)], None) {
+                Err(error) => error,
+                held => return held,
+            }
+        };
+        self.over(error)?;
+        layer::enter().ok_or(error)
+    }
+}
+
+/// The bytes of `parts` from `skip` on, as many as there is room for.
+fn copy(parts: &[IoSlice<'_>], mut skip: usize, room: &mut [u8]) -> usize {
+    let mut filled = 0;
+    for part in parts {
+        let from = part.len().min(skip);
+        skip -= from;
+        let take = (part.len() - from).min(room.len() - filled);
+        room[filled..filled + take].copy_from_slice(&part[from..from + take]);
+        filled += take;
+    }
+    filled
+}
+
+impl Layer {
+    /// The process ends: what is to be written once more is, however slow the reader, as if the program wrote it.
+    pub fn write_owed_output(&mut self) {
+        while self.outputs.is_owing() {
+            self.outputs.write_again();
+            self.tend();
+            let waiting: Vec<_> = self.outputs.streams.iter().zip([1, 2]).filter(|(s, _)| s.again.is_some()).collect();
+            let fds = waiting.iter().map(|(_, fd)| PollFd::from_borrowed_fd(sys::borrow(*fd), PollFlags::OUT));
+            _ = sys::poll(&mut fds.collect::<Vec<_>>(), Some(sys::span(100_000_000)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_copied_from_any_place() {
+        let parts = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
+        let mut room = [0; 4];
+        assert_eq!((copy(&parts, 2, &mut room), &room), (4, b"cdef"));
+        assert_eq!((copy(&parts, 6, &mut room), &room[..2]), (2, &b"gh"[..]));
+        assert_eq!(copy(&parts, 8, &mut room), 0);
+    }
+
+    proptest! {
+        /// Whatever was written before the image, and however little the new pipe takes at once: what comes out of it is what was written, from the
+        /// offset that is told on, to the last byte.
+        #[test]
+        fn what_is_written_again_continues_what_was_written(pieces in prop::collection::vec(1usize..=PIECE, 0..200), taken in 1usize..PIECE) {
+            let mut output = Output::new();
+            let mut all = Vec::new();
+            for (mark, length) in (0u8..=u8::MAX).cycle().zip(pieces) {
+                let piece: Vec<u8> = (0..length).map(|at| mark.wrapping_mul(31).wrapping_add(at as u8)).collect();
+                output.note(&piece);
+                all.extend(piece);
+            }
+            prop_assert_eq!(output.ring.end(), all.len() as u64);
+            let from = output.ring.start();
+            prop_assert_eq!(from, all.len().saturating_sub(KEPT) as u64);
+            output.again = (from < output.ring.end()).then_some(from);
+            let mut again = Vec::new();
+            while let Some(owed) = output.owed() {
+                let count = owed.len().min(taken);
+                again.extend_from_slice(&owed[..count]);
+                output.handle_again(count);
+            }
+            prop_assert!(output.again.is_none());
+            prop_assert_eq!(&again[..], &all[from as usize..]);
+        }
+    }
+}
