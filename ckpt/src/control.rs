@@ -18,16 +18,16 @@ use serde::Serialize;
 
 use crate::image::chain::AncestorError;
 use crate::image::format::MAGIC;
-use crate::image::{FormatError, ImageError, Meta};
+use crate::image::{FormatError, ImageError};
 use crate::keeper::{self, Identity};
-use crate::launch::{ALONE_VARIABLE, RESTORE_VARIABLE};
+use crate::launch::{ALONE_VARIABLE, LAUNCHER_VARIABLE, RESTORE_VARIABLE};
 use crate::request::{REFUSAL_MAGIC, Request, SOCKET_NAME, advice_message};
 use crate::stop::{NUDGE, REQUEST, SIGNAL};
 use crate::sys::{self, call};
 
 mod whole;
 
-pub use whole::{Progress, folder, merge_files};
+pub use whole::{Progress, Restorable, folder, merge_files};
 
 /// Why there is no checkpoint, or no restored process.
 #[derive(Debug, thiserror::Error)]
@@ -257,44 +257,59 @@ pub enum Ids {
 /// A copy that changes nothing outside of itself: with new ids, and copies of the files that it could write to. The image's ancestors are among
 /// `parents`, if it has any. No file is needed any more when this returns.
 pub fn restart_alone(image: &Path, parents: &[PathBuf], library: &Path) -> Result<Command, ControlError> {
-    let (file, meta) = whole::restorable(image, parents, &mut |_, _| {})?;
-    let mut command = command(Ids::New, &meta, library, file.into());
+    let mut command = whole::restorable(image, parents, &mut |_, _| {})?.command(Ids::New, library, None, |_| {});
     command.env(ALONE_VARIABLE, "1");
     Ok(command)
 }
 
 /// The same, with a choice of ids, and telling how far it has come where an image must be merged or unpacked first.
 pub fn restart_as(ids: Ids, image: &Path, library: &Path, progress: Progress<'_>) -> Result<Command, ControlError> {
-    let (file, meta) = whole::restorable(image, &[], progress)?;
-    Ok(command(ids, &meta, library, file.into()))
+    Ok(whole::restorable(image, &[], progress)?.command(ids, library, None, |_| {}))
 }
 
-fn command(ids: Ids, meta: &Meta, library: &Path, image: OwnedFd) -> Command {
-    let mut words = meta.process.cmdline.split(|b| *b == 0).map(OsStr::from_bytes);
-    let mut command = Command::new(OsStr::from_bytes(&meta.process.exe));
-    command.arg0(words.next().unwrap_or_default());
-    let words: Vec<_> = words.collect();
-    // The last argument ends with a zero byte, after which there is nothing.
-    command.args(&words[..words.len().saturating_sub(1)]);
-    command.env_clear().env("LD_PRELOAD", library).env(RESTORE_VARIABLE, image.as_raw_fd().to_string());
-    let personality = meta.process.personality;
-    let process = &meta.process;
-    let tids = meta.threads.iter().map(|thread| thread.tid as i32).collect();
-    let identity = Identity { pid: process.pid as i32, tids, monotonic: process.monotonic, boottime: process.boottime };
-    // SAFETY: system calls only.
-    unsafe {
-        command.pre_exec(move || {
-            // The image stays open over exec.
-            libc::fcntl(image.as_fd().as_raw_fd(), libc::F_SETFD, 0);
-            libc::personality(libc::c_ulong::from(personality));
-            if ids == Ids::Old && !keeper::assume(&identity) {
-                let text = b"radic: the process is restored under another pid: its own is taken, or may not be chosen here\n";
-                let _ = sys::write_all(2, text);
-            }
-            Ok(())
-        });
+impl Restorable {
+    /// A command that becomes the saved process, as [`restart`] says. What `first` adds to it is done by the keeper, before it lets go of the process.
+    /// `launcher` is what [`launcher`](crate::launcher) tells the restored process; then nobody is told if it could not have its old ids.
+    #[must_use]
+    pub fn command(self, ids: Ids, library: &Path, launcher: Option<u64>, first: impl FnOnce(&mut Command)) -> Command {
+        let Restorable { file, meta } = self;
+        let (image, process) = (OwnedFd::from(file), &meta.process);
+        let mut words = process.cmdline.split(|b| *b == 0).map(OsStr::from_bytes);
+        let mut command = Command::new(OsStr::from_bytes(&process.exe));
+        command.arg0(words.next().unwrap_or_default());
+        let words: Vec<_> = words.collect();
+        // The last argument ends with a zero byte, after which there is nothing.
+        command.args(&words[..words.len().saturating_sub(1)]);
+        command.env_clear().env("LD_PRELOAD", library).env(RESTORE_VARIABLE, image.as_raw_fd().to_string());
+        command.envs(launcher.map(|number| (LAUNCHER_VARIABLE, format!("{number:016x}"))));
+        first(&mut command);
+        let (personality, aloud) = (process.personality, launcher.is_none());
+        let tids = meta.threads.iter().map(|thread| thread.tid as i32).collect();
+        let identity = Identity { pid: process.pid as i32, tids, monotonic: process.monotonic, boottime: process.boottime };
+        // SAFETY: system calls only.
+        unsafe {
+            command.pre_exec(move || {
+                // The image stays open over exec.
+                libc::fcntl(image.as_fd().as_raw_fd(), libc::F_SETFD, 0);
+                libc::personality(libc::c_ulong::from(personality));
+                if ids == Ids::Old && !keeper::assume(&identity) && aloud {
+                    let text = b"radic: the process is restored under another pid: its own is taken, or may not be chosen here\n";
+                    let _ = sys::write_all(2, text);
+                }
+                Ok(())
+            });
+        }
+        command
     }
-    command
+}
+
+/// The process that the command of [`Restorable::command`] has become, when it runs: `child` itself, or the one that it keeps. None: it has ended already.
+#[must_use]
+pub fn kept_by(child: i32) -> Option<i32> {
+    let children = std::fs::read(format!("/proc/{child}/task/{child}/children")).ok()?;
+    // An init of its namespace comes before it. The process itself has no child yet: nobody is there who could make one.
+    let newest = children.split(|b| *b == b' ').rfind(|pid| !pid.is_empty());
+    newest.map(|pid| crate::maps::decimal(pid).0 as i32)
 }
 
 #[cfg(test)]

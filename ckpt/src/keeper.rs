@@ -73,9 +73,15 @@ fn namespaces(identity: &Identity, behind: bool) -> Result<(), Errno> {
         close_all();
         wait_for_ever();
     }
-    match clone_as(identity.pid)? {
-        0 => fresh_proc(),
-        child => keep(child as i32, init as i32),
+    match clone_as(identity.pid) {
+        Ok(0) => fresh_proc(),
+        Ok(child) => keep(child as i32, init as i32),
+        Err(error) => {
+            // The program must not find a child that it has not made.
+            let _ = plain!(libc::SYS_kill, init, libc::SIGKILL);
+            let _ = plain!(libc::SYS_wait4, init, 0, 0, 0);
+            Err(error)
+        }
     }
 }
 

@@ -25,6 +25,9 @@ pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
 /// Set in the environment of a restored process that is to change no file: it gets copies, without a name, of those it could write to.
 pub const ALONE_VARIABLE: &str = "RADIC_CKPT_ALONE";
 
+/// Says who has started a process that is to be restored: 16 hexadecimal digits, which [`launcher`](crate::launcher) gives the restored process.
+pub const LAUNCHER_VARIABLE: &str = "RADIC_CKPT_LAUNCHER";
+
 static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
 
 /// To be called once, by the library's constructor: reserves the engine's memory and installs the signal's handler. In a process
@@ -130,12 +133,19 @@ fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
         crc_before: crc32c(0, &header.encode()),
         objects_used: files.objects.len() as u32,
         alone: u32::from(alone),
+        launcher: launcher()?,
         entry: header.entry,
         stack: header.stack,
         specials,
         objects,
     };
     leave(plan, &regions)
+}
+
+fn launcher() -> Result<u64, String> {
+    let Some(digits) = std::env::var_os(LAUNCHER_VARIABLE) else { return Ok(0) };
+    let number = digits.to_str().and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    number.ok_or(format!("{LAUNCHER_VARIABLE} is not a hexadecimal number"))
 }
 
 /// The descriptors of a restart come behind those of the program, which may reach up to its limit.

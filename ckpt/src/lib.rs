@@ -60,4 +60,5 @@ mod track;
 pub use gather::Refusal;
 pub use interrupted::indirect_syscall;
 pub use request::{Mode, Request, Tracking};
+pub use restart::launcher;
 pub use save::{Hooks, Nudged, Outcome, Told, checkpoint, nudge_self, set_hooks};

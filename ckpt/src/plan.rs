@@ -82,6 +82,8 @@ pub struct Plan {
     pub objects_used: u32,
     /// 1: files that the program had open for writing are not touched: it gets copies that vanish with it.
     pub alone: u32,
+    /// Who has started it, for the restored process to know; 0: nobody says.
+    pub launcher: u64,
     /// The library's restart entry.
     pub entry: u64,
     /// Its stack pointer.

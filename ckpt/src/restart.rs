@@ -2,8 +2,8 @@
 //! leader; makes everything else as the tables say, and lets all threads return into their signal frames.
 
 use core::arch::asm;
-use core::sync::atomic::AtomicI32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicU64};
 
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
 use crate::describe::object_number;
@@ -17,6 +17,16 @@ const RSEQ_SIGNATURE: u32 = 0x5305_3053;
 
 /// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
 static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
+
+/// Who has started this life of the process; 0: nobody has said.
+static LAUNCHER: AtomicU64 = AtomicU64::new(0);
+
+/// What whoever has restored this process has said of itself ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)): in its environment, which is that
+/// of its first life, there is nothing, and its parent is not always who it seems. 0: nothing, or it was never restored. It is known when the hook
+/// after a restore is called.
+pub fn launcher() -> u64 {
+    LAUNCHER.load(Relaxed)
+}
 
 /// Tells whoever has started the command.
 fn say(parts: &[&[u8]]) {
@@ -50,6 +60,7 @@ impl<T> OrFail<T> for Result<T, Errno> {
 /// The restart entry; its address is in the image's header.
 pub extern "C" fn entry(plan: &Plan) -> ! {
     let threads = state().parked.load(Relaxed) as usize;
+    LAUNCHER.store(plan.launcher, Relaxed);
     // SAFETY: nobody else runs; the slots are as the saved process left them.
     let (tables, leader) = unsafe { (arena::tables(), *state().slots[0].0.get()) };
     // SAFETY: the leader's own segments.
@@ -438,7 +449,13 @@ fn bind(socket: i32, domain: i32, name: &[u8], fd: &Fd) {
         if matches!(domain, libc::AF_INET | libc::AF_INET6) {
             any[2..4].fill(0);
         }
-        bind(&any[..len]).or_fail("the address of a socket");
+        let mut done = bind(&any[..len]);
+        if done.is_err() && matches!(domain, libc::AF_INET | libc::AF_INET6) {
+            // The address is another machine's: all of this one's.
+            any[4..].fill(0);
+            done = bind(&any[..len]);
+        }
+        done.or_fail("the address of a socket");
     }
 }
 

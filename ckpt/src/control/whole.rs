@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, BufReader, Read, Seek};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{ControlError, failed};
 use crate::image::chain::{Candidates, Merged, merge, read_header};
-use crate::image::format::Codec;
+use crate::image::format::{Codec, RECORD_BYTES, Record};
+use crate::image::meta::Process;
 use crate::image::{Header, ImageError, Meta, Reader, Sink, WriteSink};
 
 /// Told now and then how far long work has come: bytes done, and bytes in all where that is known.
@@ -98,17 +99,67 @@ impl Read for Watched<'_, '_> {
     }
 }
 
+/// A whole image without packed runs, which the restorer can read: at its beginning.
+#[derive(Debug)]
+pub struct Restorable {
+    pub(super) file: File,
+    pub(super) meta: Meta,
+}
+
+impl Restorable {
+    /// An image and what it builds upon, a whole one first, newest last. Their bytes are known to be what was verified when they were made (a code over
+    /// them, say): what need not be put together is not read here, and the restorer checks its sums once more. What must be is put into a file
+    /// without a name in `folder`.
+    pub fn of_verified(mut chain: Vec<File>, folder: &Path, progress: Progress<'_>) -> Result<Self, ControlError> {
+        let seek = failed("the image cannot be read from its beginning");
+        if let [only] = &mut chain[..]
+            && let Some(meta) = raw_meta(only)?
+        {
+            only.rewind().map_err(seek)?;
+            return Ok(Restorable { file: chain.remove(0), meta });
+        }
+        chain.reverse();
+        let (file, meta) = unpacked(&Layers(chain), &[folder.to_owned()], progress)?;
+        Ok(Restorable { file, meta })
+    }
+
+    /// The program, and where it stood, of which both must be here, and the id that it had.
+    #[must_use]
+    pub fn process(&self) -> &Process {
+        &self.meta.process
+    }
+}
+
+/// The metadata of a whole image of raw runs, whose sums are not checked; none if it is another kind of image.
+fn raw_meta(file: &File) -> Result<Option<Meta>, ImageError> {
+    let mut input = BufReader::new(file);
+    let Reader { header, meta, .. } = Reader::begin(&mut input)?;
+    if header.parent != 0 {
+        return Ok(None);
+    }
+    let mut record = [0; RECORD_BYTES];
+    loop {
+        input.read_exact(&mut record)?;
+        match Record::decode(&record)? {
+            Record::End(_) => return Ok(Some(meta)),
+            Record::Run(run) if run.codec == Codec::Lz4 => return Ok(None),
+            Record::Run(run) => input.seek_relative(i64::from(run.stored))?,
+        }
+    }
+}
+
 /// An image as the restorer can read it, whole and without packed runs, verified from its beginning to its end: the file itself if it is
 /// that already, else a file without a name. At its beginning. Ancestors are looked for as [`merge_files`] does.
-pub(super) fn restorable(image: &Path, parents: &[PathBuf], progress: Progress<'_>) -> Result<(File, Meta), ControlError> {
+pub(super) fn restorable(image: &Path, parents: &[PathBuf], progress: Progress<'_>) -> Result<Restorable, ControlError> {
     let mut file = File::open(image).map_err(failed("the image cannot be opened"))?;
     if let Some((_, meta)) = verified_raw(&file)? {
         file.rewind().map_err(failed("the image cannot be read from its beginning"))?;
-        return Ok((file, meta));
+        return Ok(Restorable { file, meta });
     }
     let mut folders = vec![std::env::temp_dir(), folder(image).to_owned()];
     folders.dedup();
-    unpacked(&Layers::open(image, parents)?, &folders, progress)
+    let (file, meta) = unpacked(&Layers::open(image, parents)?, &folders, progress)?;
+    Ok(Restorable { file, meta })
 }
 
 /// Verifies a whole image of raw runs; none if it is another kind of image, as far as it was read.
@@ -195,7 +246,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = stored(&home, true);
         let mut told = 0;
-        let (file, meta) = restorable(&path, &[], &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
+        let Restorable { file, meta } = restorable(&path, &[], &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
         assert_eq!((content(file), meta.process.pid), (image(false), 77));
         assert!(told > 0);
         let layers = Layers::open(&path, &[]).unwrap();
@@ -210,9 +261,25 @@ mod tests {
     fn a_raw_image_is_taken_as_it_is() {
         let home = tempfile::tempdir().unwrap();
         let path = stored(&home, false);
-        let (file, _) = restorable(&path, &[], &mut |_, _| panic!("there is nothing to do")).unwrap();
+        let Restorable { file, .. } = restorable(&path, &[], &mut |_, _| panic!("there is nothing to do")).unwrap();
         std::fs::write(&path, "the same file").unwrap();
         assert_eq!(content(file), b"the same file");
+    }
+
+    #[test]
+    fn of_what_was_verified_a_raw_image_is_taken_as_it_is_and_a_packed_one_unpacked() {
+        let home = tempfile::tempdir().unwrap();
+        for packed in [false, true] {
+            let file = File::open(stored(&home, packed)).unwrap();
+            let mut read = 0;
+            let restorable = Restorable::of_verified(vec![file], home.path(), &mut |done, _| read = done).unwrap();
+            assert_eq!((restorable.process().pid, read > 0), (77, packed));
+            assert_eq!(content(restorable.file), image(false));
+        }
+        std::fs::write(home.path().join("image"), &image(false)[..300]).unwrap();
+        let file = File::open(home.path().join("image")).unwrap();
+        let error = Restorable::of_verified(vec![file], home.path(), &mut |_, _| {}).unwrap_err();
+        assert!(matches!(error, ControlError::Image(_)), "{error}");
     }
 
     #[test]
