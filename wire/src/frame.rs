@@ -71,6 +71,12 @@ impl FrameReader {
         Ok(Some(&self.buffer[start..start + claimed]))
     }
 
+    /// What is buffered and not handed out: whatever follows the last frame is none.
+    pub fn into_rest(mut self) -> Vec<u8> {
+        self.buffer.drain(..self.taken);
+        self.buffer
+    }
+
     /// Bytes that are buffered and not handed out.
     pub fn buffered(&self) -> usize {
         self.buffer.len() - self.taken

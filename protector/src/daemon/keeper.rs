@@ -89,10 +89,13 @@ pub fn run(node: &str) {
         }
         line.clear();
     }
+    let mut marks: BTreeSet<Mark> = wards.values().map(|ward| Mark { job: ward.job, node: node.to_owned() }).collect();
+    // One that was brought back has the mark of the node of its first life, and so has what it starts.
+    marks.extend(wards.values().filter_map(|ward| orphans::mark(ward.group).filter(|mark| mark.job == ward.job)));
     for ward in wards.values() {
         _ = killpg(Pid::from_raw(ward.group), Signal::SIGKILL);
     }
-    orphans::kill_marked(&wards.values().map(|ward| Mark { job: ward.job, node: node.to_owned() }).collect::<BTreeSet<_>>());
+    orphans::kill_marked(&marks);
     for ward in wards.values() {
         _ = leftovers::remove(&ward.kvsname, ward.rank);
     }

@@ -1,10 +1,12 @@
 //! Unix sockets in the node's directory, on which programs of this machine talk to their protector in frames of bincode: the `radic`
 //! command on one ([`super::commands`]), observers on another ([`super::observers`]).
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
@@ -12,10 +14,11 @@ use std::time::Duration;
 
 use radic_wire::codec;
 use radic_wire::frame::{self, FrameReader};
+use radic_wire::ids::ProcessId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -49,6 +52,10 @@ pub trait Service: 'static {
     fn said(client: u64, pid: u32, request: Self::Request) -> Input;
     /// Client number `client` is gone.
     fn gone(client: u64) -> Input;
+    /// The process that a connection is of which speaks something else after this message, if that is its first.
+    fn hands_over(_first: &Self::Request) -> Option<ProcessId> {
+        None
+    }
 }
 
 /// A client has connected: its number, and where its replies go.
@@ -118,44 +125,80 @@ pub fn bind<S: Service>(dir: &Path) -> io::Result<Listener<S>> {
     Ok(Listener(UnixListener::bind(path)?, std::marker::PhantomData))
 }
 
-/// Accepts clients of this user and of root.
-pub async fn accept<S: Service>(
-    listener: Listener<S>,
+/// Binds an abstract socket of this name, for processes whose environment names no path that is here.
+pub fn bind_abstract<S: Service>(name: &str) -> io::Result<Listener<S>> {
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address)?;
+    listener.set_nonblocking(true)?;
+    Ok(Listener(UnixListener::from_std(listener)?, std::marker::PhantomData))
+}
+
+/// A connection that speaks something else after its first message: with whom, which process it says it is, and what has come of that already.
+pub struct Handover {
+    pub pid: u32,
+    pub process: ProcessId,
+    pub socket: UnixStream,
+    pub rest: Vec<u8>,
+}
+
+/// What all sockets of a service have in common.
+pub struct Reception<S: Service> {
     inputs: mpsc::Sender<Input>,
     connected: mpsc::Sender<Connected<S>>,
+    handovers: mpsc::Sender<Handover>,
     refusals: Rc<Refusals>,
-) {
-    let (me, what) = (nix::unistd::geteuid().as_raw(), S::CLIENT);
-    let mut next = 1;
-    let counter = Rc::new(());
+    /// The number of the last client.
+    last: Cell<u64>,
+    /// Each client has a clone.
+    counter: Rc<()>,
+}
+
+impl<S: Service> Reception<S> {
+    /// Clients go to `connected`, what they say to `inputs`, those that speak something else to `handovers`.
+    pub fn new(
+        inputs: mpsc::Sender<Input>,
+        connected: mpsc::Sender<Connected<S>>,
+        handovers: mpsc::Sender<Handover>,
+        refusals: Rc<Refusals>,
+    ) -> Rc<Self> {
+        Rc::new(Reception { inputs, connected, handovers, refusals, last: Cell::new(0), counter: Rc::new(()) })
+    }
+
+    /// The process id of a client that may come in, or why it may not.
+    fn admit(&self, socket: &UnixStream) -> Result<u32, String> {
+        let (me, what) = (nix::unistd::geteuid().as_raw(), S::CLIENT);
+        let cred = socket.peer_cred().map_err(|error| format!("refused {what} whose user the kernel does not tell: {error}"))?;
+        if cred.uid() != me && cred.uid() != 0 {
+            return Err(format!("refused {what} of uid {}: this protector belongs to uid {me}", cred.uid()));
+        }
+        if Rc::strong_count(&self.counter) > S::CLIENTS {
+            return Err(format!("refused {what}: {} are connected", S::CLIENTS));
+        }
+        Ok(cred.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
+    }
+}
+
+/// Accepts clients of this user and of root.
+pub async fn accept<S: Service>(listener: Listener<S>, reception: Rc<Reception<S>>) {
     loop {
-        let (socket, _) = super::accept(what, || listener.0.accept()).await;
-        let cred = socket.peer_cred().map(|cred| (cred.uid(), cred.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0)));
-        let admitted = match cred {
-            Ok((uid, _)) if uid != me && uid != 0 => {
-                Err(format!("refused {what} of uid {uid}: this protector belongs to uid {me}"))
-            }
-            Err(error) => Err(format!("refused {what} whose user the kernel does not tell: {error}")),
-            Ok(_) if Rc::strong_count(&counter) > S::CLIENTS => Err(format!("refused {what}: {} are connected", S::CLIENTS)),
-            Ok((_, pid)) => Ok(pid),
-        };
-        let pid = match admitted {
+        let (socket, _) = super::accept(S::CLIENT, || listener.0.accept()).await;
+        let pid = match reception.admit(&socket) {
             Ok(pid) => pid,
             Err(text) => {
-                refusals.note(text).await;
+                reception.refusals.note(text).await;
                 continue;
             }
         };
-        let (client, alive) = (next, counter.clone());
-        next += 1;
+        let (client, alive) = (reception.last.get() + 1, reception.counter.clone());
+        reception.last.set(client);
         let (queue, replies) = mpsc::channel(S::QUEUE);
-        if connected.send(Connected(client, queue)).await.is_err() {
+        if reception.connected.send(Connected(client, queue)).await.is_err() {
             return;
         }
-        let (inputs, refusals) = (inputs.clone(), refusals.clone());
+        let reception = reception.clone();
         spawn_local(async move {
-            serve::<S>(client, pid, socket, replies, &inputs, &refusals).await;
-            _ = inputs.send(S::gone(client)).await;
+            serve::<S>(client, pid, socket, replies, &reception).await;
+            _ = reception.inputs.send(S::gone(client)).await;
             drop(alive);
         });
     }
@@ -164,23 +207,23 @@ pub async fn accept<S: Service>(
 async fn serve<S: Service>(
     client: u64,
     pid: u32,
-    socket: UnixStream,
+    mut socket: UnixStream,
     replies: mpsc::Receiver<S::Reply>,
-    inputs: &mpsc::Sender<Input>,
-    refusals: &Refusals,
+    reception: &Reception<S>,
 ) {
-    let (reader, writer) = socket.into_split();
+    let (reader, writer) = socket.split();
     let result = tokio::select! {
-        result = write::<S>(writer, replies) => result,
-        result = read::<S>(client, pid, reader, inputs) => result,
+        result = write::<S>(writer, replies) => result.map(|()| None),
+        result = read::<S>(client, pid, reader, &reception.inputs) => result.map(Some),
     };
     match result {
-        Ok(()) | Err(WireError::Closed | WireError::Io(_)) => {}
-        Err(error) => refusals.note(format!("{} was disconnected: {error}", S::CLIENT)).await,
+        Ok(Some((process, rest))) => _ = reception.handovers.send(Handover { pid, process, socket, rest }).await,
+        Ok(None) | Err(WireError::Closed | WireError::Io(_)) => {}
+        Err(error) => reception.refusals.note(format!("{} was disconnected: {error}", S::CLIENT)).await,
     }
 }
 
-async fn write<S: Service>(mut writer: OwnedWriteHalf, mut replies: mpsc::Receiver<S::Reply>) -> Result<(), WireError> {
+async fn write<S: Service>(mut writer: WriteHalf<'_>, mut replies: mpsc::Receiver<S::Reply>) -> Result<(), WireError> {
     let mut bytes = Vec::new();
     while let Some(reply) = replies.recv().await {
         bytes.clear();
@@ -191,20 +234,24 @@ async fn write<S: Service>(mut writer: OwnedWriteHalf, mut replies: mpsc::Receiv
     Ok(writer.shutdown().await?)
 }
 
+/// Reads until the connection ends, or speaks something else: for which process, and what has come of that.
 async fn read<S: Service>(
     client: u64,
     pid: u32,
-    mut reader: OwnedReadHalf,
+    mut reader: ReadHalf<'_>,
     inputs: &mpsc::Sender<Input>,
-) -> Result<(), WireError> {
+) -> Result<(ProcessId, Vec<u8>), WireError> {
     let mut frames = FrameReader::new(S::FRAME);
     let mut buffer = vec![0; 16 << 10];
     let deadline = tokio::time::Instant::now() + FIRST;
     let mut silent = true;
     loop {
         while let Some(body) = frames.next_frame().map_err(|e| WireError::Protocol(e.to_string()))? {
-            silent = false;
             let request = codec::decode(body, S::FRAME)?;
+            let first = std::mem::replace(&mut silent, false);
+            if let Some(process) = S::hands_over(&request).filter(|_| first) {
+                return Ok((process, frames.into_rest()));
+            }
             _ = inputs.send(S::said(client, pid, request)).await;
         }
         let read = reader.read(&mut buffer);

@@ -12,6 +12,7 @@ mod orphans;
 mod peers;
 mod processes;
 mod refusals;
+mod restores;
 mod stores;
 mod sys;
 mod wire;
@@ -32,17 +33,19 @@ use radic_wire::key::ClusterKey;
 use radic_wire::local::Request;
 use radic_wire::membership::Member;
 use radic_wire::peer::{PeerMessage, ToHome, ToHost};
+use radic_wire::process::{ToNode, restored_socket};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
 
 use self::commands::ForCommands;
-use self::local::{Clients, Connected};
+use self::local::{Clients, Connected, Handover, Reception};
 use self::observers::ForObservers;
 use self::peers::Peers;
 use self::processes::Processes;
 use self::refusals::Refusals;
+use self::restores::{Ready, Restores};
 use self::stores::Stores;
 use crate::config::Config;
 use crate::node::host::HostEnvironment;
@@ -77,6 +80,9 @@ struct Daemon {
     inputs: mpsc::Receiver<Input>,
     connected: mpsc::Receiver<Connected<ForCommands>>,
     joined: mpsc::Receiver<Connected<ForObservers>>,
+    handovers: mpsc::Receiver<Handover>,
+    ready: mpsc::Receiver<Ready>,
+    refusals: Rc<Refusals>,
     peers: Peers,
     commands: Clients<ForCommands>,
     observers: Clients<ForObservers>,
@@ -98,7 +104,9 @@ impl Daemon {
         let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
         let port = listener.local_addr().context("no local address")?.port();
         let address = SocketAddr::new(config.advertise, port);
-        let random = [random()?, random()?];
+        let random = [random()?, random()?, random()?];
+        let restored = local::bind_abstract::<ForObservers>(&restored_socket(random[2]));
+        let restored = restored.context("cannot listen for processes that are brought back")?;
         let id = NodeId { name: config.name.clone(), boot: BootId(random[0]) };
         let (input_sender, inputs) = mpsc::channel(INPUTS);
         let stores = Stores::start(&config, key.clone(), input_sender.clone())?;
@@ -124,8 +132,13 @@ impl Daemon {
         let (connected_sender, connected) = mpsc::channel(1);
         let (joined_sender, joined) = mpsc::channel(1);
         let refusals = Rc::new(Refusals::new(input_sender.clone()));
-        spawn_local(local::accept(control, input_sender.clone(), connected_sender, refusals.clone()));
-        spawn_local(local::accept(process, input_sender.clone(), joined_sender, refusals.clone()));
+        let (handover_sender, handovers) = mpsc::channel(1);
+        let commands = Reception::new(input_sender.clone(), connected_sender, handover_sender.clone(), refusals.clone());
+        let observers = Reception::new(input_sender.clone(), joined_sender, handover_sender, refusals.clone());
+        spawn_local(local::accept(control, commands));
+        spawn_local(local::accept(process, observers.clone()));
+        spawn_local(local::accept(restored, observers));
+        let (restores, ready) = Restores::new(key.clone(), config.store);
         spawn_local(leave_on_signal(input_sender.clone())?);
         Ok(Daemon {
             started: Instant::now(),
@@ -133,8 +146,11 @@ impl Daemon {
             inputs,
             connected,
             joined,
+            handovers,
+            ready,
+            refusals: refusals.clone(),
             ready_line: format!("ready {} {address}", config.name),
-            processes: Processes::new(input_sender.clone(), config.name, limit),
+            processes: Processes::new(input_sender.clone(), config.name, limit, restores, random[2]),
             stores,
             child_ended,
             peers: Peers::start(me, key, listener, input_sender, refusals),
@@ -162,6 +178,11 @@ impl Daemon {
                 biased;
                 Some(connected) = self.connected.recv() => self.commands.add(connected),
                 Some(joined) = self.joined.recv() => self.observers.add(joined),
+                Some(handover) = self.handovers.recv() => self.hand_over(handover),
+                Some(ready) = self.ready.recv() => {
+                    let answers = self.processes.handle_ready(ready);
+                    answers.into_iter().for_each(|answer| self.handle(answer));
+                }
                 Some(()) = self.child_ended.recv() => self.processes.tend_orphans(),
                 Some(input) = self.inputs.recv() => self.handle(input),
                 () = timer => {}
@@ -178,11 +199,20 @@ impl Daemon {
         log_signal(&input);
         match &input {
             Input::Exited(process, _) => self.processes.handle_exited(*process),
+            Input::Observer(_, pid, ToNode::Restored { process, .. }) => self.processes.handle_restored(*process, *pid),
             Input::ClientGone(client) => self.commands.handle_gone(client.0),
             Input::ObserverGone(observer) => self.observers.handle_gone(observer.0),
             _ => {}
         }
         self.node.handle(self.started.elapsed(), input);
+    }
+
+    fn hand_over(&mut self, handover: Handover) {
+        if let Err(refusal) = self.processes.handle_handover(handover) {
+            // Not waited for: it becomes an input, and this is who takes those.
+            let refusals = self.refusals.clone();
+            spawn_local(async move { refusals.note(refusal).await });
+        }
     }
 
     /// Does what the node wants done; the reason to end, if that is what it wants.

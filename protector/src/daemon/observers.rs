@@ -1,6 +1,7 @@
 //! The socket on which the observers of this node's processes talk to their protector. The kernel says which process is at the other
 //! end, and the node knows which ones it has launched: nobody else is listened to.
 
+use radic_wire::ids::ProcessId;
 use radic_wire::process::{FRAME, FromNode, SOCKET_NAME, ToNode};
 
 use super::local::Service;
@@ -26,5 +27,12 @@ impl Service for ForObservers {
 
     fn gone(client: u64) -> Input {
         Input::ObserverGone(ObserverId(client))
+    }
+
+    fn hands_over(first: &ToNode) -> Option<ProcessId> {
+        match first {
+            ToNode::Pmi { process } => Some(*process),
+            _ => None,
+        }
     }
 }

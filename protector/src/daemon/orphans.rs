@@ -108,6 +108,14 @@ fn look(pid: i32) -> Look {
     }
 }
 
+/// The mark of a process, if it shows one.
+pub fn mark(pid: i32) -> Option<Mark> {
+    match look(pid) {
+        Look::Marked(mark) => Some(mark),
+        Look::Stranger | Look::Nothing => None,
+    }
+}
+
 fn mark_in(environment: &[u8]) -> Option<Mark> {
     let value = |name: &str| {
         let mut entries = environment.split(|byte| *byte == 0);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -16,22 +16,25 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use radic_ckpt::control;
+use radic_ckpt::control::{self, Ids, Restorable};
 use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream, exit_code};
 use radic_wire::limits;
 use serde_bytes::ByteBuf;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
 
 use super::keeper::{Keeper, Ward};
+use super::local::Handover;
 use super::orphans;
+use super::restores::{Ready, Restores};
 use super::sys::{self, DescriptorLimit};
 use crate::node::Input;
-use crate::node::host::{HostOutput, SpawnError, SpawnOrder};
+use crate::node::host::{HostOutput, RestoreOrder, SpawnError, SpawnOrder};
 use crate::pmi::leftovers;
 
 /// Pieces that may wait for a rank's PMI connection: a rank has at most one request under way.
@@ -47,13 +50,56 @@ const ELF_X86_64: [u8; 2] = [62, 0];
 struct Process {
     /// Its process id, which is also its group and session.
     pid: i32,
+    /// Our child, whose end is its end: itself, or the keeper that the engine has put between us.
+    child: i32,
     /// Whether signals may still be sent: not after its group was ended.
     alive: bool,
     stdin: Option<mpsc::Sender<ByteBuf>>,
-    pmi: mpsc::Sender<Vec<u8>>,
-    readers: HashMap<OutputStream, (Rc<Notify>, AbortHandle)>,
+    /// Where its PMI answers go. One that was brought back has nobody there before it says so.
+    pmi: Option<mpsc::Sender<Vec<u8>>>,
+    readers: HashMap<OutputStream, Reader>,
+    /// Waits for its end.
+    waiter: AbortHandle,
     /// The key space by which its library names the files it may leave behind.
     kvsname: String,
+}
+
+/// A stream of output.
+struct Reader {
+    permit: Rc<Notify>,
+    /// Its pipe, while its process is being brought back: what comes on it before the process is back is not its own output, but what the engine has
+    /// to say.
+    held: Option<OwnedFd>,
+    task: Option<AbortHandle>,
+}
+
+impl Reader {
+    fn new(held: OwnedFd) -> Self {
+        Reader { permit: Rc::new(Notify::new()), held: Some(held), task: None }
+    }
+
+    /// Begins to read, if it does not yet.
+    fn begin(&mut self, id: ProcessId, stream: OutputStream, inputs: &mpsc::Sender<Input>) {
+        let pipe = self.held.take().and_then(|pipe| {
+            pipe::Receiver::from_owned_fd(pipe)
+                .inspect_err(|error| tracing::warn!(job = %id.job, rank = %id.rank, %error, "its output cannot be read"))
+                .ok()
+        });
+        let reads = |pipe| spawn_local(read_output(id, stream, pipe, self.permit.clone(), inputs.clone())).abort_handle();
+        self.task = pipe.map(reads).or(self.task.take());
+    }
+
+    fn close(self) {
+        self.task.into_iter().for_each(|task| task.abort());
+    }
+}
+
+impl Process {
+    /// Nothing more of this life is wanted, because another one begins.
+    fn abandon(mut self) {
+        self.waiter.abort();
+        self.readers.drain().for_each(|(_, reader)| reader.close());
+    }
 }
 
 /// All processes of this node's ranks.
@@ -64,15 +110,21 @@ pub struct Processes {
     limit: DescriptorLimit,
     keeper: RefCell<Option<Keeper>>,
     processes: HashMap<ProcessId, Process>,
+    restores: Restores,
+    /// By this number those that are brought back find us.
+    launcher: u64,
+    /// Jobs with processes that were brought back here: what these start has the mark of another node.
+    guests: BTreeSet<JobId>,
     /// How often orphans that do not show of which job they are will be looked at, and when next.
     looks: u32,
     look_again: Option<Instant>,
 }
 
 impl Processes {
-    /// None yet. `limit` is what ranks get as their limit on descriptors.
-    pub fn new(inputs: mpsc::Sender<Input>, node: NodeName, limit: DescriptorLimit) -> Self {
-        Processes { inputs, node, limit, keeper: RefCell::default(), processes: HashMap::new(), looks: 0, look_again: None }
+    /// None yet. `limit` is what ranks get as their limit on descriptors, `launcher` what is told to those that are brought back.
+    pub fn new(inputs: mpsc::Sender<Input>, node: NodeName, limit: DescriptorLimit, restores: Restores, launcher: u64) -> Self {
+        let (keeper, processes, guests) = Default::default();
+        Processes { inputs, node, limit, keeper, processes, restores, launcher, guests, looks: 0, look_again: None }
     }
 
     /// Does what a host wants done. The answer to a start comes back at once.
@@ -83,30 +135,40 @@ impl Processes {
                 let result = self.start(id(rank), &order);
                 return Some(Input::Spawned(id(rank), result));
             }
-            HostOutput::Restore(rank, _) => {
-                let error = "no process can be brought back yet".to_owned();
-                return Some(Input::Spawned(id(rank), Err(SpawnError { error, code: exit_code::RADIC })));
-            }
+            HostOutput::Restore(_, order) => self.restores.begin(order),
             HostOutput::Stdin(data) => return self.write_stdin(job, data),
             HostOutput::Read(rank, stream) => {
-                if let Some((permit, _)) = self.processes.get(&id(rank)).and_then(|p| p.readers.get(&stream)) {
-                    permit.notify_one();
+                if let Some(reader) = self.processes.get(&id(rank)).and_then(|p| p.readers.get(&stream)) {
+                    reader.permit.notify_one();
                 }
             }
             HostOutput::Close(rank, stream) => {
-                if let Some((_, task)) = self.processes.get_mut(&id(rank)).and_then(|p| p.readers.remove(&stream)) {
-                    task.abort();
+                if let Some(reader) = self.processes.get_mut(&id(rank)).and_then(|p| p.readers.remove(&stream)) {
+                    reader.close();
                 }
             }
             HostOutput::Pmi(rank, bytes) => {
-                if let Some(process) = self.processes.get(&id(rank)) {
+                if let Some(pmi) = self.processes.get(&id(rank)).and_then(|process| process.pmi.as_ref()) {
                     // A rank that does not read its answers has a broken library; it is not waited for.
-                    _ = process.pmi.try_send(bytes);
+                    _ = pmi.try_send(bytes);
                 }
             }
-            HostOutput::Signal(rank, signal) => self.signal(id(rank), signal),
-            HostOutput::Over => self.processes.retain(|process, _| process.job != job),
-            HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => {
+            HostOutput::Signal(rank, signal) => {
+                let ends = matches!(signal, libc::SIGKILL | libc::SIGTERM);
+                if !(ends && self.restores.give_up(id(rank))) {
+                    self.signal(id(rank), signal);
+                }
+            }
+            HostOutput::Over => {
+                self.restores.forget(|process| process.job == job);
+                self.processes.retain(|process, _| process.job != job);
+                self.guests.remove(&job);
+            }
+            HostOutput::ToHome(_)
+            | HostOutput::Name(..)
+            | HostOutput::Warning(..)
+            | HostOutput::Lost(..)
+            | HostOutput::Fenced => {
                 unreachable!("the node keeps these to itself")
             }
         }
@@ -117,6 +179,7 @@ impl Processes {
     /// what has left the group ends, too.
     pub fn handle_exited(&mut self, id: ProcessId) {
         self.signal(id, libc::SIGKILL);
+        self.release(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.alive = false;
         process.stdin = None;
@@ -148,8 +211,9 @@ impl Processes {
     fn look_at_orphans(&mut self) {
         let alive = || self.processes.iter().filter(|(_, process)| process.alive);
         let keeper = self.keeper.borrow().as_ref().map(Keeper::pid);
-        let own: BTreeSet<i32> = alive().map(|(_, process)| process.pid).chain(keeper).collect();
-        let over = |mark: &orphans::Mark| mark.node == self.node.as_str() && alive().all(|(id, _)| id.job != mark.job);
+        let own: BTreeSet<i32> = alive().map(|(_, process)| process.child).chain(keeper).collect();
+        let ours = |mark: &orphans::Mark| mark.node == self.node.as_str() || self.guests.contains(&mark.job);
+        let over = |mark: &orphans::Mark| ours(mark) && alive().all(|(id, _)| id.job != mark.job);
         let undecided = orphans::tend(&own, over);
         self.looks -= 1;
         self.look_again = (undecided && self.looks > 0).then(|| Instant::now() + orphans::PAUSE);
@@ -158,6 +222,7 @@ impl Processes {
     /// Kills every process at once.
     pub fn kill_all(&mut self) {
         let all: Vec<_> = self.processes.keys().copied().collect();
+        self.restores.forget(|_| true);
         all.into_iter().for_each(|id| self.signal(id, libc::SIGKILL));
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
@@ -196,16 +261,95 @@ impl Processes {
         let mut command = self.command(order, program, dir, theirs.as_raw_fd());
         let mut child = command.spawn().map_err(|error| exec_error(program, &error))?;
         drop(theirs);
-        let pid = child.id().ok_or_else(|| SpawnError { error: "it ended at once".to_owned(), code: exit_code::RADIC })?;
-        self.keep(&Ward { group: pid as i32, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
-        let process = self.attach(id, &mut child, order.kvsname.clone(), ours);
-        self.processes.insert(id, process);
+        let pid = pid_of(&child)?;
+        self.keep(&Ward { group: pid, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
+        let mut readers = readers(&mut child);
+        readers.iter_mut().for_each(|(stream, reader)| reader.begin(id, *stream, &self.inputs));
+        let stdin = child.stdin.take().map(|pipe| self.feeder(id.job, pipe));
+        let pmi = Some(self.serve_pmi(id, ours, Vec::new()));
+        let (waiter, kvsname) = (self.wait(id, child), order.kvsname.clone());
+        self.processes.insert(id, Process { pid, child: pid, alive: true, stdin, pmi, readers, waiter, kvsname });
+        Ok(pid as u32)
+    }
+
+    /// Its images are here, or not: the answers to the order.
+    pub fn handle_ready(&mut self, ready: Ready) -> Vec<Input> {
+        let Some(ready) = self.restores.handle_ready(ready) else { return Vec::new() };
+        let order = ready.order().clone();
+        match ready.result {
+            Err(error) => vec![Input::Fetched(order.process, Err(error))],
+            Ok(image) => {
+                let result = self.restore(&order, image);
+                vec![Input::Fetched(order.process, Ok(())), Input::Spawned(order.process, result)]
+            }
+        }
+    }
+
+    fn restore(&mut self, order: &RestoreOrder, image: Restorable) -> Result<u32, SpawnError> {
+        let id = order.process;
+        let program = OsStr::from_bytes(&image.process().exe).to_owned();
+        check_surroundings(Path::new(&program), Path::new(OsStr::from_bytes(&image.process().cwd)))?;
+        check_library(&order.library)?;
+        // A life that was not heard to end: nothing of it is to be mistaken for something of the next.
+        self.signal(id, libc::SIGKILL);
+        self.processes.remove(&id).into_iter().for_each(Process::abandon);
+        let preparation = sys::Preparation { pmi_fd: None, limit: self.limit, umask: 0o077, fixed_addresses: false };
+        let prepare = |command: &mut std::process::Command| sys::prepare_rank(command, preparation);
+        let mut command = image.command(Ids::Old, Path::new(&order.library), Some(self.launcher), prepare);
+        sys::lead_session(&mut command);
+        let mut command = Command::from(command);
+        set_pipes(&mut command, order.stdin);
+        let mut child = command.spawn().map_err(|error| exec_error(&program, &error))?;
+        let keeper = pid_of(&child)?;
+        let pid = control::kept_by(keeper).unwrap_or(keeper);
+        self.keep(&Ward { group: pid, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
+        self.guests.insert(id.job);
+        let stdin = child.stdin.take().map(|pipe| self.feeder(id.job, pipe));
+        let readers = readers(&mut child);
+        let (waiter, kvsname) = (self.wait(id, child), order.kvsname.clone());
+        self.processes.insert(id, Process { pid, child: keeper, alive: true, stdin, pmi: None, readers, waiter, kvsname });
+        Ok(pid as u32)
+    }
+
+    /// A process says that it is back: what comes on its pipes from now on is its own.
+    pub fn handle_restored(&mut self, id: ProcessId, pid: u32) {
+        if self.processes.get(&id).is_some_and(|process| process.alive && process.pid as u32 == pid) {
+            self.release(id);
+        }
+    }
+
+    /// Reads what the engine has said on its pipes, for the log, and lets its output pass.
+    fn release(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        for (stream, reader) in &mut process.readers {
+            let said = reader.held.as_ref().map(read_now).unwrap_or_default();
+            if !said.is_empty() {
+                tracing::warn!(job = %id.job, rank = %id.rank, "on its way back: {}", String::from_utf8_lossy(&said).trim_end());
+            }
+            reader.begin(id, *stream, &self.inputs);
+        }
+    }
+
+    /// A connection of a process that was brought back carries its PMI from now on. Only the process that was launched may say so.
+    pub fn handle_handover(&mut self, handover: Handover) -> Result<(), String> {
+        let Handover { pid, process: id, socket, rest } = handover;
+        let ours = self.processes.get(&id).is_some_and(|process| process.alive && process.pid as u32 == pid);
+        if !ours {
+            return Err(format!("refused pid {pid}, which is not rank {} of job {}, for its PMI", id.rank, id.job));
+        }
+        let pmi = self.serve_pmi(id, socket, rest);
+        self.processes.entry(id).and_modify(|process| process.pmi = Some(pmi));
+        Ok(())
+    }
+
+    /// Reports its end.
+    fn wait(&self, id: ProcessId, mut child: Child) -> AbortHandle {
         let inputs = self.inputs.clone();
-        spawn_local(async move {
+        let task = spawn_local(async move {
             let status = child.wait().await.map_or(ExitStatus::Code(exit_code::RADIC), exit_status);
             _ = inputs.send(Input::Exited(id, status)).await;
         });
-        Ok(pid)
+        task.abort_handle()
     }
 
     fn command(&self, order: &SpawnOrder, program: &OsStr, dir: &Path, pmi_fd: i32) -> Command {
@@ -215,9 +359,10 @@ impl Processes {
         command.args(order.args.iter().skip(1).map(|a| OsStr::from_bytes(a))).current_dir(dir).env_clear();
         command.envs(order.env.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
         command.env("PMI_FD", pmi_fd.to_string());
-        command.stdin(if order.stdin { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped()).stderr(Stdio::piped());
+        set_pipes(&mut command, order.stdin);
         let (limit, umask, fixed_addresses) = (self.limit, order.umask, order.library.is_some());
-        sys::prepare_rank(&mut command, sys::Preparation { pmi_fd, limit, umask, fixed_addresses });
+        let preparation = sys::Preparation { pmi_fd: Some(pmi_fd), limit, umask, fixed_addresses };
+        sys::prepare_rank(command.as_std_mut(), preparation);
         command
     }
 
@@ -232,29 +377,17 @@ impl Processes {
         }
     }
 
-    fn attach(&self, id: ProcessId, child: &mut Child, kvsname: String, pmi: UnixStream) -> Process {
-        let pid = child.id().unwrap_or_default() as i32;
-        let stdin = child.stdin.take().map(|pipe| {
-            let (sender, pieces) = mpsc::channel(1);
-            spawn_local(feed(id.job, pipe, pieces, self.inputs.clone()));
-            sender
-        });
-        let mut readers = HashMap::new();
-        if let Some(pipe) = child.stdout.take() {
-            readers.insert(OutputStream::Stdout, self.reader(id, OutputStream::Stdout, pipe));
-        }
-        if let Some(pipe) = child.stderr.take() {
-            readers.insert(OutputStream::Stderr, self.reader(id, OutputStream::Stderr, pipe));
-        }
-        let (sender, answers) = mpsc::channel(PMI_QUEUE);
-        spawn_local(serve_pmi(id, pmi, answers, self.inputs.clone()));
-        Process { pid, alive: true, stdin, pmi: sender, readers, kvsname }
+    fn feeder(&self, job: JobId, pipe: ChildStdin) -> mpsc::Sender<ByteBuf> {
+        let (sender, pieces) = mpsc::channel(1);
+        spawn_local(feed(job, pipe, pieces, self.inputs.clone()));
+        sender
     }
 
-    fn reader(&self, id: ProcessId, stream: OutputStream, pipe: impl AsyncRead + Unpin + 'static) -> (Rc<Notify>, AbortHandle) {
-        let permit = Rc::new(Notify::new());
-        let task = spawn_local(read_output(id, stream, pipe, permit.clone(), self.inputs.clone()));
-        (permit, task.abort_handle())
+    /// Serves PMI on this socket, from which these bytes have come already. Where the answers go.
+    fn serve_pmi(&self, id: ProcessId, socket: UnixStream, rest: Vec<u8>) -> mpsc::Sender<Vec<u8>> {
+        let (sender, answers) = mpsc::channel(PMI_QUEUE);
+        spawn_local(serve_pmi(id, socket, rest, answers, self.inputs.clone()));
+        sender
     }
 
     /// Standard input of rank 0. A rank that does not read any more takes everything: nobody waits for it.
@@ -269,6 +402,34 @@ impl Processes {
             _ => Some(Input::StdinTaken(job)),
         }
     }
+}
+
+fn set_pipes(command: &mut Command, stdin: bool) {
+    command.stdin(if stdin { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped()).stderr(Stdio::piped());
+}
+
+fn pid_of(child: &Child) -> Result<i32, SpawnError> {
+    let ended = || SpawnError { error: "it ended at once".to_owned(), code: exit_code::RADIC };
+    child.id().map(|pid| pid as i32).ok_or_else(ended)
+}
+
+/// Readers of a child's output that do not read yet.
+fn readers(child: &mut Child) -> HashMap<OutputStream, Reader> {
+    let stdout = child.stdout.take().and_then(|pipe| pipe.into_owned_fd().ok());
+    let stderr = child.stderr.take().and_then(|pipe| pipe.into_owned_fd().ok());
+    let pipes = [(OutputStream::Stdout, stdout), (OutputStream::Stderr, stderr)];
+    pipes.into_iter().filter_map(|(stream, pipe)| Some((stream, Reader::new(pipe?)))).collect()
+}
+
+/// What lies in a pipe, which is never waited for.
+fn read_now(pipe: &OwnedFd) -> Vec<u8> {
+    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+    while said.len() < limits::CHUNK
+        && let Ok(count @ 1..) = nix::unistd::read(pipe, &mut piece)
+    {
+        said.extend_from_slice(&piece[..count]);
+    }
+    said
 }
 
 async fn feed(job: JobId, mut pipe: ChildStdin, mut pieces: mpsc::Receiver<ByteBuf>, inputs: mpsc::Sender<Input>) {
@@ -302,7 +463,16 @@ async fn read_output(
     }
 }
 
-async fn serve_pmi(id: ProcessId, socket: UnixStream, mut answers: mpsc::Receiver<Vec<u8>>, inputs: mpsc::Sender<Input>) {
+async fn serve_pmi(
+    id: ProcessId,
+    socket: UnixStream,
+    rest: Vec<u8>,
+    mut answers: mpsc::Receiver<Vec<u8>>,
+    inputs: mpsc::Sender<Input>,
+) {
+    if !rest.is_empty() {
+        _ = inputs.send(Input::Pmi(id, rest)).await;
+    }
     let (mut reader, mut writer) = socket.into_split();
     let mut buffer = [0; 4096];
     loop {
@@ -344,6 +514,20 @@ fn refuse_foreign(program: &Path) -> Result<(), SpawnError> {
     }
     let error = format!("{}: a program for another machine than x86-64", program.display());
     Err(SpawnError { error, code: exit_code::CANNOT_EXECUTE })
+}
+
+/// A process that is brought back opens its program and its working directory by their names.
+fn check_surroundings(program: &Path, dir: &Path) -> Result<(), SpawnError> {
+    let missing = |what: &str, path: &Path, why: &dyn std::fmt::Display| SpawnError {
+        error: format!("it cannot go on here: its {what} {} is not on this node as it was: {why}", path.display()),
+        code: exit_code::RADIC,
+    };
+    std::fs::File::open(program).map_err(|error| missing("program", program, &error))?;
+    match std::fs::metadata(dir) {
+        Ok(data) if data.is_dir() => Ok(()),
+        Ok(_) => Err(missing("working directory", dir, &"it is no directory")),
+        Err(error) => Err(missing("working directory", dir, &error)),
+    }
 }
 
 /// The loader would only warn of a library that is not there, and the rank would run without protection.

@@ -3,9 +3,10 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use nix::sys::signal::SigSet;
-use tokio::process::Command;
 
 /// The soft and hard limit on open descriptors that the daemon was started with: ranks get them back.
 pub type DescriptorLimit = (u64, u64);
@@ -13,8 +14,8 @@ pub type DescriptorLimit = (u64, u64);
 /// What is particular to one rank between fork and exec.
 #[derive(Debug, Clone, Copy)]
 pub struct Preparation {
-    /// A descriptor that stays open.
-    pub pmi_fd: RawFd,
+    /// A descriptor that stays open, if any.
+    pub pmi_fd: Option<RawFd>,
     /// Its limit on descriptors.
     pub limit: DescriptorLimit,
     /// Its file mode creation mask.
@@ -48,7 +49,7 @@ pub fn prepare_rank(command: &mut Command, preparation: Preparation) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         // SAFETY: as above; the descriptor is ours and open.
-        check(unsafe { libc::fcntl(pmi_fd, libc::F_SETFD, 0) })?;
+        pmi_fd.map_or(Ok(0), |fd| check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }))?;
         // SAFETY: as above; it cannot fail.
         unsafe { libc::umask(umask) };
         if fixed_addresses {
@@ -63,6 +64,20 @@ pub fn prepare_rank(command: &mut Command, preparation: Preparation) {
         check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }).map(drop)
     };
     // SAFETY: the closure allocates nothing, locks nothing and calls only async-signal-safe functions.
+    unsafe { command.pre_exec(in_child) };
+}
+
+/// Makes what `command` becomes the leader of a session and group of its own, where the engine has put a keeper between it and us. Where it has not, it
+/// is that already.
+pub fn lead_session(command: &mut Command) {
+    let in_child = || -> io::Result<()> {
+        // SAFETY: async-signal-safe, and it takes no pointer.
+        match check(unsafe { libc::setsid() }) {
+            Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: the closure does no more than that.
     unsafe { command.pre_exec(in_child) };
 }
 
