@@ -110,6 +110,11 @@ impl Incoming {
         self.consumed.max(self.taken).max(self.held)
     }
 
+    /// The offset after the last byte, once it is known.
+    pub fn finish(&self) -> Option<u64> {
+        self.finish
+    }
+
     /// Bytes that the protector holds and the program has not taken.
     pub(crate) fn in_log(&self) -> u64 {
         self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
@@ -194,6 +199,26 @@ impl Connection {
     /// The program's descriptor, while it has one.
     pub fn fd(&self) -> Option<u32> {
         self.fd
+    }
+
+    /// Whether the program has closed it.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Whether it waits for the program's `accept`.
+    pub fn is_offered(&self) -> bool {
+        self.offered
+    }
+
+    /// The last attempt to dial, by the incarnation of its opener.
+    pub fn attempt(&self) -> Option<(Incarnation, u32)> {
+        self.attempt
+    }
+
+    /// The newest life of the peer that has greeted.
+    pub fn peer_incarnation(&self) -> Incarnation {
+        self.peer_incarnation
     }
 
     /// The outgoing direction.

@@ -9,16 +9,20 @@ use radic_wire::bytes::Writer;
 use radic_wire::determinant::ConnectionId;
 use radic_wire::log::{GREETING, Greeting};
 use radic_wire::mac::{JobKey, MAC, Purpose};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 use crate::sys;
 
 /// Time for the other end to write its greeting, in milliseconds: it does so inside its connect().
 const GREETING_MS: u64 = 5_000;
+/// The longest, with what is around it.
+const LONGEST: usize = 1 + GREETING + MAC;
 
 /// Writes a greeting to a new socket, whose buffer is empty; `key`: that of its connection.
 pub fn write(fd: BorrowedFd<'_>, key: &JobKey, greeting: &Greeting) -> Result<(), Errno> {
-    let mut out = [0; 1 + GREETING + MAC];
+    let mut out = [0; LONGEST];
     let mut writer = Writer::new(&mut out[1..=GREETING]);
     greeting.write(&mut writer);
     let length = writer.finish().ok_or(Errno::MSGSIZE)?;
@@ -28,20 +32,110 @@ pub fn write(fd: BorrowedFd<'_>, key: &JobKey, greeting: &Greeting) -> Result<()
     sys::send_all(fd, &out[..1 + length + MAC], GREETING_MS)
 }
 
-/// Reads a greeting, whose key depends on the connection that it is about.
-pub fn read(fd: BorrowedFd<'_>, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
-    let mut bytes = [0; 1 + GREETING + MAC];
-    sys::receive_all(fd, &mut bytes[..1], GREETING_MS)?;
-    let length = usize::from(bytes[0]);
-    if length > GREETING {
-        return Err(Errno::PROTO);
+/// Reads a greeting, whose key depends on the connection that it is about; waits for it.
+pub fn read(fd: BorrowedFd<'_>, key_of: impl Fn(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
+    let mut incoming = Incoming::default();
+    loop {
+        match incoming.read(fd, &key_of)? {
+            Some(greeting) => return Ok(greeting),
+            None => sys::wait_for(fd, PollFlags::IN, GREETING_MS)?,
+        }
     }
-    let rest = &mut bytes[1..1 + length + MAC];
-    sys::receive_all(fd, rest, GREETING_MS)?;
-    let (body, code) = rest.split_at(length);
-    let greeting = Greeting::read(body).map_err(|_| Errno::PROTO)?;
-    if !key_of(&greeting.connection).verify(Purpose::Greeting, &[body], code) {
-        return Err(Errno::ACCESS);
+}
+
+/// A greeting that comes in, perhaps in pieces. Not a byte more is taken from the socket: what follows is the program's.
+#[derive(Debug)]
+pub struct Incoming {
+    bytes: [u8; LONGEST],
+    filled: usize,
+}
+
+impl Default for Incoming {
+    fn default() -> Self {
+        Incoming { bytes: [0; LONGEST], filled: 0 }
     }
-    Ok(greeting)
+}
+
+impl Incoming {
+    /// Takes what is there, without waiting. None: there is more to come. The socket's end, or anything but a greeting with the right code, is an error.
+    pub fn read(&mut self, fd: BorrowedFd<'_>, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Option<Greeting>, Errno> {
+        loop {
+            let total = if self.filled == 0 { 1 } else { 1 + usize::from(self.bytes[0]) + MAC };
+            if total > LONGEST {
+                return Err(Errno::PROTO);
+            }
+            if self.filled == total && total > 1 {
+                return self.check(key_of).map(Some);
+            }
+            match rustix::net::recv(fd, &mut self.bytes[self.filled..total], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Errno::CONNRESET),
+                Ok((_, count)) => self.filled += count,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn check(&self, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
+        let (body, code) = self.bytes[1..self.filled].split_at(usize::from(self.bytes[0]));
+        let greeting = Greeting::read(body).map_err(|_| Errno::PROTO)?;
+        let right = key_of(&greeting.connection).verify(Purpose::Greeting, &[body], code);
+        if right { Ok(greeting) } else { Err(Errno::ACCESS) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    fn greeting() -> Greeting {
+        let process = ProcessId { job: JobId::from_bits(7), rank: Rank(3) };
+        let connection = ConnectionId { opener: process, number: 9 };
+        let (incarnation, attempt, finish) = (Incarnation(2), 5, Some(77));
+        Greeting { process, incarnation, connection, attempt, received: 1 << 40, stable: 3, finish, settled: true }
+    }
+
+    #[test]
+    fn it_comes_in_pieces_and_what_follows_is_left() {
+        let (key, (one, other), (wire, tap)) = (JobKey::from_bytes([7; 32]), pair(), pair());
+        write(wire.as_fd(), &key, &greeting()).unwrap();
+        let mut bytes = [0; 1 + GREETING + MAC];
+        let (_, length) = rustix::net::recv(&tap, &mut bytes[..], RecvFlags::DONTWAIT).unwrap();
+        let mut incoming = Incoming::default();
+        for at in 0..length {
+            assert_eq!(incoming.read(one.as_fd(), |_| key.clone()), Ok(None));
+            rustix::net::send(&other, &bytes[at..=at], SendFlags::empty()).unwrap();
+        }
+        rustix::net::send(&other, b"stream", SendFlags::empty()).unwrap();
+        assert_eq!(incoming.read(one.as_fd(), |_| key.clone()), Ok(Some(greeting())));
+        let mut rest = [0; 16];
+        assert_eq!(rustix::net::recv(&one, &mut rest[..], RecvFlags::DONTWAIT).unwrap().1, 6);
+    }
+
+    #[test]
+    fn strangers_are_refused() {
+        let key = JobKey::from_bytes([7; 32]);
+        let read = |bytes: &[u8]| {
+            let (one, other) = pair();
+            rustix::net::send(&other, bytes, SendFlags::empty()).unwrap();
+            drop(other);
+            Incoming::default().read(one.as_fd(), |_| key.clone())
+        };
+        assert_eq!(read(&[]), Err(Errno::CONNRESET));
+        assert_eq!(read(&[255; 200]), Err(Errno::PROTO), "longer than any greeting");
+        assert_eq!(read(&[0; 1 + MAC]), Err(Errno::PROTO), "no greeting");
+        let (one, other) = pair();
+        write(other.as_fd(), &JobKey::from_bytes([8; 32]), &greeting()).unwrap();
+        assert_eq!(Incoming::default().read(one.as_fd(), |_| key.clone()), Err(Errno::ACCESS), "another job's key");
+    }
 }

@@ -574,7 +574,9 @@ impl Layer {
             // Answers that came after their question was given up.
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Peer { .. } | FromNode::Caller { .. } => {}
             FromNode::Restart(_) => {}
-            message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => self.handle_link_message(message),
+            message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => {
+                self.handle_link_message(message)
+            }
         }
     }
 
@@ -882,7 +884,8 @@ impl Layer {
     fn move_own(&mut self, number: i32) -> Result<(), Errno> {
         let lingering = self.lingering.iter_mut().map(|lingering| &mut lingering.fd);
         let own = [self.journal.fd_mut(), self.bulk.fd_mut(), self.node.fd_mut()];
-        let fd = own.into_iter().chain(lingering).chain(self.links.own()).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
+        let fd =
+            own.into_iter().chain(lingering).chain(self.links.own()).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
         let dup = |from: i32| rustix::io::fcntl_dupfd_cloexec(&*fd, from);
         let moved = dup(number + 1).or_else(|_| dup(3))?;
         _ = fds::set(moved.as_raw_fd(), Kind::Own, true);
@@ -935,6 +938,7 @@ impl Layer {
         if let Some(replayer) = &mut self.replayer {
             replayer.end("the program has ended");
         }
+        self.write_owed_output();
         self.pass_gate();
         signals::end_at_once();
         self.finish_all();
@@ -951,5 +955,6 @@ impl Layer {
             _ = sys::poll(&mut fds, Some(sys::span(limit)));
         }
         _ = self.node.send(&ToNode::Leaving(Box::new(counters::all())));
+        self.node.part();
     }
 }

@@ -78,9 +78,7 @@ pub fn replace(from: BorrowedFd<'_>, to: i32) -> Result<(), Errno> {
 fn option(fd: BorrowedFd<'_>, level: i32, name: i32, room: &mut [u8; 16]) -> Option<usize> {
     let mut length = room.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes.
-    let result = unsafe {
-        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, room.as_mut_ptr(), &raw mut length)
-    };
+    let result = unsafe { libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, room.as_mut_ptr(), &raw mut length) };
     (result == 0).then_some((length as usize).min(room.len()))
 }
 
@@ -111,7 +109,8 @@ pub fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     const BUFFER_LOCK: i32 = 72;
     const BUFFERS: [(u8, i32); 2] = [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)];
     let of_socket = [libc::SO_KEEPALIVE, libc::SO_OOBINLINE, libc::SO_PRIORITY, libc::SO_RCVLOWAT];
-    let of_tcp = [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT, libc::TCP_USER_TIMEOUT];
+    let of_tcp =
+        [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT, libc::TCP_USER_TIMEOUT];
     copy_times(from, to);
     copy_options_of(from, to, &of_socket.map(|name| (libc::SOL_SOCKET, name)));
     copy_options_of(from, to, &of_tcp.map(|name| (libc::IPPROTO_TCP, name)));
@@ -130,14 +129,6 @@ pub fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
 /// Gives a descriptor to the program.
 pub fn give(fd: OwnedFd) -> i32 {
     fd.into_raw_fd()
-}
-
-/// Puts what is behind `from` under the number `to`, whatever is there: for the program, not to be closed over exec.
-#[allow(unsafe_code)]
-pub fn put_at(from: BorrowedFd<'_>, to: i32) -> Result<(), Errno> {
-    // SAFETY: the number is not open, or the program counts on what is put there; it is the program's, so it is not dropped.
-    let mut to = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(to) });
-    rustix::io::dup2(from, &mut to)
 }
 
 /// Waits until one of `fds` has what it waits for; no time: for ever. EINTR is told: a signal of the program may want it.

@@ -12,7 +12,7 @@ use radic_wire::ids::ProcessId;
 use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::wait;
@@ -20,6 +20,7 @@ use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting;
 use crate::layer::{self, Arrived, Held, Layer, Names, sure};
+use crate::links::Ending;
 use crate::sys;
 
 /// Time that a connect without waiting may take to write its greeting, in milliseconds: a peer's machine answers for a program that does not run.
@@ -61,9 +62,9 @@ pub fn connect(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
         Err(error) => return Some(Err(error)),
     };
     match ask_peer(&mut layer, from, to) {
-        Some((peer, key)) => {
+        Some((peer, key, at)) => {
             let (thread, blocking) = (layer::thread(), flags_say_blocking(fd));
-            Some(Connecting { fd, to, peer, key, thread, blocking }.run(layer))
+            Some(Connecting { fd, to, at, peer, key, thread, blocking }.run(layer))
         }
         None => {
             // Unlogged, but what is sent there leaves the process, too.
@@ -128,15 +129,15 @@ fn refused(layer: &mut Layer, fd: i32, call: Call) -> Option<Errno> {
 }
 
 /// Who listens at `to`, if that is a protected process, and the key for the greeting if it is of another job; its node then knows that we are going to call.
-fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> Option<(ProcessId, Option<JobKey>)> {
+fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> Option<(ProcessId, Option<JobKey>, Option<SocketAddr>)> {
     if let Some(peer) = layer.replayed_peer() {
-        return peer.map(|peer| (peer, None));
+        return peer.map(|peer| (peer, None, None));
     }
     let ask = layer.node.number();
     let question = ToNode::Connecting { ask, connection: layer.observer.next_connection(), from: plain(from), to: plain(to) };
     let answer = layer.node.ask(&question, |message| matches!(message, FromNode::Peer { ask: number, .. } if *number == ask));
     match answer {
-        Ok(FromNode::Peer { peer, key, .. }) => peer.map(|peer| (peer, key.map(JobKey::from_bytes))),
+        Ok(FromNode::Peer { peer, key, at, .. }) => peer.map(|peer| (peer, key.map(JobKey::from_bytes), at)),
         Ok(_) => None,
         Err(error) => layer::fail(&format!("its node does not say who listens at {to}: {error}")),
     }
@@ -150,6 +151,8 @@ fn plain(address: SocketAddr) -> SocketAddr {
 struct Connecting {
     fd: i32,
     to: SocketAddr,
+    /// Where that is now, if its process has moved.
+    at: Option<SocketAddr>,
     peer: ProcessId,
     /// For the greeting, if the peer is of another job.
     key: Option<JobKey>,
@@ -172,7 +175,7 @@ impl Connecting {
         }
         layer.pass_gate();
         let socket = sys::borrow(self.fd);
-        let result = match rustix::net::connect(socket, &self.to) {
+        let result = match rustix::net::connect(socket, &self.at.unwrap_or(self.to)) {
             Err(Errno::INPROGRESS) => self.wait_for_link(),
             other => other,
         };
@@ -198,7 +201,7 @@ impl Connecting {
         let Ok(slot) = self.open(layer) else { layer::fail("the gate has shut again during connect") };
         let Some(hello) = layer.observer.dial(slot) else { layer::fail("a new connection has no greeting") };
         if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), &hello) {
-            layer.handle_broken(slot, error);
+            layer.link_ended(slot, Ending::Reset(error));
         }
         begin(self.fd, self.blocking);
         counters::add(Counter::Connections, 1);
@@ -299,7 +302,8 @@ impl Accepting {
                     Some(accepted) => return Ok(accepted),
                     None => layer::fail("a connection is offered that never arrived"),
                 },
-                Accept::Again { fd, peer, .. } => {
+                Accept::Again { fd, connection, peer } => {
+                    layer.forget_arrived(connection, fd as i32);
                     layer.place(fd as i32)?;
                     let local =
                         layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
@@ -369,12 +373,28 @@ impl Accepting {
         }
     }
 
+    /// A connection that has come to the door looks as if it had come to the listener.
+    fn make_accepted(&self, layer: &mut Layer, fd: i32, peer: SocketAddr) {
+        let socket = sys::borrow(fd);
+        let closes = if self.flags.contains(SocketFlags::CLOEXEC) { FdFlags::CLOEXEC } else { FdFlags::empty() };
+        // Neither can fail on a socket that is open.
+        _ = rustix::io::ioctl_fionbio(socket, self.flags.contains(SocketFlags::NONBLOCK));
+        _ = rustix::io::fcntl_setfd(socket, closes);
+        let local = layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
+        layer.names.insert(fd, Names { local, peer });
+    }
+
     /// Gives the program what was offered.
     fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Option<Accepted> {
         let at = layer.arrived.iter().position(|arrived| arrived.connection == connection)?;
         let Arrived { fd, peer, .. } = layer.arrived.swap_remove(at);
         sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
-        layer.names.insert(fd, Names { local: local_address(fd), peer });
+        let local = local_address(fd);
+        if local.map(|local| local.port()) == layer.door_port() {
+            self.make_accepted(layer, fd, peer);
+        } else {
+            layer.names.insert(fd, Names { local, peer });
+        }
         begin(fd, !self.flags.contains(SocketFlags::NONBLOCK));
         counters::add(Counter::Events, 1);
         counters::add(Counter::Connections, 1);

@@ -21,15 +21,19 @@ pub const BUFFERS: usize = 1024;
 /// of [`sys::now`]. `TIMEDOUT`: it is over. `INTR`: a signal, for which the call is to end.
 pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) -> Result<Held, Errno> {
     layer.tend();
+    if layer.links.take_changed() {
+        return Ok(layer);
+    }
     let mut polled = [(0, PollFlags::empty()); layer::AWAITED + 4];
     let all = fds.iter().copied().chain(layer.awaited());
     let count = polled.iter_mut().zip(all).map(|(to, from)| *to = from).count();
+    let until = deadline.into_iter().chain(layer.due()).min();
     drop(layer);
-    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+    let left = until.map(|until| until.saturating_sub(sys::now()));
     let polled = ready::wait_for(&polled[..count], left);
     let layer = layer::enter().ok_or(Errno::INTR)?;
     match polled {
-        Ok(0) => Err(Errno::TIMEDOUT),
+        Ok(0) if deadline.is_some_and(|deadline| deadline <= sys::now()) => Err(Errno::TIMEDOUT),
         Err(Errno::INTR) if crate::signals::all_restart() => Ok(layer),
         Err(error) => Err(error),
         Ok(_) => Ok(layer),

@@ -13,6 +13,7 @@ use super::{clip, clip_mut, pieces, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Mark};
 use crate::layer::{self, Held, Layer, sure};
+use crate::links::Ending;
 use crate::sys;
 
 /// What a receiving call wants besides bytes.
@@ -125,7 +126,7 @@ impl Receiving {
         };
         match received {
             Ok(0) => {
-                self.end_of_stream(layer);
+                self.ended(layer, Ending::End);
                 Ok(Taken::Some)
             }
             Ok(count) => Ok(match self.report(layer, buffers, Source::Link, count) {
@@ -139,19 +140,16 @@ impl Receiving {
                 Ok(Taken::All) // The next call finds it.
             }
             Err(error) => {
-                sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, error.raw_os_error() as u32));
-                counters::add(Counter::Events, 1);
-                layer.ship();
-                Err(error)
+                self.ended(layer, Ending::Reset(error));
+                Ok(Taken::Some)
             }
         }
     }
 
-    /// The socket has ended, and with it the stream.
-    fn end_of_stream(&self, layer: &mut Layer) {
+    /// The socket has ended; whether the stream has, the sender's node knows.
+    fn ended(&self, layer: &mut Layer, how: Ending) {
         let slot = sure(layer.observer.table().slot_of(self.fd as u32));
-        let offset = layer.observer.table().get(slot).map_or(0, |connection| connection.incoming().wanted());
-        sure(layer.observer.handle_finish(slot, offset));
+        layer.link_ended(slot, how);
     }
 
     /// Bytes are in the buffers. What the call returns, if it is over.
@@ -370,7 +368,7 @@ impl Sending {
         match sent {
             Ok(count) => layer.observer.handle_transmitted(self.slot, count as u64),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => layer.handle_broken(self.slot, error),
+            Err(error) => layer.link_ended(self.slot, Ending::Reset(error)),
         }
     }
 }
@@ -398,18 +396,20 @@ pub fn shutdown(fd: i32, how: i32) -> Option<Result<(), Errno>> {
     if how != libc::SHUT_WR {
         // ENOTCONN: it has ended already. That is no outcome, so the program must not see whether it has.
         _ = rustix::net::shutdown(sys::borrow(fd), rustix::net::Shutdown::Read);
+        layer.note_deaf(slot);
     }
     if how != libc::SHUT_RD {
-        finish(&mut layer, fd, slot);
+        finish(&mut layer, fd, slot, false);
     }
     Some(Ok(()))
 }
 
-/// Ends the outgoing direction.
-pub fn finish(layer: &mut Layer, fd: i32, slot: Slot) {
+/// Ends the outgoing direction, and, if `closed`, the other one. The node knows before the peer can.
+pub fn finish(layer: &mut Layer, fd: i32, slot: Slot, closed: bool) {
     let end = |layer: &mut Layer| -> Result<bool, Error> { Ok(layer.observer.finish(fd as u32)?.is_none()) };
     while !sure(end(layer)) {
         layer.pass_gate();
     }
+    layer.tell_finished(slot, closed);
     layer.transmit(slot);
 }

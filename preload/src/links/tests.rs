@@ -1,0 +1,107 @@
+//! What needs no node: sockets behind descriptors, and the bounds.
+
+use std::net::Ipv4Addr;
+use std::os::fd::BorrowedFd;
+
+use radic_wire::ids::{JobId, Rank};
+use rustix::net::{SendFlags, sockopt::Timeout};
+
+use super::*;
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let (listener, at) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let one = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::connect(&one, &at).unwrap();
+    sys::wait_for(listener.as_fd(), PollFlags::IN, 1_000).unwrap();
+    let other = rustix::net::accept(&listener).unwrap();
+    (one, other)
+}
+
+fn is_ready(fd: BorrowedFd<'_>, events: PollFlags) -> bool {
+    sys::wait_for(fd, events, 0).is_ok()
+}
+
+#[test]
+fn a_placeholder_takes_and_gives_nothing() {
+    let fd = placeholder().unwrap();
+    assert!(is_ready(fd.as_fd(), PollFlags::OUT));
+    assert!(!is_ready(fd.as_fd(), PollFlags::IN), "neither bytes nor an end nor an error");
+    assert_eq!(unread(fd.as_raw_fd()), 0);
+    let received = rustix::net::recv(&fd, &mut [0; 1][..], RecvFlags::DONTWAIT);
+    assert_eq!(received.map(|(_, count)| count), Err(Errno::AGAIN));
+}
+
+#[test]
+fn what_the_program_has_set_is_set_on_the_next_socket() {
+    let ((old, _far), (new, _other_far)) = (pair(), pair());
+    let automatic = sockopt::socket_recv_buffer_size(&new).unwrap();
+    sockopt::set_tcp_nodelay(&old, true).unwrap();
+    sockopt::set_socket_keepalive(&old, true).unwrap();
+    sockopt::set_socket_send_buffer_size(&old, 70_000).unwrap();
+    let limit = std::time::Duration::from_millis(1_250);
+    sockopt::set_socket_timeout(&old, Timeout::Recv, Some(limit)).unwrap();
+    // A socket that is dead has them still.
+    _ = rustix::net::shutdown(&old, Shutdown::Both);
+    sys::copy_options(old.as_fd(), new.as_fd());
+    assert!(sockopt::tcp_nodelay(&new).unwrap() && sockopt::socket_keepalive(&new).unwrap());
+    assert_eq!(sockopt::socket_send_buffer_size(&new), sockopt::socket_send_buffer_size(&old));
+    assert_eq!(sockopt::socket_recv_buffer_size(&new).unwrap(), automatic, "one that was not set is the kernel's to size");
+    assert_eq!(sockopt::socket_timeout(&new, Timeout::Recv).unwrap(), Some(limit));
+    let stand_in = placeholder().unwrap();
+    sys::copy_times(old.as_fd(), stand_in.as_fd());
+    assert_eq!(sockopt::socket_timeout(&stand_in, Timeout::Recv).unwrap(), Some(limit));
+}
+
+#[test]
+fn a_descriptor_keeps_its_number_and_what_happens_to_it_at_an_exec() {
+    let ((one, _far), (two, other)) = (pair(), pair());
+    let number = one.as_raw_fd();
+    let closes = || rustix::io::fcntl_getfd(sys::borrow(number)).unwrap().contains(rustix::io::FdFlags::CLOEXEC);
+    for cloexec in [true, false] {
+        let flags = if cloexec { rustix::io::FdFlags::CLOEXEC } else { rustix::io::FdFlags::empty() };
+        rustix::io::fcntl_setfd(&one, flags).unwrap();
+        sys::replace(two.as_fd(), number).unwrap();
+        assert_eq!(closes(), cloexec);
+    }
+    rustix::net::send(&other, b"x", SendFlags::empty()).unwrap();
+    sys::wait_for(one.as_fd(), PollFlags::IN, 1_000).unwrap();
+    assert_eq!(unread(number), 1);
+}
+
+#[test]
+fn a_visitor_that_has_gone_is_recognised() {
+    let (one, other) = pair();
+    assert!(!is_given_up(&one));
+    rustix::net::send(&other, b"x", SendFlags::empty()).unwrap();
+    drop(other);
+    sys::wait_for(one.as_fd(), PollFlags::IN, 1_000).unwrap();
+    assert!(!is_given_up(&one), "its bytes come first");
+    rustix::net::recv(&one, &mut [0; 1][..], RecvFlags::empty()).unwrap();
+    sys::wait_for(one.as_fd(), PollFlags::IN, 1_000).unwrap();
+    assert!(is_given_up(&one));
+}
+
+fn repair(number: u64, stage: Stage) -> Repair {
+    let peer = ProcessId { job: JobId::from_bits(7), rank: Rank(1) };
+    let end = StreamId { connection: ConnectionId { opener: peer, number }, from_opener: true };
+    Repair { end, peer, why: Ending::End, stage, socket: None, attempts: 0 }
+}
+
+#[test]
+fn each_stage_knows_what_the_program_has_and_when_it_is_due() {
+    let asked = |parked| repair(1, Stage::Asked { ask: 1, since: 100, parked });
+    assert!(!asked(false).is_away() && asked(true).is_away());
+    let down = repair(2, Stage::Down { due: 7 });
+    assert!(down.is_away() && !down.is_dialing() && down.due() == 7);
+    let (socket, door) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let number = socket.as_raw_fd();
+    let dialing = repair(3, Stage::Connecting { socket, door, deadline: 9 });
+    assert!(dialing.is_away() && dialing.is_dialing() && dialing.due() == 9);
+    let mut links = Links { repairs: vec![asked(true), down, dialing], ..Links::default() };
+    assert_eq!(links.awaited().collect::<Vec<_>>(), [(number, PollFlags::OUT)]);
+    assert_eq!(links.own().map(|fd| fd.as_raw_fd()).collect::<Vec<_>>(), [number]);
+    assert_eq!(links.find(repair(2, Stage::Over).end), Some(1));
+    links.changed = true;
+    assert!(links.take_changed() && !links.take_changed());
+    assert_eq!(repair(4, Stage::Over).due(), u64::MAX, "nobody waits for what is over");
+}

@@ -1,0 +1,144 @@
+//! Links between living processes break, again and again; the programs notice nothing, and every byte is right.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use radic_tests::Running;
+use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::protection::{ON, Protected};
+use radic_tests::random::Random;
+use rustix::net::Shutdown;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// Time for one program.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Time between two breaks.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Nodes, with a rank each.
+const NODES: usize = 4;
+/// Breaks without which a run says nothing.
+const FEW: usize = 5;
+/// The program's descriptors are below, the library's own above.
+const HIGH: i32 = 1_000;
+
+/// How a link is broken, from outside of the process.
+#[derive(Debug, Clone, Copy)]
+enum Break {
+    /// Both sides see an end that nobody has meant.
+    End,
+    /// One side has no connection any more, the other one gets a reset.
+    Reset,
+    /// One side is shut down for sending: the other one sees an end, this one an error when it sends.
+    HalfEnd,
+}
+
+/// Local and remote address, as the kernel prints them.
+type Ends = (String, String);
+
+/// The connected TCP sockets of a process, each with one of its descriptors.
+fn sockets(pid: u32) -> BTreeMap<Ends, i32> {
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default());
+    let mut by_inode = BTreeMap::new();
+    for line in tables.iter().flat_map(|table| table.lines().skip(1)) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let [_, local, remote, "01", _, _, _, _, _, inode, ..] = words[..] {
+            by_inode.insert(inode.to_owned(), (local.to_owned(), remote.to_owned()));
+        }
+    }
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let sockets = entries.filter_map(|entry| {
+        let fd: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let target = fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned();
+        let inode = target.strip_prefix("socket:[")?.strip_suffix(']')?;
+        Some((by_inode.get(inode)?.clone(), fd))
+    });
+    sockets.filter(|(_, fd)| *fd < HIGH).collect()
+}
+
+/// The ends of the connections between these processes.
+fn links(pids: &BTreeSet<u32>) -> Vec<(u32, i32)> {
+    let all: Vec<_> = pids.iter().flat_map(|pid| sockets(*pid).into_iter().map(|(ends, fd)| (*pid, ends, fd))).collect();
+    let known: BTreeSet<_> = all.iter().map(|(_, ends, _)| ends.clone()).collect();
+    let is_between = |ends: &Ends| known.contains(&(ends.1.clone(), ends.0.clone()));
+    all.iter().filter(|(_, ends, _)| is_between(ends)).map(|(pid, _, fd)| (*pid, *fd)).collect()
+}
+
+/// Another descriptor of a process's socket. None: the process, or the socket, is gone.
+fn borrow(pid: u32, fd: i32) -> Option<OwnedFd> {
+    let process = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+    match pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()) {
+        Err(rustix::io::Errno::PERM) => panic!("the test may not touch the sockets of its own ranks (kernel.yama.ptrace_scope)"),
+        other => other.ok(),
+    }
+}
+
+fn break_link(pid: u32, fd: i32, how: Break) -> bool {
+    let Some(socket) = borrow(pid, fd) else { return false };
+    let result = match how {
+        Break::End => rustix::net::shutdown(&socket, Shutdown::Both),
+        Break::Reset => rustix::net::connect_unspec(&socket),
+        Break::HalfEnd => rustix::net::shutdown(&socket, Shutdown::Write),
+    };
+    result.is_ok()
+}
+
+fn ranks(cluster: &Cluster) -> BTreeSet<u32> {
+    cluster.status_at("n1").nodes.into_iter().flat_map(|node| node.ranks).map(|rank| rank.pid).collect()
+}
+
+/// Breaks one link after the other until the job ends. Returns how many.
+fn torment(cluster: &Cluster, job: &Running, size: usize, kinds: &[Break]) -> usize {
+    let (mut random, mut broken) = (Random::from_environment(), 0);
+    while !job.ends_within(PAUSE) {
+        let pids = ranks(cluster);
+        let links = if pids.len() == size { links(&pids) } else { Vec::new() };
+        if !links.is_empty() {
+            let (pid, fd) = links[random.below(links.len())];
+            broken += usize::from(break_link(pid, fd, kinds[random.below(kinds.len())]));
+        }
+    }
+    broken
+}
+
+fn run(cluster: &Cluster, library: &Library, program: &str, args: &[&str], kinds: &[Break]) {
+    let path = library.program(program);
+    let job = library.job(cluster, 4, ON, &[&[path.as_str()], args].concat()).limit(LIMIT).start();
+    let broken = torment(cluster, &job, 4, kinds);
+    let finished = job.wait().expect(0);
+    assert!(finished.stdout().contains(&format!("OK {program}")), "{finished}");
+    println!("{:8} {program} {kinds:?}: {broken} breaks in {:.2} s", library.name, finished.elapsed.as_secs_f64());
+    assert!(broken >= FEW, "only {broken} links were broken: {finished}");
+    let protected = Protected::newest(cluster, 4);
+    assert_eq!(protected.sum(|c| c.unprotected), 0, "{protected:#?}");
+    cluster.assert_idle();
+}
+
+fn every_way(library: &Library) {
+    let cluster = Cluster::start(Kind::Logical, NODES);
+    for kinds in [&[Break::End][..], &[Break::Reset], &[Break::HalfEnd], &[Break::End, Break::Reset, Break::HalfEnd]] {
+        run(&cluster, library, "ring", &["--laps", "6000"], kinds);
+    }
+    let all = [Break::End, Break::Reset, Break::HalfEnd];
+    run(&cluster, library, "collectives", &["--rounds", "600"], &all);
+    run(&cluster, library, "jacobi", &["--iterations", "6000"], &all);
+    cluster.stop();
+}
+
+#[test]
+fn mpich_does_not_notice() {
+    every_way(&MPICH);
+}
+
+#[test]
+fn intel_mpi_does_not_notice() {
+    every_way(&INTEL);
+}
+
+#[test]
+fn open_mpi_does_not_notice() {
+    every_way(&OPENMPI);
+}
