@@ -9,12 +9,14 @@ use radic_wire::process::{FRAME, FromNode, ToNode, restored_socket};
 use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::sys;
 
 /// Time for the node to answer a question, in milliseconds: its own limits are below.
 const ANSWER_MS: u64 = 10_000;
+/// Time for it to take the last words: only figures are lost with them.
+const PART_MS: u64 = 2_000;
 /// Time for it to take a message.
 const WRITE_MS: u64 = 10_000;
 
@@ -89,6 +91,19 @@ impl Node {
         let mut out = Vec::with_capacity(body.len() + frame::HEADER);
         frame::encode_into(&mut out, &body, FRAME);
         sys::send_all(self.fd.as_fd(), &out, WRITE_MS)
+    }
+
+    /// Nothing follows what was sent: waits until the node has taken it, which then closes its end. Without that it may learn of the process's end, from the
+    /// kernel, before it reads the last words.
+    pub fn part(&mut self) {
+        if self.mute || rustix::net::shutdown(&self.fd, Shutdown::Write).is_err() {
+            return;
+        }
+        while self.read().is_ok() {
+            if sys::wait_for(self.fd.as_fd(), PollFlags::IN, PART_MS).is_err() {
+                return;
+            }
+        }
     }
 
     /// A new number for a question.

@@ -194,7 +194,8 @@ impl Pair {
         let go = File::options().read(true).write(true).open(&fifo).expect("it was made");
         let wait = format!("read -r line <{}", fifo.display());
         let script = format!("cd {}; [ $RADIC_RANK = 0 ] && exec {first}; {wait}; exec {second}", dir.display());
-        let job = cluster.job(2, ON, &["sh", "-c", &script]).limit(LIMIT).start();
+        // The two print at the same time, and each is to be understood alone.
+        let job = cluster.job(2, &format!("{ON} --label"), &["sh", "-c", &script]).limit(LIMIT).start();
         Pair { job, go, dir }
     }
 
@@ -202,10 +203,18 @@ impl Pair {
         self.go.write_all(b"go\n").expect("a pipe has room");
     }
 
-    fn remove(self) -> Running {
+    /// Waits for the end of both, and removes their folder, which the second may have to enter yet.
+    fn end(self) -> Finished {
+        let finished = self.job.wait();
         fs::remove_dir_all(&self.dir).expect("ours");
-        self.job
+        finished
     }
+}
+
+/// What one rank has printed.
+fn printed_by(finished: &Finished, rank: usize) -> String {
+    let label = format!("[{rank}] ");
+    finished.stdout().lines().filter_map(|line| line.strip_prefix(&label)).map(|line| format!("{line}\n")).collect()
 }
 
 /// Waits for the end of a rank that must have ended well.
@@ -263,8 +272,8 @@ fn redis_with_a_protected_client() {
     protected.check();
     assert!(protected.sum(|c| c.messages_in) > 5000, "{protected:#?}");
     pair.job.signal(rustix::process::Signal::TERM);
-    let finished = pair.remove().wait().expect(0);
-    check_redis_benchmark(&finished.stdout());
+    let finished = pair.end().expect(0);
+    check_redis_benchmark(&printed_by(&finished, 1));
     println!("redis, protected client: {:.2} s; {}", finished.elapsed.as_secs_f64(), protected.in_words());
     cluster.assert_idle();
     cluster.stop();
@@ -302,10 +311,9 @@ fn iperf_both_ways() {
         let mut pair = Pair::start(&cluster, &server, &client);
         pair.job.until("iperf3 to listen", |out, _| out.contains("Server listening").then_some(()));
         pair.go();
-        let finished = pair.remove().wait().expect(0);
-        let out = finished.stdout();
-        let json = &out[out.find("\n{").map_or(0, |at| at + 1)..=out.rfind("\n}").expect("an object") + 1];
-        let report: serde_json::Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error} in {finished}"));
+        let finished = pair.end().expect(0);
+        let json = printed_by(&finished, 1);
+        let report: serde_json::Value = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error} in {finished}"));
         let end = &report["end"];
         let bytes = |sum: &str| end[sum]["bytes"].as_u64().unwrap_or_else(|| panic!("no {sum} in {finished}"));
         // What is under way when the sender has done its part is counted by it alone.

@@ -39,6 +39,11 @@ const SILENCE: Duration = Duration::from_secs(600);
 /// Time for it to come back.
 const RESTORED: Duration = Duration::from_secs(60);
 
+/// Differences that are listed.
+const LISTED: usize = 64;
+/// Bytes of each that are shown.
+const SHOWN: usize = 32;
+
 /// `radic replay`'s arguments.
 #[derive(Args)]
 pub(crate) struct ReplayArgs {
@@ -71,8 +76,19 @@ struct Report {
     compared: u64,
     different: u64,
     first_difference: Option<String>,
+    /// The first of them.
+    differences: Vec<Difference>,
     streams: Vec<StreamReport>,
     seconds: f64,
+}
+
+/// Bytes in a row that were sent otherwise than then: at most [`SHOWN`] of them.
+#[derive(Debug, Clone, Serialize)]
+struct Difference {
+    stream: String,
+    offset: u64,
+    then: String,
+    now: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -216,7 +232,7 @@ struct Session {
     images: Vec<HeldImage>,
     journal: Vec<u8>,
     sent: BTreeMap<StreamId, Sent>,
-    first: Option<(StreamId, u64)>,
+    differences: Vec<Difference>,
 }
 
 impl Session {
@@ -230,7 +246,7 @@ impl Session {
                 peers.insert(rank, held);
             }
         }
-        let mut session = Session { own, peers, images, journal: Vec::new(), sent: BTreeMap::new(), first: None };
+        let mut session = Session { own, peers, images, journal: Vec::new(), sent: BTreeMap::new(), differences: Vec::new() };
         session.fetch_journal()?;
         Ok(session)
     }
@@ -334,7 +350,9 @@ impl Session {
         let sent = self.sent.entry(stream).or_default();
         sent.from.get_or_insert(offset);
         sent.to = offset + again.len() as u64;
-        let receiver = self.peers.values_mut().find(|held| held.log.streams.iter().any(|held| held.stream == stream));
+        // Its own log, too: a process may be connected to itself.
+        let receiver =
+            self.peers.values_mut().chain([&mut self.own]).find(|held| held.log.streams.iter().any(|held| held.stream == stream));
         let Some(receiver) = receiver else { return Ok(()) };
         let mut at = offset;
         while at < sent.to {
@@ -352,11 +370,16 @@ impl Session {
             let now = &again[(at - offset) as usize..];
             let length = then.len().min(now.len());
             sent.compared += length as u64;
-            for (position, (now, then)) in (at..).zip(now[..length].iter().zip(then)) {
-                if now != then {
-                    sent.different += 1;
-                    self.first.get_or_insert((stream, position));
+            let mut from = 0;
+            for row in then[..length].iter().zip(now).collect::<Vec<_>>().chunk_by(|a, b| (a.0 == a.1) == (b.0 == b.1)) {
+                let same = row[0].0 == row[0].1;
+                sent.different += if same { 0 } else { row.len() as u64 };
+                if !same && self.differences.len() < LISTED {
+                    let offset = at + from;
+                    let (then, now) = (hex(row.iter().map(|(then, _)| **then)), hex(row.iter().map(|(_, now)| **now)));
+                    self.differences.push(Difference { stream: stream_text(&stream), offset, then, now });
                 }
+                from += row.len() as u64;
             }
             at += length as u64;
         }
@@ -365,7 +388,7 @@ impl Session {
 
     fn report(&self, complete: bool, ended: String, time: Duration) -> Report {
         let held = |stream: &StreamId| {
-            let streams = self.peers.values().flat_map(|held| &held.log.streams);
+            let streams = self.peers.values().chain([&self.own]).flat_map(|held| &held.log.streams);
             streams.filter(|held| held.stream == *stream).map(|held| held.bytes.end).max().unwrap_or(0)
         };
         let streams = self.sent.iter().map(|(stream, sent)| StreamReport {
@@ -388,11 +411,17 @@ impl Session {
             ended,
             compared: streams.iter().map(|stream| stream.compared).sum(),
             different: streams.iter().map(|stream| stream.different).sum(),
-            first_difference: self.first.map(|(stream, offset)| format!("{} at {offset}", stream_text(&stream))),
+            first_difference: self.differences.first().map(|first| format!("{} at {}", first.stream, first.offset)),
+            differences: self.differences.clone(),
             streams,
             seconds: time.as_secs_f64(),
         }
     }
+}
+
+/// The first bytes of a row, for people.
+fn hex(bytes: impl Iterator<Item = u8>) -> String {
+    bytes.take(SHOWN).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The last committed image, after those that it builds upon.
