@@ -33,11 +33,15 @@ impl Refusal {
     }
 }
 
-/// Writes `before`, a number, `after` and a zero byte into a buffer.
+/// Writes `before`, a number without its sign, `after` and a zero byte into a buffer.
 pub fn numbered<'a>(buffer: &'a mut [u8; 64], before: &[u8], number: i32, after: &[u8]) -> &'a [u8] {
-    let mut digits = [0u8; 10];
+    numbered_wide(buffer, before, number.unsigned_abs().into(), after)
+}
+
+fn numbered_wide<'a>(buffer: &'a mut [u8; 64], before: &[u8], number: u64, after: &[u8]) -> &'a [u8] {
+    let mut digits = [0u8; 20];
     let mut at = digits.len();
-    let mut left = number.unsigned_abs();
+    let mut left = number;
     loop {
         at -= 1;
         digits[at] = b'0' + (left % 10) as u8;
@@ -75,15 +79,33 @@ pub fn preflight() -> Result<(), Refusal> {
     }?;
     let mut bad = None;
     let own = track::descriptor();
-    sys::numbers(b"/proc/self/fd\0", |fd| {
+    each_descriptor(|fd| {
+        // What has no type of its own has no inode of its own either: only that may be in the way.
+        let nameless = |stat: libc::stat| stat.st_mode & libc::S_IFMT == 0;
+        if Some(fd) == own || !sys::fstat(fd).is_ok_and(nameless) {
+            return;
+        }
         let mut link = [0u8; 128];
         let mut path = [0u8; 64];
-        if let (Ok(link), true) = (sys::readlink(numbered(&mut path, b"/proc/self/fd/", fd, b""), &mut link), Some(fd) != own) {
+        if let Ok(link) = sys::readlink(numbered(&mut path, b"/proc/self/fd/", fd, b""), &mut link) {
             bad = bad.or(unsupported(link).map(|what| Refusal { what, number: fd }));
         }
     })
-    .map_err(Refusal::failed("/proc/self/fd cannot be read"))?;
+    .map_err(Refusal::failed("the descriptors cannot be listed: error"))?;
     bad.map_or(Ok(()), Err)
+}
+
+/// Calls a function with each open descriptor, in ascending order. Asking the kernel about each number takes a tenth of the time that its listing takes,
+/// unless the program has once had very high ones.
+fn each_descriptor(mut each: impl FnMut(i32)) -> Result<(), Errno> {
+    let status = proc_file(b"/proc/self/status\0")?;
+    match field(status, b"FDSize:").map(|size| decimal(size).0 as usize) {
+        Some(size) if size <= arena::MAX_FDS => {
+            (0..size as i32).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(each);
+            Ok(())
+        }
+        _ => sys::numbers(b"/proc/self/fd\0", &mut each),
+    }
 }
 
 fn unsupported(link: &[u8]) -> Option<&'static str> {
@@ -271,12 +293,12 @@ fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
 fn descriptors(tables: &mut Tables, own: i32) -> Result<(), Refusal> {
     let mut full = false;
     let tracking = track::descriptor();
-    sys::numbers(b"/proc/self/fd\0", |fd| {
+    each_descriptor(|fd| {
         if fd != own && Some(fd) != tracking {
             full |= !tables.fds.push(blank(fd));
         }
     })
-    .map_err(Refusal::failed("/proc/self/fd cannot be read"))?;
+    .map_err(Refusal::failed("the descriptors cannot be listed: error"))?;
     if full {
         return Err(Refusal { what: "more descriptors are open than can be saved:", number: arena::MAX_FDS as i32 });
     }
@@ -289,7 +311,7 @@ fn descriptors(tables: &mut Tables, own: i32) -> Result<(), Refusal> {
     for index in 0..tables.fds.len() {
         let mut fd = tables.fds[index];
         if let Some(first) = fd.same_as() {
-            // They are in ascending order: /proc/self/fd is.
+            // They are in ascending order.
             let first = tables.fds[..index].binary_search_by_key(&first, |other| other.fd).expect("an earlier descriptor");
             fd.kind = tables.fds[first].kind;
             // Each of 0 to 2 comes from the restart command's own.
@@ -377,17 +399,23 @@ fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     let stat = sys::fstat(fd.fd).map_err(failed)?;
     fd.status = sys::fcntl(fd.fd, libc::F_GETFL, 0).map_err(failed)? as i32;
     fd.fd_flags = sys::fcntl(fd.fd, libc::F_GETFD, 0).map_err(failed)? as i32;
-    fd.position = sys::lseek(fd.fd, 0, libc::SEEK_CUR).unwrap_or(0) as u64;
     (fd.dev, fd.ino, fd.size, fd.mode) = (stat.st_dev, stat.st_ino, stat.st_size as u64, stat.st_mode);
     let (mut path, mut link) = ([0u8; 64], [0u8; 4200]);
+    if stat.st_mode & libc::S_IFMT == libc::S_IFSOCK {
+        // There may be very many of them, and /proc takes long: it says the same.
+        let name = numbered_wide(&mut path, b"socket:[", fd.ino, b"]");
+        fd.path = tables.keep(&name[..name.len() - 1]).map_err(failed)?;
+        fd.kind = if fd.fd > 2 { socket(tables, fd).map_err(failed)? } else { Kind::Inherited };
+        return Ok(());
+    }
+    fd.position = sys::lseek(fd.fd, 0, libc::SEEK_CUR).unwrap_or(0) as u64;
     let link = sys::readlink(numbered(&mut path, b"/proc/self/fd/", fd.fd, b""), &mut link).map_err(failed)?;
     fd.path = tables.keep(link).map_err(failed)?;
     fd.kind = match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG => regular(tables, fd, link),
-        libc::S_IFSOCK if fd.fd > 2 => socket(tables, fd).map_err(failed)?,
         libc::S_IFIFO if link.first() != Some(&b'/') => Kind::PipeRead, // Which end, and whose: see pipe().
         libc::S_IFIFO if fd.fd > 2 => Kind::ForeignPipe,
-        libc::S_IFSOCK | libc::S_IFIFO => Kind::Inherited,
+        libc::S_IFIFO => Kind::Inherited,
         libc::S_IFCHR if fd.fd <= 2 && terminal(stat.st_rdev) => Kind::Inherited,
         libc::S_IFCHR | libc::S_IFDIR | libc::S_IFBLK => Kind::File,
         _ => match link.strip_prefix(b"anon_inode:").unwrap_or(b"") {

@@ -97,6 +97,27 @@ fn descriptors() {
     survives("descriptors", &[Way::Stop, Way::Fork, Way::Incremental], 2, &[]);
 }
 
+/// More than any table holds that is looked through for each of them.
+#[test]
+fn thousands_of_descriptors() {
+    let home = Home::new("many_fds");
+    for way in [Way::Fork, Way::Incremental] {
+        let place = format!("{way:?}");
+        let mut process = home.start_with(&place, &[], &["10000"]);
+        home.ready(&place, &mut process);
+        let mut images = Images::new();
+        for _ in 0..2 {
+            let image = images.save(process.pid(), way).unwrap_or_else(|e| panic!("{way:?}: {e}"));
+            println!("{way:?}: {:.1} ms", control::last_pause(process.pid()).unwrap().as_secs_f64() * 1e3);
+            process.kill();
+            process = restart(&image);
+            images = Images::new();
+        }
+        fs::write(home.path(&place).join("go"), "").unwrap();
+        assert_eq!(home.finish(&place, process).0, "ready\nall there\n", "{way:?}");
+    }
+}
+
 /// Files changed in place, temporary files, locks, guard pages, a listening socket.
 #[test]
 fn what_the_kernel_keeps() {
