@@ -352,6 +352,17 @@ impl Observer {
         Ok(Verdict::Nothing)
     }
 
+    /// A process that asks nothing goes live, too, as soon as its log is over and every connection has sent again what its peer has. True: it lives.
+    pub fn settle(&mut self) -> bool {
+        if let Some(end) = self.replay.as_ref().filter(|replay| replay.position() == replay.end()).map(Replay::end)
+            && self.table.all_sent_again()
+        {
+            self.replay = None;
+            self.journal.handle_replayed(end);
+        }
+        self.replay.is_none()
+    }
+
     /// The outcome that the log has; only after [`Verdict::Outcome`].
     fn outcome(&self) -> Result<Determinant<'_>, Error> {
         self.replay.as_ref().and_then(Replay::outcome).ok_or(Error::Protector("the log changed under replay"))

@@ -136,6 +136,8 @@ fn begin() -> Option<(i32, Request)> {
     }
     let mut layer = layer::try_enter()?;
     layer.hear_node();
+    layer.look_at_log();
+    layer.settle_down();
     if !layer::take_wish() {
         return None;
     }

@@ -956,6 +956,5 @@ impl Layer {
         }
         _ = self.node.send(&ToNode::Leaving(Box::new(counters::all())));
         self.node.part();
-        self.node.part();
     }
 }

@@ -197,6 +197,7 @@ impl Writing {
     fn run(mut self, mut layer: Held, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
         let mut piece = [0; PIECE];
         while self.done < self.total {
+            layer.ship();
             layer.pass_gate();
             layer.outputs.write_again();
             let length = copy(parts, self.done, &mut piece);

@@ -34,9 +34,8 @@ use std::io::IoSliceMut;
 use std::net::SocketAddr;
 
 use radic_observer::Wait;
-use radic_observer::connection::Phase;
 use radic_wire::PROTOCOL_VERSION;
-use radic_wire::determinant::StreamId;
+use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::log::ToProtector;
 use radic_wire::login;
 use radic_wire::mac::JobKey;
@@ -159,7 +158,7 @@ impl Catching {
 
 /// This process has just come back. `layer`: as it was in the image.
 pub fn come_back(layer: &mut Layer) {
-    match launcher() {
+    match radic_ckpt::launcher() {
         0 => {
             layer.node.fall_silent();
             layer.replayer = Some(Replayer::begin(&mut layer.observer));
@@ -170,11 +169,6 @@ pub fn come_back(layer: &mut Layer) {
             }
         }
     }
-}
-
-/// Who has started the restored process.
-fn launcher() -> u64 {
-    0
 }
 
 fn failed(what: &'static str) -> impl Fn(Errno) -> (&'static str, Errno) {
@@ -204,11 +198,13 @@ impl Layer {
         std::mem::replace(&mut self.node, node).close();
         self.begin_again(&restart).map_err(failed("its protector is out of reach"))?;
         self.connect_pmi(launcher).map_err(failed("it has no connection to its process manager"))?;
-        self.meet_peers();
+        self.break_all();
+        self.relisten().map_err(failed("its program cannot listen"))?;
         if !whole {
             self.note("its standard output and error were exchanged: what it prints after a restart cannot be put together with what it has printed");
         }
         self.outputs.write_again();
+        self.look_at_log();
         Ok(())
     }
 
@@ -228,14 +224,12 @@ impl Layer {
         self.greet_protector()
     }
 
-    fn meet_peers(&mut self) {}
-
     /// A connection to the process manager of this life, where the program has its own.
     fn connect_pmi(&mut self, launcher: u64) -> Result<(), Errno> {
         let Some(fd) = self.pmi.fd() else { return Ok(()) };
         let mut new = Node::of_launcher(launcher)?;
         new.send(&ToNode::Pmi { process: self.observer.process() })?;
-        sys::put_at(new.fd(), fd)?;
+        sys::replace(new.fd(), fd)?;
         new.close();
         rustix::io::ioctl_fionbio(sys::borrow(fd), !crate::fds::is_blocking(fd))?;
         self.pmi.handle_restored()
@@ -355,8 +349,8 @@ impl Layer {
     /// Has the process caught up? Its node is told once. Called whenever the journal is shipped, and when everything is looked after.
     pub(crate) fn look_at_log(&mut self) {
         self.fetch_journal();
-        let Some(catching) = &mut self.catching else { return };
-        if !catching.told && self.observer.phase() == Phase::Live {
+        let Some(catching) = self.catching.as_mut().filter(|catching| !catching.told) else { return };
+        if self.observer.settle() {
             catching.told = true;
             let (events, different) = (self.observer.replayed(), counters::get(Counter::Different));
             _ = self.node.send(&ToNode::Live { events, different });
@@ -368,6 +362,8 @@ impl Layer {
     pub(crate) fn settle_down(&mut self) {
         if self.catching.as_ref().is_some_and(|catching| catching.told) && !self.observer.needs_log() {
             self.catching = None;
+            // What was replayed need not be again.
+            layer::want_checkpoint();
         }
         if self.next_protector.is_some() && self.catching.is_none() && sys::now() >= self.switch_again {
             self.switch_protector();
@@ -378,6 +374,15 @@ impl Layer {
     pub(crate) fn check_way(&self) {
         if let Some(overdue) = self.observer.overdue(PATIENCE) {
             fail(&format!("replay diverged, it goes another way: {overdue:?}"));
+        }
+    }
+
+    /// In replay: the connection had arrived before the image, and now the program accepts it, on `fd`, as it did then.
+    pub(crate) fn forget_arrived(&mut self, connection: ConnectionId, fd: i32) {
+        let Some(at) = self.arrived.iter().position(|arrived| arrived.connection == connection) else { return };
+        let arrived = self.arrived.swap_remove(at);
+        if arrived.fd != fd {
+            drop(sys::own(arrived.fd));
         }
     }
 
@@ -413,7 +418,6 @@ pub fn can_come_back() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use radic_wire::determinant::ConnectionId;
     use radic_wire::ids::{JobId, ProcessId, Rank};
 
     use super::*;

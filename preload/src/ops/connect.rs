@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use radic_observer::connection::{Slot, Welcome};
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Ready, Wait};
-use radic_wire::determinant::{Call, ConnectionId, Determinant};
+use radic_wire::determinant::{Call, ConnectionId, Determinant, StreamId};
 use radic_wire::ids::ProcessId;
 use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
@@ -400,6 +400,21 @@ impl Accepting {
         counters::add(Counter::Connections, 1);
         layer.ship();
         Some(Accepted { fd, peer })
+    }
+}
+
+/// The program closes a listener: those that wait there are told that their connection is over, which a reset alone does not say.
+pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
+    let socket = sys::borrow(listener);
+    while !layer.is_replayed() && sys::wait_for(socket, PollFlags::IN, 0).is_ok() {
+        let Ok((fd, peer)) = rustix::net::acceptfrom_with(socket, SocketFlags::CLOEXEC) else { return };
+        let caller = peer.and_then(|peer| SocketAddr::try_from(peer).ok()).and_then(|peer| ask_caller(layer, plain(peer)));
+        if let Some(connection) = caller {
+            let stream = StreamId { connection, from_opener: false };
+            _ = layer.node.send(&ToNode::Finished { stream, offset: 0, closed: true });
+        }
+        // By a reset, as the kernel does it.
+        _ = sockopt::set_socket_linger(&fd, Some(std::time::Duration::ZERO));
     }
 }
 

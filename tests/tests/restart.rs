@@ -1,0 +1,95 @@
+//! A rank that is killed goes on from its last checkpoint, on its own node: nothing of what it sends and prints is missing, and nothing comes twice.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use radic_tests::Running;
+use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::library::{MPICH, compiled};
+use radic_tests::process::{Process, eventually};
+use radic_tests::protection::ON;
+use radic_wire::event::EventName;
+use rustix::process::Signal;
+
+/// Time for one job, its restarts included.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Time for something that takes far less.
+const SOON: Duration = Duration::from_secs(60);
+
+/// The pid of a rank of the newest job and how many of its checkpoints are committed, if it runs.
+fn look(cluster: &Cluster, rank: u32) -> Option<(u32, u64)> {
+    let status = cluster.status();
+    let newest = status.jobs.iter().max_by_key(|job| job.started_ms)?.job;
+    let mut processes =
+        status.processes.iter().filter(|process| process.job == newest && process.rank.0 == rank && process.running);
+    let process = processes.next()?;
+    Some((process.pid, process.counters.as_ref()?.committed))
+}
+
+/// Kills a rank after so many more checkpoints of it, and waits until it lives again.
+fn kill(cluster: &Cluster, rank: u32, checkpoints: u64) {
+    let mut events = cluster.events_at("n1");
+    let mut found = None;
+    let before = look(cluster, rank).map_or(0, |(_, committed)| committed);
+    eventually(SOON, "checkpoints are committed", || {
+        found = look(cluster, rank).filter(|(_, committed)| *committed >= before + checkpoints);
+        found.is_some()
+    });
+    let pid = found.expect("it was waited for").0;
+    Process::open(pid).expect("a rank that runs").signal(Signal::KILL);
+    events
+        .expect("the rank lives again", SOON, |event| event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank));
+}
+
+fn finish(running: Running) -> Vec<String> {
+    let finished = running.give(LIMIT).wait().expect(0);
+    finished.stdout().lines().map(str::to_owned).collect()
+}
+
+/// Every way to print, and three deaths.
+#[test]
+fn what_is_printed_comes_once_and_in_order() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let program = compiled("net", "prints");
+    let running = cluster.job(1, ON, &[&program, "6000", "1"]).limit(LIMIT).start();
+    for _ in 0..3 {
+        kill(&cluster, 0, 2);
+    }
+    let finished = running.give(LIMIT).wait().expect(0);
+    let lines: Vec<String> = finished.stdout().lines().map(str::to_owned).collect();
+    let due: Vec<String> = (0..6000).map(|at| format!("line {at}")).chain(["done".to_owned()]).collect();
+    assert_eq!(lines.iter().zip(&due).position(|(line, due)| line != due), None);
+    assert_eq!(lines.len(), due.len());
+    let errors: Vec<_> = finished.stderr().lines().filter(|line| line.starts_with("error")).map(str::to_owned).collect();
+    let due: Vec<_> = (9..6000)
+        .step_by(10)
+        .flat_map(|at| [format!("error {at}: No such file or directory"), format!("error again {at}")])
+        .collect();
+    assert_eq!(errors, due);
+    cluster.assert_idle();
+}
+
+/// A rank dies; the program sees nothing of it.
+fn survives(name: &str, args: &[&str], ranks: usize, killed: &[u32]) {
+    let cluster = Cluster::start(Kind::Logical, 4);
+    let program = MPICH.program(name);
+    let command = [&[program.as_str()], args].concat();
+    let due = finish(MPICH.job(&cluster, ranks, "--protect none", &command).limit(LIMIT).start());
+    let running = MPICH.job(&cluster, ranks, ON, &command).limit(LIMIT).start();
+    for rank in killed {
+        kill(&cluster, *rank, 1);
+    }
+    let lines = finish(running);
+    assert_eq!(lines, due);
+    cluster.assert_idle();
+}
+
+#[test]
+fn a_ring_survives_the_death_of_a_rank() {
+    survives("ring", &["--laps", "30000"], 4, &[2, 0]);
+}
+
+#[test]
+fn a_jacobi_survives_the_death_of_a_rank() {
+    survives("jacobi", &["--iterations", "30000"], 4, &[1, 3]);
+}
