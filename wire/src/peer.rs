@@ -153,6 +153,8 @@ pub enum PeerMessage {
     Adopt(Box<Adoption>),
     /// From a job's new home, to everybody: hosts of the job report, nodes of its terminals attach again.
     NewHome(JobId),
+    /// Kill this rank with SIGKILL (`radic inject kill-rank`).
+    KillRank(ProcessId),
     /// Kill all ranks and yourself with SIGKILL, at once (`radic inject kill-node`).
     Die,
     /// The whole cluster ends (`radic cluster stop`).
@@ -416,6 +418,8 @@ pub enum ToSession {
         consumed: u64,
         /// Those of them that were dropped since the last terminal: lost to the limit on output kept without one.
         dropped: u64,
+        /// The job survives its home.
+        protected: bool,
     },
     /// There is no such job here.
     NoSuchJob,
@@ -487,6 +491,8 @@ pub enum Query {
     },
     /// Where is this process?
     Where(ProcessId),
+    /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
+    Release(ProcessId),
     /// Where has this process ended that stream?
     Final {
         /// The stream.
@@ -530,10 +536,12 @@ pub enum Answer {
     LogBytes(Result<ByteBuf, String>),
     /// To `Checkpoint`.
     Checkpoints(Vec<RankCheckpoint>),
+    /// To `Release`.
+    Released,
     /// To `Where`; none: it is not here.
     Where(Option<Place>),
-    /// To `Final`; the inner one, if nobody has ended it yet; the outer, if the process is not here.
-    Final(Option<Option<u64>>),
+    /// To `Final`: where, and whether the sender has closed the connection; none, if it has not, or is not known here.
+    Final(Option<(u64, bool)>),
 }
 
 /// What a protector says of itself.

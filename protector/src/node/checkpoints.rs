@@ -117,7 +117,7 @@ impl Node {
     }
 
     /// Tells a process to make a checkpoint. One that was told is only reminded: it may be computing, or its image is on its way.
-    fn ask_checkpoint(&mut self, now: Duration, process: ProcessId) {
+    pub(super) fn ask_checkpoint(&mut self, now: Duration, process: ProcessId) {
         let Some(observed) = self.observers.processes.get_mut(&process) else { return };
         let Some(observer) = observed.observer() else { return };
         if observed.schedule.asked.is_none_or(|at| at + FORGOTTEN <= now) {
@@ -134,6 +134,9 @@ impl Node {
         }
         let cut = |why: String| why.chars().map(|c| if c.is_control() { '?' } else { c }).take(REASON).collect::<String>();
         let result = result.map_err(cut);
+        if result.is_ok() {
+            self.handle_protected(now, process);
+        }
         if let Err(why) = &result {
             let text = format!("rank {}: {why}", process.rank);
             self.handle_store_event(now, EventName::CheckpointFailed, Some(process), text);

@@ -7,7 +7,7 @@ use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
-use radic_wire::job::{EndReason, JobSpec, Outcome, Placement, exit_code};
+use radic_wire::job::{EndReason, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, LogSizes, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
 use radic_wire::membership::Member;
@@ -24,6 +24,8 @@ use crate::membership::ring::watcher_of;
 const GATHER: Duration = Duration::from_millis(1000);
 /// Time that a log service has to answer a command.
 const LOG: Duration = Duration::from_secs(10);
+/// Time that a terminal waits for the new home of a job.
+const NEW_HOME: Duration = Duration::from_secs(40);
 /// Events in one message to a command.
 const EVENTS_AT_ONCE: usize = 256;
 /// Ranks in one message to a command.
@@ -39,7 +41,7 @@ pub(super) enum Client {
     /// Its request waits for the answers of all nodes.
     Gathering,
     /// It shows a job.
-    Session { job: JobId, home: NodeId, placement: Option<Placement> },
+    Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
     /// It waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
     /// It follows events: which ones it has, and those that came before the past ones were gathered.
@@ -48,6 +50,17 @@ pub(super) enum Client {
     Reading { holder: NodeId, process: ProcessId, busy: bool },
     /// It has its answer.
     Finished,
+}
+
+/// What a terminal was shown, and what becomes of it if the job's home is lost.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    /// Of each stream: the offset of the next byte. What a new home sends once more is left out.
+    next: BTreeMap<(Rank, OutputStream), u64>,
+    /// The job goes on without its home.
+    protected: bool,
+    /// Until when another home may come.
+    waits: Option<Duration>,
 }
 
 /// What a question to other nodes is for.
@@ -81,6 +94,24 @@ pub(super) enum Purpose {
         observer: ObserverId,
         process: ProcessId,
         stream: StreamId,
+    },
+    /// An observer looks for a process.
+    Where {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        other: ProcessId,
+    },
+    /// An observer wants to know where a stream ends.
+    Final {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+    },
+    /// A process is to be protected elsewhere.
+    Release {
+        process: ProcessId,
+        holder: NodeId,
     },
     /// Checkpoints of a job with so many ranks.
     Checkpoint(ClientId, u32),
@@ -232,7 +263,7 @@ impl Node {
         let start = ToHome::Start { spec: Box::new(spec), placement: placement.clone(), session };
         self.send(&home, PeerMessage::ToHome(job, start));
         if attach {
-            self.clients.insert(client, Client::Session { job, home, placement: Some(placement) });
+            self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown: Shown::default() });
         } else {
             self.finish(client, Reply::Attached { job, placement, consumed: 0, dropped: 0 });
         }
@@ -242,12 +273,30 @@ impl Node {
         let client = ClientId(session.number);
         let Some(state) = self.clients.get_mut(&client) else { return };
         match (state, message) {
-            (Client::Session { placement: known, .. }, ToSession::Attached { job, placement, consumed, dropped }) => {
-                *known = Some(placement.clone());
-                self.reply(client, Reply::Attached { job, placement, consumed, dropped });
+            (
+                Client::Session { placement: known, shown, .. },
+                ToSession::Attached { job, placement, consumed, dropped, protected },
+            ) => {
+                let again = known.replace(placement.clone()).is_some() && shown.waits.take().is_some();
+                shown.protected = protected;
+                // A command that has a new home behind it need not know.
+                if !again {
+                    self.reply(client, Reply::Attached { job, placement, consumed, dropped });
+                }
             }
-            (Client::Session { .. }, ToSession::Output { rank, stream, data, .. }) => {
-                self.reply(client, Reply::Output { rank, stream, data });
+            (Client::Session { job, home, shown, .. }, ToSession::Output { rank, stream, offset, mut data }) => {
+                let next = shown.next.entry((rank, stream)).or_insert(offset);
+                let known = (next.saturating_sub(offset) as usize).min(data.len());
+                *next = (*next).max(offset + data.len() as u64);
+                data.drain(..known);
+                let (job, home, session) = (*job, home.clone(), session.clone());
+                if known > 0 {
+                    let printed = ToHome::Printed { session, bytes: known as u64 };
+                    self.send(&home, PeerMessage::ToHome(job, printed));
+                }
+                if !data.is_empty() {
+                    self.reply(client, Reply::Output { rank, stream, data });
+                }
             }
             (Client::Session { .. }, ToSession::StdinTaken) => self.reply(client, Reply::StdinTaken),
             (Client::Session { .. }, ToSession::TakenOver) => self.finish(client, Reply::TakenOver),
@@ -396,8 +445,20 @@ impl Node {
                 let forgotten = !answers.is_empty() || !self.is_member(&node);
                 self.finish_anew(now, observer, process, forgotten, then);
             }
+            Purpose::Where { observer, process, ask, other } => {
+                let of = |answer: &Answer| if let Answer::Where(place) = answer { *place } else { None };
+                let places: Vec<_> = answers.values().filter_map(of).collect();
+                self.finish_where(observer, process, ask, other, &places);
+            }
+            Purpose::Final { observer, process, ask } => {
+                let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };
+                self.finish_final(observer, process, ask, answers.values().find_map(of));
+            }
+            Purpose::Release { process, holder } => self.finish_release(now, process, &holder, !answers.is_empty()),
             Purpose::Listener { observer, process, ask, call } => {
-                let of = |answer: &Answer| if let Answer::Listener { process, .. } = answer { *process } else { None };
+                let of = |answer: &Answer| {
+                    if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }
+                };
                 let (found, silent) = (answers.values().find_map(of), waiting.into_iter().collect::<Vec<_>>());
                 self.finish_listener(now, (observer, process, ask, call), found, &silent);
             }
@@ -512,7 +573,9 @@ impl Node {
         let all = || self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
         let (state, message) = match wanted {
             Wanted::Kill => (Client::Killing { job, home: home.clone() }, ToHome::Kill { session: Some(session) }),
-            Wanted::Attach => (Client::Session { job, home: home.clone(), placement: None }, ToHome::Attach(session)),
+            Wanted::Attach => {
+                (Client::Session { job, home: home.clone(), placement: None, shown: Shown::default() }, ToHome::Attach(session))
+            }
             Wanted::Checkpoint => {
                 let purpose = Purpose::Checkpoint(client, ranks);
                 return self.gather_from(now, purpose, &Query::Checkpoint(job), all(), checkpoints::WHOLE);
@@ -593,6 +656,44 @@ impl Node {
         }
     }
 
+    /// Terminals of a job turn to its new home.
+    pub(super) fn attach_again(&mut self, job: JobId, new: &NodeId) {
+        let mut again = Vec::new();
+        for (client, state) in &mut self.clients {
+            let killing = matches!(state, Client::Killing { .. });
+            if let Client::Session { job: shown, home, .. } | Client::Killing { job: shown, home } = state
+                && *shown == job
+            {
+                *home = new.clone();
+                again.push((*client, killing));
+            }
+        }
+        for (client, killing) in again {
+            let session = self.session(client);
+            let message = if killing { ToHome::Kill { session: Some(session) } } else { ToHome::Attach(session) };
+            self.send(new, PeerMessage::ToHome(job, message));
+        }
+    }
+
+    /// When the first terminal gives up waiting for a new home.
+    pub(super) fn next_orphan(&self) -> Option<Duration> {
+        self.clients.values().filter_map(|c| if let Client::Session { shown, .. } = c { shown.waits } else { None }).min()
+    }
+
+    /// Terminals that have waited too long.
+    pub(super) fn end_orphans(&mut self, now: Duration) {
+        let late = |c: &Client| matches!(c, Client::Session { shown: Shown { waits: Some(at), .. }, .. } if *at <= now);
+        let late: Vec<_> = self.clients.iter().filter(|(_, c)| late(c)).map(|(id, _)| *id).collect();
+        for client in late {
+            let Some(Client::Session { home, placement, .. }) = self.clients.get(&client) else { continue };
+            let node = home.clone();
+            let ranks = placement.iter().flat_map(|placement| placement.ranks_on(&node)).collect();
+            let why = format!("the job's home is gone, and no other one has come within {} s", NEW_HOME.as_secs());
+            let reason = EndReason::NodeLost { node: node.name, ranks, why };
+            self.finish(client, Reply::Ended(Outcome { code: exit_code::NODE_LOST, reason }));
+        }
+    }
+
     pub(super) fn clients_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
         let waiting: Vec<_> = self.gathers.iter_mut().filter_map(|(n, g)| g.waiting.remove(node).then_some(*n)).collect();
         for number in waiting {
@@ -600,7 +701,19 @@ impl Node {
                 self.finish_gather(now, number);
             }
         }
-        let of = |c: &Client| matches!(c, Client::Session { home, .. } | Client::Killing { home, .. } if home == node);
+        for client in self.clients.values_mut() {
+            if let Client::Session { home, shown, .. } = client
+                && home == node
+                && shown.protected
+            {
+                shown.waits.get_or_insert(now + NEW_HOME);
+            }
+        }
+        let of = |c: &Client| match c {
+            Client::Session { home, shown, .. } => home == node && shown.waits.is_none(),
+            Client::Killing { home, .. } => home == node,
+            _ => false,
+        };
         let cut: Vec<_> = self.clients.iter().filter(|(_, c)| of(c)).map(|(id, _)| *id).collect();
         for client in cut {
             match self.clients.get(&client) {

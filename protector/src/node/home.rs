@@ -6,9 +6,14 @@ use std::time::Duration;
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
-use radic_wire::peer::{MpiPhase, SessionId, ToHome, ToHost, ToSession};
-use radic_wire::process::Protection;
+use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, ToHome, ToHost, ToSession, Ward};
+use radic_wire::process::{Protect, Protection};
 use serde_bytes::ByteBuf;
+
+/// Lives of processes within one life of their job: a job that begins anew has so much higher numbers.
+const LIVES: u32 = 1 << 16;
+/// So often a job may begin anew: one that goes on losing ranks before their first checkpoint will not get further.
+const ANEW: u32 = 8;
 
 /// What a home wants done.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub enum HomeOutput {
     ToSession(SessionId, ToSession),
     /// The job has ended and no host has anything of it left.
     Ended,
+    /// The job begins anew, from the beginning, and why.
+    Anew(String),
 }
 
 /// A piece of a rank's output on its way to a terminal.
@@ -26,8 +33,10 @@ pub enum HomeOutput {
 struct Piece {
     rank: Rank,
     stream: OutputStream,
+    /// Of its first byte.
+    offset: u64,
     data: ByteBuf,
-    /// The host was told to read on.
+    /// The host was told that it need not keep it.
     taken: bool,
 }
 
@@ -36,6 +45,15 @@ impl Piece {
     fn cost(&self) -> usize {
         self.data.len() + size_of::<Piece>()
     }
+}
+
+/// How far one stream of a rank has come.
+#[derive(Debug, Default, Clone, Copy)]
+struct Progress {
+    /// Offset of the next byte; not known to a new home, before its host has spoken.
+    next: Option<u64>,
+    /// The host was told up to here.
+    taken: u64,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +87,8 @@ struct Printing {
     consumed: u64,
     /// Bytes given up since the last attach.
     dropped: u64,
+    /// Of each stream of each rank.
+    progress: BTreeMap<(Rank, OutputStream), Progress>,
 }
 
 /// A job at its home.
@@ -77,6 +97,12 @@ pub struct Home {
     job: JobId,
     spec: JobSpec,
     placement: Placement,
+    /// Which life of the job this is.
+    incarnation: Incarnation,
+    /// It begins anew when every host has ended what it had of it.
+    anew: bool,
+    /// Hosts of whose ranks a new home knows nothing yet.
+    unreported: BTreeSet<NodeId>,
     started: Duration,
     started_ms: u64,
     ended: Option<Duration>,
@@ -112,14 +138,37 @@ impl Home {
         terminal: Option<SessionId>,
     ) -> Self {
         assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
-        let mut home = Home {
+        let ward = Ward { incarnation: Incarnation(0), spec, placement, fence: 0, keys: Vec::new() };
+        let mut home = Home::new(now, started_ms, job, ward);
+        if let Some(session) = terminal {
+            home.attach(session);
+        }
+        home.launch();
+        home
+    }
+
+    /// The new home of a job whose home is lost. Its hosts are to report.
+    pub fn adopt(now: Duration, adoption: Adoption) -> Self {
+        let Adoption { job, ward, started_ms } = adoption;
+        let mut home = Home::new(now, started_ms, job, ward);
+        home.ranks.fill(RankState::Running);
+        home.unreported = home.hosts.keys().cloned().collect();
+        home
+    }
+
+    fn new(now: Duration, started_ms: u64, job: JobId, ward: Ward) -> Self {
+        let Ward { incarnation, spec, placement, fence, .. } = ward;
+        Home {
             job,
+            incarnation,
+            anew: false,
+            unreported: BTreeSet::new(),
             started: now,
             started_ms,
             ended: None,
             ranks: vec![RankState::Starting; spec.ranks as usize],
-            hosts: placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect(),
-            fence: 0,
+            hosts: placement.nodes.iter().map(|n| (n.clone(), HostState { fence, gone: false })).collect(),
+            fence,
             entries: Vec::new(),
             printing: Printing::default(),
             stdin_from: None,
@@ -130,15 +179,14 @@ impl Home {
             outputs: VecDeque::new(),
             spec,
             placement,
-        };
-        if let Some(session) = terminal {
-            home.attach(session);
         }
-        for node in home.placement.nodes.clone() {
-            let (spec, placement) = (Box::new(home.spec.clone()), home.placement.clone());
-            home.tell_host(node, ToHost::Launch { incarnation: Incarnation(0), spec, placement });
+    }
+
+    fn launch(&mut self) {
+        for node in self.placement.nodes.clone() {
+            let (spec, placement) = (Box::new(self.spec.clone()), self.placement.clone());
+            self.tell_host(node, ToHost::Launch { incarnation: self.incarnation, spec, placement });
         }
-        home
     }
 
     /// How the job ended or is about to end.
@@ -154,6 +202,11 @@ impl Home {
     /// The job's command line.
     pub fn command(&self) -> String {
         self.spec.command_line()
+    }
+
+    /// What runs.
+    pub fn spec(&self) -> &JobSpec {
+        &self.spec
     }
 
     /// How its processes are protected.
@@ -204,12 +257,15 @@ impl Home {
             ToHome::StdinTaken if from == self.placement.home() => self.handle_stdin_taken(),
             ToHome::Fence { number, entries } => self.handle_fence(from, number, entries),
             ToHome::Gone => self.handle_gone(now, from),
+            ToHome::Report(report) => self.handle_report(from, report),
+            ToHome::NoImage { rank, why } if self.knows(rank) => self.begin_anew(rank, &why),
+            ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             ToHome::Launched { rank, .. }
             | ToHome::LaunchFailed { rank, .. }
             | ToHome::Output { rank, .. }
             | ToHome::Exited { rank, .. }
             | ToHome::Aborted { rank, .. }
-                if self.placement.node_of(rank) == Some(from) =>
+                if self.placement.node_of(rank) == Some(from) && !self.anew =>
             {
                 self.handle_rank(from, rank, message);
             }
@@ -228,12 +284,7 @@ impl Home {
                 *state = RankState::Ended;
                 self.end(Outcome { code, reason: EndReason::LaunchFailed { rank, node, error, code } });
             }
-            ToHome::Output { stream, data, .. } => {
-                let piece = Piece { rank, stream, data, taken: false };
-                self.printing.waiting_bytes += piece.cost();
-                self.printing.waiting.push_back(piece);
-                self.pump();
-            }
+            ToHome::Output { stream, offset, data, .. } => self.handle_output(node, rank, stream, offset, data),
             ToHome::Exited { status, phase, .. } => {
                 *state = RankState::Ended;
                 self.handle_exit(rank, node, status, phase);
@@ -262,15 +313,136 @@ impl Home {
         }
     }
 
+    fn knows(&self, rank: Rank) -> bool {
+        rank.0 < self.spec.ranks
+    }
+
+    fn is_protected(&self) -> bool {
+        self.spec.protection.protect == Protect::On
+    }
+
+    /// A piece of output. What was there before is not printed again; a gap ends the job, for nobody would see it.
+    fn handle_output(&mut self, node: NodeName, rank: Rank, stream: OutputStream, offset: u64, mut data: ByteBuf) {
+        let progress = self.printing.progress.entry((rank, stream)).or_default();
+        let next = progress.next.unwrap_or(offset);
+        if offset > next {
+            let why = format!("{} bytes of what rank {rank} wrote are lost", offset - next);
+            return self
+                .end(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: vec![rank], why } });
+        }
+        let known = ((next - offset) as usize).min(data.len());
+        progress.next = Some(next.max(offset + data.len() as u64));
+        let taken = progress.taken;
+        data.drain(..known);
+        if data.is_empty() {
+            return self.tell_taken(rank, stream, taken);
+        }
+        let piece = Piece { rank, stream, offset: offset + known as u64, data, taken: false };
+        self.printing.waiting_bytes += piece.cost();
+        self.printing.waiting.push_back(piece);
+        self.pump();
+    }
+
+    /// A host tells a new home of its ranks.
+    fn handle_report(&mut self, from: &NodeId, report: HostReport) {
+        if !self.unreported.remove(from) || report.incarnation != self.incarnation {
+            return;
+        }
+        for (rank, status, phase) in report.ended {
+            if self.placement.node_of(rank) == Some(from) {
+                self.ranks[rank.0 as usize] = RankState::Ended;
+                self.handle_exit(rank, from.name.clone(), status, phase);
+            }
+        }
+        if report.fence > self.fence {
+            // The home before has released it; those who have not heard so are told again.
+            self.fence = report.fence;
+        }
+        if let Some(entries) = report.waiting {
+            self.handle_fence(from, report.fence + 1, entries);
+        }
+    }
+
+    /// A rank cannot be brought back, for it has no checkpoint: the job begins anew.
+    fn begin_anew(&mut self, rank: Rank, why: &str) {
+        if self.ending || self.anew {
+            return;
+        }
+        if self.incarnation.0 / LIVES >= ANEW {
+            let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
+            return self.lose_with(rank, node, format!("{why}; the job has begun anew {ANEW} times already"));
+        }
+        self.anew = true;
+        self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
+        self.tell_hosts(&ToHost::End { kill: true });
+        self.launch_anew();
+    }
+
+    /// Starts the job once more when nothing of its last life is left.
+    fn launch_anew(&mut self) {
+        if !self.anew || self.hosts.values().any(|host| !host.gone) {
+            return;
+        }
+        self.anew = false;
+        self.incarnation = Incarnation((self.incarnation.0 / LIVES + 1) * LIVES);
+        self.fence = 0;
+        self.entries.clear();
+        self.unreported.clear();
+        self.ranks.fill(RankState::Starting);
+        self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();
+        self.launch();
+    }
+
+    fn lose(&mut self, rank: Rank, from: &NodeId, why: String) {
+        if !self.anew {
+            self.lose_with(rank, from.name.clone(), why);
+        }
+    }
+
+    fn lose_with(&mut self, rank: Rank, node: NodeName, why: String) {
+        self.ranks[rank.0 as usize] = RankState::Ended;
+        let reason = EndReason::NodeLost { node, ranks: vec![rank], why };
+        self.end(Outcome { code: exit_code::NODE_LOST, reason });
+    }
+
+    /// A node is lost, and its ranks go on elsewhere: `placement`.
+    pub fn handle_moved(&mut self, now: Duration, node: &NodeId, placement: Placement) {
+        if self.is_over() {
+            return;
+        }
+        let ending = self.ending;
+        let running = self.placement.ranks_on(node).any(|rank| self.ranks[rank.0 as usize] != RankState::Ended);
+        for rank in self.placement.ranks_on(node).filter(|_| ending) {
+            self.ranks[rank.0 as usize] = RankState::Ended; // Nobody brings back what is being ended.
+        }
+        self.hosts.remove(node);
+        self.unreported.remove(node);
+        self.placement = placement;
+        if self.anew || (running && !ending) {
+            for node in self.placement.nodes.clone() {
+                // Whoever takes a rank over enters the next fence when that rank does.
+                let gone = self.anew;
+                self.hosts.entry(node).or_insert(HostState { fence: self.fence, gone }).fence = self.fence;
+            }
+        }
+        self.lose_terminal(node);
+        self.launch_anew();
+        self.check_end(now);
+    }
+
+    fn lose_terminal(&mut self, node: &NodeId) {
+        if self.printing.terminal.as_ref().is_some_and(|t| t.node == *node) {
+            self.drop_terminal();
+        }
+        self.waiters.retain(|w| w.node != *node);
+    }
+
     /// A node is lost: its terminals are, and if the job had ranks there, it ends, since it is not protected.
     pub fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
         if self.hosts.contains_key(node) {
             self.lose_host(node, why);
         }
-        if self.printing.terminal.as_ref().is_some_and(|t| t.node == *node) {
-            self.drop_terminal();
-        }
-        self.waiters.retain(|w| w.node != *node);
+        self.lose_terminal(node);
         self.check_end(now);
     }
 
@@ -292,6 +464,7 @@ impl Home {
     /// The first reason to end decides; every rank that still runs is ended.
     fn end(&mut self, outcome: Outcome) {
         self.outcome.get_or_insert(outcome);
+        self.anew = false;
         if !std::mem::replace(&mut self.ending, true) {
             self.tell_hosts(&ToHost::End { kill: false });
         }
@@ -307,7 +480,8 @@ impl Home {
     }
 
     fn check_end(&mut self, now: Duration) {
-        if self.is_over() || self.ranks.iter().any(|r| *r != RankState::Ended) {
+        let waits = self.anew || !self.unreported.is_empty();
+        if self.is_over() || waits || self.ranks.iter().any(|r| *r != RankState::Ended) {
             return;
         }
         self.end(Outcome { code: 0, reason: EndReason::Finished });
@@ -326,6 +500,9 @@ impl Home {
     fn handle_gone(&mut self, now: Duration, from: &NodeId) {
         let Some(host) = self.hosts.get_mut(from) else { return };
         host.gone = true;
+        if self.anew {
+            return self.launch_anew();
+        }
         // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.
         for rank in self.placement.ranks_on(from) {
             self.ranks[rank.0 as usize] = RankState::Ended;
@@ -378,7 +555,7 @@ impl Home {
         self.put_back();
         let dropped = std::mem::take(&mut self.printing.dropped);
         let (placement, consumed) = (self.placement.clone(), self.printing.consumed);
-        let attached = ToSession::Attached { job: self.job, placement, consumed, dropped };
+        let attached = ToSession::Attached { job: self.job, placement, consumed, dropped, protected: self.is_protected() };
         self.tell_session(session.clone(), attached);
         self.printing.terminal = Some(session);
         self.pump();
@@ -403,6 +580,7 @@ impl Home {
         let mut printed = std::mem::take(&mut printing.printed);
         while let Some(mut piece) = printing.under_way.pop_back() {
             if printing.under_way.is_empty() {
+                piece.offset += printed as u64;
                 piece.data.drain(..std::mem::take(&mut printed));
             }
             printing.waiting_bytes += piece.cost();
@@ -421,10 +599,12 @@ impl Home {
         printing.under_way_bytes -= bytes;
         printing.printed += bytes;
         printing.consumed += bytes as u64;
+        let mut done = Vec::new();
         while let Some(front) = printing.under_way.front().filter(|f| f.data.len() <= printing.printed) {
             printing.printed -= front.data.len();
-            printing.under_way.pop_front();
+            done.extend(printing.under_way.pop_front());
         }
+        done.iter_mut().for_each(|piece| self.take(piece));
         self.pump();
     }
 
@@ -438,11 +618,11 @@ impl Home {
 
     fn pump_to(&mut self, terminal: &SessionId) {
         while self.printing.under_way_bytes < limits::OUTPUT_WINDOW {
-            let Some(mut piece) = self.printing.waiting.pop_front() else { break };
+            let Some(piece) = self.printing.waiting.pop_front() else { break };
             self.printing.waiting_bytes -= piece.cost();
             self.printing.under_way_bytes += piece.data.len();
-            self.take(&mut piece);
-            let output = ToSession::Output { rank: piece.rank, stream: piece.stream, data: piece.data.clone(), offset: 0 };
+            let Piece { rank, stream, offset, ref data, .. } = piece;
+            let output = ToSession::Output { rank, stream, offset, data: data.clone() };
             self.printing.under_way.push_back(piece);
             self.tell_session(terminal.clone(), output);
         }
@@ -454,10 +634,11 @@ impl Home {
     }
 
     fn keep_without_terminal(&mut self) {
-        // Pieces that are not taken stand at the end, at most one for each stream of a rank.
-        let new: Vec<_> = self.printing.waiting.iter_mut().rev().take_while(|p| !p.taken).collect();
-        let taken: Vec<_> = new.into_iter().map(|p| (std::mem::replace(&mut p.taken, true), p.rank, p.stream)).collect();
-        taken.into_iter().for_each(|(_, rank, stream)| self.output_taken(rank, stream));
+        // Those that are taken stand before the others: both happen in their order.
+        let from = self.printing.waiting.iter().rposition(|piece| piece.taken).map_or(0, |last| last + 1);
+        let mut new = self.printing.waiting.split_off(from);
+        new.iter_mut().for_each(|piece| self.take(piece));
+        self.printing.waiting.append(&mut new);
         while self.printing.waiting_bytes > limits::OUTPUT_BACKLOG {
             let oldest = self.printing.waiting.pop_front().expect("bytes wait, hence a piece");
             self.printing.waiting_bytes -= oldest.cost();
@@ -468,13 +649,16 @@ impl Home {
 
     fn take(&mut self, piece: &mut Piece) {
         if !std::mem::replace(&mut piece.taken, true) {
-            self.output_taken(piece.rank, piece.stream);
+            let end = piece.offset + piece.data.len() as u64;
+            let progress = self.printing.progress.entry((piece.rank, piece.stream)).or_default();
+            progress.taken = progress.taken.max(end);
+            self.tell_taken(piece.rank, piece.stream, end);
         }
     }
 
-    fn output_taken(&mut self, rank: Rank, stream: OutputStream) {
+    fn tell_taken(&mut self, rank: Rank, stream: OutputStream, offset: u64) {
         let node = self.placement.node_of(rank).expect("checked when the piece came").clone();
-        self.tell_host(node, ToHost::OutputTaken { rank, stream, offset: 0 });
+        self.tell_host(node, ToHost::OutputTaken { rank, stream, offset });
     }
 
     fn tell_host(&mut self, node: NodeId, message: ToHost) {

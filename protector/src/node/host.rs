@@ -166,17 +166,7 @@ struct LocalRank {
 impl LocalRank {
     fn new(session: Session, fences: u64) -> Self {
         let (outlets, crashes) = Default::default();
-        LocalRank {
-            pid: None,
-            session,
-            exited: None,
-            outlets,
-            reported: false,
-            fences,
-            crashed: None,
-            crashes,
-            returning: false,
-        }
+        LocalRank { pid: None, session, exited: None, outlets, reported: false, fences, crashed: None, crashes, returning: false }
     }
 
     fn outlet(&mut self, stream: OutputStream) -> &mut Outlet {
@@ -393,6 +383,11 @@ impl Host {
     /// Which life of the job this is.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
+    }
+
+    /// What runs.
+    pub fn spec(&self) -> &JobSpec {
+        &self.spec
     }
 
     /// How its processes are protected.

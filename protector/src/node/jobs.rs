@@ -8,7 +8,7 @@ use radic_wire::job::{EndReason, Outcome};
 use radic_wire::limits;
 use radic_wire::local::RankInfo;
 use radic_wire::peer::{PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
-use radic_wire::process::Protect;
+use radic_wire::process::{Protect, Protection};
 
 use super::events::About;
 use super::home::{Home, HomeOutput};
@@ -30,6 +30,9 @@ impl Node {
                     self.send(&node, PeerMessage::ToSession(session, message));
                 }
                 HomeOutput::Ended => self.handle_job_over(now, job),
+                HomeOutput::Anew(why) => {
+                    self.record(now, EventName::Restart, About::job(job), format!("it begins anew: {why}"));
+                }
             }
         }
     }
@@ -40,11 +43,29 @@ impl Node {
         while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
             match output {
                 HostOutput::ToHome(message) => {
+                    if let ToHome::Exited { rank, .. } = message {
+                        self.handle_rank_left(ProcessId { job, rank });
+                    }
                     let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
                     self.send(&home, PeerMessage::ToHome(job, message));
                 }
                 HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
                 HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
+                HostOutput::Lost(rank, signal) => {
+                    let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
+                    self.record(now, EventName::Suspect, About::rank(job, rank), text);
+                    let holder = self.holder_of(ProcessId { job, rank });
+                    self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart(rank)));
+                }
+                HostOutput::Fenced => {
+                    let Some(ward) = self.hosts.get(&job).filter(|h| h.protection().protect == Protect::On).map(Host::ward)
+                    else {
+                        continue;
+                    };
+                    let protector = self.protector().id.clone();
+                    let keys = ToStore::Keys { fence: ward.fence, entries: ward.keys };
+                    self.send(&protector, PeerMessage::ToStore(job, keys));
+                }
                 HostOutput::Over => {
                     self.forget_processes(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
@@ -127,7 +148,7 @@ impl Node {
                 if good && !self.hosts.contains_key(&job) && !self.stopped {
                     let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);
                     self.hosts.insert(job, host);
-                    self.seek_protection(Some(job));
+                    self.seek_protection(now, Some(job));
                     self.with_host(now, job, |_| ());
                 }
             }
@@ -140,11 +161,15 @@ impl Node {
         }
     }
 
+    /// A node is gone, or out of reach: jobs that stood on it and are not protected end. Those that are have been placed anew.
     pub(super) fn jobs_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
-        let homes: Vec<_> = self.homes.keys().copied().collect();
+        let protected = |protection: &Protection| protection.protect == Protect::On;
+        let homes = self.homes.iter().filter(|(_, home)| !protected(home.protection()));
+        let homes: Vec<_> = homes.map(|(job, _)| *job).collect();
         homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_node_lost(now, node, why)));
         // Without its home a job that is not protected cannot go on; with it, the home decides.
-        let orphans: Vec<_> = self.hosts.iter().filter(|(_, h)| h.home() == node).map(|(job, _)| *job).collect();
+        let orphans = self.hosts.iter().filter(|(_, host)| host.home() == node && !protected(host.protection()));
+        let orphans: Vec<_> = orphans.map(|(job, _)| *job).collect();
         orphans.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
     }
 

@@ -16,7 +16,9 @@ pub mod home;
 pub mod host;
 mod jobs;
 pub mod observers;
+mod outlet;
 pub mod placement;
+mod recovery;
 pub mod registry;
 pub mod stores;
 #[cfg(test)]
@@ -42,6 +44,7 @@ use self::events::{About, EventLog};
 use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
 use self::observers::{ObserverId, Observers};
+use self::recovery::Recovery;
 use self::registry::Registry;
 use self::stores::{Sparse, StoreOrder};
 use crate::membership::{self, Membership, MembershipEvent, Peer, Reason};
@@ -194,6 +197,7 @@ pub struct Node {
     hosts: BTreeMap<JobId, Host>,
     observers: Observers,
     registry: Registry,
+    recovery: Recovery,
     /// Those who wait for checkpoints.
     checkpoints: Vec<checkpoints::Waiting>,
     /// Protected processes that have ended, oldest first.
@@ -239,6 +243,7 @@ impl Node {
             hosts: BTreeMap::new(),
             observers: Observers::default(),
             registry: Registry::default(),
+            recovery: Recovery::default(),
             checkpoints: Vec::new(),
             ended: VecDeque::new(),
             protectors: [None, None],
@@ -282,8 +287,8 @@ impl Node {
             Input::Observer(observer, pid, message) => self.handle_observer(now, observer, pid, message),
             Input::ObserverGone(observer) => self.forget_observer(observer),
             Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),
-            // The next commit acts upon these.
-            Input::Fenced(..) | Input::Fetched(..) => {}
+            Input::Fenced(process, incarnation, result) => self.handle_fenced(now, process, incarnation, result),
+            Input::Fetched(process, result) => self.handle_fetched(now, process, result),
             Input::StoreEvent(event, process, text) => self.handle_store_event(now, event, process, text),
             Input::Note(event, text) => self.record(now, event, About::default(), text),
             Input::Leave => self.leave(now),
@@ -298,6 +303,8 @@ impl Node {
             self.hosts.iter().filter(|(_, h)| h.poll_timeout().is_some_and(|at| at <= now)).map(|(j, _)| *j).collect();
         due.into_iter().for_each(|job| self.with_host(now, job, |host| host.handle_timeout(now)));
         self.handle_schedules(now);
+        self.end_orphans(now);
+        self.end_frozen(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
         late.into_iter().for_each(|query| self.finish_gather(now, query));
         if self.leaving_until.is_some_and(|at| at <= now) {
@@ -316,7 +323,8 @@ impl Node {
         let gathers = self.gathers.values().map(|g| g.deadline);
         let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next);
         let checkpoints = self.checkpoints.iter().map(|w| w.deadline);
-        let hosts = hosts.chain(schedules).chain(checkpoints);
+        let frozen = self.recovery.frozen.map(|since| since + recovery::FROZEN);
+        let hosts = hosts.chain(schedules).chain(checkpoints).chain(self.next_orphan()).chain(frozen);
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
         hosts.chain(gathers).chain(self.leaving_until).chain(join).chain(self.membership.poll_timeout()).min()
     }
@@ -394,7 +402,11 @@ impl Node {
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),
             PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
             PeerMessage::Events(events) => self.handle_events(&events),
-            PeerMessage::Restart(_) | PeerMessage::Restarted { .. } | PeerMessage::Adopt(_) | PeerMessage::NewHome(_) => {}
+            PeerMessage::Restart(order) => self.handle_restart(now, from, *order),
+            PeerMessage::Restarted { process, incarnation, door } => self.handle_returned(process, incarnation, door),
+            PeerMessage::Adopt(adoption) => self.handle_adopt(now, *adoption),
+            PeerMessage::NewHome(job) => self.handle_new_home(now, from, job),
+            PeerMessage::KillRank(process) => self.kill_rank(now, process),
             PeerMessage::Die => self.outputs.push_back(Output::Die),
             PeerMessage::Shutdown => self.stop(now, Stop::Clean),
         }
@@ -441,8 +453,12 @@ impl Node {
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
             Query::Listener { connection, from, to } => self.answer_listener(*connection, *from, *to),
-            Query::Where(_) => Answer::Where(None),
-            Query::Final { .. } => Answer::Final(None),
+            Query::Where(process) => Answer::Where(self.place_of(*process)),
+            Query::Final { stream, sender } => Answer::Final(self.final_of(*stream, *sender)),
+            Query::Release(process) => {
+                self.handle_release(*process);
+                Answer::Released
+            }
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. } | Query::ForgetProcess(_) | Query::Sizes | Query::Log(_) | Query::ReadLog { .. } => {
                 return self.handle_store_query(from, number, query);
@@ -476,6 +492,7 @@ impl Node {
             M::Refused(refusal) => self.handle_refusal(now, &refusal),
             M::Frozen { unreachable, reachable, needed } => self.handle_frozen(now, &unreachable, reachable, needed),
             M::Thawed => {
+                self.recovery.frozen = None;
                 self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
             }
         }
@@ -489,12 +506,13 @@ impl Node {
         }
     }
 
-    /// This side has no majority. What stands on members out of reach cannot go on; what does not, goes on.
+    /// This side has no majority. What stands on members out of reach cannot go on; what does not, goes on; what is protected waits.
     fn handle_frozen(&mut self, now: Duration, unreachable: &[NodeId], reachable: usize, needed: usize) {
         let names: Vec<_> = unreachable.iter().map(|n| n.name.as_str()).take(20).collect();
         let text =
             format!("{reachable} members answer, {needed} are needed to decide anything; no answer from {}", names.join(", "));
         self.record(now, EventName::Frozen, About::default(), text);
+        self.recovery.frozen.get_or_insert(now);
         for node in unreachable {
             self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
         }
@@ -543,12 +561,15 @@ impl Node {
             self.ready = true;
             self.outputs.push_back(Output::Ready(new.number));
         }
+        for member in &lost {
+            self.handle_loss(now, old.unwrap_or(new), new, member);
+        }
         for member in lost {
             self.handle_departure(now, member, why);
         }
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
         self.subscribe_to(&joined);
-        self.seek_protection(None);
+        self.seek_protection(now, None);
         self.handle_early(now);
     }
 

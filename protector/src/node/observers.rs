@@ -272,7 +272,14 @@ impl Node {
     }
 
     /// What an observer asked by `Where`. Of this job's ranks one that nobody knows of is on its way: whoever brings it back will say so.
-    pub(super) fn finish_where(&mut self, observer: ObserverId, process: ProcessId, ask: u64, other: ProcessId, places: &[Place]) {
+    pub(super) fn finish_where(
+        &mut self,
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        other: ProcessId,
+        places: &[Place],
+    ) {
         self.end_ask(process);
         let find = |wanted: fn(&Place) -> bool| places.iter().copied().find(wanted);
         let known = find(|place| matches!(place, Place::Here { .. })).or(find(|place| *place == Place::Left)).or(find(|_| true));

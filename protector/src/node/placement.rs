@@ -1,7 +1,7 @@
 //! Where the ranks of a new job go.
 
-use radic_wire::ids::NodeName;
-use radic_wire::job::{JobSpec, MapBy, Placement};
+use radic_wire::ids::{NodeId, NodeName};
+use radic_wire::job::{JobSpec, MapBy, Placement, RestartOn};
 use radic_wire::membership::{Member, View};
 
 /// Why a job cannot be placed.
@@ -45,6 +45,51 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
     let placement = Placement { nodes, rank_nodes };
     assert!(placement.is_valid(spec.ranks), "every rank is on a node, and every node has a rank");
     Ok(placement)
+}
+
+/// Where the ranks of `lost` go on that is no member of `view` any more, and whose protector was `protector` (DESIGN: placement): a pure function, so
+/// that everybody who has something of the job places them alike without a word. None: there is nobody.
+///
+/// All go to one node, unless `how` is [`RestartOn::Any`]. Among equals the first in the view is taken.
+pub fn replace(view: &View, old: &Placement, lost: &NodeId, protector: &NodeId, how: RestartOn) -> Option<Placement> {
+    let mut ranks: Vec<(NodeId, u32)> = view.members.iter().map(|m| (m.id.clone(), old.ranks_on(&m.id).count() as u32)).collect();
+    let is = |id: &NodeId, spare: bool| view.get(id).is_some_and(|member| member.spare == spare);
+    let mut next = || {
+        let by = |wanted: &dyn Fn(&NodeId) -> bool| {
+            let fitting = ranks.iter().enumerate().filter(|(_, (id, _))| wanted(id));
+            fitting.min_by_key(|(_, (_, count))| *count).map(|(at, _)| at)
+        };
+        let spare = || by(&|id| is(id, true));
+        let own = || by(&|id| id == protector);
+        let any = || by(&|id| is(id, false)).or_else(spare);
+        let at = match how {
+            RestartOn::Spare => spare().or_else(own).or_else(any),
+            RestartOn::Protector => own().or_else(any),
+            RestartOn::Any => any(),
+        }?;
+        ranks[at].1 += 1;
+        Some(ranks[at].0.clone())
+    };
+    let target = next()?;
+    let mut first = Some(target.clone());
+    let node_of = |rank: usize| &old.nodes[old.rank_nodes[rank] as usize];
+    let mut nodes: Vec<NodeId> = Vec::new();
+    let mut rank_nodes = Vec::with_capacity(old.rank_nodes.len());
+    for rank in 0..old.rank_nodes.len() {
+        let node = match node_of(rank) {
+            node if node != lost => node.clone(),
+            _ if how == RestartOn::Any => first.take().or_else(&mut next)?,
+            _ => target.clone(),
+        };
+        let at = nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
+            nodes.push(node);
+            nodes.len() - 1
+        });
+        rank_nodes.push(at as u32);
+    }
+    let placement = Placement { nodes, rank_nodes };
+    assert!(placement.is_valid(old.rank_nodes.len() as u32), "every rank is on a node, and every node has a rank");
+    Some(placement)
 }
 
 fn chosen<'a>(spec: &JobSpec, view: &'a View) -> Result<Vec<&'a Member>, PlacementError> {
@@ -146,5 +191,34 @@ mod tests {
             let most = if by_slot { slots.max(1) as usize } else { 1 };
             prop_assert!(spread <= most, "{:?}", counts);
         }
+    }
+
+    #[test]
+    fn lost_ranks_go_to_a_spare_to_the_protector_or_to_whoever_has_few() {
+        let view = view(4, 1, 1);
+        let placed = place(&spec(6, MapBy::Node, &[]), &view).unwrap();
+        let lost = view.members[1].id.clone();
+        let protector = view.members[2].id.clone();
+        let without = |spares| {
+            let mut view = view.clone();
+            view.members.retain(|m| m.id != lost && (spares || !m.spare));
+            view
+        };
+        let names = |placement: Placement| -> Vec<String> {
+            (0..6).map(|rank| placement.node_of(radic_wire::ids::Rank(rank)).unwrap().name.to_string()).collect()
+        };
+        let replaced = |spares, how| names(replace(&without(spares), &placed, &lost, &protector, how).unwrap());
+        let before = names(placed.clone());
+        let changed = |after: Vec<String>| -> Vec<String> {
+            let pairs = before.iter().zip(after);
+            pairs.filter(|(before, _)| **before == lost.name.to_string()).map(|(_, after)| after).collect()
+        };
+        let name = |i: usize| view.members[i].id.name.to_string();
+        assert_eq!(changed(replaced(true, RestartOn::Spare)), [name(4), name(4)], "both to the spare");
+        assert_eq!(changed(replaced(false, RestartOn::Spare)), [name(2), name(2)], "no spare: both to the protector");
+        assert_eq!(changed(replaced(true, RestartOn::Protector)), [name(2), name(2)]);
+        assert_eq!(changed(replaced(true, RestartOn::Any)), [name(2), name(3)], "those that have one");
+        let nobody = View { members: vec![], ..view.clone() };
+        assert_eq!(replace(&nobody, &placed, &lost, &protector, RestartOn::Spare), None);
     }
 }

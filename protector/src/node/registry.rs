@@ -26,6 +26,8 @@ pub struct TooManyListeners;
 #[derive(Debug, Default)]
 pub struct Registry {
     listeners: BTreeMap<SocketAddr, ProcessId>,
+    /// Of those that have moved: where connections go instead.
+    moved: BTreeMap<SocketAddr, SocketAddr>,
     callers: BTreeMap<ProcessId, Callers>,
 }
 
@@ -43,8 +45,21 @@ impl Registry {
         if self.listeners.values().filter(|p| **p == process).count() >= limits::LISTENERS {
             return Err(TooManyListeners);
         }
+        self.moved.remove(&canonical(address));
         self.listeners.insert(canonical(address), process);
         Ok(())
+    }
+
+    /// A process that has moved listens at what was its `address` elsewhere; connections are to go to `at`.
+    pub fn listen_at(&mut self, process: ProcessId, address: SocketAddr, at: SocketAddr) -> Result<(), TooManyListeners> {
+        self.listen(process, address)?;
+        self.moved.insert(canonical(address), at);
+        Ok(())
+    }
+
+    /// Where connections to `to` go instead, if its listener has moved.
+    pub fn moved_to(&self, to: SocketAddr) -> Option<SocketAddr> {
+        self.moved.get(&canonical(to)).copied()
     }
 
     /// The process does not listen there any more.
@@ -52,6 +67,7 @@ impl Registry {
         let address = canonical(address);
         if self.listeners.get(&address) == Some(&process) {
             self.listeners.remove(&address);
+            self.moved.remove(&address);
         }
     }
 
@@ -91,6 +107,7 @@ impl Registry {
     /// The process has ended, or begins anew.
     pub fn forget(&mut self, process: ProcessId) {
         self.listeners.retain(|_, p| *p != process);
+        self.moved.retain(|address, _| self.listeners.contains_key(address));
         self.callers.remove(&process);
     }
 }

@@ -9,7 +9,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::log::LogPart;
-use radic_wire::peer::{PeerMessage, Query, ToStore};
+use radic_wire::peer::{Answer, PeerMessage, Query, ToStore};
 use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
@@ -67,26 +67,39 @@ impl Sparse {
 impl Node {
     /// Tells the protector of this node's processes about those of `job`. With none: about all, if there is another protector, or
     /// another replica behind it, than before; observers are told, too.
-    pub(super) fn seek_protection(&mut self, job: Option<JobId>) {
+    pub(super) fn seek_protection(&mut self, now: Duration, job: Option<JobId>) {
         let protector = self.protector().id.clone();
         let replica = self.view().and_then(|view| watcher_of(view, &protector)).map(|member| member.id.clone());
-        let now = [Some(protector.clone()), replica];
-        let before = std::mem::replace(&mut self.protectors, now);
+        let both = [Some(protector.clone()), replica];
+        let before = std::mem::replace(&mut self.protectors, both);
         if job.is_none() && before == self.protectors {
             return;
         }
         let hosts = self.hosts.values().filter(|h| h.protection().protect == Protect::On && job.is_none_or(|job| h.job() == job));
-        let messages = hosts.map(|host| {
-            PeerMessage::ToStore(host.job(), ToStore::Protect { ranks: host.ranks().collect(), ward: Box::new(host.ward()) })
-        });
-        for message in messages.collect::<Vec<_>>() {
-            self.send(&protector, message);
+        let ranks: Vec<(JobId, Vec<Rank>)> = hosts.map(|host| (host.job(), host.ranks().collect())).collect();
+        for (job, ranks) in ranks {
+            self.protect_ranks(job, ranks);
         }
         if job.is_none() && before[0] != self.protectors[0] {
             let address = self.log_address();
-            let observers = self.observers.processes.values().filter_map(|p| p.observer());
+            let observers = self.observers.processes.iter().filter(|(process, _)| !self.is_elsewhere(**process));
+            let observers = observers.filter_map(|(_, p)| p.observer());
             let told = observers.map(|observer| Output::Observer(observer, FromNode::Protector(address)));
             self.outputs.extend(told.collect::<Vec<_>>());
+            if before[0].is_some() {
+                self.degrade_all(now);
+            }
+        }
+    }
+
+    /// Tells the protector of this node's processes about these ranks; not about those whose log another one has still.
+    pub(super) fn protect_ranks(&mut self, job: JobId, ranks: Vec<Rank>) {
+        let Some(host) = self.hosts.get(&job) else { return };
+        let ward = Box::new(host.ward());
+        let ranks: Vec<_> = ranks.into_iter().filter(|rank| !self.is_elsewhere(ProcessId { job, rank: *rank })).collect();
+        let protector = self.protector().id.clone();
+        if !ranks.is_empty() {
+            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks, ward }));
         }
     }
 
@@ -94,16 +107,20 @@ impl Node {
     pub(super) fn handle_to_store(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToStore) {
         match message {
             ToStore::Protect { ranks, ward } => {
-                let protection = ward.spec.protection;
+                let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;
+                self.handle_protect(from, job, &ranks, *ward);
                 self.stored.insert(job);
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
             }
-            ToStore::Keys { .. } | ToStore::Restart(_) | ToStore::Left { .. } => {}
+            ToStore::Keys { fence, entries } => self.handle_keys(job, fence, entries),
+            ToStore::Restart(rank) => self.handle_crashed(now, from, job, rank),
+            ToStore::Left { rank, finals } => self.handle_left(from, job, rank, finals),
             ToStore::Remove => {
                 self.sparse.forget(job);
                 self.stored.remove(&job);
+                self.forget_wards(job);
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
             }
         }
@@ -111,6 +128,12 @@ impl Node {
 
     /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`](super::Input::StoreAnswer).
     pub(super) fn handle_store_query(&mut self, from: &NodeId, number: u64, query: &Query) {
+        if let Query::Stable { receiver, .. } = *query
+            && self.wants_nothing(receiver)
+        {
+            // It will read nothing more: nobody need keep it.
+            return self.send(from, PeerMessage::Answer(number, Answer::Stable(u64::MAX)));
+        }
         let from = from.clone();
         let order = match *query {
             Query::Stable { stream, receiver } => StoreOrder::StableOf(from, number, receiver, stream),

@@ -241,7 +241,9 @@ impl Cluster {
                     self.exit(id(rank), ExitStatus::Signal(signal));
                 }
             }
-            HostOutput::Restore(..) => unreachable!("nothing is brought back yet"),
+            HostOutput::Restore(..) | HostOutput::Lost(..) | HostOutput::Fenced => {
+                unreachable!("nothing is brought back in these tests")
+            }
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),
         }
     }

@@ -60,6 +60,11 @@ impl KeySpace {
         self.entries.get(index as usize).map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
+    /// All keys.
+    pub fn all(&self) -> Vec<(String, String)> {
+        self.entries.clone()
+    }
+
     /// The local puts since the last call: what goes to the job's home with the node's entry into a barrier.
     pub fn take_fresh(&mut self) -> Vec<(String, String)> {
         self.fresh.drain(..).map(|at| self.entries[at].clone()).collect()

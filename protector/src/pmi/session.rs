@@ -202,6 +202,15 @@ impl Session {
         }
     }
 
+    /// The conversation of a process that was brought back goes on where it stood.
+    pub fn resume(&mut self, initialized: bool, finalized: bool) {
+        self.state = match (initialized, finalized) {
+            (_, true) => State::Finalized,
+            (true, false) => State::Initialized,
+            (false, false) => State::Fresh,
+        };
+    }
+
     /// Whether the library has said `init`. It stays so after finalize.
     pub fn is_initialized(&self) -> bool {
         self.state != State::Fresh

@@ -1,0 +1,165 @@
+//! Standard output or standard error of one rank at its host: every byte has an offset that counts over all lives of the rank, and stays here until it
+//! was printed, or is kept by the job's home. So neither the death of the home nor that of a life of the rank loses or repeats a byte (G3).
+
+use std::collections::VecDeque;
+
+use radic_wire::limits;
+use serde_bytes::ByteBuf;
+
+/// What a restored rank writes begins behind the bytes that were seen: some are lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its output goes on at byte {from}, and only {known} bytes of it are known: {} are lost", .from - .known)]
+pub struct OutputLost {
+    /// Where it goes on.
+    pub from: u64,
+    /// What is known.
+    pub known: u64,
+}
+
+/// One stream. See the module's text.
+#[derive(Debug, Default)]
+pub struct Outlet {
+    /// Offset of the next byte that the pipe brings.
+    at: u64,
+    /// Offset of the first byte that was never seen here.
+    next: u64,
+    /// What was not printed, by the offset of the first byte of each piece.
+    pieces: VecDeque<(u64, ByteBuf)>,
+    unprinted: usize,
+    /// The next piece was asked for.
+    reading: bool,
+    /// There is a pipe.
+    open: bool,
+    /// There was one before.
+    known: bool,
+}
+
+impl Outlet {
+    /// That of a rank that is started.
+    pub fn begin() -> Self {
+        Outlet { open: true, known: true, ..Outlet::default() }
+    }
+
+    /// Whether there ever was a pipe.
+    pub fn is_known(&self) -> bool {
+        self.known
+    }
+    /// There is a pipe, which goes on at this offset; for the first that a host knows of a rank, nothing before it can be missed.
+    pub fn open(&mut self, at: u64, first: bool) -> Result<(), OutputLost> {
+        if first {
+            self.next = self.next.max(at);
+        }
+        if at > self.next {
+            return Err(OutputLost { from: at, known: self.next });
+        }
+        (self.at, self.open, self.reading, self.known) = (at, true, false, true);
+        Ok(())
+    }
+
+    /// The pipe is given up, or has ended.
+    pub fn close(&mut self) {
+        (self.open, self.reading) = (false, false);
+    }
+
+    /// Whether there is a pipe.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Whether the pipe is open and brings nothing.
+    pub fn is_idle(&self) -> bool {
+        self.open && self.reading
+    }
+
+    /// Whether it has ended, and everything was printed.
+    pub fn is_done(&self) -> bool {
+        !self.open && self.pieces.is_empty()
+    }
+
+    /// Whether the next piece is to be read; it counts as asked for.
+    pub fn ask(&mut self) -> bool {
+        let ask = self.open && !self.reading && self.unprinted < limits::OUTPUT_UNPRINTED;
+        self.reading |= ask;
+        ask
+    }
+
+    /// A piece came; empty: the end. Returns what of it was never seen before, and its offset.
+    pub fn handle_read(&mut self, mut data: ByteBuf) -> Option<(u64, ByteBuf)> {
+        self.reading = false;
+        if data.is_empty() {
+            self.close();
+            return None;
+        }
+        let end = self.at + data.len() as u64;
+        let known = (self.next.min(end) - self.at) as usize;
+        let offset = self.at + known as u64;
+        self.at = end;
+        data.drain(..known);
+        if data.is_empty() {
+            return None;
+        }
+        self.next = end;
+        self.unprinted += data.len();
+        self.pieces.push_back((offset, data.clone()));
+        Some((offset, data))
+    }
+
+    /// Everything up to this offset was printed, or is kept elsewhere.
+    pub fn handle_taken(&mut self, offset: u64) {
+        while let Some((_, piece)) = self.pieces.front().filter(|(start, piece)| start + piece.len() as u64 <= offset) {
+            self.unprinted -= piece.len();
+            self.pieces.pop_front();
+        }
+    }
+
+    /// What was not printed, for a new home.
+    pub fn unprinted(&self) -> impl Iterator<Item = &(u64, ByteBuf)> {
+        self.pieces.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(text: &str) -> ByteBuf {
+        ByteBuf::from(text.as_bytes())
+    }
+
+    #[test]
+    fn a_second_life_repeats_nothing() {
+        let mut outlet = Outlet::default();
+        outlet.open(0, true).unwrap();
+        assert!(outlet.ask() && !outlet.ask());
+        assert_eq!(outlet.handle_read(piece("hello ")), Some((0, piece("hello "))));
+        outlet.handle_taken(6);
+        assert_eq!(outlet.handle_read(piece("")), None);
+        assert!(outlet.is_done());
+        outlet.open(2, false).unwrap();
+        assert_eq!(outlet.handle_read(piece("llo")), None, "seen before");
+        assert_eq!(outlet.handle_read(piece(" world")), Some((6, piece("world"))));
+        assert!(!outlet.is_done());
+        assert_eq!(outlet.unprinted().count(), 1);
+        outlet.handle_taken(10);
+        assert_eq!(outlet.unprinted().count(), 1, "a part is not all");
+        outlet.handle_taken(11);
+        outlet.handle_read(piece(""));
+        assert!(outlet.is_done());
+        assert_eq!(outlet.open(12, false), Err(OutputLost { from: 12, known: 11 }));
+        assert_eq!(outlet.open(12, true), Ok(()));
+    }
+
+    #[test]
+    fn what_is_not_printed_is_bounded() {
+        let mut outlet = Outlet::default();
+        outlet.open(0, true).unwrap();
+        let mut bytes = 0;
+        while outlet.ask() {
+            outlet.handle_read(ByteBuf::from(vec![1; limits::CHUNK]));
+            bytes += limits::CHUNK;
+        }
+        assert_eq!(bytes, limits::OUTPUT_UNPRINTED);
+        outlet.handle_taken(limits::CHUNK as u64);
+        assert!(outlet.ask());
+    }
+}

@@ -1,0 +1,539 @@
+//! What is lost comes back (DESIGN: failure, step by step). Every node knows what it protects ([`Wards`]); when a view says that a node is gone, whoever
+//! protected its processes fences them, and orders the node where they go on to bring them back. Where that is, everybody works out alike
+//! ([`placement::replace`]). The job's home may be among what is lost: its new node becomes the home, and hosts report to it.
+//!
+//! A process is protected by one node at a time, and only that one may bring it back: when it is to be another ([`Node::reprotect`]), the one before is
+//! asked to let go first, so that nobody ever restarts a process from a log that has not all of what it did (G1).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use radic_wire::determinant::StreamId;
+use radic_wire::event::EventName;
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::Placement;
+use radic_wire::membership::{Member, View};
+use radic_wire::peer::{Adoption, PeerMessage, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
+
+use super::clients::Purpose;
+use super::events::About;
+use super::home::Home;
+use super::host::{Host, HostOutput};
+use super::observers::ObserverId;
+use super::placement;
+use super::stores::StoreOrder;
+use super::{Node, Output};
+use crate::membership::ring::watcher_of;
+use crate::store;
+
+/// Ended jobs of which it is remembered that nobody of them wants anything any more.
+const ENDED: usize = 256;
+/// Time that a protector has to let go of a process.
+const RELEASE: Duration = Duration::from_secs(5);
+/// Time that a side without a majority keeps protected jobs waiting for one: nothing can be decided there, and an error is better than a hang.
+pub(super) const FROZEN: Duration = Duration::from_secs(60);
+
+/// A process that this node protects.
+#[derive(Debug)]
+struct Protected {
+    host: NodeId,
+    incarnation: Incarnation,
+    /// It has ended by itself, and what it has sent ended there.
+    left: Option<Vec<(StreamId, u64)>>,
+    /// It was fenced, and not sent anywhere yet.
+    recovering: bool,
+}
+
+/// Of one job, what this node protects.
+#[derive(Debug)]
+struct Wards {
+    ward: Ward,
+    started_ms: u64,
+    ranks: BTreeMap<Rank, Protected>,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Recovery {
+    wards: BTreeMap<JobId, Wards>,
+    /// Where processes of this node are dialed.
+    doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
+    /// Newest lives of processes that were restarted anywhere.
+    restarted: BTreeMap<ProcessId, Incarnation>,
+    /// What processes of this node have been brought back with, and the node that has their log until it is another one.
+    orders: BTreeMap<ProcessId, (RestartOrder, NodeId)>,
+    /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
+    finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
+    /// Processes that wait for their first checkpoint at a new protector.
+    degraded: BTreeSet<ProcessId>,
+    /// Jobs that are over.
+    ended: VecDeque<JobId>,
+    /// Since when this side has no majority.
+    pub(super) frozen: Option<Duration>,
+}
+
+impl Node {
+    /// From a host: this node protects these ranks.
+    pub(super) fn handle_protect(&mut self, from: &NodeId, job: JobId, ranks: &[Rank], ward: Ward) {
+        let started_ms = self.config.wall_us / 1000;
+        let wards =
+            self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
+        for rank in ranks {
+            let known = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or(ward.incarnation);
+            let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected {
+                host: from.clone(),
+                incarnation: known,
+                left: None,
+                recovering: false,
+            });
+            protected.host = from.clone();
+            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
+            if ward.incarnation > wards.ward.incarnation {
+                protected.left = None; // Of the job's life before.
+            }
+        }
+        wards.ward = ward;
+    }
+
+    /// From a host: the key space of its ranks has grown.
+    pub(super) fn handle_keys(&mut self, job: JobId, fence: u64, keys: Vec<(String, String)>) {
+        if let Some(wards) = self.recovery.wards.get_mut(&job) {
+            (wards.ward.fence, wards.ward.keys) = (fence, keys);
+        }
+    }
+
+    /// From a host: a rank has ended by itself.
+    pub(super) fn handle_left(&mut self, from: &NodeId, job: JobId, rank: Rank, finals: Vec<(StreamId, u64)>) {
+        if let Some(protected) = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank))
+            && protected.host == *from
+        {
+            protected.left = Some(finals);
+        }
+    }
+
+    /// From a host: a process of it has crashed.
+    pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank) {
+        let host = self.recovery.wards.get(&job).and_then(|wards| wards.ranks.get(&rank)).map(|protected| &protected.host);
+        if host == Some(from) {
+            self.recover(now, ProcessId { job, rank });
+        }
+    }
+
+    /// The job is over everywhere.
+    pub(super) fn forget_wards(&mut self, job: JobId) {
+        let Recovery { wards, doors, restarted, orders, finals, degraded, ended, .. } = &mut self.recovery;
+        wards.remove(&job);
+        doors.retain(|process, _| process.job != job);
+        restarted.retain(|process, _| process.job != job);
+        orders.retain(|process, _| process.job != job);
+        finals.retain(|process, _| process.job != job);
+        degraded.retain(|process| process.job != job);
+        if !ended.contains(&job) {
+            ended.push_back(job);
+        }
+        if ended.len() > ENDED {
+            ended.pop_front();
+        }
+    }
+
+    /// A member is gone: its ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them.
+    pub(super) fn handle_loss(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
+        let protector = self.next_watcher(old, new, lost);
+        let known: BTreeSet<JobId> =
+            self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
+        for job in known {
+            let Some((ward_placement, spec)) = self.placement_of(job) else { continue };
+            if spec.protection.protect != Protect::On || !ward_placement.nodes.contains(&lost.id) {
+                continue;
+            }
+            let was_home = *ward_placement.home() == lost.id;
+            match placement::replace(new, &ward_placement, &lost.id, &protector, spec.restart_on) {
+                Some(placement) => self.place_anew(now, job, &lost.id, &placement, was_home),
+                None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
+            }
+        }
+        let mine = |protected: &Protected| protected.host == lost.id && protected.left.is_none();
+        let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
+            .flat_map(|(job, wards)| {
+                wards.ranks.iter().filter(|(_, p)| mine(p)).map(|(rank, _)| ProcessId { job: *job, rank: *rank })
+            })
+            .collect();
+        lost_here.into_iter().for_each(|process| self.recover(now, process));
+    }
+
+    /// Who watched `lost`, or the next after that who is still there.
+    fn next_watcher(&self, old: &View, new: &View, lost: &Member) -> NodeId {
+        let mut at = lost.id.clone();
+        for _ in 0..old.members.len() {
+            match watcher_of(old, &at) {
+                Some(next) if new.get(&next.id).is_some() => return next.id.clone(),
+                Some(next) => at = next.id.clone(),
+                None => break,
+            }
+        }
+        self.me().clone()
+    }
+
+    fn placement_of(&self, job: JobId) -> Option<(Placement, radic_wire::job::JobSpec)> {
+        let home = self.homes.get(&job).filter(|home| !home.is_over()).map(|home| (home.placement(), home.spec()));
+        let host = || self.hosts.get(&job).map(|host| (host.placement(), host.spec()));
+        let ward = || self.recovery.wards.get(&job).map(|wards| (&wards.ward.placement, &wards.ward.spec));
+        let (placement, spec) = home.or_else(host).or_else(ward)?;
+        Some((placement.clone(), spec.clone()))
+    }
+
+    fn place_anew(&mut self, now: Duration, job: JobId, lost: &NodeId, placement: &Placement, was_home: bool) {
+        if let Some(host) = self.hosts.get_mut(&job) {
+            host.handle_placement(placement.clone());
+            if was_home {
+                host.handle_home_lost(now);
+            }
+        }
+        self.with_home(now, job, |home| home.handle_moved(now, lost, placement.clone()));
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        wards.ward.placement = placement.clone();
+        // Whoever protected rank 0 knows what the next home must know.
+        let protects_home = wards.ranks.get(&Rank(0)).is_some_and(|protected| protected.host == *lost);
+        if was_home && protects_home {
+            let adoption = Adoption { job, ward: wards.ward.clone(), started_ms: wards.started_ms };
+            self.send(placement.home(), PeerMessage::Adopt(Box::new(adoption)));
+        }
+    }
+
+    /// This node is the home of a job from now on.
+    pub(super) fn handle_adopt(&mut self, now: Duration, adoption: Adoption) {
+        let job = adoption.job;
+        if adoption.ward.placement.home() != self.me() || self.homes.contains_key(&job) || self.recovery.ended.contains(&job) {
+            return;
+        }
+        self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
+        self.homes.insert(job, Home::adopt(now, adoption));
+        self.tell_all(&PeerMessage::NewHome(job));
+    }
+
+    /// A job has a new home: what is here of it reports, and terminals attach again.
+    pub(super) fn handle_new_home(&mut self, now: Duration, from: &NodeId, job: JobId) {
+        if self.hosts.get(&job).is_some_and(|host| host.placement().home() == from) {
+            self.with_host(now, job, |host| host.handle_new_home(from.clone()));
+        }
+        self.attach_again(job, from);
+    }
+
+    /// Fences a process; the answer is [`Node::handle_fenced`].
+    fn recover(&mut self, now: Duration, process: ProcessId) {
+        let wards = self.recovery.wards.get_mut(&process.job);
+        let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
+        protected.incarnation.0 += 1;
+        protected.recovering = true;
+        let incarnation = protected.incarnation;
+        let text = format!("rank {}: lives before {} are not listened to any more", process.rank, incarnation.0);
+        self.record(now, EventName::Fence, About::rank(process.job, process.rank), text);
+        self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation)));
+    }
+
+    /// The log service listens to older lives of a process no more, and says what it has of it.
+    pub(super) fn handle_fenced(
+        &mut self,
+        now: Duration,
+        process: ProcessId,
+        incarnation: Incarnation,
+        result: Result<store::Restart, store::NoRestart>,
+    ) {
+        let (job, rank) = (process.job, process.rank);
+        let log = SocketAddr::new(self.config.me.address.ip(), self.config.me.log_port);
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        let Some(protected) = wards.ranks.get_mut(&rank).filter(|p| p.recovering && p.incarnation == incarnation) else { return };
+        protected.recovering = false;
+        let home = wards.ward.placement.home().clone();
+        let restart = match result {
+            Ok(restart) => restart,
+            Err(store::NoRestart::NoImage) => {
+                let why = "it was lost before a checkpoint of it was committed".to_owned();
+                return self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why }));
+            }
+            Err(error) => {
+                let why = format!("it cannot be brought back: {error}");
+                self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+                return self.send(&home, PeerMessage::ToHome(job, ToHome::Lost { rank, why }));
+            }
+        };
+        let Some(target) = wards.ward.placement.node_of(rank).cloned() else { return };
+        let origin = protected.host.clone();
+        protected.host = target.clone();
+        let order = RestartOrder {
+            process,
+            incarnation,
+            ward: wards.ward.clone(),
+            origin: self.address_of(&origin),
+            log,
+            images: restart.images,
+            cut: restart.cut,
+            log_end: restart.log_end,
+            held: restart.held,
+        };
+        let bytes: u64 = order.images.iter().map(|(_, bytes)| bytes).sum();
+        let text = format!("rank {rank} goes on at {}, from images of {:.1} MiB", target.name, bytes as f64 / f64::from(1 << 20));
+        self.record(now, EventName::Place, About::rank(job, rank), text);
+        self.send(&target, PeerMessage::Restart(Box::new(order)));
+    }
+
+    fn address_of(&self, node: &NodeId) -> IpAddr {
+        let gone = || self.gone.iter().find(|(member, _)| member.id == *node).map(|(member, _)| member.address.ip());
+        self.member(node).map(|member| member.address.ip()).or_else(gone).unwrap_or(self.config.me.address.ip())
+    }
+
+    /// A protector orders that a process goes on here.
+    pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, order: RestartOrder) {
+        let (process, job) = (order.process, order.process.job);
+        if self.stopped || self.recovery.ended.contains(&job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
+            return;
+        }
+        let host = self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        let local = from == &self.config.me.id;
+        host.restore(&order, local, self.config.environment.library.clone());
+        self.observers.processes.remove(&process);
+        self.registry.forget(process);
+        self.recovery.doors.remove(&process);
+        self.recovery.orders.insert(process, (order, from.clone()));
+        self.with_host(now, job, |_| ());
+    }
+
+    /// The images of a process are here, or not.
+    pub(super) fn handle_fetched(&mut self, now: Duration, process: ProcessId, result: Result<(), String>) {
+        let about = About::rank(process.job, process.rank);
+        match result {
+            Ok(()) => self.record(now, EventName::Image, about, format!("rank {}: its images are here", process.rank)),
+            Err(why) => {
+                self.record(now, EventName::Lost, about, format!("rank {}: its images cannot be had: {why}", process.rank));
+                self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
+            }
+        }
+    }
+
+    /// A restored process is there.
+    pub(super) fn handle_restored(&mut self, now: Duration, observer: ObserverId, process: ProcessId, point: Point) {
+        let Some((order, _)) = self.recovery.orders.get(&process) else {
+            return self.refuse(observer, format!("nobody has ordered that rank {} comes back here", process.rank));
+        };
+        if point.cut != order.cut {
+            let text = format!("its image stands at {} of the journal, not at {}", point.cut, order.cut);
+            return self.refuse(observer, text);
+        }
+        let Some(host) = self.hosts.get(&process.job) else { return };
+        let restart = Restart {
+            incarnation: order.incarnation,
+            key: radic_wire::mac::JobKey::derive(&self.config.key, process.job).to_bytes(),
+            protector: order.log,
+            protection: host.protection().clone(),
+            log_end: order.log_end,
+            held: order.held.clone(),
+            restarted: self.recovery.restarted.iter().map(|(process, life)| (*process, *life)).collect(),
+        };
+        let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
+        self.record(now, EventName::Replay, About::rank(process.job, process.rank), text);
+        self.outputs.push_back(Output::Observer(observer, FromNode::Restart(Box::new(restart))));
+        let mut lost = None;
+        self.with_host(now, process.job, |host| lost = host.handle_restored(process.rank, &point).err());
+        if let Some(error) = lost {
+            let why = error.to_string();
+            self.record(now, EventName::Lost, About::rank(process.job, process.rank), format!("rank {}: {why}", process.rank));
+            self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
+        }
+        self.start_schedule(now, process);
+    }
+
+    /// A process of this node says where it is dialed.
+    pub(super) fn handle_door(&mut self, process: ProcessId, door: SocketAddr) {
+        let order = self.recovery.orders.get(&process).map(|(order, _)| order.incarnation);
+        let first = self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
+        self.recovery.doors.insert(process, (order.unwrap_or(first), door));
+        if let Some(incarnation) = order {
+            self.tell_all(&PeerMessage::Restarted { process, incarnation, door });
+        }
+    }
+
+    /// A process is back somewhere: everybody here may know it.
+    pub(super) fn handle_returned(&mut self, process: ProcessId, incarnation: Incarnation, door: SocketAddr) {
+        let known = self.recovery.restarted.entry(process).or_default();
+        if incarnation < *known {
+            return;
+        }
+        *known = incarnation;
+        let told = self.observers.processes.iter().filter(|(other, _)| **other != process).filter_map(|(_, p)| p.observer());
+        let told = told.map(|observer| Output::Observer(observer, FromNode::Restarted { process, incarnation, door }));
+        self.outputs.extend(told.collect::<Vec<_>>());
+        // Whoever computes looks at it now.
+        let computing: Vec<_> = self.observers.processes.keys().filter(|other| **other != process).copied().collect();
+        self.outputs.extend(computing.into_iter().map(Output::Nudge));
+    }
+
+    /// A process that was brought back has caught up.
+    pub(super) fn handle_live(&mut self, now: Duration, process: ProcessId, events: u64, different: u64) {
+        let text = format!(
+            "rank {}: lives again, after {events} outcomes; {different} bytes differ from what was sent then",
+            process.rank
+        );
+        self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
+        self.reprotect(now, process);
+    }
+
+    /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
+    fn reprotect(&mut self, now: Duration, process: ProcessId) {
+        let Some((_, holder)) = self.recovery.orders.get(&process) else { return };
+        let holder = holder.clone();
+        self.recovery.degraded.insert(process);
+        if holder == self.protector().id {
+            return self.ask_checkpoint(now, process);
+        }
+        let purpose = Purpose::Release { process, holder: holder.clone() };
+        self.gather_from(now, purpose, &radic_wire::peer::Query::Release(process), vec![holder], RELEASE);
+    }
+
+    /// The one that had its log lets go of a process, or is gone.
+    pub(super) fn finish_release(&mut self, now: Duration, process: ProcessId, holder: &NodeId, released: bool) {
+        if !released && self.is_member(holder) {
+            // It has not said so: it may still bring the process back.
+            return self.record(
+                now,
+                EventName::Store,
+                About::rank(process.job, process.rank),
+                format!("rank {}: {} does not let go of it; its log stays there", process.rank, holder.name),
+            );
+        }
+        self.recovery.orders.remove(&process);
+        self.protect_ranks(process.job, vec![process.rank]);
+        let address = self.log_address();
+        if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer()) {
+            self.outputs.push_back(Output::Observer(observer, FromNode::Protector(address)));
+            self.ask_checkpoint(now, process);
+        }
+    }
+
+    /// Another node wants to protect a process from now on.
+    pub(super) fn handle_release(&mut self, process: ProcessId) {
+        if let Some(wards) = self.recovery.wards.get_mut(&process.job) {
+            wards.ranks.remove(&process.rank);
+        }
+    }
+
+    /// The processes of this node have another protector: their logs and images there begin anew.
+    pub(super) fn degrade_all(&mut self, now: Duration) {
+        let running: Vec<_> =
+            self.observers.processes.iter().filter(|(_, p)| p.observer().is_some()).map(|(id, _)| *id).collect();
+        for process in running {
+            if self.recovery.orders.contains_key(&process) {
+                continue; // Its log is elsewhere still.
+            }
+            self.recovery.degraded.insert(process);
+            self.ask_checkpoint(now, process);
+        }
+    }
+
+    /// A checkpoint of a process of this node was committed.
+    pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId) {
+        if self.recovery.degraded.remove(&process) {
+            let text = format!("rank {}: a checkpoint is committed at {}", process.rank, self.protector().id.name);
+            self.record(now, EventName::Reprotected, About::rank(process.job, process.rank), text);
+        }
+    }
+
+    /// A process of this node has ended an outgoing stream.
+    pub(super) fn handle_finished(&mut self, process: ProcessId, stream: StreamId, offset: u64, closed: bool) {
+        let known = self.recovery.finals.entry(process).or_default().entry(stream).or_insert((offset, closed));
+        *known = (offset, closed || known.1);
+    }
+
+    /// A process does not run here any more, or runs another program.
+    pub(super) fn forget_door(&mut self, process: ProcessId) {
+        self.recovery.doors.remove(&process);
+    }
+
+    /// The address of the node where a process that was brought back here was first launched.
+    pub(super) fn origin_of(&self, process: ProcessId) -> Option<IpAddr> {
+        self.recovery.orders.get(&process).map(|(order, _)| order.origin)
+    }
+
+    /// Whether the log of a process of this node is not with this node's protector.
+    pub(super) fn is_elsewhere(&self, process: ProcessId) -> bool {
+        self.recovery.orders.contains_key(&process)
+    }
+
+    /// Who has the log of a process of this node.
+    pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
+        let holder = self.recovery.orders.get(&process).map(|(_, holder)| holder.clone());
+        holder.unwrap_or_else(|| self.protector().id.clone())
+    }
+
+    /// Kills a rank, as asked: it is to be brought back.
+    pub(super) fn kill_rank(&mut self, now: Duration, process: ProcessId) {
+        if self.hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some()) {
+            let text = format!("rank {} is killed, as asked", process.rank);
+            self.record(now, EventName::Inject, About::rank(process.job, process.rank), text);
+            let kill = HostOutput::Signal(process.rank, libc::SIGKILL);
+            self.outputs.push_back(Output::Process(process.job, kill));
+        }
+    }
+
+    /// A rank of this node has ended by itself: its protector answers for it from now on.
+    pub(super) fn handle_rank_left(&mut self, process: ProcessId) {
+        self.recovery.doors.remove(&process);
+        let finals = self
+            .recovery
+            .finals
+            .get(&process)
+            .map_or_else(Vec::new, |finals| finals.iter().map(|(s, (o, _))| (*s, *o)).collect());
+        let message = PeerMessage::ToStore(process.job, ToStore::Left { rank: process.rank, finals });
+        let holder = self.holder_of(process);
+        self.send(&holder, message);
+    }
+
+    /// Where a process is, as far as this node knows. A host knows best; a protector knows what has left, and what will be back.
+    pub(super) fn place_of(&self, process: ProcessId) -> Option<Place> {
+        if self.recovery.ended.contains(&process.job) {
+            return Some(Place::Left);
+        }
+        let here = self.hosts.get(&process.job).filter(|host| host.placement().node_of(process.rank) == Some(self.me()));
+        let ward = || self.recovery.wards.get(&process.job)?.ranks.get(&process.rank);
+        match (self.recovery.doors.get(&process), here) {
+            (Some((incarnation, door)), Some(_)) => Some(Place::Here { incarnation: *incarnation, door: *door }),
+            (None, Some(host)) if host.ranks().any(|rank| rank == process.rank) => {
+                Some(if host.has_left(process.rank) { Place::Left } else { Place::Away })
+            }
+            _ => ward().map(|protected| if protected.left.is_some() { Place::Left } else { Place::Away }),
+        }
+    }
+
+    /// Where `sender` has ended `stream`, as far as this node knows, and whether it has closed the connection.
+    pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<(u64, bool)> {
+        let told = self.recovery.finals.get(&sender).and_then(|finals| finals.get(&stream)).copied();
+        let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
+        let left = left().and_then(|finals| finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
+        told.or(left)
+    }
+
+    /// Whether nobody will read what is sent to this process any more.
+    pub(super) fn wants_nothing(&self, process: ProcessId) -> bool {
+        let closing = self.observers.processes.get(&process).is_some_and(|observed| observed.closing);
+        closing || self.place_of(process) == Some(Place::Left)
+    }
+
+    /// Protected jobs that wait for a majority.
+    pub(super) fn end_frozen(&mut self, now: Duration) {
+        if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_none() {
+            return;
+        }
+        let hosts: Vec<_> = self.hosts.keys().copied().collect();
+        hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
+        let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
+        let homes: Vec<(JobId, Vec<NodeId>)> =
+            self.homes.iter().map(|(job, home)| (*job, home.placement().nodes.clone())).collect();
+        for (job, nodes) in homes {
+            let me = self.me().clone();
+            for node in nodes.into_iter().filter(|node| *node != me) {
+                self.with_home(now, job, |home| home.handle_node_lost(now, &node, &why));
+            }
+        }
+    }
+}
