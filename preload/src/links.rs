@@ -39,6 +39,8 @@ const CONNECT_NS: u64 = 5_000_000_000;
 const ANSWER_NS: u64 = 5_000_000_000;
 /// Time between two attempts, in nanoseconds.
 const AGAIN_NS: u64 = 100_000_000;
+/// Time between two looks whether it is a link's turn to be dialed, in nanoseconds.
+const TURN_NS: u64 = 10_000_000;
 /// Time between two looks at something that others are to bring about.
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// Time that a call waits, in milliseconds, for its node to say whether a stream has ended; afterwards the answer finds the program doing something else.
@@ -534,7 +536,10 @@ impl Layer {
     }
 
     fn await_answer(&mut self, end: StreamId) {
-        let deadline = sys::now() + AT_ONCE_MS * 1_000_000;
+        /// Questions that may be open at once; the next one waits for its answer in any case.
+        const OPEN: usize = 1_000;
+        let many = self.links.repairs.iter().filter(|repair| matches!(repair.stage, Stage::Asked { .. })).count() > OPEN;
+        let deadline = sys::now() + if many { PATIENCE_NS } else { AT_ONCE_MS * 1_000_000 };
         let asked = |layer: &Layer| {
             layer.links.repairs.iter().any(|repair| repair.end == end && matches!(repair.stage, Stage::Asked { .. }))
         };
@@ -643,8 +648,9 @@ impl Layer {
                     _ if parting => self.links.repairs[at].stage = Stage::Over,
                     Ending::End => self.restore(slot, at),
                     Ending::Reset(error) if closed => {
-                        self.restore(slot, at);
+                        // Before anything is sent on it again.
                         self.refuse_sends(slot, error);
+                        self.restore(slot, at);
                     }
                     Ending::Reset(_) => self.break_link(slot, why),
                 }
@@ -677,7 +683,9 @@ impl Layer {
         }
         repair.close();
         // What was sent meanwhile.
-        self.transmit(slot);
+        if self.broken(slot).is_none() {
+            self.transmit(slot);
+        }
         self.end_lingering(slot);
     }
 
@@ -871,13 +879,12 @@ impl Layer {
         }
         self.look_for_broken();
         self.answer_door();
-        let ends: Vec<StreamId> = self.links.repairs.iter().map(|repair| repair.end).collect();
-        for end in ends {
-            match (self.links.find(end), self.slot_of_end(end)) {
-                (Some(at), Some(slot)) if self.is_done_with(at, slot) => self.links.repairs.swap_remove(at).close(),
-                (Some(at), Some(slot)) => self.tend_link(at, slot),
-                (Some(at), None) => self.links.repairs.swap_remove(at).close(),
-                (None, _) => {}
+        // Backwards: what takes the place of one that goes was looked after already.
+        for at in (0..self.links.repairs.len()).rev() {
+            let Some(end) = self.links.repairs.get(at).map(|repair| repair.end) else { continue };
+            match self.slot_of_end(end) {
+                Some(slot) if !self.is_done_with(at, slot) => self.tend_link(at, slot),
+                _ => self.links.repairs.swap_remove(at).close(),
             }
         }
     }
@@ -920,11 +927,11 @@ impl Layer {
         let (why, socket) = (self.links.repairs[at].why, self.links.repairs[at].socket.as_ref().map(AsRawFd::as_raw_fd));
         let Some(end) = self.end(slot) else { return };
         sure(self.observer.handle_finish(slot, end.finish.unwrap_or(end.wanted + socket.or(end.fd).map_or(0, unread))));
-        self.restore(slot, at);
         (self.links.changed, self.links.silent) = (true, true);
         if let Ending::Reset(error) = why {
             self.refuse_sends(slot, error);
         }
+        self.restore(slot, at);
     }
 
     /// A link is broken, and it is time to do something about it.
@@ -933,8 +940,9 @@ impl Layer {
         if closed && self.links.repairs[at].attempts > CLOSED_ATTEMPTS {
             return self.links.repairs.swap_remove(at).close();
         }
-        if self.links.repairs.iter().filter(|repair| repair.is_dialing()).count() >= DIALS {
-            return self.try_again(at, AGAIN_NS);
+        let busy = |repair: &&Repair| repair.is_dialing() || matches!(repair.stage, Stage::Placing { .. });
+        if self.links.repairs.iter().filter(busy).count() >= DIALS {
+            return self.try_again(at, TURN_NS);
         }
         let (ask, process) = (self.node.number(), self.links.repairs[at].peer);
         self.set_stage(at, Stage::Placing { ask, since: sys::now() });

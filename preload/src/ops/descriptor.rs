@@ -41,6 +41,11 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
 }
 
 fn stop_listening(layer: &mut Layer, fd: i32) {
+    let mine = || layer.listeners.iter().filter(|(listener, _)| *listener == fd);
+    let is_last = mine().all(|(_, address)| layer.listeners.iter().all(|(other, at)| *other == fd || at != address));
+    if is_last {
+        super::connect::refuse_waiting(layer, fd);
+    }
     while let Some(at) = layer.listeners.iter().position(|(listener, _)| *listener == fd) {
         let (_, address) = layer.listeners.swap_remove(at);
         // Another descriptor of it may still listen.
