@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use radic_ckpt::control::{self, Ids, Restorable};
@@ -36,6 +37,10 @@ use super::sys::{self, DescriptorLimit};
 use crate::node::Input;
 use crate::node::host::{HostOutput, RestoreOrder, SpawnError, SpawnOrder};
 use crate::pmi::leftovers;
+
+#[cfg(test)]
+#[path = "restore_tests.rs"]
+mod restore_tests;
 
 /// Pieces that may wait for a rank's PMI connection: a rank has at most one request under way.
 const PMI_QUEUE: usize = 16;
@@ -424,7 +429,9 @@ fn readers(child: &mut Child) -> HashMap<OutputStream, Reader> {
 /// What lies in a pipe, which is never waited for.
 fn read_now(pipe: &OwnedFd) -> Vec<u8> {
     let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+    let holds_something = || poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1);
     while said.len() < limits::CHUNK
+        && holds_something()
         && let Ok(count @ 1..) = nix::unistd::read(pipe, &mut piece)
     {
         said.extend_from_slice(&piece[..count]);

@@ -318,7 +318,9 @@ impl Connection {
                 Some(bytes) => Ok(Came::Challenge(*process, login.prove(key, bytes))),
                 None => Ok(Came::Nothing),
             },
-            Role::Fetcher(_, partial) => Ok(partial.read(socket)?.map_or(Came::Nothing, |wish| Came::Wish(u64::from_le_bytes(*wish)))),
+            Role::Fetcher(_, partial) => {
+                Ok(partial.read(socket)?.map_or(Came::Nothing, |wish| Came::Wish(u64::from_le_bytes(*wish))))
+            }
             Role::Dialed(..) => Ok(Came::Nothing),
             Role::ImageHead(_, head) => Ok(head.read(socket, scratch)?.map_or(Came::Nothing, Came::Head)),
             Role::Image(..) => match socket.read(scratch)? {

@@ -10,8 +10,8 @@ use radic_wire::log::ToProtector;
 use radic_wire::login::{Channel, Login, NONCE};
 use radic_wire::mac::JobKey;
 
-use super::fetch::Fetch;
 use super::connection::{Came, Connection, Head, Partial, Role};
+use super::fetch::Fetch;
 use super::service::Service;
 use crate::store::{Speaker, Store, StoreError};
 

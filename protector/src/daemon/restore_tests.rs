@@ -1,0 +1,356 @@
+//! Programs that are saved by the engine, and brought back by way of a log service, as after the death of their node.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child as StdChild, Command as StdCommand};
+use std::time::Duration;
+
+use radic_ckpt::{Mode, Request, Tracking};
+use radic_wire::ids::Incarnation;
+use radic_wire::key::ClusterKey;
+use radic_wire::log::{CutStreams, FromProtector, Span, ToProtector};
+use radic_wire::login::Channel;
+use radic_wire::mac::JobKey;
+use tokio::task::LocalSet;
+
+use super::*;
+use crate::logs::client::Client;
+use crate::logs::{self, Logs};
+use crate::store::Speaker;
+
+/// Far more than anything takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits for a file, says who it is, to the socket named in that file too, and ends as it is told.
+const PROGRAM: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static volatile int terms;
+static void term(int signal) { (void)signal; terms++; }
+
+int main(int count, char **words) {
+    size_t bytes = (size_t)atoi(words[2]) << 20;
+    unsigned char *ballast = malloc(bytes);
+    for (size_t at = 0; at < bytes; at++) ballast[at] = at * 7 >> 3;
+    signal(SIGTERM, term);
+    puts("ready");
+    fflush(stdout);
+    char name[100] = "";
+    int file;
+    while ((file = open(words[1], O_RDONLY)) < 0 || read(file, name, sizeof name - 1) <= 0) usleep(1000);
+    for (size_t at = 0; at < bytes; at++) if (ballast[at] != (unsigned char)(at * 7 >> 3)) return 3;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strcpy(address.sun_path + 1, name);
+    int caller = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (connect(caller, (void *)&address, sizeof address.sun_family + 1 + strlen(name))) return 4;
+    printf("%d %d %d\n", getpid(), getpgrp(), getsid(0));
+    fprintf(stderr, "to stderr\n");
+    char line[100];
+    if (!fgets(line, sizeof line, stdin)) return 5;
+    printf("heard %s", line);
+    fflush(stdout);
+    if (line[0] == 'e') return 7;
+    while (!terms) usleep(1000);
+    usleep(50000);
+    return 100 + terms;
+}
+"#;
+
+fn id() -> ProcessId {
+    ProcessId { job: JobId::from_bits(0xabc), rank: Rank(0) }
+}
+
+fn cluster() -> ClusterKey {
+    ClusterKey::from_bytes([3; 32])
+}
+
+/// A program that runs under the checkpoint library.
+struct Program {
+    dir: tempfile::TempDir,
+    child: StdChild,
+    flag: PathBuf,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Program {
+    fn start(mebibytes: usize) -> Program {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, program, flag) = (dir.path().join("p.c"), dir.path().join("p"), dir.path().join("flag"));
+        std::fs::write(&source, PROGRAM).unwrap();
+        let compiled = StdCommand::new("gcc").args(["-O1", "-o"]).args([&program, &source]).status().unwrap();
+        assert!(compiled.success());
+        let mut command = StdCommand::new(&program);
+        command.arg(&flag).arg(mebibytes.to_string()).env("LD_PRELOAD", library()).current_dir(dir.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        sys::prepare_rank(
+            &mut command,
+            sys::Preparation { pmi_fd: None, limit: (1024, 4096), umask: 0o22, fixed_addresses: true },
+        );
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Program { dir, child, flag }
+    }
+
+    fn kill(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+
+    /// A full image and two increments.
+    fn save(&self) -> Vec<Vec<u8>> {
+        let (mut images, mut parent) = (Vec::new(), 0);
+        for _ in 0..3 {
+            let path = self.dir.path().join("image");
+            let request = Request { mode: Mode::Fork, tracking: Tracking::Best, compress: false, parent };
+            let saved = control::save(self.child.id() as i32, request, &path).unwrap();
+            assert_eq!(saved.parent, parent);
+            parent = saved.id;
+            images.push(std::fs::read(path).unwrap());
+        }
+        images
+    }
+}
+
+fn library() -> PathBuf {
+    let library = std::env::current_exe().unwrap().with_file_name("libradic_ckpt_preload.so");
+    assert!(library.exists(), "{}", library.display());
+    library
+}
+
+/// A log service that has these images of the process, and has fenced it: what its next life begins with.
+fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
+    let (logs, _events) = logs::start(logs::Config::new("127.0.0.1".parse().unwrap(), dir.into(), cluster())).unwrap();
+    let key = JobKey::derive(&cluster(), id().job);
+    let speaker = Speaker { process: id(), incarnation: Incarnation(0) };
+    let open = |channel| Client::open(logs.address(), &key, speaker, channel, LIMIT).unwrap();
+    let mut journal = open(Channel::Journal);
+    let (process, incarnation) = (speaker.process, speaker.incarnation);
+    journal.send(&ToProtector::Hello { process, incarnation, journal: Span::default(), payload: Span::default() }).unwrap();
+    for (number, bytes) in images.iter().enumerate() {
+        let image = number as u64;
+        let (parent, streams) = (image.checked_sub(1), CutStreams::new(&[]).unwrap());
+        let mut connection = open(Channel::Image);
+        connection.send(&ToProtector::ImageBegin { image, parent, cut: 0, payload: 0, streams, ended: streams }).unwrap();
+        connection.socket().write_all(bytes).unwrap();
+        connection.socket().shutdown(Shutdown::Write).unwrap();
+        assert!(connection.receive().is_err());
+        while FromProtector::read(&journal.receive().unwrap()).unwrap() != (FromProtector::Committed { image }) {}
+    }
+    let restart = logs.fence(id(), Incarnation(1)).blocking_recv().unwrap().unwrap();
+    assert_eq!(restart.images.len(), images.len());
+    (logs, restart.images)
+}
+
+/// The daemon's part that brings processes back, and what it has said.
+struct Driver {
+    processes: Processes,
+    ready: mpsc::Receiver<Ready>,
+    inputs: mpsc::Receiver<Input>,
+}
+
+impl Driver {
+    fn new(store: &Path) -> Driver {
+        let (sender, inputs) = mpsc::channel(64);
+        let (restores, ready) = Restores::new(cluster(), store.into());
+        let processes = Processes::new(sender, "n1".parse().unwrap(), (1024, 4096), restores, 0x77);
+        Driver { processes, ready, inputs }
+    }
+
+    async fn bring_back(&mut self, order: RestoreOrder) -> Result<u32, String> {
+        assert!(self.processes.handle(id().job, HostOutput::Restore(id().rank, order)).is_none());
+        self.answer().await
+    }
+
+    async fn answer(&mut self) -> Result<u32, String> {
+        loop {
+            let ready = tokio::time::timeout(LIMIT, self.ready.recv()).await.unwrap().unwrap();
+            let mut answers = self.processes.handle_ready(ready).into_iter();
+            return match (answers.next(), answers.next()) {
+                (None, _) => continue,
+                (Some(Input::Fetched(_, Err(error))), None) => Err(format!("images: {error}")),
+                (Some(Input::Fetched(_, Ok(()))), Some(Input::Spawned(_, result))) => result.map_err(|error| error.error),
+                other => panic!("{other:?}"),
+            };
+        }
+    }
+
+    /// Its whole output up to a line that is as said, or to the end.
+    async fn output(&mut self, stream: OutputStream, until: &str) -> String {
+        let mut text = String::new();
+        while until.is_empty() || !text.contains(until) {
+            assert!(self.processes.handle(id().job, HostOutput::Read(id().rank, stream)).is_none());
+            match tokio::time::timeout(LIMIT, self.inputs.recv()).await.unwrap().unwrap() {
+                Input::ProcessOutput(_, _, piece) if piece.is_empty() => break,
+                Input::ProcessOutput(_, of, piece) if of == stream => text += str::from_utf8(&piece).unwrap(),
+                Input::StdinTaken(_) => {}
+                other => panic!("{other:?} while {text:?} had come"),
+            }
+        }
+        text
+    }
+
+    async fn exit(&mut self) -> ExitStatus {
+        loop {
+            match tokio::time::timeout(LIMIT, self.inputs.recv()).await.unwrap().unwrap() {
+                Input::Exited(process, status) => {
+                    self.processes.handle_exited(process);
+                    return status;
+                }
+                Input::StdinTaken(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(LocalSet::new().run_until(test));
+}
+
+/// Where the program calls, and who is said to call by the kernel.
+fn meeting(program: &Program) -> UnixListener {
+    let name = format!("radic-restore-test-{:016x}", getrandom::u64().unwrap());
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    std::fs::write(program.flag.with_extension("new"), &name).unwrap();
+    std::fs::rename(program.flag.with_extension("new"), &program.flag).unwrap();
+    listener
+}
+
+fn caller(listener: &UnixListener) -> u32 {
+    let (socket, _) = listener.accept().unwrap();
+    nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::PeerCredentials).unwrap().pid() as u32
+}
+
+fn order(logs: &Logs, local: bool, images: Vec<(u64, u64)>) -> RestoreOrder {
+    let library = library().to_string_lossy().into_owned();
+    let (process, incarnation, log, kvsname) = (id(), Incarnation(1), logs.address(), "k".to_owned());
+    RestoreOrder { process, incarnation, log, local, images, kvsname, stdin: true, library }
+}
+
+/// Brings a program back, from its protector's files or from elsewhere, once it was killed, or beside itself where its ids are taken.
+fn comes_back(local: bool, killed: bool, last_word: &'static str, expected: ExitStatus) {
+    let mut program = Program::start(8);
+    let (images, old) = (program.save(), program.child.id());
+    if killed {
+        program.kill();
+    }
+    let (store, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (logs, images) = lost(store.path(), &images);
+    run(async move {
+        let mut driver = Driver::new(if local { store.path() } else { elsewhere.path() });
+        let pid = driver.bring_back(order(&logs, local, images)).await.unwrap();
+        let listener = meeting(&program);
+        assert_eq!(caller(&listener), pid, "the kernel and we agree who it is");
+        driver.processes.handle_restored(id(), pid + 1);
+        driver.processes.handle_restored(id(), pid);
+        let process = &driver.processes.processes[&id()];
+        assert_eq!((process.pid as u32, killed || process.child as u32 != old), (pid, true));
+        let data = ByteBuf::from(format!("{last_word}\n"));
+        driver.processes.handle(id().job, HostOutput::Stdin(data));
+        let text = driver.output(OutputStream::Stdout, "heard").await;
+        let mut words = text.split_whitespace();
+        let ids: Vec<u32> = words.by_ref().take(3).map(|word| word.parse().unwrap()).collect();
+        if control::kept_by(driver.processes.processes[&id()].child).is_some() {
+            assert_eq!(ids, [old; 3], "its own pid, the leader of its group and session: {text}");
+        }
+        assert_eq!(words.collect::<Vec<_>>(), ["heard", last_word]);
+        if expected == ExitStatus::Signal(libc::SIGKILL) {
+            driver.processes.handle(id().job, HostOutput::Signal(id().rank, libc::SIGKILL));
+        } else if last_word == "wait" {
+            driver.processes.handle(id().job, HostOutput::Signal(id().rank, libc::SIGTERM));
+        }
+        assert_eq!(driver.exit().await, expected);
+        let text = driver.output(OutputStream::Stderr, "").await;
+        assert_eq!(text, "to stderr\n", "and nothing of ours");
+    });
+}
+
+#[test]
+fn a_process_comes_back_from_another_node_and_its_exit_code_arrives() {
+    comes_back(false, true, "end", ExitStatus::Code(7));
+}
+
+#[test]
+fn a_process_comes_back_from_this_nodes_files_and_hears_a_signal_once() {
+    comes_back(true, true, "wait", ExitStatus::Code(101));
+}
+
+#[test]
+fn a_process_comes_back_whose_ids_are_taken() {
+    comes_back(true, false, "wait", ExitStatus::Code(101));
+}
+
+#[test]
+fn a_process_that_came_back_is_killed() {
+    comes_back(false, true, "wait", ExitStatus::Signal(libc::SIGKILL));
+    comes_back(false, false, "wait", ExitStatus::Signal(libc::SIGKILL));
+}
+
+#[test]
+fn what_is_missing_here_is_said_and_what_is_given_up_is_answered() {
+    let mut program = Program::start(1);
+    let images = program.save();
+    program.kill();
+    let (store, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (logs, images) = lost(store.path(), &images);
+    run(async move {
+        let mut driver = Driver::new(elsewhere.path());
+        let wanted = order(&logs, false, images.clone());
+        let none = RestoreOrder { images: Vec::new(), ..wanted.clone() };
+        assert!(driver.bring_back(none).await.unwrap_err().contains("no image"));
+        let unknown = RestoreOrder { images: vec![(9, 100)], ..wanted.clone() };
+        assert!(driver.bring_back(unknown).await.unwrap_err().contains("image 9"));
+        let library = RestoreOrder { library: "/nowhere/lib.so".into(), ..wanted.clone() };
+        assert!(driver.bring_back(library).await.unwrap_err().contains("/nowhere/lib.so"));
+        // The first order is replaced by the second, which is given up.
+        driver.processes.handle(id().job, HostOutput::Restore(id().rank, wanted.clone()));
+        driver.processes.handle(id().job, HostOutput::Restore(id().rank, wanted.clone()));
+        driver.processes.handle(id().job, HostOutput::Signal(id().rank, libc::SIGTERM));
+        assert_eq!(driver.answer().await.unwrap_err(), "images: given up");
+        std::fs::rename(program.dir.path().join("p"), program.dir.path().join("q")).unwrap();
+        let error = driver.bring_back(wanted.clone()).await.unwrap_err();
+        assert!(error.contains("its program") && error.contains("/p is not on this node"), "{error}");
+    });
+}
+
+#[test]
+fn four_processes_of_100_mib_are_ready_in_time() {
+    let program = Program::start(100);
+    let images = program.save();
+    let (store, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (logs, images) = lost(store.path(), &images);
+    run(async move {
+        for (local, chain, what) in [(false, 1, "fetched"), (true, 1, "here"), (false, 3, "fetched, with increments")] {
+            let dir = if local { store.path() } else { elsewhere.path() };
+            // One each: the service knows only one process.
+            let mut drivers = [(); 4].map(|()| Driver::new(dir));
+            let began = Instant::now();
+            for driver in &mut drivers {
+                driver.processes.restores.begin(order(&logs, local, images[..chain].to_vec()));
+            }
+            for driver in &mut drivers {
+                let ready = tokio::time::timeout(LIMIT, driver.ready.recv()).await.unwrap().unwrap();
+                assert!(ready.result.is_ok(), "{:?}", ready.result.err());
+            }
+            println!("4 x 100 MiB {what}: verified and ready after {:?}", began.elapsed());
+        }
+    });
+}
