@@ -1,5 +1,5 @@
 //! Whole images for nodes that bring processes back. Here: a thread for each image that is being sent, of which there are few at once. There:
-//! [`fetch`], which blocks; or [`Images::open`], where the log service is the node's own.
+//! [`fetch()`], which blocks; or [`Images::open`], where the log service is the node's own.
 //!
 //! An image that is being sent is an open file: a commit that deletes its name takes nothing away. Its code is checked by the receiver, over
 //! what it has received, and nobody reads it twice for that.

@@ -30,7 +30,7 @@
 //! | `replicas` | connections to the next protector of a chain | `logs` |
 //! | `disk`, `files` | writing, reading, retrying; names, segments, the directory's lock | `logs disk` |
 //! | `verify` | checksums and codes of images | `logs verify` |
-//! | [`fetch`] | whole images for nodes that bring processes back: sending, receiving, opening | `logs fetch`, the caller's |
+//! | `fetch` | whole images for nodes that bring processes back: sending, receiving, opening | `logs fetch`, the caller's |
 //! | [`client`] | a blocking client for tests, tools and measurements | |
 //!
 //! # What an observer has to know
