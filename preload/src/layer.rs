@@ -44,6 +44,8 @@ const PAYLOAD: usize = 4 << 20;
 const BLOCK: usize = 4 << 10;
 /// Empty outcomes in a row after which the process idles as far as shipping goes.
 const IDLE: u32 = 512;
+/// The same while a link is down.
+const IDLE_DOWN: u32 = 8;
 /// Time that a lost protector may take to be replaced, in milliseconds.
 const REPLACED_MS: u64 = 60_000;
 /// Descriptors that a waiting call listens to besides its own.
@@ -655,7 +657,8 @@ impl Layer {
         }
         counters::add(Counter::Empty, 1);
         self.idle += 1;
-        if self.idle >= IDLE {
+        // A process that looks for something that cannot come has all the time to help it come.
+        if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN {
             self.idle = 0;
             self.check_way();
             self.tend();

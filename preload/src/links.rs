@@ -47,8 +47,6 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 const AT_ONCE_MS: u64 = 5;
 /// Attempts to reach the peer of a connection that the program has closed. A peer that has forgotten it, too, does not answer.
 const CLOSED_ATTEMPTS: u32 = 100;
-/// Time after which a node that never answers is one that does not know the question, in nanoseconds.
-const SILENT_NS: u64 = 300_000_000;
 /// Messages between two looks by a program that never waits.
 const EVERY: u32 = 256;
 
@@ -65,7 +63,7 @@ pub enum Ending {
 #[derive(Debug)]
 enum Stage {
     /// Has the stream ended, or is the link broken? The node was asked. Is the program's socket put aside?
-    Asked { ask: u64, since: u64, parked: bool },
+    Asked { ask: u64, parked: bool },
     /// The link is broken; the next step is due then.
     Down { due: u64 },
     /// The node was asked where the peer is.
@@ -106,10 +104,9 @@ impl Repair {
     fn due(&self) -> u64 {
         match self.stage {
             Stage::Down { due } => due,
-            Stage::Asked { since, .. } => since + SILENT_NS,
             Stage::Placing { since, .. } => since + PATIENCE_NS,
             Stage::Connecting { deadline, .. } | Stage::Greeted { deadline, .. } => deadline,
-            Stage::Parting { .. } | Stage::Over => u64::MAX,
+            Stage::Asked { .. } | Stage::Parting { .. } | Stage::Over => u64::MAX,
         }
     }
 
@@ -147,9 +144,6 @@ pub struct Links {
     catching_up: bool,
     looked: u64,
     countdown: u32,
-    /// The node has answered a question about links; it has had its time to, and has not.
-    answered: bool,
-    silent: bool,
     /// Since the process is at its end.
     leaving: Option<Leaving>,
 }
@@ -157,7 +151,6 @@ pub struct Links {
 /// The end of the process.
 #[derive(Debug)]
 struct Leaving {
-    since: u64,
     pause: u64,
     next: u64,
 }
@@ -518,19 +511,15 @@ impl Layer {
         if let Err(error) = self.node.send(&question) {
             fail(&format!("its node does not learn that a socket has ended: {error}"));
         }
-        let stage = Stage::Asked { ask, since: sys::now(), parked: false };
+        let stage = Stage::Asked { ask, parked: false };
         self.links.repairs.push(Repair { end: end.name, peer: end.peer, why, stage, socket: None, attempts: 0 });
-        if self.links.silent && !self.links.answered {
-            let Some(at) = self.links.find(end.name) else { return };
-            return self.give_up(at, slot);
-        }
         self.await_answer(end.name);
         let asked = |repair: &&mut Repair| repair.end == end.name && matches!(repair.stage, Stage::Asked { .. });
         if self.links.repairs.iter_mut().find(asked).is_some() {
             let old = end.fd.and_then(|fd| self.put_away(fd));
             if let Some(repair) = self.links.repairs.iter_mut().find(asked) {
                 repair.socket = old;
-                repair.stage = Stage::Asked { ask, since: sys::now(), parked: true };
+                repair.stage = Stage::Asked { ask, parked: true };
             }
         }
     }
@@ -615,7 +604,6 @@ impl Layer {
 
     /// `Place`, `Final`, `Restarted`.
     pub fn handle_link_message(&mut self, message: FromNode) {
-        self.links.answered = true;
         match message {
             FromNode::Final { ask, offset, closed } => self.handle_final(ask, offset, closed),
             FromNode::Place { ask, place } => self.handle_place(ask, place),
@@ -917,21 +905,8 @@ impl Layer {
                 Err(_) => {}
             },
             Stage::Greeted { .. } => self.hear_answer(at, slot, now),
-            Stage::Asked { since, .. } if !self.links.answered && now - since > SILENT_NS => self.give_up(at, slot),
             _ => {}
         }
-    }
-
-    /// Its node does not know of such questions: the socket's end is the stream's.
-    fn give_up(&mut self, at: usize, slot: Slot) {
-        let (why, socket) = (self.links.repairs[at].why, self.links.repairs[at].socket.as_ref().map(AsRawFd::as_raw_fd));
-        let Some(end) = self.end(slot) else { return };
-        sure(self.observer.handle_finish(slot, end.finish.unwrap_or(end.wanted + socket.or(end.fd).map_or(0, unread))));
-        (self.links.changed, self.links.silent) = (true, true);
-        if let Ending::Reset(error) = why {
-            self.refuse_sends(slot, error);
-        }
-        self.restore(slot, at);
     }
 
     /// A link is broken, and it is time to do something about it.
@@ -1053,10 +1028,7 @@ impl Layer {
             crate::ops::socket::finish(self, fd, slot, true);
         }
         _ = self.node.send(&ToNode::Closing);
-        // A node that does not know this question does not know what is safe, either.
-        let (ask, process) = (self.node.number(), self.observer.process());
-        _ = self.node.send(&ToNode::Where { ask, process });
-        self.links.leaving = Some(Leaving { since: sys::now(), pause: PAUSE_NS, next: 0 });
+        self.links.leaving = Some(Leaving { pause: PAUSE_NS, next: 0 });
     }
 
     /// Whether everything that was sent is safe: its receivers' protectors have it, or want nothing more. Asks, if it is time to.
@@ -1068,9 +1040,6 @@ impl Layer {
         }
         let now = sys::now();
         let Some(leaving) = self.links.leaving.as_mut() else { return true };
-        if !self.links.answered && now - leaving.since > SILENT_NS {
-            return true;
-        }
         if leaving.next > now {
             return false;
         }

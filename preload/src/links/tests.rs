@@ -89,7 +89,7 @@ fn repair(number: u64, stage: Stage) -> Repair {
 
 #[test]
 fn each_stage_knows_what_the_program_has_and_when_it_is_due() {
-    let asked = |parked| repair(1, Stage::Asked { ask: 1, since: 100, parked });
+    let asked = |parked| repair(1, Stage::Asked { ask: 1, parked });
     assert!(!asked(false).is_away() && asked(true).is_away());
     let down = repair(2, Stage::Down { due: 7 });
     assert!(down.is_away() && !down.is_dialing() && down.due() == 7);
