@@ -32,6 +32,7 @@
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
 use radic_observer::Wait;
 use radic_wire::PROTOCOL_VERSION;
@@ -45,6 +46,7 @@ use rustix::io::Errno;
 
 use crate::channel::{Channel, Identity};
 use crate::counters::{self, Counter};
+use crate::fds::{self, Kind};
 use crate::image;
 use crate::layer::{self, Layer, fail, sure};
 use crate::node::Node;
@@ -175,6 +177,14 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> (&'static str, Errno) {
     move |error| (what, error)
 }
 
+/// The layer's own descriptors of the image are closed one after the other, when what had them gets new ones. Those that the engine has not restored are
+/// taken till then: a new one under such a number would be closed as the old one.
+fn hold_numbers() -> Result<(), Errno> {
+    let dead = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?.0;
+    let is_free = |fd: &i32| rustix::io::fcntl_getfd(sys::borrow(*fd)) == Err(Errno::BADF);
+    fds::all(Kind::Own).filter(is_free).try_for_each(|fd| sys::replace(dead.as_fd(), fd))
+}
+
 impl Layer {
     /// Where the process stands at an image that is made now, or that it has just come back from.
     fn point(&self) -> Point {
@@ -184,6 +194,7 @@ impl Layer {
     }
 
     fn come_back(&mut self, launcher: u64) -> Result<(), (&'static str, Errno)> {
+        hold_numbers().map_err(failed("it has no descriptors"))?;
         let point = self.point();
         let whole = self.outputs.handle_restored();
         let mut node = Node::of_launcher(launcher).map_err(failed("its node is not there"))?;
@@ -231,7 +242,7 @@ impl Layer {
         new.send(&ToNode::Pmi { process: self.observer.process() })?;
         sys::replace(new.fd(), fd)?;
         new.close();
-        rustix::io::ioctl_fionbio(sys::borrow(fd), !crate::fds::is_blocking(fd))?;
+        rustix::io::ioctl_fionbio(sys::borrow(fd), !fds::is_blocking(fd))?;
         self.pmi.handle_restored()
     }
 
