@@ -259,6 +259,8 @@ impl Sending {
         }
         let connection = layer.observer.table().get(self.slot);
         let direct = connection.is_some_and(|c| c.link() == Link::Up && c.outgoing().unsent() == 0);
+        // What replay sends again the peer may have.
+        let direct = direct && !layer.observer.is_replaying();
         let mut whole = true;
         for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
             (layer, whole) = self.offer(layer, buffer)?;
