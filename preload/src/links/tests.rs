@@ -38,7 +38,7 @@ fn what_the_program_has_set_is_set_on_the_next_socket() {
     sockopt::set_tcp_nodelay(&old, true).unwrap();
     sockopt::set_socket_keepalive(&old, true).unwrap();
     sockopt::set_socket_send_buffer_size(&old, 70_000).unwrap();
-    let limit = std::time::Duration::from_millis(1_250);
+    let limit = std::time::Duration::from_millis(1_500);
     sockopt::set_socket_timeout(&old, Timeout::Recv, Some(limit)).unwrap();
     // A socket that is dead has them still.
     _ = rustix::net::shutdown(&old, Shutdown::Both);
