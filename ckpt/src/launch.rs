@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::arena::{self, state};
@@ -192,6 +193,13 @@ impl Files {
             return Err(format!("{}: the program maps this file, and it is another one now", path.display()));
         }
         let file = File::options().read(true).write(writable).open(path);
+        // What was mapped of it comes with the image: memory in a file under /dev/shm died with the machine, or was cleared away.
+        let missing = file.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        let file = if missing && region.backing == Backing::SharedFile && writable {
+            File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+        } else {
+            file
+        };
         let file = file.map_err(|e| format!("{}: the program maps this file: {e}", path.display()))?;
         let size = file.metadata().map_err(|e| e.to_string())?.len();
         if region.backing == Backing::PrivateFile && size != region.size && !device {

@@ -618,9 +618,13 @@ impl Home {
 
     fn pump_to(&mut self, terminal: &SessionId) {
         while self.printing.under_way_bytes < limits::OUTPUT_WINDOW {
-            let Some(piece) = self.printing.waiting.pop_front() else { break };
+            let Some(mut piece) = self.printing.waiting.pop_front() else { break };
             self.printing.waiting_bytes -= piece.cost();
             self.printing.under_way_bytes += piece.data.len();
+            if !self.is_protected() {
+                // With its home such a job dies: there is no need to keep more than the home does.
+                self.take(&mut piece);
+            }
             let Piece { rank, stream, offset, ref data, .. } = piece;
             let output = ToSession::Output { rank, stream, offset, data: data.clone() };
             self.printing.under_way.push_back(piece);
