@@ -9,7 +9,7 @@ use radic_wire::process::{FRAME, FromNode, ToNode, restored_socket};
 use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::sys;
 
@@ -55,8 +55,8 @@ impl Node {
         let fd = sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(restored_socket(launcher).as_bytes())?)?;
         // Names of this kind are anybody's to take.
-        let there = sockopt::socket_peercred(&fd)?.uid;
-        if !there.is_root() && there != rustix::process::geteuid() {
+        let there = sys::peer_user(fd.as_fd())?;
+        if there != 0 && there != rustix::process::geteuid().as_raw() {
             return Err(Errno::ACCESS);
         }
         Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })

@@ -203,3 +203,22 @@ pub fn send_parts(fd: BorrowedFd<'_>, parts: &[&[u8]]) -> Result<usize, Errno> {
 pub fn number(fd: &impl AsFd) -> i32 {
     fd.as_fd().as_raw_fd()
 }
+
+/// The user at the other end of a unix socket. (rustix wants its process, too, which has no number here if it is in another pid namespace.)
+pub fn peer_user(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    #[allow(unsafe_code)]
+    // SAFETY: the kernel writes at most `length` bytes to `peer`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            &raw mut peer,
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(peer.uid) } else { Err(Errno::NOTCONN) }
+}
