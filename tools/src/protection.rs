@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::Args;
+use radic_wire::job::RestartOn;
 use radic_wire::process::{Interval, Protect, Protection};
 use serde::Serialize;
 
@@ -31,6 +32,9 @@ pub(crate) struct ProtectionArgs {
     /// Log of each rank above which it is asked for an early checkpoint: 256M, 1G
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     log_limit: u64,
+    /// Where the ranks of a node that has died go on
+    #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
+    restart_on: RestartOnFlag,
     /// Keep the logs and checkpoints that no restart needs any more, for `radic replay`, until the cluster is stopped
     #[arg(long)]
     keep_logs: bool,
@@ -44,6 +48,16 @@ enum ProtectFlag {
     Off,
     /// Do not load the library: nothing is logged or saved, and everything is as fast as without RADIC
     None,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum RestartOnFlag {
+    /// On a spare; where there is none, on the node that protects them
+    Spare,
+    /// On the node that protects them: it has their logs and checkpoints
+    Protector,
+    /// On the node with the fewest ranks of the job
+    Any,
 }
 
 impl ProtectionArgs {
@@ -64,7 +78,12 @@ impl ProtectionArgs {
             log: self.log_limit,
             keep_logs: self.keep_logs,
         };
-        Decision { protection, obstacles }
+        let restart_on = match self.restart_on {
+            RestartOnFlag::Spare => RestartOn::Spare,
+            RestartOnFlag::Protector => RestartOn::Protector,
+            RestartOnFlag::Any => RestartOn::Any,
+        };
+        Decision { protection, restart_on, obstacles }
     }
 }
 
@@ -73,6 +92,7 @@ impl ProtectionArgs {
 pub(crate) struct Decision {
     #[serde(flatten)]
     pub(crate) protection: Protection,
+    pub(crate) restart_on: RestartOn,
     pub(crate) obstacles: Obstacles,
 }
 
@@ -106,6 +126,14 @@ impl fmt::Display for Decision {
             Protect::None => "none".to_owned(),
         };
         writeln!(f, "protection {how}")?;
+        if *protect == Protect::On {
+            let place = match self.restart_on {
+                RestartOn::Spare => "on a spare, or else on the node that protects them",
+                RestartOn::Protector => "on the node that protects them",
+                RestartOn::Any => "on the node with the fewest ranks of the job",
+            };
+            writeln!(f, "           the ranks of a node that dies go on {place}")?;
+        }
         self.warning().map_or(Ok(()), |warning| writeln!(f, "           {warning}"))
     }
 }
@@ -179,6 +207,17 @@ mod tests {
         assert_eq!(decide(&[], &[], Some("a shell")), (Protect::On, Some("a shell".to_owned())));
         assert_eq!(decide(&["--protect", "none"], &["it is static"], None), (Protect::None, None));
         assert_eq!(decide(&["--protect", "off"], &[], Some("a shell")), (Protect::Off, None));
+    }
+
+    #[test]
+    fn what_explain_says_of_restarts() {
+        let decision = |protect| Decision {
+            protection: Protection { protect, ..Protection::default() },
+            restart_on: RestartOn::Protector,
+            obstacles: Obstacles::default(),
+        };
+        assert!(decision(Protect::On).to_string().contains("go on on the node that protects them"));
+        assert!(!decision(Protect::Off).to_string().contains("go on"), "nothing is restarted");
     }
 
     #[test]

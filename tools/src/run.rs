@@ -13,7 +13,6 @@ use nix::unistd::{AccessFlags, access};
 use radic_wire::ids::NodeName;
 use radic_wire::job::{JobSpec, MapBy, exit_code};
 use radic_wire::local::{Reply, Request};
-use radic_wire::process::Protection;
 use serde::Serialize;
 use serde_bytes::ByteBuf;
 
@@ -31,7 +30,7 @@ use crate::{doctor, mpi, session};
     end the job. SIGTSTP and SIGCONT stop and continue only this command. If the terminal dies, the job goes on: `radic attach` \
     shows it again.\n\n\
     The exit code is the first non-zero one of a rank (128 + n for signal n), or that of MPI_Abort; 113 if a node died that \
-    hosted ranks; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
+    hosted ranks that were not protected, or could not be brought back; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
 )]
 pub(crate) struct RunArgs {
     /// How many ranks
@@ -114,7 +113,7 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
     if let Some(warning) = decision.warning() {
         report(&format!("radic: warning: {warning}"));
     }
-    let spec = job_spec(args, &here, &program, inherited, &plan, decision.protection)?;
+    let spec = job_spec(args, &here, &program, inherited, &plan, &decision)?;
     spec.validate().context("this job cannot be started")?;
     let mut connection = cluster.connect(None)?;
     let request = Request::Run { spec: Box::new(spec), attach: !args.detach };
@@ -142,7 +141,7 @@ fn job_spec(
     program: &Path,
     inherited: Vec<(OsString, OsString)>,
     plan: &mpi::Plan,
-    protection: Protection,
+    decision: &Decision,
 ) -> Result<JobSpec> {
     let dir = args.wd.as_ref().map_or_else(|| here.to_owned(), |wd| here.join(wd));
     ensure!(dir.is_dir(), "--wd {}: no such directory", dir.display());
@@ -164,9 +163,9 @@ fn job_spec(
             MapByFlag::Slot => MapBy::Slot,
         },
         umask: umask(),
-        protection,
+        protection: decision.protection.clone(),
         mtbf_s: args.protection.mtbf.as_secs(),
-        restart_on: radic_wire::job::RestartOn::default(),
+        restart_on: decision.restart_on,
     })
 }
 
