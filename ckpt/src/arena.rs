@@ -184,6 +184,8 @@ pub enum Kind {
     LooseSocket,
     /// A pipe to another process: comes back connected to nobody.
     ForeignPipe,
+    /// One end of a pair of unix sockets both of whose ends are in the process.
+    SocketPair,
 }
 
 impl Kind {
@@ -201,6 +203,7 @@ impl Kind {
             Self::Signal => "signalfd",
             Self::Epoll => "epoll",
             Self::Socket | Self::LooseSocket => "socket",
+            Self::SocketPair => "socket-pair",
             Self::ForeignPipe => "foreign-pipe",
         }
     }

@@ -451,6 +451,7 @@ fn contents(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
         }
         Kind::PipeRead => pipe(tables, fd)?,
         Kind::Event | Kind::Timer | Kind::Signal | Kind::Epoll => special(tables, fd)?,
+        Kind::SocketPair => pair(tables, fd)?,
         Kind::Socket => tables.note(&[b"a socket comes back connected to nobody: ", tables_text(fd.fd).as_slice()]),
         Kind::ForeignPipe => {
             tables.note(&[b"a pipe to another process comes back connected to nobody: ", tables_text(fd.fd).as_slice()]);
@@ -467,8 +468,14 @@ fn contents(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
 /// A socket that has no peer cannot lose it: what it is, its address, and whether it listens. Of a name in the file system, the inode too.
 fn socket(tables: &mut Tables, fd: &mut Fd) -> Result<Kind, Errno> {
     let mut address = [0u8; sys::ADDRESS_BYTES];
-    if sys::socket_address(libc::SYS_getpeername, fd.fd, &mut address).is_ok() {
-        return Ok(Kind::Socket);
+    if let Ok(len) = sys::socket_address(libc::SYS_getpeername, fd.fd, &mut address) {
+        // Only sockets of a pair, and those that a listener has accepted, have a peer without a name.
+        let family = address.first_chunk().map_or(0, |family| i32::from(u16::from_ne_bytes(*family)));
+        let peer = if family == libc::AF_UNIX && len == 2 { peer_inode(fd) } else { None };
+        let Some(peer) = peer else { return Ok(Kind::Socket) };
+        fd.position = peer;
+        fd.values[0] = sys::socket_option(fd.fd, libc::SO_TYPE)? as u64;
+        return Ok(Kind::SocketPair);
     }
     for (value, option) in fd.values.iter_mut().zip([libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_PROTOCOL, libc::SO_ACCEPTCONN]) {
         *value = sys::socket_option(fd.fd, option)? as u64;
@@ -484,6 +491,65 @@ fn socket(tables: &mut Tables, fd: &mut Fd) -> Result<Kind, Errno> {
     }
     fd.path = tables.keep(name)?;
     Ok(Kind::LooseSocket)
+}
+
+/// The inode of the socket at the other end of this unix socket, as the kernel's socket diagnosis tells it; none: it does not.
+fn peer_inode(fd: &Fd) -> Option<u64> {
+    const BY_FAMILY: u16 = 20;
+    const SHOW_PEER: u32 = 4;
+    const PEER: u16 = 2;
+    let ask = plain!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG).ok()? as i32;
+    // A header of 16 bytes (length, type, flags, number, sender), then family, protocol, states, inode, what to show, a cookie that fits all.
+    let mut request = [0u8; 40];
+    let inode = u32::try_from(fd.ino).ok()?;
+    let words: [(usize, u32); 8] =
+        [(0, 40), (4, u32::from(BY_FAMILY) | 1 << 16), (8, 1), (20, u32::MAX), (24, inode), (28, SHOW_PEER), (32, u32::MAX), (36, u32::MAX)];
+    words.iter().for_each(|(at, word)| request[*at..*at + 4].copy_from_slice(&word.to_ne_bytes()));
+    request[16] = libc::AF_UNIX as u8;
+    let mut answer = [0u8; 512];
+    let got = sys::write_all(ask, &request).and_then(|()| sys::read(ask, &mut answer));
+    sys::close(ask);
+    let answer = answer.get(..got.ok()?)?;
+    let half = |at: usize| Some(u16::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
+    if half(4)? != BY_FAMILY {
+        return None;
+    }
+    // Behind the header and 16 bytes that describe the socket: attributes, each with its length and type.
+    let mut at = 32;
+    loop {
+        let (length, kind) = (usize::from(half(at)?), half(at + 2)?);
+        if kind == PEER {
+            return Some(u32::from_ne_bytes(*answer.get(at + 4..)?.first_chunk()?).into());
+        }
+        at += length.max(4).next_multiple_of(4);
+    }
+}
+
+/// An end of a pair whose other end may be here, too: then what waits to be read comes with it.
+fn pair(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
+    let is_end = |other: &Fd| other.kind == Kind::SocketPair && other.ino == fd.position && other.position == fd.ino;
+    if !tables.fds.iter().any(is_end) {
+        fd.kind = Kind::Socket;
+        return contents(tables, fd);
+    }
+    let mut waiting = 0i32;
+    // SAFETY: the kernel writes one int.
+    unsafe { call!(libc::SYS_ioctl, fd.fd, libc::FIONREAD, &raw mut waiting) }?;
+    if waiting <= 0 {
+        return Ok(());
+    }
+    if fd.values[0] as i32 != libc::SOCK_STREAM {
+        tables.note(&[b"messages that wait in a pair of sockets are lost: ", tables_text(fd.fd).as_slice()]);
+        return Ok(());
+    }
+    let content = (arena::content(tables, waiting as u64)?, waiting as u64);
+    // SAFETY: just made; the kernel writes at most its length.
+    let got = unsafe {
+        let bytes = arena::content_bytes(content);
+        call!(libc::SYS_recvfrom, fd.fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT, 0, 0)
+    }?;
+    fd.content = (content.0, got as u64);
+    Ok(())
 }
 
 /// A file that is open for reading and writing may be changed in place after the checkpoint, or be a temporary one that is deleted: small ones

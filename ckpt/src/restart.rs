@@ -256,6 +256,7 @@ fn descriptor(tables: &Tables, plan: &Plan, fd: &Fd) {
         Kind::Epoll => {
             place(fd, plain!(libc::SYS_epoll_create1, libc::O_CLOEXEC).or_fail("an epoll") as i32);
         }
+        Kind::SocketPair => pair(tables, fd),
         Kind::Socket => lost_socket(fd),
         Kind::LooseSocket => loose_socket(tables, fd),
         Kind::ForeignPipe => lost_pipe(fd),
@@ -359,6 +360,24 @@ fn pipe(tables: &Tables, fd: &Fd) {
     }
     place(fd, far[0]);
     place(writer, far[1]);
+}
+
+/// Both ends at once, when the first is met.
+fn pair(tables: &Tables, fd: &Fd) {
+    let other = tables.fds.iter().find(|other| other.kind == Kind::SocketPair && other.ino == fd.position && other.same_as < 0);
+    let Some(other) = other else { return lost_socket(fd) };
+    if other.fd < fd.fd {
+        return; // It came with that one.
+    }
+    let ends = sys::socket_pair_of(fd.values[0] as i32).or_fail("a pair of sockets");
+    let far = [high(ends[0]), high(ends[1])];
+    for (from, to) in [(fd, far[1]), (other, far[0])] {
+        if from.content.1 > 0 {
+            fill(to, from);
+        }
+    }
+    place(fd, far[0]);
+    place(other, far[1]);
 }
 
 /// Moves a descriptor of ours behind all those of the program.

@@ -316,10 +316,14 @@ pub fn pipe() -> Result<[i32; 2], Errno> {
 
 /// Two sockets that are connected to each other.
 pub fn socket_pair() -> Result<[i32; 2], Errno> {
+    socket_pair_of(libc::SOCK_STREAM)
+}
+
+/// The same, of a kind.
+pub fn socket_pair_of(kind: i32) -> Result<[i32; 2], Errno> {
     let mut ends = [0i32; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: the kernel writes two ints.
-    unsafe { call!(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }.map(|_| ends)
+    unsafe { call!(libc::SYS_socketpair, libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) }.map(|_| ends)
 }
 
 /// A new file in memory.
