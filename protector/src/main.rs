@@ -14,6 +14,10 @@ fn main() -> ExitCode {
         daemon::keeper::run(&arguments.next().unwrap_or_default().to_string_lossy());
         return ExitCode::SUCCESS;
     }
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == daemon::faults::ARGUMENT) {
+        let words: Vec<_> = std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect();
+        return daemon::faults::run(&words).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
+    }
     let settings = Settings::parse();
     let check = settings.check_config;
     let config = match settings.with_file().and_then(Settings::complete) {

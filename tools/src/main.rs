@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use radic_wire::ids::NodeName;
 use radic_wire::job::exit_code;
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{Reply, Request};
@@ -20,6 +19,7 @@ mod client;
 mod cluster;
 mod counters;
 mod doctor;
+mod inject;
 mod ledger;
 mod log;
 mod mpi;
@@ -30,6 +30,7 @@ mod replay;
 mod run;
 mod session;
 mod show;
+mod spare;
 mod terminal;
 
 #[derive(Parser)]
@@ -119,6 +120,9 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Look at the spares: nodes that take the ranks of one that dies
+    #[command(subcommand)]
+    Spare(spare::SpareCommand),
     /// Show the state of the cluster
     #[command(after_help = "Example:\n  radic status")]
     Status {
@@ -139,7 +143,7 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Cause a failure, for tests
     #[command(subcommand)]
-    Inject(InjectCommand),
+    Inject(inject::InjectCommand),
 }
 
 #[derive(Subcommand)]
@@ -175,16 +179,6 @@ enum ClusterCommand {
         dir: Option<PathBuf>,
         #[command(flatten)]
         format: Format,
-    },
-}
-
-#[derive(Subcommand)]
-enum InjectCommand {
-    /// Kill a node: its protector and every process it hosts, at once
-    #[command(after_help = "Example:\n  radic inject kill-node n3")]
-    KillNode {
-        /// The node
-        name: NodeName,
     },
 }
 
@@ -231,10 +225,8 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
         Command::Ckpt(command) => return ckpt::dispatch(command),
         Command::Bench(command) => bench::dispatch(&cluster, &command)?,
-        // A protector that kills itself could not answer.
-        Command::Inject(InjectCommand::KillNode { name }) => {
-            done(&cluster, Some(name.as_str()), &Request::KillNode { name: name.clone() })?;
-        }
+        Command::Inject(command) => inject::inject(&cluster, command)?,
+        Command::Spare(command) => spare::dispatch(&cluster, command)?,
     }
     Ok(0)
 }

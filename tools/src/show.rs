@@ -34,7 +34,7 @@ pub(crate) fn print_json<T: Serialize>(value: &T) -> Result<()> {
     Ok(print(&format!("{}\n", serde_json::to_string_pretty(value)?))?)
 }
 
-fn ask_status(cluster: &Cluster) -> Result<ClusterStatus, ClientError> {
+pub(crate) fn ask_status(cluster: &Cluster) -> Result<ClusterStatus, ClientError> {
     let mut connection = cluster.connect(None)?;
     match connection.ask(&Request::Status, client::ANSWER)? {
         Reply::Status(status) => Ok(status),
@@ -138,7 +138,12 @@ fn nodes_table(nodes: &[NodeInfo]) -> String {
         let state = name_of(&node.state);
         table.row(vec![
             node.name.to_string(),
-            if node.spare && !gone { format!("{state}, spare") } else { state },
+            match (node.spare && !gone, node.ranks.is_empty()) {
+                (false, _) => state,
+                (true, true) => format!("{state}, spare"),
+                // It answers, or nobody would know of its ranks.
+                (true, false) => "spare in use".to_owned(),
+            },
             node.address.to_string(),
             node.slots.to_string(),
             known(node.ranks.len().to_string()),
@@ -299,7 +304,7 @@ mod tests {
             state,
             spare,
             slots: 2,
-            ranks: if alive { vec![RankInfo { job: JobId::from_bits(7), rank: Rank(0), pid: 77 }] } else { Vec::new() },
+            ranks: vec![RankInfo { job: JobId::from_bits(7), rank: Rank(0), pid: 77 }; usize::from(alive && name != "s1")],
             protector: alive.then(|| "n2".parse().unwrap()),
             memory: if alive { 12 << 20 } else { 0 },
             pid: if alive { 4711 } else { 0 },
@@ -322,14 +327,19 @@ mod tests {
 
     #[test]
     fn tables_are_aligned_and_fit_a_terminal() {
-        let nodes =
-            [node("n1", NodeState::Alive, false), node("s1", NodeState::Alive, true), node("n10", NodeState::Dead, false)];
+        let nodes = [
+            node("n1", NodeState::Alive, false),
+            node("s1", NodeState::Alive, true),
+            node("s2", NodeState::Alive, true),
+            node("n10", NodeState::Dead, false),
+        ];
         let text = nodes_table(&nodes);
         assert_eq!(
             text,
             "NODE  STATE         ADDRESS          SLOTS  RANKS  PROTECTOR  MEMORY   PID\n\
              n1    alive         127.0.0.1:40001      2      1  n2         12 MiB  4711\n\
-             s1    alive, spare  127.0.0.1:40001      2      1  n2         12 MiB  4711\n\
+             s1    alive, spare  127.0.0.1:40001      2      0  n2         12 MiB  4711\n\
+             s2    spare in use  127.0.0.1:40001      2      1  n2         12 MiB  4711\n\
              n10   dead          127.0.0.1:40001      2      -  -               -     -\n"
         );
         assert!(text.lines().all(|l| l.len() <= 80));

@@ -81,6 +81,20 @@ pub enum Request {
         /// The node.
         name: NodeName,
     },
+    /// Kill a rank of a job, as if it had crashed: a job, or the first digits of one.
+    KillRank {
+        /// Hexadecimal digits.
+        job: String,
+        /// The rank.
+        rank: Rank,
+    },
+    /// Cause a fault of a node.
+    Fault {
+        /// The node.
+        name: NodeName,
+        /// Which.
+        fault: Fault,
+    },
     /// End every protector of the cluster, and every job.
     Shutdown,
 }
@@ -137,6 +151,22 @@ pub enum Reply {
     Events(Vec<Event>),
     /// The request was carried out.
     Done,
+}
+
+/// A fault of a node that passes, for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Its protector and every process it hosts are stopped.
+    Pause {
+        /// For how long, in milliseconds.
+        ms: u64,
+    },
+    /// Its links are down.
+    Cut {
+        /// For how long, in milliseconds.
+        ms: u64,
+    },
 }
 
 /// What a member of the cluster is at.

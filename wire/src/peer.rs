@@ -13,7 +13,7 @@ use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
 use crate::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
-use crate::local::{LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
+use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, LogPart};
 use crate::membership::{Member, MembershipMessage};
 use crate::process::Place;
@@ -155,6 +155,8 @@ pub enum PeerMessage {
     NewHome(JobId),
     /// Kill this rank with SIGKILL (`radic inject kill-rank`).
     KillRank(ProcessId),
+    /// Have this fault (`radic inject`).
+    Fault(Fault),
     /// Kill all ranks and yourself with SIGKILL, at once (`radic inject kill-node`).
     Die,
     /// The whole cluster ends (`radic cluster stop`).
@@ -502,11 +504,15 @@ pub enum Query {
     },
     /// Make checkpoints of your ranks of this job. The answer comes when they are committed.
     Checkpoint(JobId),
+    /// Could you have this fault?
+    Fault(Fault),
 }
 
 /// An answer to a [`Query`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
+    /// To `Fault`: if not, why.
+    Fault(Result<(), String>),
     /// To `Report`.
     Report(Report),
     /// To `Events`, oldest first.

@@ -5,6 +5,7 @@
 
 mod commands;
 pub mod counters;
+pub mod faults;
 pub mod keeper;
 mod local;
 mod observers;
@@ -127,6 +128,7 @@ impl Daemon {
             memory: resident_memory,
             addresses,
             counters: counters::read,
+            refuse_fault: faults::refuse,
             key: key.clone(),
         };
         let (connected_sender, connected) = mpsc::channel(1);
@@ -240,6 +242,11 @@ impl Daemon {
                 Output::Ready(_) => _ = io::Write::write_all(&mut io::stdout(), format!("{}\n", self.ready_line).as_bytes()),
                 Output::Stop(stop) => return Some(stop),
                 Output::Die => self.die().await,
+                Output::Fault(fault) => {
+                    if let Err(error) = faults::cause(fault, &self.processes.groups()) {
+                        self.handle(Input::Note(EventName::Limit, format!("the fault that was asked for is not caused: {error}")));
+                    }
+                }
             }
         }
         None

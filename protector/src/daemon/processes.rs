@@ -232,6 +232,11 @@ impl Processes {
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
 
+    /// The process groups of all ranks.
+    pub fn groups(&self) -> Vec<i32> {
+        self.processes.values().filter(|p| p.alive).map(|p| p.pid).collect()
+    }
+
     /// Interrupts a process, so that it looks at what it was told. Only one that has joined may be: the library handles the signal.
     pub fn nudge(&self, id: ProcessId) {
         let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };

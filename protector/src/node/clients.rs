@@ -9,7 +9,7 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
-use radic_wire::local::{ClusterStatus, LogSizes, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
+use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
 
@@ -121,6 +121,8 @@ pub(super) enum Purpose {
     Log(ClientId, ProcessId),
     /// Bytes of it.
     ReadLog(ClientId),
+    /// Whether a node can have this fault.
+    Fault(ClientId, NodeId, Fault),
 }
 
 /// What a command wants of a job that is to be found.
@@ -130,6 +132,7 @@ pub(super) enum Wanted {
     Kill,
     Checkpoint,
     Log(Rank),
+    KillRank(Rank),
 }
 
 /// A question to other nodes.
@@ -208,6 +211,8 @@ impl Node {
             Request::Status => self.gather_for(now, client, Purpose::Status(client), &Query::Report),
             Request::Events { follow } => self.events_for(now, client, follow),
             Request::KillNode { name } => self.kill_node(now, client, &name),
+            Request::KillRank { job, rank } => self.find_for(now, client, job, Wanted::KillRank(rank)),
+            Request::Fault { name, fault } => self.ask_for_fault(now, client, &name, fault),
             Request::Shutdown => self.shut_down(now, client),
             Request::Hello { .. }
             | Request::Stdin(_)
@@ -310,13 +315,55 @@ impl Node {
     }
 
     fn kill_node(&mut self, now: Duration, client: ClientId, name: &NodeName) {
-        let Some(id) = self.view().and_then(|v| v.members.iter().find(|m| m.id.name == *name)).map(|m| m.id.clone()) else {
-            return self.fail(client, format!("there is no node {name}; `radic nodes` lists them"));
-        };
+        let Some(id) = self.named(client, name) else { return };
         let text = format!("{name} and every process it hosts are killed, as asked");
         self.record(now, EventName::Inject, About::node(name), text);
         self.finish(client, Reply::Done);
         self.send(&id, PeerMessage::Die);
+    }
+
+    /// The member of this name; if there is none, the command is told.
+    fn named(&mut self, client: ClientId, name: &NodeName) -> Option<NodeId> {
+        let found = self.view().and_then(|v| v.members.iter().find(|m| m.id.name == *name)).map(|m| m.id.clone());
+        if found.is_none() {
+            self.fail(client, format!("there is no node {name}; `radic nodes` lists them"));
+        }
+        found
+    }
+
+    /// First the node is asked whether it can: when it has the fault it cannot answer any more.
+    fn ask_for_fault(&mut self, now: Duration, client: ClientId, name: &NodeName, fault: Fault) {
+        let Some(node) = self.named(client, name) else { return };
+        self.clients.insert(client, Client::Gathering);
+        self.gather_from(now, Purpose::Fault(client, node.clone(), fault), &Query::Fault(fault), vec![node], GATHER);
+    }
+
+    fn finish_fault(&mut self, now: Duration, client: ClientId, node: &NodeId, fault: Fault, answers: BTreeMap<NodeId, Answer>) {
+        match answers.into_values().next() {
+            Some(Answer::Fault(Ok(()))) => {}
+            Some(Answer::Fault(Err(why))) => return self.fail(client, format!("{}: {why}", node.name)),
+            _ => return self.fail(client, format!("{} does not answer; `radic nodes` shows how it is", node.name)),
+        }
+        let text = match fault {
+            Fault::Pause { ms } => format!("{} and every process it hosts are stopped for {ms} ms, as asked", node.name),
+            Fault::Cut { ms } => format!("the links of {} are down for {ms} ms, as asked", node.name),
+        };
+        self.record(now, EventName::Inject, About::node(&node.name), text);
+        self.finish(client, Reply::Done);
+        self.send(node, PeerMessage::Fault(fault));
+    }
+
+    /// Tells the node of a rank to kill it.
+    fn find_rank(&mut self, client: ClientId, process: ProcessId, answers: &BTreeMap<NodeId, Answer>) {
+        let ProcessId { job, rank } = process;
+        let hosts = |answer: &Answer| {
+            matches!(answer, Answer::Report(report) if report.ranks.iter().any(|r| r.job == job && r.rank == rank))
+        };
+        let Some(node) = answers.iter().find(|(_, answer)| hosts(answer)).map(|(node, _)| node.clone()) else {
+            return self.fail(client, format!("rank {rank} of job {job} does not run; `radic status` shows those that do"));
+        };
+        self.finish(client, Reply::Done);
+        self.send(&node, PeerMessage::KillRank(process));
     }
 
     fn shut_down(&mut self, now: Duration, client: ClientId) {
@@ -469,6 +516,7 @@ impl Node {
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
             Purpose::Log(client, process) => self.finish_log(client, process, answers),
             Purpose::ReadLog(client) => self.finish_read(client, answers),
+            Purpose::Fault(client, node, fault) => self.finish_fault(now, client, &node, fault, answers),
         }
     }
 
@@ -580,9 +628,10 @@ impl Node {
                 let purpose = Purpose::Checkpoint(client, ranks);
                 return self.gather_from(now, purpose, &Query::Checkpoint(job), all(), checkpoints::WHOLE);
             }
-            Wanted::Log(rank) if rank.0 >= ranks => {
+            Wanted::Log(rank) | Wanted::KillRank(rank) if rank.0 >= ranks => {
                 return self.fail(client, format!("job {job} has ranks 0 to {}, not {rank}", ranks - 1));
             }
+            Wanted::KillRank(rank) => return self.find_rank(client, ProcessId { job, rank }, answers),
             Wanted::Log(rank) => {
                 let process = ProcessId { job, rank };
                 return self.gather_from(now, Purpose::Log(client, process), &Query::Log(process), all(), LOG);

@@ -32,7 +32,7 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::key::ClusterKey;
-use radic_wire::local::{NodeState, ProcessInfo, Reply, Request};
+use radic_wire::local::{Fault, NodeState, ProcessInfo, Reply, Request};
 use radic_wire::membership::{Change, Member, MembershipMessage, Refusal, View};
 use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, ToNode};
@@ -153,6 +153,8 @@ pub enum Output {
     Stop(Stop),
     /// Kill every rank and this very process with SIGKILL, now.
     Die,
+    /// Cause this fault here.
+    Fault(Fault),
 }
 
 /// What a node knows of itself at its start.
@@ -176,6 +178,8 @@ pub struct NodeConfig {
     pub addresses: fn() -> Vec<IpAddr>,
     /// Tells what the process with this number has counted, if it runs under the library.
     pub counters: fn(u32) -> Option<Counters>,
+    /// Tells why a fault cannot be caused at the node with this address, if it cannot.
+    pub refuse_fault: fn(Fault, IpAddr) -> Result<(), String>,
     /// The cluster's key, from which those of jobs are derived.
     pub key: ClusterKey,
 }
@@ -407,6 +411,7 @@ impl Node {
             PeerMessage::Adopt(adoption) => self.handle_adopt(now, *adoption),
             PeerMessage::NewHome(job) => self.handle_new_home(now, from, job),
             PeerMessage::KillRank(process) => self.kill_rank(now, process),
+            PeerMessage::Fault(fault) => self.outputs.push_back(Output::Fault(fault)),
             PeerMessage::Die => self.outputs.push_back(Output::Die),
             PeerMessage::Shutdown => self.stop(now, Stop::Clean),
         }
@@ -459,6 +464,7 @@ impl Node {
                 self.handle_release(*process);
                 Answer::Released
             }
+            Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. } | Query::ForgetProcess(_) | Query::Sizes | Query::Log(_) | Query::ReadLog { .. } => {
                 return self.handle_store_query(from, number, query);

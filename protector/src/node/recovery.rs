@@ -290,7 +290,12 @@ impl Node {
         if self.stopped || self.recovery.ended.contains(&job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
             return;
         }
+        let fresh = !self.hosts.contains_key(&job);
         let host = self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        if fresh {
+            // A new home may have asked already; one that comes later asks again.
+            host.handle_new_home(order.ward.placement.home().clone());
+        }
         let local = from == &self.config.me.id;
         host.restore(&order, local, self.config.environment.library.clone());
         self.observers.processes.remove(&process);

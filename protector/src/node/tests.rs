@@ -116,6 +116,7 @@ impl Cluster {
             memory: || 0,
             addresses: Vec::new,
             counters: |_| None,
+            refuse_fault: |fault, _| if matches!(fault, Fault::Cut { .. }) { Err("no cable".into()) } else { Ok(()) },
             key: ClusterKey::from_bytes([1; 32]),
         };
         self.nodes.insert(name(index), Node::new(self.now, config));
@@ -187,6 +188,7 @@ impl Cluster {
             Output::Reply(client, reply) => self.replies.entry(client).or_default().push(reply),
             Output::Process(job, output) => self.process(from, job, output),
             Output::Die => self.kill(from),
+            Output::Fault(fault) => self.faults.push((from.clone(), fault)),
             Output::Observer(observer, message) => self.told.entry(observer).or_default().push(message),
             Output::CloseObserver(observer) => _ = self.closed.insert(observer),
             Output::Nudge(process) => self.nudged.push(process),
@@ -1040,4 +1042,26 @@ fn two_replicas_need_a_third_node() {
         assert!(cluster.orders.contains(&(name(2), StoreOrder::SetReplica(at(job, 0), replica))), "{:?}", cluster.orders);
         assert_eq!(cluster.recorded(EventName::Limit), usize::from(replica.is_none()));
     }
+}
+
+#[test]
+fn a_rank_is_killed_where_it_is_and_a_node_is_asked_before_it_has_a_fault() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start(1, 1, 3);
+    let failed = |c: &Cluster, client, part: &str| matches!(c.replies(client).last(), Some(Reply::Error(text)) if text.contains(part));
+    cluster.hello(3, 2, Request::KillRank { job: job.to_string()[..6].to_owned(), rank: Rank(1) });
+    cluster.hello(3, 3, Request::KillRank { job: job.to_string(), rank: Rank(3) });
+    cluster.hello(3, 4, Request::Fault { name: name(2), fault: Fault::Pause { ms: 7 } });
+    cluster.hello(3, 5, Request::Fault { name: name(2), fault: Fault::Cut { ms: 7 } });
+    cluster.hello(3, 6, Request::Fault { name: name(9), fault: Fault::Pause { ms: 7 } });
+    cluster.run_for(Duration::from_millis(100));
+    assert_eq!(cluster.replies(2).last(), Some(&Reply::Done));
+    assert!(cluster.ranks[&at(job, 1)].1.signals.contains(&libc::SIGKILL));
+    assert!(failed(&cluster, 3, "has ranks 0 to 2"), "{:?}", cluster.replies(3));
+    assert_eq!((cluster.replies(4).last(), &cluster.faults[..]), (Some(&Reply::Done), &[(name(2), Fault::Pause { ms: 7 })][..]));
+    assert!(failed(&cluster, 5, "n2: no cable") && failed(&cluster, 6, "there is no node n9"));
+    assert_eq!(cluster.recorded(EventName::Inject), 2);
+    cluster.hello(3, 7, Request::KillRank { job: job.to_string(), rank: Rank(1) });
+    cluster.run_for(Duration::from_millis(100));
+    assert!(failed(&cluster, 7, "does not run") || failed(&cluster, 7, "there is no job"), "{:?}", cluster.replies(7));
 }
