@@ -167,6 +167,9 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     if layer.observer.is_replaying() {
         return Err("the process is catching up with its log".to_owned());
     }
+    if layer.pmi.is_starting() {
+        return Err("it is in MPI_Init, from the middle of which no process can go on".to_owned());
+    }
     let (address, who) = layer.login();
     let connection =
         channel::login(address, &who, login::Channel::Image).map_err(|error| format!("the protector's log: {error}"))?;

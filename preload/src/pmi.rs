@@ -37,7 +37,12 @@ struct Conversation {
     fences: u64,
     initialized: bool,
     finalized: bool,
+    /// When the library had said `init`, if `MPI_Init` has not returned since.
+    starting: Option<u64>,
 }
+
+/// Time that `MPI_Init` may take. A library that was started otherwise never tells that it is through.
+const STARTING_NS: u64 = 30_000_000_000;
 
 /// Whether a line is this command.
 fn says(line: &[u8], command: &str) -> bool {
@@ -50,7 +55,9 @@ impl Conversation {
         let from = self.question.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         self.question.extend_from_slice(bytes);
         for line in self.question[from..].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-            self.initialized |= says(line, "init");
+            if says(line, "init") && !self.initialized {
+                (self.initialized, self.starting) = (true, Some(sys::now()));
+            }
             self.finalized |= says(line, "finalize");
         }
     }
@@ -99,6 +106,16 @@ impl Pmi {
     pub fn point(&self) -> (u64, (bool, bool)) {
         let Conversation { fences, initialized, finalized, .. } = self.conversation;
         (fences, (initialized, finalized))
+    }
+
+    /// `MPI_Init` has returned.
+    pub fn handle_initialized(&mut self) {
+        self.conversation.starting = None;
+    }
+
+    /// Whether the program is in the middle of `MPI_Init`: what happens there cannot be done again by one process alone (facts/replay.md).
+    pub fn is_starting(&self) -> bool {
+        self.conversation.starting.is_some_and(|since| sys::now() < since + STARTING_NS)
     }
 
     /// This is the new connection, on the old number.

@@ -61,6 +61,7 @@ fn initialized() {
     if let Some(mut layer) = layer::enter()
         && !TOLD.swap(true, Ordering::Relaxed)
     {
+        layer.pmi.handle_initialized();
         // If the node is gone, whatever needs it next finds out.
         _ = layer.node.send(&ToNode::Initialized);
     }

@@ -198,6 +198,8 @@ impl Node {
         let protects_home = wards.ranks.get(&Rank(0)).is_some_and(|protected| protected.host == *lost);
         if was_home && protects_home {
             let adoption = Adoption { job, ward: wards.ward.clone(), started_ms: wards.started_ms };
+            let text = format!("its home, {}, is lost; {} is the next", lost.name, placement.home().name);
+            self.record(now, EventName::Place, About::job(job), text);
             self.send(placement.home(), PeerMessage::Adopt(Box::new(adoption)));
         }
     }
@@ -326,6 +328,10 @@ impl Node {
             let text = format!("its image stands at {} of the journal, not at {}", point.cut, order.cut);
             return self.refuse(observer, text);
         }
+        if order.ward.fence > 0 && !point.pmi.0 {
+            // Whoever was there when it started has gone on: it cannot go through MPI_Init once more by itself.
+            return self.give_up_image(now, observer, process);
+        }
         let Some(host) = self.hosts.get(&process.job) else { return };
         let restart = Restart {
             incarnation: order.incarnation,
@@ -347,6 +353,16 @@ impl Node {
             self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
         }
         self.start_schedule(now, process);
+    }
+
+    /// The image of a process is of before MPI_Init: it is of no use.
+    fn give_up_image(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
+        let (job, rank) = (process.job, process.rank);
+        let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
+        self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
+        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why: why.clone() }));
+        self.refuse(observer, why);
     }
 
     /// A process of this node says where it is dialed.

@@ -50,6 +50,8 @@ struct Cluster {
     unheard: Vec<Input>,
     /// The ranks that were started: environment and library.
     launched: Vec<Launched>,
+    /// Those that are to be caused.
+    faults: Vec<(NodeName, Fault)>,
 }
 
 type Launched = (Vec<(ByteBuf, ByteBuf)>, Option<String>);
@@ -88,6 +90,7 @@ impl Cluster {
             deaf: None,
             unheard: Vec::new(),
             launched: Vec::new(),
+            faults: Vec::new(),
         };
         (1..=count).for_each(|index| cluster.add(index));
         cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == count)));
