@@ -498,12 +498,21 @@ fn peer_inode(fd: &Fd) -> Option<u64> {
     const BY_FAMILY: u16 = 20;
     const SHOW_PEER: u32 = 4;
     const PEER: u16 = 2;
-    let ask = plain!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG).ok()? as i32;
+    let ask =
+        plain!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG).ok()? as i32;
     // A header of 16 bytes (length, type, flags, number, sender), then family, protocol, states, inode, what to show, a cookie that fits all.
     let mut request = [0u8; 40];
     let inode = u32::try_from(fd.ino).ok()?;
-    let words: [(usize, u32); 8] =
-        [(0, 40), (4, u32::from(BY_FAMILY) | 1 << 16), (8, 1), (20, u32::MAX), (24, inode), (28, SHOW_PEER), (32, u32::MAX), (36, u32::MAX)];
+    let words: [(usize, u32); 8] = [
+        (0, 40),
+        (4, u32::from(BY_FAMILY) | 1 << 16),
+        (8, 1),
+        (20, u32::MAX),
+        (24, inode),
+        (28, SHOW_PEER),
+        (32, u32::MAX),
+        (36, u32::MAX),
+    ];
     words.iter().for_each(|(at, word)| request[*at..*at + 4].copy_from_slice(&word.to_ne_bytes()));
     request[16] = libc::AF_UNIX as u8;
     let mut answer = [0u8; 512];

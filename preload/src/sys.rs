@@ -211,14 +211,7 @@ pub fn peer_user(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     #[allow(unsafe_code)]
     // SAFETY: the kernel writes at most `length` bytes to `peer`.
     let result = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            &raw mut peer,
-            &raw mut length,
-        )
+        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &raw mut peer, &raw mut length)
     };
     if result == 0 { Ok(peer.uid) } else { Err(Errno::NOTCONN) }
 }

@@ -59,6 +59,7 @@ pub enum EventName {
     /// It has caught up, with its log and with its peers.
     Live,
     /// A fresh checkpoint of a restarted process, or of one whose protector died, is committed at its new protector.
+    #[serde(rename = "re-protected")]
     Reprotected,
     /// A job begins anew, from the beginning.
     Restart,

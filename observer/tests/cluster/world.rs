@@ -964,7 +964,7 @@ impl World {
             Err(NoRestart::NoImage) => panic!("node {node} died while it was protected"),
         };
         self.nodes[node].dead = false;
-        let image = *restart.images.last().expect("an image");
+        let image = restart.images.last().expect("an image").0;
         let saved = &self.nodes[node].images[&image];
         let mut observer = saved.observer.clone();
         let held = restart.held.clone();

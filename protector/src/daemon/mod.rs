@@ -31,7 +31,7 @@ use nix::sys::signal::Signal;
 use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::key::ClusterKey;
-use radic_wire::local::Request;
+use radic_wire::local::{Fault, Request};
 use radic_wire::membership::Member;
 use radic_wire::peer::{PeerMessage, ToHome, ToHost};
 use radic_wire::process::{ToNode, restored_socket};
@@ -242,14 +242,16 @@ impl Daemon {
                 Output::Ready(_) => _ = io::Write::write_all(&mut io::stdout(), format!("{}\n", self.ready_line).as_bytes()),
                 Output::Stop(stop) => return Some(stop),
                 Output::Die => self.die().await,
-                Output::Fault(fault) => {
-                    if let Err(error) = faults::cause(fault, &self.processes.groups()) {
-                        self.handle(Input::Note(EventName::Limit, format!("the fault that was asked for is not caused: {error}")));
-                    }
-                }
+                Output::Fault(fault) => self.cause(fault),
             }
         }
         None
+    }
+
+    fn cause(&mut self, fault: Fault) {
+        if let Err(error) = faults::cause(fault, &self.processes.groups()) {
+            self.handle(Input::Note(EventName::Limit, format!("the fault that was asked for is not caused: {error}")));
+        }
     }
 
     async fn end(&mut self, stop: Stop) -> Result<()> {

@@ -356,8 +356,9 @@ impl Node {
     /// Tells the node of a rank to kill it.
     fn find_rank(&mut self, client: ClientId, process: ProcessId, answers: &BTreeMap<NodeId, Answer>) {
         let ProcessId { job, rank } = process;
-        let hosts = |answer: &Answer| {
-            matches!(answer, Answer::Report(report) if report.ranks.iter().any(|r| r.job == job && r.rank == rank))
+        let hosts = |answer: &Answer| match answer {
+            Answer::Report(report) => report.ranks.iter().any(|r| r.job == job && r.rank == rank),
+            _ => false,
         };
         let Some(node) = answers.iter().find(|(_, answer)| hosts(answer)).map(|(node, _)| node.clone()) else {
             return self.fail(client, format!("rank {rank} of job {job} does not run; `radic status` shows those that do"));

@@ -1051,7 +1051,8 @@ fn two_replicas_need_a_third_node() {
 fn a_rank_is_killed_where_it_is_and_a_node_is_asked_before_it_has_a_fault() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start(1, 1, 3);
-    let failed = |c: &Cluster, client, part: &str| matches!(c.replies(client).last(), Some(Reply::Error(text)) if text.contains(part));
+    let failed =
+        |c: &Cluster, client, part: &str| matches!(c.replies(client).last(), Some(Reply::Error(text)) if text.contains(part));
     cluster.hello(3, 2, Request::KillRank { job: job.to_string()[..6].to_owned(), rank: Rank(1) });
     cluster.hello(3, 3, Request::KillRank { job: job.to_string(), rank: Rank(3) });
     cluster.hello(3, 4, Request::Fault { name: name(2), fault: Fault::Pause { ms: 7 } });
