@@ -1,4 +1,4 @@
-# make demo    everything on a fresh Debian 12: installs, builds, starts a local cluster, runs a real MPI program under it
+# make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
 # make test    what CI runs: format, lints, documentation, unit and integration tests, ten seconds of fuzzing
 # make fuzz    fuzzes the image reader: make fuzz SECONDS=600
 .PHONY: demo test deps build lint unit integration long fuzz clean

@@ -1,7 +1,8 @@
 /* Jacobi iteration of Laplace's equation on a square, cut in rows and columns, with halo exchange.
  *
  * Each new value depends on four old ones only, so result, checksum and residual are the same to the bit for any number of ranks. Rank 0
- * computes the whole square alone (unless --alone 0) and compares. With --json the time of the iterations is printed, too.
+ * computes the whole square alone (unless --alone 0) and compares. With --json the time of the iterations is printed, too; with
+ * --progress P a line every P iterations.
  */
 #include "check.h"
 
@@ -102,10 +103,10 @@ static void compare_with_one(int n, long iterations, double residual, uint64_t s
 
 int main(int argc, char **argv)
 {
-    struct option options[] = {{"size", 300, 1}, {"iterations", 1000, 1}, {"alone", 1, 0}, {"json", 0, FLAG}};
-    start(argc, argv, options, 4, 1);
+    struct option options[] = {{"size", 300, 1}, {"iterations", 1000, 1}, {"alone", 1, 0}, {"json", 0, FLAG}, {"progress", 0, 0}};
+    start(argc, argv, options, 5, 1);
     const int n = (int)options[0].value;
-    const long iterations = options[1].value;
+    const long iterations = options[1].value, progress = options[4].value;
 
     int parts[2] = {0, 0}, place[2];
     MPI_Dims_create(size, 2, parts);
@@ -126,6 +127,10 @@ int main(int argc, char **argv)
         change = step(&b);
         if (i % 50 == 0 || i + 1 == iterations)
             MPI_Allreduce(&change, &residual, 1, MPI_DOUBLE, MPI_MAX, grid);
+        if (rank == 0 && progress && (i + 1) % progress == 0) {
+            printf("iteration %ld of %ld, residual %.6e\n", i + 1, iterations, residual);
+            fflush(stdout);
+        }
     }
     /* The last iteration has an all-reduce: nobody is much earlier than the others. */
     if (rank == 0 && options[3].value)

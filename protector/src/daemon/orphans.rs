@@ -19,6 +19,8 @@ use radic_wire::ids::JobId;
 
 /// Searches of [`kill_marked`]: each finds what was started during the one before, or was within exec.
 const SEARCHES: usize = 16;
+/// Generations that are looked at: nobody nests more.
+const ANCESTORS: usize = 4096;
 /// So many in a row that find nothing are the last.
 const IN_VAIN: usize = 3;
 /// Time between two searches: an exec takes less.
@@ -60,7 +62,8 @@ pub fn tend(own: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
     undecided
 }
 
-/// Kills every process that has one of these marks. For the keeper, which adopts nobody.
+/// Kills every process that has one of these marks, but not what another protector of this machine has brought back: that has the mark of its
+/// first life's node, too. For the keeper, which adopts nobody, of a daemon that is dead.
 pub fn kill_marked(marks: &BTreeSet<Mark>) {
     if marks.is_empty() {
         return;
@@ -69,7 +72,7 @@ pub fn kill_marked(marks: &BTreeSet<Mark>) {
     for _ in 0..SEARCHES {
         let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let ours = |pid: &i32| matches!(look(*pid), Look::Marked(mark) if marks.contains(&mark));
+        let ours = |pid: &i32| matches!(look(*pid), Look::Marked(mark) if marks.contains(&mark)) && !is_protected(*pid);
         let found: Vec<i32> = numbers.filter(|pid| !killed.contains(pid)).filter(ours).collect();
         in_vain = if found.is_empty() { in_vain + 1 } else { 0 };
         if in_vain == IN_VAIN {
@@ -82,6 +85,32 @@ pub fn kill_marked(marks: &BTreeSet<Mark>) {
         // No event tells that an exec is over.
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Whether a protector is among the ancestors of this process: it is not left behind, then.
+fn is_protected(pid: i32) -> bool {
+    let Ok(radicd) = fs::read_link("/proc/self/exe") else { return false };
+    let mut ancestor = parent(pid);
+    // A chain that changes while it is followed might have no end.
+    for _ in 0..ANCESTORS {
+        match ancestor {
+            Some(pid) if pid > 1 => {
+                // A dead one that nobody has waited for has no program any more.
+                if fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == radicd) {
+                    return true;
+                }
+                ancestor = parent(pid);
+            }
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    // The name of the program, in brackets, may hold anything; the state and the parent follow.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The children of all threads of this process.
@@ -136,6 +165,23 @@ mod tests {
         for none in ["", "RADIC_JOB=000000000abc", "RADIC_NODE=n1\0RADIC_JOB=abc", "A=RADIC_JOB=000000000abc\0RADIC_NODE=n1"] {
             assert_eq!(mark_in(none.as_bytes()), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn what_runs_under_this_very_program_is_not_left_behind() {
+        // Here this test stands for the protector. The shell's child has it as its grandparent.
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+        let grandchild: i32 = line.trim().parse().unwrap();
+        assert!(is_protected(child.id() as i32) && is_protected(grandchild));
+        assert!(!is_protected(1));
+        kill(Pid::from_raw(grandchild), Signal::SIGKILL).unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
