@@ -9,7 +9,7 @@ import sys
 # The steps in their order, and what each means.
 STEPS = [
     ("inject", "it was killed"),
-    ("suspect", "its heartbeats stopped"),
+    ("suspect", "its neighbour suspects that it is dead"),
     ("confirm", "the others were asked: declared dead"),
     ("fence", "older lives of its rank are not listened to any more"),
     ("place", "where the rank goes on was decided"),

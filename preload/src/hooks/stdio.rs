@@ -101,7 +101,7 @@ static NEXT_WRITE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 type StreamWrite = unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t;
 
-/// Has the C library's streams write by way of us ([`crate::output`] says why): puts our function into the tables of their operations. An error: this
+/// Has the C library's streams write by way of us (`output` says why): puts our function into the tables of their operations. An error: this
 /// C library is another one.
 pub fn watch_streams() -> Result<(), &'static str> {
     /// The place of "write" in such a table.
