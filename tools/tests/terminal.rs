@@ -219,7 +219,22 @@ fn status(nodes: &[(&str, NodeState)]) -> Reply {
 fn a_job_is_described_and_its_output_printed_in_whole_lines() {
     let cluster = Cluster::new();
     let node = cluster.node("n1");
-    let mut command = cluster.command(&["run", "-n", "2", "--label", "--env", "A=b", "--map-by", "slot", "--", "sh", "-c", "x"]);
+    let mut command = cluster.command(&[
+        "run",
+        "-n",
+        "2",
+        "--protect",
+        "none",
+        "--label",
+        "--env",
+        "A=b",
+        "--map-by",
+        "slot",
+        "--",
+        "sh",
+        "-c",
+        "x",
+    ]);
     let running = Running(Some(command.env("OTHER", "o").env("A", "a").spawn().unwrap()));
     let (mut peer, spec) = node.accept_run(&["n1", "n2"]);
     assert_eq!(spec.validate(), Ok(()));
