@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use radic_wire::ids::JobId;
 use radic_wire::job::{EndReason, Outcome, Placement, exit_code};
 use radic_wire::local::{NodeState, Reply, Request};
+use radic_wire::process::Protect;
 use serde_bytes::ByteBuf;
 
 use crate::client::{self, ClientError, Cluster, Connection};
@@ -76,6 +77,7 @@ pub(crate) fn attach(cluster: &Cluster, mut connection: Connection, request: &Re
     let signals = Signals::block().context("cannot wait for signals")?;
     connection.send(request)?;
     let mut session = Session::new(cluster, connection, signals, label);
+    session.protected = matches!(request, Request::Run { spec, .. } if spec.protection.protect == Protect::On);
     let ending = session.run();
     let job = session.job.take().map(|(job, _)| job);
     // From here on the signals are deadly again: what follows may take a moment.
@@ -127,6 +129,8 @@ struct Session<'a> {
     connection: Connection,
     signals: Signals,
     job: Option<(JobId, Placement)>,
+    /// Whether the job is known to go on without its home.
+    protected: bool,
     /// When the protector must have answered to `Run` or `Attach`.
     answer_by: Option<Instant>,
     pulse: Pulse,
@@ -154,6 +158,7 @@ impl<'a> Session<'a> {
             connection,
             signals,
             job: None,
+            protected: false,
             answer_by: Some(Instant::now() + START),
             pulse: Pulse::new(Instant::now()),
             early: Vec::new(),
@@ -465,6 +470,13 @@ impl<'a> Session<'a> {
                     if status.nodes.iter().any(|n| n.name == home.name && member(n.state)) {
                         return Err(ClientError::Refused(format!("the other nodes have not declared {lost} dead")));
                     }
+                    // A protected job gets a new home; one that has it already is asked for there.
+                    if status.jobs.iter().any(|j| j.job == job) {
+                        return self.attach_at(self.cluster.connect(Some(lost))?, job);
+                    }
+                    if self.protected || status.processes.iter().any(|p| p.job == job && p.protect == Protect::On) {
+                        return Err(ClientError::Refused(format!("job {job} has no new home yet")));
+                    }
                     let why = "its protector closed the connection, and the others declared it dead".into();
                     let reason = EndReason::NodeLost { node: home.name.clone(), ranks: placement.ranks_on(home).collect(), why };
                     self.handle_ended(Outcome { code: exit_code::NODE_LOST, reason });
@@ -473,6 +485,11 @@ impl<'a> Session<'a> {
                 other => Err(connection.unexpected(&other)),
             };
         }
+        self.attach_at(connection, job)
+    }
+
+    /// Goes on with the job at another protector.
+    fn attach_at(&mut self, mut connection: Connection, job: JobId) -> Result<(), ClientError> {
         let consumed = match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
             Reply::Attached { consumed, .. } => consumed,
             other => return Err(connection.unexpected(&other)),
