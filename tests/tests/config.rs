@@ -111,7 +111,7 @@ fn a_node_that_leaves_is_nobody_s_suspect_and_may_come_back() {
         cluster.make_key();
         ["n1", "n2", "n3"].iter().for_each(|node| cluster.start_node(node, &[]));
         // A node that is in use may leave, too: its ranks are ended, and the job says why.
-        let mut job = cluster.job(2, "--nodes n2,n3", &["sh", "-c", "echo $RADIC_NODE; exec sleep 1000"]).start();
+        let mut job = cluster.job(2, "--protect none --nodes n2,n3", &["sh", "-c", "echo $RADIC_NODE; exec sleep 1000"]).start();
         job.until("two ranks", |out, _| (out.lines().count() == 2).then_some(()));
         let mut events = cluster.events_at("n1");
         let then = Instant::now();

@@ -11,6 +11,9 @@ use radic_wire::event::EventName;
 use radic_wire::job::exit_code::NODE_LOST;
 use radic_wire::local::NodeState;
 
+/// What a death does to jobs that do not survive it: those that do are in `recover`.
+const UNPROTECTED: &str = "--protect none";
+
 /// Detection (500 ms), confirmation (250 ms, or 1 s for a daemon that hangs on a machine that lives), agreement, and the end of the other
 /// ranks.
 const DETECTED: Duration = Duration::from_secs(2);
@@ -19,7 +22,7 @@ const SLEEPER: [&str; 3] = ["sh", "-c", "sleep 1000 & setsid sleep 1000 & echo r
 
 /// Starts a job of four ranks, one a node, whose terminal is connected to the first node; waits until all run.
 fn start_sleepers(cluster: &Cluster, flags: &str) -> Running {
-    let mut job = cluster.job(4, flags, &SLEEPER).start();
+    let mut job = cluster.job(4, &format!("{UNPROTECTED} {flags}"), &SLEEPER).start();
     job.until("four ranks", |out, _| (out.lines().count() == 4).then_some(()));
     job
 }
@@ -66,7 +69,7 @@ fn a_killed_node_ends_the_jobs_that_stand_on_it() {
 fn a_node_without_ranks_of_the_job_may_die() {
     let cluster = Cluster::start(Kind::Logical, 5);
     let script = "echo here; read line; echo $line; exit 5";
-    let mut job = cluster.job(1, "--nodes n1", &["sh", "-c", script]).stdin_open().start();
+    let mut job = cluster.job(1, "--protect none --nodes n1", &["sh", "-c", script]).stdin_open().start();
     job.until_line("here");
     let mut events = cluster.events_at("n1");
     cluster.kill("n4");
@@ -91,7 +94,7 @@ fn the_home_and_the_terminal_s_node_may_die() {
         let pipes = [0, 1].map(|rank| cluster.dir().join(format!("go{rank}")));
         pipes.iter().for_each(|pipe| nix::unistd::mkfifo(pipe, nix::sys::stat::Mode::S_IRWXU).expect("a new name"));
         let script = format!("echo there; read line < {}/go$RADIC_RANK; echo $line; exit 7", cluster.dir().display());
-        let mut job = cluster.job(2, "--nodes n3,n4", &["sh", "-c", &script]).start();
+        let mut job = cluster.job(2, "--protect none --nodes n3,n4", &["sh", "-c", &script]).start();
         job.until("both ranks", |out, _| (out == "there\nthere\n").then_some(()));
         let mut events = cluster.events_at("n3");
         cluster.kill("n2");
@@ -181,7 +184,7 @@ fn without_a_majority_jobs_end_and_none_starts() {
         let flags = "--nodes n1 --protect none";
         let mut apart = cluster.job(1, flags, &["sh", "-c", "read line; echo $line; exit 8"]).stdin_open().start();
         let script = "echo there; exec sleep 1000";
-        let mut job = cluster.job(2, &format!("--nodes n1,{}", killed[0]), &["sh", "-c", script]).start();
+        let mut job = cluster.job(2, &format!("{UNPROTECTED} --nodes n1,{}", killed[0]), &["sh", "-c", script]).start();
         job.until("both ranks", |out, _| (out == "there\nthere\n").then_some(()));
         let then = Instant::now();
         let victims: Vec<_> = killed.iter().map(|node| cluster.protector(node)).collect();
