@@ -1,0 +1,293 @@
+//! The death of nodes under protected jobs: each ends by itself, with the exit code and the output of the undisturbed run.
+//!
+//! A sample of what RADIC_LONG=1 does as a whole: every program, every library, on both kinds of nodes, with twenty deaths each.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use radic_tests::cluster::{Cluster, Kind, Setup};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, script};
+use radic_tests::protection::newest_job;
+use radic_tests::random::Random;
+use radic_tests::{Finished, Running};
+use radic_wire::event::{Event, EventName};
+use rustix::process::Signal;
+
+/// Time for one job, with all that happens to it.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Time for something that takes far less.
+const SOON: Duration = Duration::from_secs(30);
+/// The terminal is connected to n1, which hosts nothing: rank 0 is on n2.
+const HOSTS: [&str; 4] = ["n2", "n3", "n4", "n5"];
+/// A checkpoint of each rank about three times a second.
+const FLAGS: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval 0.3";
+
+/// What runs: compiled programs by name, the others by their script.
+const PROGRAMS: [(&str, &[&str]); 6] = [
+    ("ring", &["--laps", "600"]),
+    ("pingpong", &[]),
+    ("jacobi", &["--size", "800", "--iterations", "600", "--progress", "20", "--alone", "0"]),
+    ("master_worker", &["--tasks", "4000"]),
+    ("collectives", &["--rounds", "100"]),
+    ("objects.py", &["50"]),
+];
+
+fn is_long() -> bool {
+    std::env::var_os("RADIC_LONG").is_some()
+}
+
+fn command(library: &Library, (name, args): (&str, &[&str])) -> Vec<String> {
+    let program = if name.ends_with(".py") { vec![library.python(), script(name)] } else { vec![library.program(name)] };
+    program.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect()
+}
+
+fn start(library: &Library, cluster: &Cluster, flags: &str, command: &[String]) -> Running {
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    library.job(cluster, 4, flags, &words).limit(LIMIT).start()
+}
+
+/// What must be the same: each line in its place, but for the times that the ping-pong prints.
+fn result(finished: &Finished) -> Vec<String> {
+    let without_times = |line: &str| match line.ends_with("MiB/s") {
+        false => line.to_owned(),
+        true => line.split_whitespace().filter(|word| word.parse::<f64>().is_err() || !word.contains('.')).collect(),
+    };
+    finished.stdout().lines().map(without_times).collect()
+}
+
+/// A cluster whose first node hosts nothing.
+fn cluster(kind: Kind, spares: usize) -> Cluster {
+    Setup::new(kind, 5).spares(spares).start()
+}
+
+/// What happened to a job, for those who have to find out why it failed.
+fn story(cluster: &Cluster) -> String {
+    let finished = cluster.radic(["events"]).run();
+    let dull = [" start ", " rank-start ", " checkpoint "];
+    finished.stdout().lines().filter(|line| !dull.iter().any(|word| line.contains(word))).fold(String::new(), |s, l| s + l + "\n")
+}
+
+/// The job's end is that of the undisturbed run.
+fn expect_same(cluster: &Cluster, job: Running, due: &[String], what: &str) -> Finished {
+    let finished = job.wait();
+    let same = finished.code() == Some(0) && result(&finished) == due;
+    assert!(same, "{what}: {finished}\n--- due\n{}\n--- events\n{}", due.join("\n"), story(cluster));
+    finished
+}
+
+/// Kills one node after so long. Whether the job had not ended before.
+fn strike(cluster: &Cluster, job: &Running, node: &str, after: Duration) -> bool {
+    if job.ends_within(after) {
+        return false;
+    }
+    cluster.radic(["inject", "kill-node", node]).run().expect(0);
+    true
+}
+
+/// How the undisturbed run of a program ends, and how long it takes under protection.
+fn undisturbed(library: &Library, kind: Kind, command: &[String]) -> (Vec<String>, Duration) {
+    let cluster = cluster(kind, 0);
+    let plain = start(library, &cluster, "--nodes n2,n3,n4,n5 --protect none", command).wait().expect(0);
+    let protected = start(library, &cluster, FLAGS, command).wait().expect(0);
+    assert_eq!(result(&protected), result(&plain), "{protected}");
+    cluster.stop();
+    (result(&plain), protected.elapsed)
+}
+
+/// A program, and so many deaths of a random node at a random moment.
+fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usize, random: &mut Random) {
+    let command = command(library, program);
+    let (due, time) = undisturbed(library, kind, &command);
+    let mut struck = 0;
+    for _ in 0..deaths {
+        let spares = random.below(2);
+        let cluster = cluster(kind, spares);
+        let job = start(library, &cluster, FLAGS, &command);
+        let (node, after) = (HOSTS[random.below(HOSTS.len())], time.mul_f64(random.below(800) as f64 / 1000.0));
+        let what = format!("{} {} on {kind:?}, {spares} spares, {node} dies after {after:.2?}", library.name, program.0);
+        let in_time = strike(&cluster, &job, node, after);
+        let finished = expect_same(&cluster, job, &due, &what);
+        println!(
+            "{what}: {:.2} s, {:.2} s undisturbed{}",
+            finished.elapsed.as_secs_f64(),
+            time.as_secs_f64(),
+            if in_time { "" } else { "; too late" }
+        );
+        struck += usize::from(in_time);
+        cluster.assert_idle();
+        cluster.stop();
+    }
+    assert!(struck * 2 >= deaths, "only {struck} of {deaths} nodes died before the end of {}", program.0);
+}
+
+#[test]
+fn a_node_dies_at_a_random_moment() {
+    let mut random = Random::from_environment();
+    let libraries = [MPICH, INTEL, OPENMPI];
+    if is_long() {
+        for (library, kind) in libraries.iter().flat_map(|library| Kind::all().into_iter().map(move |kind| (library, kind))) {
+            PROGRAMS.into_iter().for_each(|program| survives(library, kind, program, 20, &mut random));
+        }
+        return;
+    }
+    for program in PROGRAMS {
+        survives(&libraries[random.below(3)], Kind::Logical, program, 1, &mut random);
+    }
+}
+
+/// A Jacobi under way, whose first checkpoints are committed, and what it has to print.
+struct Case {
+    cluster: Cluster,
+    job: Running,
+    due: Vec<String>,
+}
+
+impl Case {
+    fn start(spares: usize, flags: &str) -> Case {
+        let command = command(&MPICH, PROGRAMS[2]);
+        let cluster = cluster(Kind::Logical, spares);
+        let due = result(&start(&MPICH, &cluster, "--nodes n2,n3,n4,n5 --protect none", &command).wait().expect(0));
+        let mut case = Case { job: start(&MPICH, &cluster, flags, &command), due, cluster };
+        let mut events = case.cluster.events_at("n1");
+        let mut begun = std::collections::BTreeSet::new();
+        while begun.len() < 4 {
+            begun.extend(events.expect("a first checkpoint of each rank", SOON, |e| e.event == EventName::Checkpoint).rank);
+        }
+        case.job.until("an iteration", |out, _| (!out.is_empty()).then_some(()));
+        case
+    }
+
+    fn kill(&self, node: &str) {
+        self.cluster.radic(["inject", "kill-node", node]).run().expect(0);
+    }
+
+    /// Ends as it must; all events until then.
+    fn end(self, what: &str) -> Vec<Event> {
+        let Case { cluster, job, due } = self;
+        let job_id = newest_job(&cluster);
+        let finished = expect_same(&cluster, job, &due, what);
+        println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
+        let mut events = cluster.events_at(&alive(&cluster));
+        events.expect("the end of the job", SOON, |e| e.event == EventName::JobEnd && e.job == Some(job_id));
+        let seen = events.seen().iter().filter(|e| e.job == Some(job_id)).cloned().collect();
+        cluster.assert_idle();
+        cluster.stop();
+        seen
+    }
+}
+
+/// A node that answers.
+fn alive(cluster: &Cluster) -> String {
+    cluster.status().answered_by.to_string()
+}
+
+/// Who goes on where, in the order of the events.
+fn placed(events: &[Event], node: &str) -> usize {
+    events.iter().filter(|e| e.event == EventName::Place && e.text.contains(&format!(" goes on at {node}"))).count()
+}
+
+#[test]
+fn where_lost_ranks_go_on() {
+    for (spares, how, due) in [(1, "", "s1"), (0, "", "n4"), (1, "--restart-on protector", "n4")] {
+        let case = Case::start(spares, &format!("{FLAGS} {how}"));
+        case.kill("n3");
+        let events = case.end(&format!("{spares} spares, {how}"));
+        assert_eq!(placed(&events, due), 1, "{events:#?}");
+        // Nobody else went back.
+        assert_eq!(events.iter().filter(|e| e.event == EventName::Live).count(), 1, "{events:#?}");
+    }
+}
+
+#[test]
+fn the_node_of_rank_0_dies() {
+    let case = Case::start(1, FLAGS);
+    case.kill("n2");
+    case.end("death of the node of rank 0");
+}
+
+/// The terminal's node, which is the job's home as well; then the command itself.
+#[test]
+fn the_terminal_s_node_dies() {
+    let flags = "--nodes n1,n2,n3,n4 --protect on --ckpt-interval 0.3";
+    let case = Case::start(1, flags);
+    case.kill("n1");
+    case.end("death of the terminal's node and home");
+    let case = Case::start(1, flags);
+    let before = case.job.stdout();
+    let id = newest_job(&case.cluster).to_string();
+    // The terminal is gone, and then its node.
+    case.job.signal(Signal::HUP);
+    assert!(case.job.ends_within(SOON), "SIGHUP ends the command");
+    case.kill("n1");
+    let again = Instant::now() + SOON;
+    let attached = loop {
+        let attached = case.cluster.radic(["attach", &id]).limit(LIMIT).run();
+        // Until the job has its new home nobody knows it.
+        if attached.code() != Some(125) || Instant::now() > again {
+            break attached;
+        }
+    };
+    assert_eq!(attached.code(), Some(0), "{attached}\n{}", story(&case.cluster));
+    let (out, last) = (attached.stdout(), case.due.last().expect("it prints"));
+    assert_eq!(out.lines().last(), Some(last.as_str()), "{attached}");
+    // What one terminal has seen is not shown to the next; between the two nothing is missing.
+    let lines = before.lines().count() + out.lines().count();
+    assert!(lines <= case.due.len() && case.due.ends_with(&result(&attached)), "{before}---\n{attached}");
+    case.cluster.stop();
+}
+
+#[test]
+fn two_ranks_on_the_dead_node() {
+    let cluster = Setup::new(Kind::Logical, 4).spares(1).slots(2).start();
+    let command = command(&MPICH, PROGRAMS[0]);
+    let flags = "--nodes n2,n3 --protect on --ckpt-interval 0.3";
+    let due = result(&start(&MPICH, &cluster, "--nodes n2,n3 --protect none", &command).wait().expect(0));
+    let job = start(&MPICH, &cluster, flags, &command);
+    let mut events = cluster.events_at("n1");
+    let mut begun = std::collections::BTreeSet::new();
+    while begun.len() < 4 {
+        begun.extend(events.expect("a first checkpoint of each rank", SOON, |e| e.event == EventName::Checkpoint).rank);
+    }
+    cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
+    expect_same(&cluster, job, &due, "two ranks on the dead node");
+    let live = events.seen().iter().filter(|e| e.event == EventName::Live).count();
+    println!("two ranks on the dead node: {live} of 2 live events so far");
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+/// Nothing is committed yet: the job begins anew, by itself, and says so.
+#[test]
+fn a_death_just_after_the_start() {
+    let cluster = cluster(Kind::Logical, 1);
+    let command = command(&MPICH, PROGRAMS[2]);
+    let due = result(&start(&MPICH, &cluster, "--nodes n2,n3,n4,n5 --protect none", &command).wait().expect(0));
+    let mut events = cluster.events_at("n1");
+    let job = start(&MPICH, &cluster, FLAGS, &command);
+    let protected = |e: &Event| e.event == EventName::JobStart && e.text.contains("jacobi");
+    // The first one was the undisturbed run.
+    (0..2).for_each(|_| drop(events.expect("the job to start", SOON, protected)));
+    assert!(strike(&cluster, &job, "n4", Duration::from_millis(10)), "it ended too early");
+    expect_same(&cluster, job, &due, "a death 10 ms after the start");
+    events.expect("the job to begin anew", SOON, |e| e.event == EventName::Restart);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn a_rank_crashes() {
+    let case = Case::start(0, FLAGS);
+    let job = newest_job(&case.cluster).to_string();
+    case.cluster.radic(["inject", "kill-rank", &job, "1"]).run().expect(0);
+    let events = case.end("crash of a rank");
+    assert_eq!(placed(&events, "n3"), 1, "on its own node: {events:#?}");
+}
+
+/// A zombie finds out, ends, and leaves the life that has replaced it alone.
+#[test]
+fn a_node_that_hangs_is_fenced() {
+    let case = Case::start(1, FLAGS);
+    case.cluster.radic(["inject", "pause-node", "n3", "3"]).run().expect(0);
+    let events = case.end("a node that hangs for 3 s");
+    assert_eq!(placed(&events, "s1"), 1, "its new life was not ended by the old node's end: {events:#?}");
+}
