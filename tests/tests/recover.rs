@@ -3,14 +3,15 @@
 //! A sample of what RADIC_LONG=1 does as a whole: every program, every library, on both kinds of nodes, with twenty deaths each.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, script};
-use radic_tests::protection::newest_job;
 use radic_tests::random::Random;
 use radic_tests::{Finished, Running};
 use radic_wire::event::{Event, EventName};
+use radic_wire::ids::JobId;
 use rustix::process::Signal;
 
 /// Time for one job, with all that happens to it.
@@ -139,6 +140,8 @@ fn a_node_dies_at_a_random_moment() {
 struct Case {
     cluster: Cluster,
     job: Running,
+    /// Its number: while it has no home nobody else knows it.
+    id: JobId,
     due: Vec<String>,
 }
 
@@ -147,9 +150,11 @@ impl Case {
         let command = command(&MPICH, PROGRAMS[2]);
         let cluster = cluster(Kind::Logical, spares);
         let due = result(&start(&MPICH, &cluster, "--nodes n2,n3,n4,n5 --protect none", &command).wait().expect(0));
-        let mut case = Case { job: start(&MPICH, &cluster, flags, &command), due, cluster };
-        let mut events = case.cluster.events_at("n1");
-        let mut begun = std::collections::BTreeSet::new();
+        let mut events = cluster.events_at("n1");
+        let job = start(&MPICH, &cluster, flags, &command);
+        let protected = events.expect("the job's first checkpoint", SOON, |e| e.event == EventName::Checkpoint);
+        let mut case = Case { job, id: protected.job.expect("it is of a job"), due, cluster };
+        let mut begun = BTreeSet::from_iter(protected.rank);
         while begun.len() < 4 {
             begun.extend(events.expect("a first checkpoint of each rank", SOON, |e| e.event == EventName::Checkpoint).rank);
         }
@@ -163,13 +168,12 @@ impl Case {
 
     /// Ends as it must; all events until then.
     fn end(self, what: &str) -> Vec<Event> {
-        let Case { cluster, job, due } = self;
-        let job_id = newest_job(&cluster);
+        let Case { cluster, job, id, due } = self;
         let finished = expect_same(&cluster, job, &due, what);
         println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
         let mut events = cluster.events_at(&alive(&cluster));
-        events.expect("the end of the job", SOON, |e| e.event == EventName::JobEnd && e.job == Some(job_id));
-        let seen = events.seen().iter().filter(|e| e.job == Some(job_id)).cloned().collect();
+        events.expect("the end of the job", SOON, |e| e.event == EventName::JobEnd && e.job == Some(id));
+        let seen = events.seen().iter().filter(|e| e.job == Some(id)).cloned().collect();
         cluster.assert_idle();
         cluster.stop();
         seen
@@ -214,7 +218,7 @@ fn the_terminal_s_node_dies() {
     case.end("death of the terminal's node and home");
     let case = Case::start(1, flags);
     let before = case.job.stdout();
-    let id = newest_job(&case.cluster).to_string();
+    let id = case.id.to_string();
     // The terminal is gone, and then its node.
     case.job.signal(Signal::HUP);
     assert!(case.job.ends_within(SOON), "SIGHUP ends the command");
@@ -244,14 +248,16 @@ fn two_ranks_on_the_dead_node() {
     let due = result(&start(&MPICH, &cluster, "--nodes n2,n3 --protect none", &command).wait().expect(0));
     let job = start(&MPICH, &cluster, flags, &command);
     let mut events = cluster.events_at("n1");
-    let mut begun = std::collections::BTreeSet::new();
+    let mut begun = BTreeSet::new();
     while begun.len() < 4 {
         begun.extend(events.expect("a first checkpoint of each rank", SOON, |e| e.event == EventName::Checkpoint).rank);
     }
     cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
     expect_same(&cluster, job, &due, "two ranks on the dead node");
-    let live = events.seen().iter().filter(|e| e.event == EventName::Live).count();
-    println!("two ranks on the dead node: {live} of 2 live events so far");
+    let mut live = BTreeSet::new();
+    while live.len() < 2 {
+        live.extend(events.expect("both ranks to live again", SOON, |e| e.event == EventName::Live).rank);
+    }
     cluster.assert_idle();
     cluster.stop();
 }
@@ -277,8 +283,7 @@ fn a_death_just_after_the_start() {
 #[test]
 fn a_rank_crashes() {
     let case = Case::start(0, FLAGS);
-    let job = newest_job(&case.cluster).to_string();
-    case.cluster.radic(["inject", "kill-rank", &job, "1"]).run().expect(0);
+    case.cluster.radic(["inject", "kill-rank", &case.id.to_string(), "1"]).run().expect(0);
     let events = case.end("crash of a rank");
     assert_eq!(placed(&events, "n3"), 1, "on its own node: {events:#?}");
 }
