@@ -87,9 +87,11 @@ impl Node {
     /// `MPI_Init` has returned: the first checkpoint, and from there the others. The second comes after a part of the interval that
     /// is another one for each rank, so that they do not all write at once from then on.
     pub(super) fn handle_initialized(&mut self, now: Duration, process: ProcessId) {
-        let Some(interval) = self.interval_of(process) else { return };
-        let Some(ranks) = self.hosts.get(&process.job).map(|host| host.placement().rank_nodes.len() as u32) else { return };
+        let Some(host) = self.hosts.get(&process.job).filter(|host| host.protection().protect == Protect::On) else { return };
+        let ranks = host.placement().rank_nodes.len() as u32;
+        // Whatever the interval is: without a first one the loss of the process begins its job anew.
         self.ask_checkpoint(now, process);
+        let Some(interval) = self.interval_of(process) else { return };
         if let Some(observed) = self.observers.processes.get_mut(&process) {
             observed.schedule.next = Some(now + interval * (process.rank.0 + 1) / ranks);
         }
