@@ -25,18 +25,18 @@ pub enum StoreOrder {
     SetReplica(ProcessId, Option<SocketAddr>),
     /// The job is over.
     RemoveJob(JobId),
-    /// Forget the log and images of this process, then answer [`Answer::Forgotten`](radic_wire::peer::Answer::Forgotten).
+    /// Forget the log and images of this process, then answer [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
     /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`](super::Input::Fenced). It takes time
     /// while its log becomes stable; [`NoRestart::Unstable`](crate::store::NoRestart::Unstable) is the answer if that does not come to pass.
     Fence(ProcessId, Incarnation),
-    /// Answer up to where the stream is stable: [`Answer::Stable`](radic_wire::peer::Answer::Stable).
+    /// Answer up to where the stream is stable: [`Answer::Stable`].
     StableOf(NodeId, u64, ProcessId, StreamId),
-    /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`](radic_wire::peer::Answer::Sizes).
+    /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].
     Sizes(NodeId, u64, Vec<JobId>),
-    /// Answer what is held of this process: [`Answer::Log`](radic_wire::peer::Answer::Log).
+    /// Answer what is held of this process: [`Answer::Log`].
     List(NodeId, u64, ProcessId),
-    /// Answer with bytes of that, from a position on, at most so many: [`Answer::LogBytes`](radic_wire::peer::Answer::LogBytes).
+    /// Answer with bytes of that, from a position on, at most so many: [`Answer::LogBytes`].
     Read(NodeId, u64, ProcessId, LogPart, u64, usize),
 }
 
