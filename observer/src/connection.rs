@@ -7,7 +7,7 @@
 //!
 //! A stream's end is one unit after its last byte, so "received", "stable" and "consumed" cover it like any other.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -157,6 +157,8 @@ pub struct Connection {
     /// A committed image covers the closing, here and there.
     forgettable: (bool, bool),
     to_tell: bool,
+    /// No image of the peer has the connection, or the peer has left: it cannot ask for it after a restart.
+    gone_there: bool,
 }
 
 impl Connection {
@@ -178,6 +180,7 @@ impl Connection {
             covered_by: None,
             forgettable: (false, false),
             to_tell: false,
+            gone_there: false,
         }
     }
 
@@ -281,6 +284,30 @@ pub enum Welcome {
     Link(Slot, Option<Greeting>),
     /// It is older than the link of now, or from a dead incarnation: close it.
     Refuse,
+    /// Both ends had closed the connection and this one has forgotten it; the image of its opener is older than the word that it may do so, too. Close the
+    /// socket, and say that word again ([`Forgettable`]).
+    Forgotten,
+}
+
+/// That the other end of a connection may be forgotten, to be told to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forgettable {
+    /// The connection.
+    pub connection: ConnectionId,
+    /// Whom to tell.
+    pub peer: ProcessId,
+    /// False: a committed image covers that it was closed here. True: no image of this process has it any more, so it will never dial again.
+    pub for_good: bool,
+}
+
+/// A connection that was opened here and is forgotten. If this process is restarted from an image that has it still, it asks for it again: therefore its peer
+/// remembers the identifier until a committed image is without it.
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    id: ConnectionId,
+    peer: ProcessId,
+    /// The first image without it.
+    absent_from: Option<u64>,
 }
 
 /// Whoever numbers connections is trusted (its greeting carried a MAC), so no random keys are needed, and none are asked of the
@@ -304,6 +331,12 @@ pub struct Table {
     offered: VecDeque<u32>,
     /// Those whose peers are to be told that they may forget them.
     to_tell: Vec<u32>,
+    /// Opened here and forgotten, in this order; images may have them. At most as many as connections.
+    gone: VecDeque<Gone>,
+    /// Accepted here and forgotten; images of their openers may have them. At most as many as connections.
+    forgotten: HashSet<ConnectionId, BuildHasherDefault<DefaultHasher>>,
+    /// The newest image that was committed.
+    committed: Option<u64>,
 }
 
 impl Table {
@@ -320,6 +353,9 @@ impl Table {
             next_number: 0,
             offered: VecDeque::with_capacity(connections),
             to_tell: Vec::with_capacity(connections),
+            gone: VecDeque::new(),
+            forgotten: HashSet::default(),
+            committed: None,
         }
     }
 
@@ -448,18 +484,38 @@ impl Table {
     }
 
     fn forget_if_done(&mut self, slot: Slot, outbox: &mut Outbox) {
+        let has_room = self.gone.len().max(self.forgotten.len()) < self.slots.len();
         let Some(connection) = self.get_mut(slot) else { return };
-        if connection.forgettable == (true, true) && !connection.to_tell {
-            let end = (connection.id, connection.opened_here);
-            outbox.trim(&mut connection.outgoing.queue, u64::MAX);
-            self.slots[slot] = None;
-            self.by_id.remove(&end);
-            self.free.push(slot as u32);
+        if connection.forgettable != (true, true) || connection.to_tell || !has_room {
+            return;
+        }
+        let (id, peer, opened_here, gone_there) = (connection.id, connection.peer, connection.opened_here, connection.gone_there);
+        outbox.trim(&mut connection.outgoing.queue, u64::MAX);
+        self.slots[slot] = None;
+        self.by_id.remove(&(id, opened_here));
+        self.free.push(slot as u32);
+        // Of a connection of the process with itself both ends are in the same images.
+        if opened_here && peer != id.opener {
+            self.gone.push_back(Gone { id, peer, absent_from: None });
+        }
+        if !opened_here && !gone_there {
+            self.forgotten.insert(id);
+        }
+    }
+
+    /// An image begins: what it covers as closed, and what it is without.
+    pub(crate) fn handle_checkpoint(&mut self, image: u64) {
+        for connection in self.iter_mut().filter(|connection| connection.closed) {
+            connection.covered_by.get_or_insert(image);
+        }
+        for gone in &mut self.gone {
+            gone.absent_from.get_or_insert(image);
         }
     }
 
     /// An image was committed: what it covers as closed is closed for ever, here.
-    pub(crate) fn handle_committed(&mut self, image: u64) {
+    pub(crate) fn handle_committed(&mut self, image: u64, outbox: &mut Outbox) {
+        self.committed = Some(image);
         for slot in 0..self.slots.len() {
             let Some(connection) = self.get_mut(slot) else { continue };
             if connection.covered_by.is_some_and(|covering| covering <= image) && !connection.forgettable.0 {
@@ -467,11 +523,13 @@ impl Table {
                 connection.to_tell = true;
                 self.to_tell.push(slot as u32);
             }
+            // There may be room now.
+            self.forget_if_done(slot, outbox);
         }
     }
 
-    /// A connection, and its peer, which is to be told that it may forget it ([`radic_wire::log::ToProtector::Forget`]).
-    pub(crate) fn poll_forget(&mut self, outbox: &mut Outbox) -> Option<(ConnectionId, ProcessId)> {
+    /// What a peer is to be told.
+    pub(crate) fn poll_forget(&mut self, outbox: &mut Outbox) -> Option<Forgettable> {
         while let Some(slot) = self.to_tell.pop() {
             let slot = slot as usize;
             let connection = self.get_mut(slot)?;
@@ -481,22 +539,36 @@ impl Table {
             self.forget_if_done(slot, outbox);
             match other {
                 // A connection of the process with itself: its other end is told here.
-                Some(other) => self.forget_end(other, outbox),
-                None => return Some((id, peer)),
+                Some(other) => self.forget_end(other, true, outbox),
+                None => return Some(Forgettable { connection: id, peer, for_good: false }),
             }
         }
-        None
+        let is_in_no_image =
+            |gone: &Gone| gone.absent_from.is_some_and(|image| self.committed.is_some_and(|newest| image <= newest));
+        let gone = self.gone.pop_front_if(|gone| is_in_no_image(gone))?;
+        Some(Forgettable { connection: gone.id, peer: gone.peer, for_good: true })
     }
 
-    /// The peer will never need this connection again.
-    pub(crate) fn handle_forget(&mut self, id: ConnectionId, outbox: &mut Outbox) {
+    /// The acceptor of a connection says that its link is broken: if this process has opened and forgotten it, what the peer is to be told once more.
+    pub(crate) fn forgotten(&self, id: ConnectionId, peer: ProcessId, phase: Phase) -> Option<Forgettable> {
+        let is_forgotten = phase == Phase::Live && id.number < self.next_number && self.find_end(id, true).is_none();
+        let for_good = !self.gone.iter().any(|gone| gone.id == id);
+        is_forgotten.then_some(Forgettable { connection: id, peer, for_good })
+    }
+
+    /// The peer will never need this connection again; if it is for good, it will not even ask for it.
+    pub(crate) fn handle_forget(&mut self, id: ConnectionId, for_good: bool, outbox: &mut Outbox) {
+        if for_good {
+            self.forgotten.remove(&id);
+        }
         if let Some(slot) = self.find(id) {
-            self.forget_end(slot, outbox);
+            self.forget_end(slot, for_good, outbox);
         }
     }
 
-    fn forget_end(&mut self, slot: Slot, outbox: &mut Outbox) {
+    fn forget_end(&mut self, slot: Slot, for_good: bool, outbox: &mut Outbox) {
         if let Some(connection) = self.get_mut(slot) {
+            connection.gone_there |= for_good;
             connection.forgettable.1 = true;
             connection.handle_stable(outbox, NO_MORE);
         }
@@ -543,6 +615,7 @@ impl Table {
         }
         let slot = match self.find_end(id, false) {
             Some(slot) => slot,
+            None if self.forgotten.contains(&id) => return Ok(Welcome::Forgotten),
             None if greeting.received > 0 && phase == Phase::Live => {
                 return Err(Error::Orphan { connection: id, received: greeting.received, sent: 0 });
             }
@@ -599,7 +672,9 @@ impl Table {
     /// Gate B: whether every connection has been reached and was sent again at least what its peer has.
     pub fn all_sent_again(&self) -> bool {
         let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
-        self.iter().all(|(_, c)| c.offered || c.forgettable.1 || c.link == Link::Up && sent_again(&c.outgoing))
+        // A peer that has forgotten the connection, or left, says nothing. It has forgotten only what was closed here in an image, after the last byte.
+        let is_forgotten = |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there);
+        self.iter().all(|(_, c)| c.offered || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))
     }
 
     /// The log is over: peers that were told too little before are told again, on new links.

@@ -10,7 +10,7 @@ use radic_wire::limits;
 use radic_wire::log::{CutStreams, FromProtector, Greeting, Span, ToProtector};
 
 use crate::checkpoint::{Checkpoints, Mark};
-use crate::connection::{Connection, Link, Phase, Slot, Table, Welcome};
+use crate::connection::{Connection, Forgettable, Link, Phase, Slot, Table, Welcome};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::journal::{Journal, Ship};
@@ -944,8 +944,8 @@ impl Observer {
                 Some(replay) => replay.handle_log(position, bytes),
                 None => Ok(()),
             },
-            FromProtector::Forget { connection } => {
-                self.table.handle_forget(connection, &mut self.outbox);
+            FromProtector::Forget { connection, for_good } => {
+                self.table.handle_forget(connection, for_good, &mut self.outbox);
                 Ok(())
             }
             FromProtector::ImageWanted | FromProtector::Held { .. } | FromProtector::Payload { .. } => Ok(()),
@@ -973,15 +973,13 @@ impl Observer {
         let mark = self.checkpoints.begin(self.journal.end(), self.payload.span().end)?;
         streams.clear();
         ended.clear();
-        for connection in self.table.iter_mut() {
+        for (_, connection) in self.table.iter() {
             let (stream, incoming) = (connection.stream_in(), &connection.incoming);
             // A closed one is never read again: all of it may go.
             streams.push((stream, if connection.closed { u64::MAX } else { incoming.consumed }));
             ended.extend(incoming.finish.filter(|finish| *finish < incoming.consumed).map(|finish| (stream, finish)));
-            if connection.closed {
-                connection.covered_by.get_or_insert(mark.image);
-            }
         }
+        self.table.handle_checkpoint(mark.image);
         let full = Error::Full("cut");
         let (streams, ended) = (CutStreams::new(streams).ok_or(full)?, CutStreams::new(ended).ok_or(full)?);
         Ok(Some(Cut { mark, streams, ended }))
@@ -991,13 +989,18 @@ impl Observer {
         let Some(mark) = self.checkpoints.handle_committed(image) else { return Ok(()) };
         self.journal.handle_stable(mark.journal)?;
         self.payload.handle_stable(mark.payload)?;
-        self.table.handle_committed(image);
+        self.table.handle_committed(image, &mut self.outbox);
         Ok(())
     }
 
-    /// A connection, and its peer, which is to be told [`ToProtector::Forget`].
-    pub fn poll_forget(&mut self) -> Option<(ConnectionId, ProcessId)> {
+    /// What a peer is to be told by [`ToProtector::Forget`].
+    pub fn poll_forget(&mut self) -> Option<Forgettable> {
         self.table.poll_forget(&mut self.outbox)
+    }
+
+    /// `peer`, which has accepted this connection, says that its link is broken, and it is not known here: what `peer` is to be told, if it was forgotten.
+    pub fn forgotten(&self, connection: ConnectionId, peer: ProcessId) -> Option<Forgettable> {
+        self.table.forgotten(connection, peer, self.phase())
     }
 
     /// The image under way will not be.
@@ -1026,7 +1029,9 @@ impl Observer {
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
         self.payload.handle_restart();
         self.checkpoints.handle_restart();
-        self.checkpoints.committed().into_iter().for_each(|mark| self.table.handle_committed(mark.image));
+        if let Some(mark) = self.checkpoints.committed() {
+            self.table.handle_committed(mark.image, &mut self.outbox);
+        }
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
         (self.incarnation, self.replayed) = (incarnation, 0);
         Ok(())

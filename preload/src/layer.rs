@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use radic_observer::connection::Slot;
+use radic_observer::connection::{Forgettable, Slot};
 use radic_observer::{Config, Error, Observer, Transmit, Wait};
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -526,13 +526,19 @@ impl Layer {
         Ok(())
     }
 
+    /// Tells a peer, by the nodes, that it may forget a connection.
+    pub fn say_forgettable(&mut self, word: Forgettable) {
+        let Forgettable { connection, peer, for_good } = word;
+        _ = self.node.send(&ToNode::Forget { connection, peer, for_good });
+    }
+
     /// Peers of connections whose closing is covered by an image need not keep them. Some at a time: nodes keep what others do not read only up to
     /// a bound.
     fn forget_closed(&mut self) {
         const AT_ONCE: usize = 256;
         for _ in 0..AT_ONCE {
-            let Some((connection, peer)) = self.observer.poll_forget() else { break };
-            _ = self.node.send(&ToNode::Forget { connection, peer });
+            let Some(word) = self.observer.poll_forget() else { break };
+            self.say_forgettable(word);
         }
         let table = self.observer.table();
         self.foreign.retain(|(connection, _)| table.find_end(*connection, true).is_some());
@@ -571,7 +577,9 @@ impl Layer {
                 self.asked.retain(|asked| *asked != stream);
                 sure(self.observer.handle_protector(&FromProtector::StreamStable { stream, offset }));
             }
-            FromNode::Forget(connection) => sure(self.observer.handle_protector(&FromProtector::Forget { connection })),
+            FromNode::Forget { connection, for_good } => {
+                sure(self.observer.handle_protector(&FromProtector::Forget { connection, for_good }));
+            }
             FromNode::Checkpoint => self.images.request(),
             // Answers that came after their question was given up.
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Peer { .. } | FromNode::Caller { .. } => {}

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use radic_observer::connection::{Connection, Link, Slot, Welcome};
+use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::{FromProtector, Greeting};
@@ -366,6 +366,10 @@ impl Layer {
         let known = self.observer.table().find_end(hello.connection, false).is_some();
         match self.observer.handle_greeting(hello) {
             Ok(Welcome::Refuse) => sys::close_own(socket),
+            Ok(Welcome::Forgotten) => {
+                sys::close_own(socket);
+                self.say_forgettable(Forgettable { connection: hello.connection, peer: hello.process, for_good: false });
+            }
             Ok(Welcome::Link(slot, answer)) => {
                 let key = self.greeting_key(&hello.connection);
                 let written = answer.map_or(Ok(()), |answer| greeting::write(socket.as_fd(), &key, &answer));
@@ -385,7 +389,13 @@ impl Layer {
 
     /// The peer of a connection that was opened here says that its link is broken.
     fn handle_call(&mut self, hello: &Greeting) {
-        let Some(slot) = self.observer.table().find_end(hello.connection, true) else { return };
+        let Some(slot) = self.observer.table().find_end(hello.connection, true) else {
+            return self
+                .observer
+                .forgotten(hello.connection, hello.process)
+                .into_iter()
+                .for_each(|word| self.say_forgettable(word));
+        };
         let connection = self.observer.table().get(slot).filter(|connection| connection.peer == hello.process);
         let Some(connection) = connection.filter(|connection| hello.incarnation >= connection.peer_incarnation()) else { return };
         // It may speak of a link that was replaced since.
@@ -713,7 +723,7 @@ impl Layer {
     /// The peer has ended. It wants nothing more; whether it had ended its stream its node knows.
     fn handle_left(&mut self, at: usize) {
         let (name, peer) = (self.links.repairs[at].end, self.links.repairs[at].peer);
-        sure(self.observer.handle_protector(&FromProtector::Forget { connection: name.connection }));
+        sure(self.observer.handle_protector(&FromProtector::Forget { connection: name.connection, for_good: true }));
         let Some(end) = self.slot_of_end(name).and_then(|slot| self.end(slot)).filter(|end| !end.closed) else {
             return self.links.repairs.swap_remove(at).close();
         };

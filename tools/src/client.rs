@@ -25,6 +25,9 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// Bytes that are read at once.
 const READ: usize = 128 << 10;
 
+/// Nodes of which it is said why they do not answer.
+const REASONS: usize = 4;
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
@@ -104,14 +107,19 @@ impl Cluster {
             return Err(ClientError::NoCluster { dir: self.dir.display().to_string() });
         }
         names.sort_by_key(|name| Some(name.as_str()) == avoid);
-        let mut why = String::from("their sockets are gone");
+        let mut why = Vec::new();
+        let mut late = None;
         for name in names {
             match Connection::open(&self.node_dir(&name), &name) {
                 Ok(connection) => return Ok(connection),
-                Err(e) => why = format!("{name}: {e}"),
+                // It is there, and may answer the next time.
+                Err(error @ ClientError::Late { .. }) => late = Some(error),
+                Err(error) if why.len() < REASONS => why.push(format!("{name}: {error}")),
+                Err(_) => {}
             }
         }
-        Err(ClientError::NoAnswer { dir: self.dir.display().to_string(), why })
+        let why = if why.is_empty() { "their sockets are gone".to_owned() } else { why.join("; ") };
+        Err(late.unwrap_or(ClientError::NoAnswer { dir: self.dir.display().to_string(), why }))
     }
 
     /// One request, one answer; an `Error` from the protector is an error here.

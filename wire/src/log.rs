@@ -225,6 +225,8 @@ pub enum ToProtector<'a> {
     Forget {
         /// The connection.
         connection: ConnectionId,
+        /// No image of who says it has the connection any more.
+        for_good: bool,
     },
 }
 
@@ -295,9 +297,10 @@ impl<'a> ToProtector<'a> {
                 out.varint(offset);
             }
             ToProtector::Live => out.u8(11),
-            ToProtector::Forget { connection } => {
+            ToProtector::Forget { connection, for_good } => {
                 out.u8(12);
                 connection.write(out);
+                out.u8(u8::from(for_good));
             }
         }
     }
@@ -333,7 +336,7 @@ impl<'a> ToProtector<'a> {
             9 => ToProtector::FetchJournal { position: from.varint()? },
             10 => ToProtector::FetchPayload { stream: read_stream(from)?, offset: from.varint()? },
             11 => ToProtector::Live,
-            12 => ToProtector::Forget { connection: ConnectionId::read(from)? },
+            12 => ToProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;
@@ -409,6 +412,8 @@ pub enum FromProtector<'a> {
     Forget {
         /// The connection.
         connection: ConnectionId,
+        /// No image of who says it has the connection any more.
+        for_good: bool,
     },
     /// Received bytes, for a restart.
     Payload {
@@ -466,9 +471,10 @@ impl<'a> FromProtector<'a> {
                 streams.write(out);
                 ended.write(out);
             }
-            FromProtector::Forget { connection } => {
+            FromProtector::Forget { connection, for_good } => {
                 out.u8(11);
                 connection.write(out);
+                out.u8(u8::from(for_good));
             }
             FromProtector::Payload { stream, offset, bytes } => {
                 out.u8(9);
@@ -494,7 +500,7 @@ impl<'a> FromProtector<'a> {
             8 => FromProtector::Journal { position: from.varint()?, bytes: read_chunk(from)? },
             9 => FromProtector::Payload { stream: read_stream(from)?, offset: from.varint()?, bytes: read_chunk(from)? },
             10 => FromProtector::Held { streams: CutStreams::read(from)?, ended: CutStreams::read(from)? },
-            11 => FromProtector::Forget { connection: ConnectionId::read(from)? },
+            11 => FromProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;
@@ -673,7 +679,7 @@ mod tests {
                 ToProtector::FetchJournal { position: a },
                 ToProtector::FetchPayload { stream, offset: a },
                 ToProtector::Live,
-                ToProtector::Forget { connection: stream.connection },
+                ToProtector::Forget { connection: stream.connection, for_good: from_opener },
             ] {
                 let code = written(|out| message.write(out));
                 prop_assert_eq!(ToProtector::read(&code), Ok(message));
@@ -690,7 +696,7 @@ mod tests {
                 FromProtector::Journal { position: a, bytes },
                 FromProtector::Payload { stream, offset: b, bytes },
                 FromProtector::Held { streams, ended: streams },
-                FromProtector::Forget { connection: stream.connection },
+                FromProtector::Forget { connection: stream.connection, for_good: from_opener },
             ] {
                 let code = written(|out| message.write(out));
                 prop_assert_eq!(FromProtector::read(&code), Ok(message));

@@ -128,6 +128,8 @@ pub enum PeerMessage {
         connection: ConnectionId,
         /// The process.
         process: ProcessId,
+        /// No image of the other end's process has it any more.
+        for_good: bool,
     },
     /// The caller that [`Query::Listener`] has announced does not come.
     Withdraw {

@@ -231,6 +231,8 @@ pub enum ToNode {
         connection: ConnectionId,
         /// The peer.
         peer: ProcessId,
+        /// No image of this process has it any more.
+        for_good: bool,
     },
     /// Where is this process now? The answer is `Place`.
     Where {
@@ -349,7 +351,12 @@ pub enum FromNode {
         offset: u64,
     },
     /// The peer of this connection will never need it again.
-    Forget(ConnectionId),
+    Forget {
+        /// The connection.
+        connection: ConnectionId,
+        /// The peer will not even ask for it.
+        for_good: bool,
+    },
     /// Make a checkpoint as soon as you can.
     Checkpoint,
 }

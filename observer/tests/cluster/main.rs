@@ -35,9 +35,10 @@ fn run(plan: Plan, cases: u64) {
         sum.replaced += counts.replaced;
         sum.delivered += counts.delivered;
         sum.again += counts.again;
+        sum.forgotten += counts.forgotten;
     }
     println!("{cases} cases of {plan:?}: {sum:?}");
-    let met = sum.restarts > 0 && sum.breaks > 0 && sum.commits > 0 && sum.again > 0;
+    let met = sum.restarts > 0 && sum.breaks > 0 && sum.commits > 0 && sum.again > 0 && sum.forgotten > 0;
     assert!(cases < 100 || met, "the dice never threw what this is about: {sum:?}");
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use radic_observer::connection::{Link, Slot, Welcome};
+use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_observer::{Accept, Config, Error, Observer, Ready, Receive, Send, Source, Transmit, Wait};
 use radic_protector::store::{self, NoRestart, Output, Speaker, Store, StoreError};
 use radic_wire::bytes::Writer;
@@ -124,6 +124,7 @@ pub struct Counts {
     pub replaced: u64,
     pub delivered: u64,
     pub again: u64,
+    pub forgotten: u64,
 }
 
 fn process(node: usize) -> ProcessId {
@@ -209,8 +210,20 @@ impl World {
             self.step();
             self.check();
         }
+        self.calm_down();
+        // Everything is closed. Some are restarted from images that know of less.
+        for _ in 0..self.plan.steps / 2 {
+            self.step();
+            self.check();
+        }
+        self.calm_down();
+    }
+
+    /// Nothing fails until everything has arrived.
+    fn calm_down(&mut self) {
         for round in 0..6_000 {
-            if self.nodes.iter().all(|node| !node.dead && node.processes.last().is_some_and(|p| p.app.op() == Op::Done)) {
+            let is_done = |p: &Process| p.app.op() == Op::Done && !p.observer.is_replaying();
+            if self.nodes.iter().all(|node| !node.dead && node.processes.last().is_some_and(is_done)) {
                 return self.check_end();
             }
             self.calm_round(round);
@@ -315,7 +328,10 @@ impl World {
                 Op::Send { socket, bytes, blocking } => self.send(node, which, socket, &bytes, blocking, 0),
                 Op::Finish { socket } => self.nodes[node].processes[which].finish(socket),
                 Op::Close { socket } => self.nodes[node].processes[which].close(socket),
-                Op::Done => Ok(()),
+                Op::Done => {
+                    self.nodes[node].processes[which].observer.settle();
+                    Ok(())
+                }
             }
         };
         self.expect(node, which, result);
@@ -384,9 +400,18 @@ impl World {
                     }
                 }
                 Ok(Welcome::Refuse) => self.sockets[index].broken = true,
+                Ok(Welcome::Forgotten) => {
+                    let Greeting { connection, process: peer, .. } = greeting;
+                    this.say_forgettable(Forgettable { connection, peer, for_good: false });
+                    self.sockets[index].broken = true;
+                    self.counts.forgotten += 1;
+                }
                 // A zombie's word may contradict; its connection is closed.
                 Err(_) if greeting.incarnation.0 < self.nodes[socket.ends[0].0].incarnation => self.sockets[index].broken = true,
-                Err(error) => panic!("node {node}: {error}"),
+                Err(error) => {
+                    self.nodes.iter().for_each(Node::tell);
+                    panic!("node {node}: {error}; {greeting:?}")
+                }
             }
         }
     }
@@ -416,6 +441,22 @@ impl World {
         let table = self.nodes[node].processes[which].observer.table();
         let down: Vec<_> = table.iter().filter(|(_, c)| c.opened_here && c.link() == Link::Down).map(|(slot, _)| slot).collect();
         down.into_iter().for_each(|slot| self.dial(node, which, slot));
+        self.call_down(node, which);
+    }
+
+    /// Calls at the openers of accepted connections whose links are down: who has forgotten one says so.
+    fn call_down(&mut self, node: usize, which: usize) {
+        let table = self.nodes[node].processes[which].observer.table();
+        let is_down = |c: &&Connection| !c.opened_here && c.is_closed() && c.link() == Link::Down;
+        let down: Vec<_> = table.iter().map(|(_, c)| c).filter(is_down).map(|c| c.id).collect();
+        for id in down {
+            let opener = &mut self.nodes[id.opener.rank.0 as usize];
+            let Some(newest) = opener.processes.last_mut().filter(|_| !opener.dead) else { continue };
+            if let Some(word) = newest.observer.forgotten(id, process(node)) {
+                newest.say_forgettable(word);
+                self.counts.forgotten += 1;
+            }
+        }
     }
 
     /// Dials although there is a link: the peer has not noticed that it is of no use.
@@ -749,8 +790,8 @@ impl World {
         let streams: Vec<_> = this.observer.table().iter().map(|(_, connection)| connection.stream_out()).collect();
         let asks = streams.into_iter().map(|stream| code(|out| ToProtector::AskStable { stream }.write(out)));
         this.bulk.extend(asks);
-        if let Some((connection, _)) = this.observer.poll_forget() {
-            this.bulk.push_back(code(|out| ToProtector::Forget { connection }.write(out)));
+        if let Some(word) = this.observer.poll_forget() {
+            this.say_forgettable(word);
         }
     }
 
@@ -822,13 +863,12 @@ impl World {
                     let offset = self.nodes[receiver].store.stable_of(process(receiver), stream);
                     self.tell_observer(to, code(|out| FromProtector::StreamStable { stream, offset }.write(out)));
                 }
-                Output::Forget(from, connection) => {
-                    let stream = StreamId { connection, from_opener: true };
+                Output::Forget(from, connection, for_good) => {
+                    // Of the pair or the ring; its end may be forgotten here.
                     let opener = connection.opener.rank.0 as usize;
-                    let to = if from.process == connection.opener { self.peer_of(node, stream) } else { Some(opener) };
-                    let Some(to) = to else { continue };
+                    let to = if from.process == connection.opener { (opener + 1) % self.nodes.len() } else { opener };
                     let speaker = Speaker { process: process(to), incarnation: Incarnation(self.nodes[to].incarnation) };
-                    self.tell_observer(speaker, code(|out| FromProtector::Forget { connection }.write(out)));
+                    self.tell_observer(speaker, code(|out| FromProtector::Forget { connection, for_good }.write(out)));
                 }
                 Output::Read(to, file, position, length) => {
                     let bytes = self.nodes[node].files[&file][position as usize..position as usize + length].to_vec();
@@ -1053,13 +1093,14 @@ impl World {
                 // Two commits cover that the receiver has closed it: its protector has forgotten it.
                 let there = self.nodes[receiver].processes.last().map(|process| process.observer.table());
                 let there = there.and_then(|table| table.get(table.find(connection.id)?));
-                let forgotten = store.stable_of(process(receiver), stream) == 0 && there.is_none_or(|c| c.fd().is_none());
+                let is_closed = there.is_none_or(|c| c.fd().is_none());
+                let forgotten = |store: &Store| is_closed && store.stable_of(process(receiver), stream) == 0;
                 let replica = self.nodes[receiver].replica.as_ref().map(|replica| &replica.store);
-                let held = |store: &Store| store.holds(process(receiver), stream, kept - 1);
-                let held = forgotten || held(store) && replica.is_none_or(held);
+                let held = |store: &Store| forgotten(store) || store.holds(process(receiver), stream, kept - 1);
+                let held = held(store) && replica.is_none_or(held);
                 assert!(
                     held,
-                    "G2: node {index} keeps {stream:?} from {kept}, but its receiver's protector does not hold the byte before"
+                    "G2: node {index} keeps {stream:?} from {kept}, but its receiver's protector, or its replica, does not hold the byte before"
                 );
             }
         }
@@ -1117,6 +1158,11 @@ fn write_file(store: &mut Store, files: &mut HashMap<store::File, Vec<u8>>) {
 }
 
 impl Process {
+    fn say_forgettable(&mut self, word: Forgettable) {
+        let Forgettable { connection, for_good, .. } = word;
+        self.bulk.push_back(code(|out| ToProtector::Forget { connection, for_good }.write(out)));
+    }
+
     fn new(observer: Observer, app: App) -> Process {
         let (rest, partial, links) = Default::default();
         let (journal, bulk, answers, fenced) = Default::default();

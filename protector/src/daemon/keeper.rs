@@ -78,6 +78,7 @@ impl Drop for Keeper {
 
 /// The life of a node's keeper.
 pub fn run(node: &str) {
+    let daemon = std::os::unix::process::parent_id() as i32;
     // Not in the daemon's group: what is sent to that group must not reach the keeper.
     _ = nix::unistd::setsid();
     let mut wards = BTreeMap::new();
@@ -95,7 +96,7 @@ pub fn run(node: &str) {
     for ward in wards.values() {
         _ = killpg(Pid::from_raw(ward.group), Signal::SIGKILL);
     }
-    orphans::kill_marked(&marks);
+    orphans::kill_marked(&marks, daemon);
     for ward in wards.values() {
         _ = leftovers::remove(&ward.kvsname, ward.rank);
     }

@@ -63,8 +63,8 @@ pub fn tend(own: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
 }
 
 /// Kills every process that has one of these marks, but not what another protector of this machine has brought back: that has the mark of its
-/// first life's node, too. For the keeper, which adopts nobody, of a daemon that is dead.
-pub fn kill_marked(marks: &BTreeSet<Mark>) {
+/// first life's node, too. For the keeper, which adopts nobody, of a daemon that is dead, or is at its end and waits for the keeper: `daemon` was it.
+pub fn kill_marked(marks: &BTreeSet<Mark>, daemon: i32) {
     if marks.is_empty() {
         return;
     }
@@ -72,7 +72,7 @@ pub fn kill_marked(marks: &BTreeSet<Mark>) {
     for _ in 0..SEARCHES {
         let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let ours = |pid: &i32| matches!(look(*pid), Look::Marked(mark) if marks.contains(&mark)) && !is_protected(*pid);
+        let ours = |pid: &i32| matches!(look(*pid), Look::Marked(mark) if marks.contains(&mark)) && !is_protected(*pid, daemon);
         let found: Vec<i32> = numbers.filter(|pid| !killed.contains(pid)).filter(ours).collect();
         in_vain = if found.is_empty() { in_vain + 1 } else { 0 };
         if in_vain == IN_VAIN {
@@ -87,8 +87,8 @@ pub fn kill_marked(marks: &BTreeSet<Mark>) {
     }
 }
 
-/// Whether a protector is among the ancestors of this process: it is not left behind, then.
-fn is_protected(pid: i32) -> bool {
+/// Whether a protector other than `daemon` is among the ancestors of this process: it is not left behind, then.
+fn is_protected(pid: i32, daemon: i32) -> bool {
     let Ok(radicd) = fs::read_link("/proc/self/exe") else { return false };
     let mut ancestor = parent(pid);
     // A chain that changes while it is followed might have no end.
@@ -96,7 +96,7 @@ fn is_protected(pid: i32) -> bool {
         match ancestor {
             Some(pid) if pid > 1 => {
                 // A dead one that nobody has waited for has no program any more.
-                if fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == radicd) {
+                if pid != daemon && fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == radicd) {
                     return true;
                 }
                 ancestor = parent(pid);
@@ -178,8 +178,10 @@ mod tests {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
         let grandchild: i32 = line.trim().parse().unwrap();
-        assert!(is_protected(child.id() as i32) && is_protected(grandchild));
-        assert!(!is_protected(1));
+        assert!(is_protected(child.id() as i32, 1) && is_protected(grandchild, 1));
+        let this = std::process::id() as i32;
+        assert!(!is_protected(grandchild, this), "the keeper's own daemon, at its end, keeps nothing");
+        assert!(!is_protected(1, 0));
         kill(Pid::from_raw(grandchild), Signal::SIGKILL).unwrap();
         child.wait().unwrap();
     }

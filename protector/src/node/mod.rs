@@ -400,7 +400,7 @@ impl Node {
             PeerMessage::ToSession(session, message) => self.handle_to_session(now, &session, message),
             PeerMessage::Query(number, query) => self.handle_query(now, from, number, &query),
             PeerMessage::ToStore(job, message) => self.handle_to_store(now, from, job, message),
-            PeerMessage::Forget { connection, process } => self.handle_forget(connection, process),
+            PeerMessage::Forget { connection, process, for_good } => self.handle_forget(connection, process, for_good),
             PeerMessage::Withdraw { connection, from, process } => self.registry.withdraw(process, from, connection),
             PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),

@@ -240,7 +240,9 @@ impl Node {
                 self.outputs.push_back(Output::Observer(observer, FromNode::Caller { ask, caller }));
             }
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
-            ToNode::Forget { connection, peer } => self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer }),
+            ToNode::Forget { connection, peer, for_good } => {
+                self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good });
+            }
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed(result) => self.handle_checkpointed(now, process, result),
             ToNode::Note(text) => self.handle_note(now, process, &text),
@@ -432,9 +434,9 @@ impl Node {
     }
 
     /// The peer of a connection has closed it, and will never ask for it again.
-    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId) {
+    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId, for_good: bool) {
         if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer) {
-            self.outputs.push_back(Output::Observer(observer, FromNode::Forget(connection)));
+            self.outputs.push_back(Output::Observer(observer, FromNode::Forget { connection, for_good }));
         }
     }
 

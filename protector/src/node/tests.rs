@@ -963,12 +963,12 @@ fn offsets_and_closed_connections_find_their_way() {
     let connection = ConnectionId { opener: at(job, 0), number: 1 };
     let stream = StreamId { connection, from_opener: true };
     cluster.say(job, 0, ToNode::AskStable { stream, receiver: at(job, 2) });
-    cluster.say(job, 0, ToNode::Forget { connection, peer: at(job, 1) });
+    cluster.say(job, 0, ToNode::Forget { connection, peer: at(job, 1), for_good: true });
     cluster.run_until(|c| c.told(0).len() == 2 && c.told(1).len() == 2);
     assert_eq!(*cluster.last_told(0), FromNode::Stable { stream, offset: 77 });
     let asked: Vec<_> = cluster.orders.iter().filter(|(_, o)| matches!(o, StoreOrder::StableOf(..))).collect();
     assert_eq!(asked.len(), 3, "whoever may have its log: {asked:?}");
-    assert_eq!(*cluster.last_told(1), FromNode::Forget(connection));
+    assert_eq!(*cluster.last_told(1), FromNode::Forget { connection, for_good: true });
 }
 
 #[test]

@@ -101,8 +101,8 @@ pub enum Output {
     Read(Speaker, File, u64, usize),
     /// Ask the receiver's protector for [`Store::stable_of`] and send the answer to the observer.
     AskStable(Speaker, StreamId),
-    /// Tell the peer of this process at the connection.
-    Forget(Speaker, ConnectionId),
+    /// Tell the peer of this process at the connection; true: no image of this process has it any more.
+    Forget(Speaker, ConnectionId, bool),
     /// Nothing before the position is needed any more.
     Truncate(File, u64),
     /// The file is not needed any more.
@@ -527,7 +527,7 @@ impl Store {
             ToProtector::ImageEnd { image, length } => self.handle_image_end(process, image, length),
             ToProtector::ImageAbandoned { image } => self.abandon(process, image),
             ToProtector::AskStable { stream } => self.outputs.push_back(Output::AskStable(speaker, stream)),
-            ToProtector::Forget { connection } => self.outputs.push_back(Output::Forget(speaker, connection)),
+            ToProtector::Forget { connection, for_good } => self.outputs.push_back(Output::Forget(speaker, connection, for_good)),
             ToProtector::FetchJournal { position } => self.fetch(speaker, File::Journal(process), position)?,
             ToProtector::FetchPayload { stream, offset } => self.fetch(speaker, File::Stream(process, stream), offset)?,
             ToProtector::Live => {}
