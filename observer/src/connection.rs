@@ -486,7 +486,9 @@ impl Table {
     fn forget_if_done(&mut self, slot: Slot, outbox: &mut Outbox) {
         let has_room = self.gone.len().max(self.forgotten.len()) < self.slots.len();
         let Some(connection) = self.get_mut(slot) else { return };
-        if connection.forgettable != (true, true) || connection.to_tell || !has_room {
+        // Who was told too little while this process was replaying is told again, on a new link, before there is nothing to tell it of.
+        let to_renew = connection.unsettled || connection.dropped;
+        if connection.forgettable != (true, true) || connection.to_tell || to_renew || !has_room {
             return;
         }
         let (id, peer, opened_here, gone_there) = (connection.id, connection.peer, connection.opened_here, connection.gone_there);

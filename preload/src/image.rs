@@ -2,7 +2,7 @@
 //! to the protector on a connection of its own, written by a forked child.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Tracking};
 use radic_observer::Observer;
@@ -16,10 +16,14 @@ use crate::channel;
 use crate::counters::{self, Counter};
 use crate::layer::{self, Held, Layer};
 use crate::node::Node;
-use crate::{restart, sys};
+use crate::ops::ready;
+use crate::{memory, sys};
 
 /// This process has come back from an image and the layer does not know yet.
 static RESTORED: AtomicBool = AtomicBool::new(false);
+
+/// A nudge has found something held that it needs: whoever lets go makes up for it.
+static MISSED: AtomicBool = AtomicBool::new(false);
 
 /// What is known of the images of this process.
 #[derive(Debug)]
@@ -126,15 +130,43 @@ pub fn register() {
     _ = radic_ckpt::set_hooks(hooks);
 }
 
-/// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
-fn begin() -> Option<(i32, Request)> {
-    if is_restored() {
-        if restart::can_come_back() {
-            drop(layer::enter_if_free());
-        }
+/// The layer, in the signal's handler: only if nobody holds anything that is needed with it. It may be the thread below the handler that does, and the
+/// handler would wait for itself, with every signal blocked, for ever.
+fn enter() -> Option<Held> {
+    if !layer::is_active() {
         return None;
     }
-    let mut layer = layer::try_enter()?;
+    // Before the look: of one who finds something held and one who lets go of it, at least one notices the other.
+    MISSED.store(true, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    if is_anything_held() {
+        return None;
+    }
+    let layer = if is_restored() { layer::enter_if_free() } else { layer::try_enter() }?;
+    MISSED.store(false, Ordering::SeqCst);
+    Some(layer)
+}
+
+/// Whether some thread is in the middle of something, other than the layer, that the layer may need.
+fn is_anything_held() -> bool {
+    memory::is_held() || !ready::is_free()
+}
+
+/// Somebody has let go of a lock: the nudge that has found it held comes again. Inside the layer that waits until it is left.
+pub fn make_up() {
+    let missed = MISSED.load(Ordering::SeqCst) && !layer::is_inside() && MISSED.swap(false, Ordering::SeqCst);
+    if missed && radic_ckpt::nudge_self().is_err() {
+        MISSED.store(true, Ordering::SeqCst);
+    }
+}
+
+/// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
+fn begin() -> Option<(i32, Request)> {
+    let comes_back = is_restored();
+    let mut layer = enter()?;
+    if comes_back {
+        return None;
+    }
     layer.hear_node();
     layer.look_at_log();
     layer.settle_down();

@@ -75,6 +75,11 @@ pub fn switch_off() {
     ACTIVE.store(false, Ordering::Relaxed);
 }
 
+/// Whether the calling thread is inside the layer.
+pub fn is_inside() -> bool {
+    INSIDE.get()
+}
+
 /// A checkpoint is to be made as soon as the layer is free.
 pub fn want_checkpoint() {
     DUE.store(true, Ordering::Relaxed);
@@ -110,6 +115,8 @@ impl Drop for Held {
                 // The handler of the nudge finds the lock free, unless another thread is in: then that one comes by here.
                 // Where the signal cannot be queued, the next call tries again.
                 _ = radic_ckpt::nudge_self();
+            } else {
+                image::make_up();
             }
         }
     }
@@ -542,6 +549,15 @@ impl Layer {
         }
         let table = self.observer.table();
         self.foreign.retain(|(connection, _)| table.find_end(*connection, true).is_some());
+        self.close_forgotten();
+    }
+
+    /// Sockets that are kept for connections which are forgotten: their places will be others'.
+    pub fn close_forgotten(&mut self) {
+        let table = self.observer.table();
+        self.unsent.retain(|slot| table.get(*slot).is_some());
+        let forgotten = |lingering: &mut Lingering| table.get(lingering.slot).is_none();
+        self.lingering.extract_if(.., forgotten).for_each(|lingering| sys::close_own(lingering.fd));
     }
 
     /// The key for greetings about `connection`.
@@ -579,6 +595,7 @@ impl Layer {
             }
             FromNode::Forget { connection, for_good } => {
                 sure(self.observer.handle_protector(&FromProtector::Forget { connection, for_good }));
+                self.close_forgotten();
             }
             FromNode::Checkpoint => self.images.request(),
             // Answers that came after their question was given up.

@@ -724,6 +724,7 @@ impl Layer {
     fn handle_left(&mut self, at: usize) {
         let (name, peer) = (self.links.repairs[at].end, self.links.repairs[at].peer);
         sure(self.observer.handle_protector(&FromProtector::Forget { connection: name.connection, for_good: true }));
+        self.close_forgotten();
         let Some(end) = self.slot_of_end(name).and_then(|slot| self.end(slot)).filter(|end| !end.closed) else {
             return self.links.repairs.swap_remove(at).close();
         };

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
+use crate::image;
+
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// Held, and somebody may wait.
@@ -50,6 +52,11 @@ impl<T> Lock<T> {
         free.then_some(Guard(self))
     }
 
+    /// Whether somebody holds the lock at this moment, perhaps the calling thread.
+    pub fn is_held(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != FREE
+    }
+
     /// Frees the lock of a guard that was forgotten.
     pub fn unlock_forgotten(&self) {
         drop(Guard(self));
@@ -83,9 +90,10 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        if self.0.state.swap(FREE, Ordering::Release) == AWAITED {
+        if self.0.state.swap(FREE, Ordering::SeqCst) == AWAITED {
             _ = futex::wake(&self.0.state, futex::Flags::PRIVATE, 1);
         }
+        image::make_up();
     }
 }
 

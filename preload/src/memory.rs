@@ -6,7 +6,8 @@
 //! others. Large ones give their pages back meanwhile. So memory is bounded by the sum of the classes' peaks, and after the start the library allocates
 //! nearly nothing (`observer/tests/no_allocation.rs`). No call of the C library, no thread-local.
 //!
-//! A signal's handler may allocate if [`is_held`] says that no thread is in here; a checkpoint by the engine needs nothing of this.
+//! A signal's handler may allocate if [`is_held`] says that no thread is in here: it may have interrupted just that one, and would wait for itself. The
+//! engine itself needs nothing of this for a checkpoint; what the layer does before and after it does.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -141,7 +142,7 @@ pub fn reserve() -> std::io::Result<()> {
 
 /// Whether a thread, perhaps the calling one, is in the middle of an allocation: then a signal's handler must not make one.
 pub fn is_held() -> bool {
-    HEAP.try_lock().is_none()
+    HEAP.is_held()
 }
 
 /// Bytes of the mapping that some block has had: a bound on the memory in use.

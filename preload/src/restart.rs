@@ -422,11 +422,6 @@ impl Layer {
     }
 }
 
-/// Whether the layer can be entered by a signal's handler that wants the process to come back: nothing that it will need is held by the thread below.
-pub fn can_come_back() -> bool {
-    image::is_restored() && !crate::memory::is_held() && crate::ops::ready::is_free()
-}
-
 #[cfg(test)]
 mod tests {
     use radic_wire::ids::{JobId, ProcessId, Rank};

@@ -83,7 +83,7 @@ pub fn leave() {
 
 /// Whether nobody, the calling thread included, is in the middle of a look at the epolls.
 pub fn is_free() -> bool {
-    EPOLLS.try_lock().is_some() && FULL.try_lock().is_some()
+    !EPOLLS.is_held() && !FULL.is_held()
 }
 
 /// Another socket will be under the number `fd`: the one before may live on under another number, and no epoll is to watch it there.

@@ -294,7 +294,11 @@ impl Service {
         self.give_voice(token, speaker);
         let process = speaker.process;
         let protection = self.jobs.get(&process.job).cloned().unwrap_or_default();
-        self.store.configure(process, protection.log, protection.keep_logs);
+        let role = self.connections.get(&token).map(|connection| &connection.role);
+        // The bound is the protector's before it in the chain, which asks for images: were it waited for here too, the death of the process would leave
+        // the log without its last acknowledgements, and it could not be restarted.
+        let log = if matches!(role, Some(Role::Forwarder(..))) { u64::MAX } else { protection.log };
+        self.store.configure(process, log, protection.keep_logs);
         if self.replicas.contains_key(&process) && !self.store.is_replicated(process) {
             self.store.set_replica(process, true);
         }
