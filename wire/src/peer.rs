@@ -183,7 +183,12 @@ pub enum ToStore {
         entries: Vec<(String, String)>,
     },
     /// From a host: this process has ended by a signal, and not by one that it was sent for a reason: bring it back.
-    Restart(Rank),
+    Restart {
+        /// The process.
+        rank: Rank,
+        /// The signal.
+        signal: i32,
+    },
     /// From a host: this rank has ended by itself: it is not to be brought back, and these are the ends of what it has sent.
     Left {
         /// Which.
@@ -345,6 +350,8 @@ pub enum ToHome {
         rank: Rank,
         /// Why not, for people.
         why: String,
+        /// The signal that has ended it, if it has crashed.
+        signal: Option<i32>,
     },
     /// From a protector: this rank is lost, and cannot be brought back.
     Lost {

@@ -15,6 +15,9 @@ const LIVES: u32 = 1 << 16;
 /// So often a job may begin anew: one that goes on losing ranks before their first checkpoint will not get further.
 const ANEW: u32 = 8;
 
+/// So often a rank may crash before its first checkpoint without being taken for faulty: the job begins anew so often for it.
+const EARLY_CRASHES: u32 = 1;
+
 /// What a home wants done.
 #[derive(Debug)]
 pub enum HomeOutput {
@@ -101,6 +104,8 @@ pub struct Home {
     incarnation: Incarnation,
     /// It begins anew when every host has ended what it had of it.
     anew: bool,
+    /// How often each rank has crashed before its first checkpoint.
+    early_crashes: BTreeMap<Rank, u32>,
     /// Hosts of whose ranks a new home knows nothing yet.
     unreported: BTreeSet<NodeId>,
     started: Duration,
@@ -162,6 +167,7 @@ impl Home {
             job,
             incarnation,
             anew: false,
+            early_crashes: BTreeMap::new(),
             unreported: BTreeSet::new(),
             started: now,
             started_ms,
@@ -258,7 +264,7 @@ impl Home {
             ToHome::Fence { number, entries } => self.handle_fence(from, number, entries),
             ToHome::Gone => self.handle_gone(now, from),
             ToHome::Report(report) => self.handle_report(from, report),
-            ToHome::NoImage { rank, why } if self.knows(rank) => self.begin_anew(rank, &why),
+            ToHome::NoImage { rank, why, signal } if self.knows(rank) => self.begin_anew(rank, &why, signal),
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             ToHome::Launched { rank, .. }
             | ToHome::LaunchFailed { rank, .. }
@@ -364,9 +370,19 @@ impl Home {
     }
 
     /// A rank cannot be brought back, for it has no checkpoint: the job begins anew.
-    fn begin_anew(&mut self, rank: Rank, why: &str) {
+    fn begin_anew(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
         if self.ending || self.anew {
             return;
+        }
+        if let Some(signal) = signal {
+            let crashes = self.early_crashes.entry(rank).or_default();
+            *crashes += 1;
+            if *crashes > EARLY_CRASHES {
+                let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
+                let status = ExitStatus::Signal(signal);
+                self.ranks[rank.0 as usize] = RankState::Ended;
+                return self.end(Outcome { code: status.shell_code(), reason: EndReason::RankFailed { rank, node, status } });
+            }
         }
         if self.incarnation.0 / LIVES >= ANEW {
             let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();

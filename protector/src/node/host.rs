@@ -161,12 +161,27 @@ struct LocalRank {
     crashes: Vec<Duration>,
     /// It is being brought back here, and has not said yet where it stands.
     returning: bool,
+    /// It was ended by this signal, and its protector is to bring it back: there is no process.
+    lost: Option<i32>,
+    /// It was killed for a mistake of its library's: no crash.
+    condemned: bool,
 }
 
 impl LocalRank {
     fn new(session: Session, fences: u64) -> Self {
-        let (outlets, crashes) = Default::default();
-        LocalRank { pid: None, session, exited: None, outlets, reported: false, fences, crashed: None, crashes, returning: false }
+        LocalRank {
+            pid: None,
+            session,
+            exited: None,
+            outlets: Default::default(),
+            reported: false,
+            fences,
+            crashed: None,
+            crashes: Vec::new(),
+            returning: false,
+            lost: None,
+            condemned: false,
+        }
     }
 
     fn outlet(&mut self, stream: OutputStream) -> &mut Outlet {
@@ -286,6 +301,9 @@ impl Host {
 
     /// Brings a rank back, which may have been here before.
     pub fn restore(&mut self, order: &RestartOrder, local: bool, library: String) {
+        if self.ending {
+            return;
+        }
         let RestartOrder { process, incarnation, log, ref images, .. } = *order;
         let (rank, kvsname) = (process.rank, self.kvsname());
         let session = Session::new(rank, self.spec.ranks, kvsname.clone());
@@ -485,6 +503,12 @@ impl Host {
     /// The job ends here: everything that still runs is ended.
     pub fn end(&mut self, now: Duration, kill: bool) {
         self.ending = true;
+        // Nobody brings back what is being ended.
+        for state in self.ranks.values_mut() {
+            if let Some(signal) = state.lost.take() {
+                state.exited = Some((ExitStatus::Signal(signal), now));
+            }
+        }
         if kill {
             self.kill_at = None;
             self.signal(libc::SIGKILL);
@@ -526,6 +550,10 @@ impl Host {
                     state.read(rank, &mut self.outputs);
                 }
                 self.outputs.push_back(HostOutput::ToHome(ToHome::Launched { rank, pid }));
+                if self.ending {
+                    // It was not there when the others were ended.
+                    self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+                }
             }
             Err(SpawnError { error, .. }) if state.returning => self.handle_not_restored(now, rank, error),
             Err(SpawnError { error, code }) => {
@@ -566,6 +594,7 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         if let (ExitStatus::Signal(signal), Protect::On, false) = (status, self.spec.protection.protect, self.ending)
             && !self.sent.contains(&signal)
+            && !state.condemned
         {
             state.crashes.retain(|at| *at + CRASH_TIME > now);
             state.crashed = (state.crashes.len() < CRASHES).then_some(signal);
@@ -589,7 +618,7 @@ impl Host {
                 && !self.ending
             {
                 if state.outlets.iter().all(|outlet| !outlet.is_open()) {
-                    (state.crashed, state.exited, state.pid) = (None, None, None);
+                    (state.crashed, state.exited, state.pid, state.lost) = (None, None, None, Some(signal));
                     self.outputs.push_back(HostOutput::Lost(*rank, signal));
                 }
                 continue;
@@ -610,9 +639,10 @@ impl Host {
 
     /// Bytes came on a rank's PMI connection.
     pub fn handle_pmi(&mut self, rank: Rank, bytes: &[u8]) {
-        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        let Some(state) = self.ranks.get_mut(&rank).filter(|state| !state.condemned) else { return };
         if let Err(error) = state.session.handle_input(bytes) {
             // The library and we no longer understand each other: going on could only hang.
+            state.condemned = true;
             self.outputs.push_back(HostOutput::Warning(rank, format!("its PMI connection is broken ({error}): killed")));
             self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
             return;

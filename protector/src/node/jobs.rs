@@ -55,7 +55,7 @@ impl Node {
                     let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
                     self.record(now, EventName::Suspect, About::rank(job, rank), text);
                     let holder = self.holder_of(ProcessId { job, rank });
-                    self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart(rank)));
+                    self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal }));
                 }
                 HostOutput::Fenced => {
                     let Some(ward) = self.hosts.get(&job).filter(|h| h.protection().protect == Protect::On).map(Host::ward)

@@ -44,6 +44,8 @@ struct Protected {
     left: Option<Vec<(StreamId, u64)>>,
     /// It was fenced, and not sent anywhere yet.
     recovering: bool,
+    /// The signal that ended it, if it is brought back for that.
+    crashed: Option<i32>,
 }
 
 /// Of one job, what this node protects.
@@ -87,6 +89,7 @@ impl Node {
                 incarnation: known,
                 left: None,
                 recovering: false,
+                crashed: None,
             });
             protected.host = from.clone();
             protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
@@ -114,11 +117,11 @@ impl Node {
     }
 
     /// From a host: a process of it has crashed.
-    pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank) {
-        let host = self.recovery.wards.get(&job).and_then(|wards| wards.ranks.get(&rank)).map(|protected| &protected.host);
-        if host == Some(from) {
-            self.recover(now, ProcessId { job, rank });
-        }
+    pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank, signal: i32) {
+        let wards = self.recovery.wards.get_mut(&job);
+        let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&rank)).filter(|p| p.host == *from) else { return };
+        protected.crashed = Some(signal);
+        self.recover(now, ProcessId { job, rank });
     }
 
     /// The job is over everywhere.
@@ -248,12 +251,13 @@ impl Node {
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
         let Some(protected) = wards.ranks.get_mut(&rank).filter(|p| p.recovering && p.incarnation == incarnation) else { return };
         protected.recovering = false;
+        let signal = protected.crashed.take();
         let home = wards.ward.placement.home().clone();
         let restart = match result {
             Ok(restart) => restart,
             Err(store::NoRestart::NoImage) => {
                 let why = "it was lost before a checkpoint of it was committed".to_owned();
-                return self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why }));
+                return self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why, signal }));
             }
             Err(error) => {
                 let why = format!("it cannot be brought back: {error}");
@@ -361,7 +365,7 @@ impl Node {
         let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
-        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why: why.clone() }));
+        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why: why.clone(), signal: None }));
         self.refuse(observer, why);
     }
 

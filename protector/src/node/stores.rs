@@ -115,7 +115,7 @@ impl Node {
                 self.replicate(now, from, job, replicas, &ranks);
             }
             ToStore::Keys { fence, entries } => self.handle_keys(job, fence, entries),
-            ToStore::Restart(rank) => self.handle_crashed(now, from, job, rank),
+            ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, finals } => self.handle_left(from, job, rank, finals),
             ToStore::Remove => {
                 self.sparse.forget(job);
