@@ -448,6 +448,6 @@ fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> bool {
     match sure(layer.observer.handle_greeting(&hello)) {
         Welcome::Link(_, None) => true,
         // An answer is wanted by reconnections only, which do not come to the program's listener.
-        Welcome::Link(..) | Welcome::Refuse => false,
+        Welcome::Link(..) | Welcome::Refuse | Welcome::Forgotten => false,
     }
 }
