@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Tracking};
 use radic_observer::Observer;
@@ -11,6 +12,7 @@ use radic_wire::limits;
 use radic_wire::log::ToProtector;
 use radic_wire::login;
 use radic_wire::process::ToNode;
+use rustix::net::sockopt;
 
 use crate::channel;
 use crate::counters::{self, Counter};
@@ -18,6 +20,9 @@ use crate::layer::{self, Held, Layer};
 use crate::node::Node;
 use crate::ops::ready;
 use crate::{memory, sys};
+
+/// How long the protector may take nothing of an image: then the child that writes it gives up, and the next image can be made.
+const TAKING: Duration = Duration::from_secs(20);
 
 /// This process has come back from an image and the layer does not know yet.
 static RESTORED: AtomicBool = AtomicBool::new(false);
@@ -121,6 +126,7 @@ impl Images {
             observer.handle_abandoned();
         }
         self.committed = None;
+        self.refusals = Refusals::default();
     }
 }
 
@@ -133,9 +139,6 @@ pub fn register() {
 /// The layer, in the signal's handler: only if nobody holds anything that is needed with it. It may be the thread below the handler that does, and the
 /// handler would wait for itself, with every signal blocked, for ever.
 fn enter() -> Option<Held> {
-    if !layer::is_active() {
-        return None;
-    }
     // Before the look: of one who finds something held and one who lets go of it, at least one notices the other.
     MISSED.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
@@ -162,6 +165,9 @@ pub fn make_up() {
 
 /// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
 fn begin() -> Option<(i32, Request)> {
+    if !layer::is_active() {
+        return None;
+    }
     let comes_back = is_restored();
     let mut layer = enter()?;
     if comes_back {
@@ -203,8 +209,12 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
         return Err("it is in MPI_Init, from the middle of which no process can go on".to_owned());
     }
     let (address, who) = layer.login();
-    let connection =
-        channel::login(address, &who, login::Channel::Image).map_err(|error| format!("the protector's log: {error}"))?;
+    let connection = channel::login(address, &who, login::Channel::Image).map_err(|error| {
+        let why = format!("the protector's log: {error}");
+        // The program waits as long as that has taken: not at every wish.
+        layer.images.refusals.handle_refused(sys::now(), &why);
+        why
+    })?;
     layer.outputs.handle_image();
     let Layer { observer, images, .. } = layer;
     let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
@@ -216,8 +226,9 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
         observer.handle_abandoned();
         return Err(format!("the protector's log: {error}"));
     }
-    // The child that writes it has all the time that the protector needs.
-    if let Err(error) = rustix::io::ioctl_fionbio(&connection, false) {
+    // The child that writes it has the time that the protector needs, as long as that takes some.
+    let bounded = sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(TAKING));
+    if let Err(error) = bounded.and_then(|()| rustix::io::ioctl_fionbio(&connection, false)) {
         observer.handle_abandoned();
         return Err(format!("the connection for the image: {error}"));
     }
@@ -288,6 +299,29 @@ impl Layer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No handler is installed here, where the signal would end the tests: it is ignored.
+    #[allow(unsafe_code)]
+    fn ignore_nudges() {
+        /// The engine's.
+        const SIGNAL: i32 = 33;
+        let ignored = [libc::SIG_IGN as u64, 0, 0, 0];
+        let none = std::ptr::null::<u64>();
+        // SAFETY: the kernel reads one action of its own kind, with a mask of eight bytes.
+        let done = unsafe { libc::syscall(libc::SYS_rt_sigaction, SIGNAL, ignored.as_ptr(), none, 8) };
+        assert_eq!(done, 0);
+    }
+
+    /// As in a handler that has interrupted its own thread in the middle of an allocation: to wait would be for ever.
+    #[test]
+    fn a_nudge_does_not_wait_for_the_heap_and_is_made_up_for() {
+        ignore_nudges();
+        memory::enter();
+        let (held, layer) = (is_anything_held(), enter());
+        memory::leave();
+        assert!(held && layer.is_none());
+        assert!(!MISSED.load(Ordering::SeqCst), "who lets go of the heap nudges again");
+    }
 
     #[test]
     fn after_refusals_the_engine_rests_longer_and_longer_but_not_for_ever() {

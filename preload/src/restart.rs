@@ -47,7 +47,6 @@ use rustix::io::Errno;
 use crate::channel::{Channel, Identity};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
-use crate::image;
 use crate::layer::{self, Layer, fail, sure};
 use crate::node::Node;
 use crate::replay::Replayer;

@@ -225,6 +225,22 @@ fn wait_for_rank(cluster: &Cluster, job: &mut Running, rank: u32) {
     assert!(event.text.contains("code 0"), "rank {rank} has failed: {}\n{}", event.text, job.stderr());
 }
 
+/// `select` uses the library's heap outside of the layer. A nudge that comes in the middle of that finds the heap held by the thread below its own handler,
+/// and must not wait for it: of fifty such checkpoints one never ended. The nudge is made up for, or there were far fewer of them.
+#[test]
+fn checkpoints_in_the_middle_of_select() {
+    const SECONDS: u64 = 8;
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let program = compiled("net", "selects");
+    let job = cluster.job(1, "--protect on --ckpt-interval 0.01", &[&program, &SECONDS.to_string()]);
+    job.limit(LIMIT).run().expect(0);
+    let protected = Protected::newest(&cluster, 1);
+    protected.check_ranks(SECONDS * 10);
+    println!("selects: {}", protected.in_words());
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 5000 -c 20 -d 300 --csv";
 
 /// Debian has the server under another name in the package with the client; it goes by the name it is called by.
