@@ -598,9 +598,9 @@ impl Layer {
                 self.close_forgotten();
             }
             FromNode::Checkpoint => self.images.request(),
-            // Answers that came after their question was given up.
-            FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Peer { .. } | FromNode::Caller { .. } => {}
-            FromNode::Restart(_) => {}
+            // Whoever asks does nothing else until it is answered, with the layer locked: then somebody else was in it at the same time.
+            FromNode::Peer { .. } | FromNode::Caller { .. } => fail("its node answers what nobody has asked"),
+            FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}
             message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => {
                 self.handle_link_message(message)
             }

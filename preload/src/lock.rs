@@ -49,7 +49,8 @@ impl<T> Lock<T> {
     /// The lock, unless somebody holds it: for a signal's handler, whose own thread that may be.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let free = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then_some(Guard(self))
+        // Not before it is known: a guard that is dropped frees the lock, whoever holds it.
+        free.then(|| Guard(self))
     }
 
     /// Whether somebody holds the lock at this moment, perhaps the calling thread.
@@ -90,7 +91,9 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        if self.0.state.swap(FREE, Ordering::SeqCst) == AWAITED {
+        let before = self.0.state.swap(FREE, Ordering::SeqCst);
+        assert_ne!(before, FREE, "a lock was freed that nobody held: two threads may have been in what it guards");
+        if before == AWAITED {
             _ = futex::wake(&self.0.state, futex::Flags::PRIVATE, 1);
         }
         image::make_up();
@@ -110,10 +113,46 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(), 200_000);
-        let guard = lock.lock();
-        assert!(lock.try_lock().is_none());
-        std::mem::forget(guard);
+        std::mem::forget(lock.lock());
         lock.unlock_forgotten();
         assert!(lock.try_lock().is_some());
+    }
+
+    /// A nudge's handler looks whether another thread is in the layer, and must not let anybody else in by that.
+    #[test]
+    fn who_finds_it_held_leaves_it_held() {
+        let lock = Lock::new(());
+        let guard = lock.lock();
+        for _ in 0..2 {
+            assert!(lock.try_lock().is_none());
+            assert!(lock.is_held());
+        }
+        drop(guard);
+        assert!(lock.try_lock().is_some());
+    }
+
+    /// The same while threads that wait and threads that only try contend: no increment is lost.
+    #[test]
+    fn one_thread_at_a_time_whether_it_waits_or_tries() {
+        let lock = Lock::new(0u64);
+        let tried = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..50_000).for_each(|_| *lock.lock() += 1));
+                scope.spawn(|| {
+                    for mut value in (0..50_000).filter_map(|_| lock.try_lock()) {
+                        *value += 1;
+                        tried.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), 100_000 + tried.into_inner());
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody held")]
+    fn a_free_lock_is_not_freed() {
+        Lock::new(()).unlock_forgotten();
     }
 }
