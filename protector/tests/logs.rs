@@ -711,7 +711,7 @@ fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
             7 => ToProtector::FetchJournal { position },
             8 => ToProtector::FetchPayload { stream, offset },
             9 => ToProtector::AskStable { stream },
-            10 => ToProtector::Forget { connection: stream.connection },
+            10 => ToProtector::Forget { connection: stream.connection, for_good: position & 1 == 1 },
             11 => ToProtector::Live,
             _ => hello(speaker(a as u32 % 2), a.max(b), b),
         };
