@@ -73,9 +73,8 @@ impl Node {
             (Some(process), message) if self.is_newest(observer, process) => {
                 self.handle_joined(now, observer, process, message);
             }
-            // Of a program that is no more: another one has joined since (exec).
-            (Some(_), _) => {}
-            (None, _) => self.outputs.push_back(Output::CloseObserver(observer)),
+            // Of nobody who has joined, or of a program that is no more: another one has joined since (exec). Silence would let it wait for an answer.
+            _ => self.outputs.push_back(Output::CloseObserver(observer)),
         }
     }
 

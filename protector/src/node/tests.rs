@@ -945,8 +945,13 @@ fn a_process_that_executes_another_program_begins_anew() {
     let forgets = |order: &StoreOrder| matches!(order, StoreOrder::ForgetProcess(_, _, p) if *p == at(job, 0));
     let forgotten: Vec<_> = cluster.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect();
     assert_eq!(forgotten, ["n2", "n3"], "the protector, then its replica");
-    // The end of the old connection, which may be seen late, takes nothing from the new one.
     cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, ToNode::Listening("10.0.0.1:81".parse().unwrap())));
+    // Whoever asks on the old connection does not wait for an answer that never comes.
+    let told = cluster.told(0).len();
+    cluster.say(job, 0, ToNode::Accepted { ask: 4, from: caller(2) });
+    cluster.run_until(|c| c.closed.contains(&observer(0)));
+    assert_eq!(cluster.told(0).len(), told);
+    // The end of the old connection, which may be seen late, takes nothing from the new one.
     cluster.post(&name(1), Input::ObserverGone(observer(0)));
     for (to, peer) in [("10.0.0.1:80", None), ("10.0.0.1:81", Some(at(job, 0)))] {
         let before = cluster.told[&ObserverId(50)].len();
