@@ -441,6 +441,9 @@ pub struct State {
     pub claimed: AtomicU32,
     /// Slots filled in.
     pub parked: AtomicU32,
+    /// Threads that have been told to park and are not on their way again, and in the upper half the id of their process: a child inherits the number,
+    /// not the threads.
+    pub parking: AtomicU64,
     /// Threads of a restored process that are ready to go on.
     pub arrived: AtomicU32,
     /// 1: they may.
@@ -572,6 +575,13 @@ pub fn reserve() -> Result<(), Errno> {
         assert_eq!(got, base, "MAP_FIXED_NOREPLACE gives the address or an error");
     }
     Ok(())
+}
+
+/// The same, for tests, which share a process.
+#[cfg(test)]
+pub fn reserve_for_tests() {
+    static RESERVED: std::sync::OnceLock<Result<(), Errno>> = std::sync::OnceLock::new();
+    assert_eq!(*RESERVED.get_or_init(reserve), Ok(()));
 }
 
 /// Room for `len` bytes of content, mapped and zero.

@@ -122,6 +122,8 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
     state().restored.fetch_add(1, Relaxed);
     hook(|h| h.after_restore);
     state().released.store(state().round.load(Relaxed), Relaxed);
+    // They go on from where they were, not from where they have parked.
+    state().parking.store(0, Relaxed);
     state().busy.store(0, Release);
     state().gate.store(1, Release);
     sys::futex_wake(&state().gate);

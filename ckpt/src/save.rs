@@ -27,7 +27,8 @@ pub struct Hooks {
     /// In a restored process, before any thread goes on.
     pub after_restore: Option<fn()>,
     /// The process was nudged ([`nudge_self`], `control::nudge`), and nobody is stopped yet: to where is a checkpoint wanted, and what kind? `None`:
-    /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run.
+    /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run: what such a thread
+    /// may hold must not be waited for.
     pub nudged: Option<Nudged>,
     /// What became of the checkpoint that `nudged` wanted, in the process that goes on, when everybody does again: how long everybody was stopped, in
     /// nanoseconds, and what names the image (as in `Outcome::Saved`), or why there is none. In the restored process only `after_restore` is called.
@@ -166,7 +167,7 @@ pub unsafe fn make(request: &Request, fd: i32, context: *mut libc::ucontext_t, r
     gather::preflight()?;
     describe::preflight()?;
     let tracker = Tracker::begin(request)?;
-    stop::begin();
+    stop::begin()?;
     let began = sys::clock(libc::CLOCK_MONOTONIC);
     // SAFETY: we hold `busy` and enter first.
     let stopped = unsafe { if stop::enter(context, rewound) { stop::stop_others() } else { Err(Errno(libc::ENOSPC)) } };

@@ -5,6 +5,7 @@ use core::arch::{asm, naked_asm};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
+use crate::gather::Refusal;
 use crate::interrupted::rewind;
 use crate::signals;
 use crate::sys::{self, Answer, Errno, call};
@@ -23,6 +24,8 @@ pub const NUDGE: u32 = u32::from_be_bytes(*b"NUDG");
 const SA_RESTORER: u64 = 0x0400_0000;
 /// How long threads may take to park.
 const PATIENCE_NS: u64 = 2_000_000_000;
+/// How long those of the stop before may take to be on their way again.
+const LEAVING_NS: u64 = 200_000_000;
 
 #[unsafe(naked)]
 extern "C" fn return_from_signal() {
@@ -63,9 +66,11 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     let (what, which) = ((value >> 32) as u32, value as u32);
     if code == libc::SI_QUEUE && what == PARK && sender == sys::getpid() {
         let rewound = rewind(context);
+        count_in();
         if which == state().round.load(Acquire) && which != state().released.load(Acquire) {
             park(context, which, rewound);
         }
+        state().parking.fetch_sub(1, SeqCst);
         signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == REQUEST {
         let rewound = rewind(context);
@@ -252,15 +257,66 @@ pub unsafe fn stop_others() -> Result<usize, Errno> {
     }
 }
 
-/// Begins a stop: clears the slots.
-pub fn begin() {
+/// One more thread was told to park.
+fn count_in() {
+    let me = (sys::getpid() as u64) << 32;
+    let more = |before: u64| Some(if before & !u64::from(u32::MAX) == me { before + 1 } else { me | 1 });
+    let _ = state().parking.fetch_update(SeqCst, SeqCst, more);
+}
+
+/// Threads that have not left the last stop, or have come too late for it and do not know yet.
+fn left() -> u32 {
+    // A change, if of nothing: who counts himself in later sees everything that was done before, the release above all.
+    let parking = state().parking.fetch_add(0, SeqCst);
+    if (parking >> 32) as i32 == sys::getpid() { parking as u32 } else { 0 }
+}
+
+/// Begins a stop: clears the slots. An error, if threads of the stop before do not leave it in time: one that was about to park then would be counted
+/// now, though it runs, and one that has not looked whether it may go on would not learn it any more.
+pub fn begin() -> Result<(), Refusal> {
+    let deadline = sys::clock(libc::CLOCK_MONOTONIC) + LEAVING_NS;
+    while left() != 0 {
+        if sys::clock(libc::CLOCK_MONOTONIC) > deadline {
+            return Err(Refusal { what: "threads have not gone on since the last stop; so many:", number: left() as i32 });
+        }
+        // Nobody wakes us: they have been let go, and only need a processor.
+        sys::futex_wait(&state().parked, state().parked.load(Relaxed), Some(1_000_000));
+    }
     state().claimed.store(0, Relaxed);
     state().parked.store(0, Relaxed);
     state().round.fetch_add(1, Release);
+    Ok(())
 }
 
 /// Lets everybody go on.
 pub fn release() {
     state().released.store(state().round.load(Relaxed), Release);
     sys::futex_wake(&state().released);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_stop_begins_while_a_thread_is_in_the_last_one() {
+        arena::reserve_for_tests();
+        assert_eq!(begin(), Ok(()));
+        let round = state().round.load(Relaxed);
+        count_in();
+        count_in();
+        assert_eq!(begin().map_err(|refusal| refusal.number), Err(2));
+        assert_eq!(state().round.load(Relaxed), round);
+        state().parking.fetch_sub(1, SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| state().parking.fetch_sub(1, SeqCst));
+            assert_eq!(begin(), Ok(()));
+        });
+        // What a child has inherited is no thread of its own.
+        state().parking.store(((sys::getpid() + 1) as u64) << 32 | 7, SeqCst);
+        assert_eq!(begin(), Ok(()));
+        count_in();
+        assert_eq!(left(), 1);
+        state().parking.store(0, SeqCst);
+    }
 }
