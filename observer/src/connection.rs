@@ -547,7 +547,8 @@ impl Table {
         }
         let is_in_no_image =
             |gone: &Gone| gone.absent_from.is_some_and(|image| self.committed.is_some_and(|newest| image <= newest));
-        let gone = self.gone.pop_front_if(|gone| is_in_no_image(gone))?;
+        let gone = *self.gone.front().filter(|gone| is_in_no_image(gone))?;
+        self.gone.pop_front();
         Some(Forgettable { connection: gone.id, peer: gone.peer, for_good: true })
     }
 

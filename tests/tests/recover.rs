@@ -122,7 +122,6 @@ fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usi
 }
 
 #[test]
-#[ignore = "issue 5: a rank that goes back to its first checkpoint may never go live (ARCHITECTURE, Recovery: known)"]
 fn a_node_dies_at_a_random_moment() {
     let mut random = Random::from_environment();
     let libraries = [MPICH, INTEL, OPENMPI];
@@ -192,7 +191,6 @@ fn placed(events: &[Event], node: &str) -> usize {
 }
 
 #[test]
-#[ignore = "issue 5: a rank that goes back to its first checkpoint may never go live (ARCHITECTURE, Recovery: known)"]
 fn where_lost_ranks_go_on() {
     for (spares, how, due) in [(1, "", "s1"), (0, "", "n4"), (1, "--restart-on protector", "n4")] {
         let case = Case::start(spares, &format!("{FLAGS} {how}"));
@@ -213,7 +211,6 @@ fn the_node_of_rank_0_dies() {
 
 /// The terminal's node, which is the job's home as well; then the command itself.
 #[test]
-#[ignore = "issue 5: not run to its end yet"]
 fn the_terminal_s_node_dies() {
     let flags = "--nodes n1,n2,n3,n4 --protect on --ckpt-interval 0.3";
     let case = Case::start(1, flags);
@@ -244,7 +241,6 @@ fn the_terminal_s_node_dies() {
 }
 
 #[test]
-#[ignore = "issue 5: a rank that goes back to its first checkpoint may never go live (ARCHITECTURE, Recovery: known)"]
 fn two_ranks_on_the_dead_node() {
     let cluster = Setup::new(Kind::Logical, 4).spares(1).slots(2).start();
     let command = command(&MPICH, PROGRAMS[0]);
@@ -294,7 +290,6 @@ fn a_rank_crashes() {
 
 /// A zombie finds out, ends, and leaves the life that has replaced it alone.
 #[test]
-#[ignore = "issue 5: not run to its end yet"]
 fn a_node_that_hangs_is_fenced() {
     let case = Case::start(1, FLAGS);
     case.cluster.radic(["inject", "pause-node", "n3", "3"]).run().expect(0);
