@@ -64,6 +64,8 @@ struct Pending {
     ranges: VecDeque<Range>,
     /// When it last grew.
     at: Instant,
+    /// Nothing follows.
+    ended: bool,
 }
 
 impl Pending {
@@ -96,6 +98,8 @@ impl Pending {
 struct Sink {
     /// Whose unfinished line was printed, and when it last grew.
     owner: Option<(Source, Instant)>,
+    /// The owner says nothing more: its line gives way to the next.
+    over: bool,
     /// Sources with whole lines that wait for the owner, in the order of their coming; each once.
     waiting: VecDeque<Source>,
 }
@@ -143,7 +147,7 @@ impl Printer {
             return;
         }
         let source = (rank, stream);
-        let empty = || Pending { text: Vec::new(), ranges: VecDeque::new(), at: now };
+        let empty = || Pending { text: Vec::new(), ranges: VecDeque::new(), at: now, ended: false };
         self.pending.entry(source).or_insert_with(empty).push(now, offset, data);
         self.held += data.len();
         self.offer(source);
@@ -151,6 +155,19 @@ impl Printer {
         while self.held > self.held_limit {
             self.relieve();
         }
+    }
+
+    /// Nothing more comes from this stream: what it has left unfinished is a line.
+    pub(crate) fn handle_end(&mut self, rank: Rank, stream: OutputStream) {
+        let (source, sink) = ((rank, stream), self.sink(stream));
+        if self.sinks[sink].owner.is_some_and(|(owner, _)| owner == source) {
+            self.sinks[sink].over = true;
+        }
+        if let Some(pending) = self.pending.get_mut(&source) {
+            pending.ended = true;
+            self.offer(source);
+        }
+        self.release(sink);
     }
 
     /// The terminal has no more input: what rank 0 leaves unfinished is not a prompt.
@@ -229,10 +246,14 @@ impl Printer {
     /// Prints what may be printed of `source` now, or lets it wait.
     fn offer(&mut self, source: Source) {
         let Some(pending) = self.pending.get(&source) else { return };
-        let at = pending.at;
-        let whole = pending.text.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+        let (at, ended) = (pending.at, pending.ended);
+        let lines = pending.text.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+        let whole = if ended { pending.text.len() } else { lines };
         let rest = pending.text.len() - whole;
         let sink = self.sink(source.1);
+        if self.sinks[sink].over && self.sinks[sink].owner.is_some_and(|(owner, _)| owner != source) {
+            self.take_place(sink);
+        }
         match self.sinks[sink].owner {
             None if rest >= self.line_limit => self.print(source, usize::MAX),
             None => self.print(source, whole),
@@ -251,7 +272,7 @@ impl Printer {
 
     /// Prints the lines that wait, as long as nobody owns the place.
     fn release(&mut self, sink: usize) {
-        while self.sinks[sink].owner.is_none() {
+        while self.sinks[sink].owner.is_none() || self.sinks[sink].over {
             let Some(source) = self.sinks[sink].waiting.pop_front() else { break };
             self.offer(source);
         }
@@ -271,6 +292,7 @@ impl Printer {
 
     /// Breaks the unfinished line that stands there, if any.
     fn take_place(&mut self, sink: usize) {
+        self.sinks[sink].over = false;
         if let Some(((_, stream), _)) = self.sinks[sink].owner.take() {
             self.pieces.push_back(Piece { stream, bytes: b"\n".to_vec(), ranges: Vec::new() });
         }
@@ -296,7 +318,7 @@ impl Printer {
             return;
         }
         let (text, ranges) = pending.take(count);
-        let at = pending.at;
+        let (at, ended) = (pending.at, pending.ended);
         if pending.text.is_empty() {
             self.pending.remove(&source);
         }
@@ -304,6 +326,7 @@ impl Printer {
         let unfinished = text.last() != Some(&b'\n');
         let bytes = if self.style.label { labelled(source.0, &text, owner.is_some()) } else { text };
         self.sinks[sink].owner = unfinished.then_some((source, at));
+        self.sinks[sink].over = unfinished && ended;
         self.pieces.push_back(Piece { stream: source.1, bytes, ranges });
     }
 }
@@ -368,6 +391,24 @@ mod tests {
         output(&mut printer, now, 2, Stdout, b"two");
         printer.finish();
         assert_eq!(stdout(&mut printer), "one\ntwo");
+    }
+
+    #[test]
+    fn the_last_line_of_a_rank_is_printed_when_no_more_comes_from_it() {
+        let now = Instant::now();
+        let mut printer = Printer::new(PLAIN);
+        output(&mut printer, now, 1, Stdout, b"one\ntw");
+        output(&mut printer, now, 2, Stdout, b"three");
+        assert_eq!(stdout(&mut printer), "one\n");
+        printer.handle_end(Rank(1), Stdout);
+        assert_eq!(stdout(&mut printer), "tw");
+        output(&mut printer, now, 2, Stdout, b"\nfour");
+        assert_eq!(stdout(&mut printer), "\nthree\n", "what has ended gives way");
+        printer.handle_end(Rank(2), Stdout);
+        printer.handle_end(Rank(3), Stdout);
+        assert_eq!(stdout(&mut printer), "four");
+        printer.finish();
+        assert_eq!(stdout(&mut printer), "");
     }
 
     #[test]

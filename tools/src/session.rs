@@ -393,6 +393,9 @@ impl<'a> Session<'a> {
                 self.handle_attached(job, placement, dropped)?;
             }
             Reply::Output { rank, stream, data } => {
+                if data.is_empty() {
+                    self.printer.handle_end(rank, stream);
+                }
                 let (offset, data) = self.ledger.receive(&data);
                 self.printer.handle_output(Instant::now(), rank, stream, offset, data);
             }

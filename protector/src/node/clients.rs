@@ -291,7 +291,7 @@ impl Node {
             }
             (Client::Session { job, home, shown, .. }, ToSession::Output { rank, stream, offset, mut data }) => {
                 let next = shown.next.entry((rank, stream)).or_insert(offset);
-                let known = (next.saturating_sub(offset) as usize).min(data.len());
+                let (known, is_end) = ((next.saturating_sub(offset) as usize).min(data.len()), data.is_empty());
                 *next = (*next).max(offset + data.len() as u64);
                 data.drain(..known);
                 let (job, home, session) = (*job, home.clone(), session.clone());
@@ -299,7 +299,7 @@ impl Node {
                     let printed = ToHome::Printed { session, bytes: known as u64 };
                     self.send(&home, PeerMessage::ToHome(job, printed));
                 }
-                if !data.is_empty() {
+                if !data.is_empty() || is_end {
                     self.reply(client, Reply::Output { rank, stream, data });
                 }
             }

@@ -293,6 +293,7 @@ impl Home {
             ToHome::Output { stream, offset, data, .. } => self.handle_output(node, rank, stream, offset, data),
             ToHome::Exited { status, phase, .. } => {
                 *state = RankState::Ended;
+                self.end_output(rank);
                 self.handle_exit(rank, node, status, phase);
             }
             ToHome::Aborted { code, message, .. } => {
@@ -349,6 +350,17 @@ impl Home {
         self.pump();
     }
 
+    /// Nothing more comes from this rank: an empty piece of each stream tells the terminal so, in its place.
+    fn end_output(&mut self, rank: Rank) {
+        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+            let offset = self.printing.progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
+            let piece = Piece { rank, stream, offset, data: ByteBuf::new(), taken: false };
+            self.printing.waiting_bytes += piece.cost();
+            self.printing.waiting.push_back(piece);
+        }
+        self.pump();
+    }
+
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, report: HostReport) {
         if !self.unreported.remove(from) || report.incarnation != self.incarnation {
@@ -357,6 +369,7 @@ impl Home {
         for (rank, status, phase) in report.ended {
             if self.placement.node_of(rank) == Some(from) {
                 self.ranks[rank.0 as usize] = RankState::Ended;
+                self.end_output(rank);
                 self.handle_exit(rank, from.name.clone(), status, phase);
             }
         }

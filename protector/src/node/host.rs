@@ -477,8 +477,8 @@ impl Host {
                     outlet.close();
                     closed.push(HostOutput::Close(*rank, stream));
                 }
-                let done = state.outlets.iter().all(Outlet::is_done);
-                state.exited = Some((status, if done { at } else { now }));
+                let closed = !state.outlets.iter().any(Outlet::is_open);
+                state.exited = Some((status, if closed { at } else { now }));
             }
         }
         self.outputs.extend(closed);
@@ -610,7 +610,7 @@ impl Host {
         self.report_ended();
     }
 
-    /// Reports ranks whose process has ended and whose output is complete, and then the end of the whole.
+    /// Reports ranks whose process has ended and whose output was read, and when all of it is printed the end of the whole.
     fn report_ended(&mut self) {
         for (rank, state) in &mut self.ranks {
             let Some((status, _)) = state.exited.filter(|_| !state.reported) else { continue };
@@ -623,14 +623,15 @@ impl Host {
                 }
                 continue;
             }
-            if !state.outlets.iter().all(Outlet::is_done) {
+            // What is not printed waits here for the home; the last line, if it is not finished, is printed when the home knows that no more comes.
+            if state.outlets.iter().any(Outlet::is_open) {
                 continue;
             }
             state.reported = true;
             let phase = state.phase();
             self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
         }
-        if self.ending && !self.over && self.ranks.values().all(|r| r.reported) {
+        if self.ending && !self.over && self.ranks.values().all(|r| r.reported && r.outlets.iter().all(Outlet::is_done)) {
             self.over = true;
             self.outputs.push_back(HostOutput::ToHome(ToHome::Gone));
             self.outputs.push_back(HostOutput::Over);
