@@ -160,7 +160,7 @@ fn finish(mut talk: Talk) -> (String, i32) {
     loop {
         match talk.hear().expect("the job's end") {
             Reply::Attached { .. } => {}
-            Reply::Output { rank, stream, data } => {
+            Reply::Output { rank, stream, data, .. } => {
                 output.entry((rank, stream)).or_default().extend_from_slice(&data);
                 // The job may have ended: then the connection has, after its last word.
                 _ = talk.try_say(&Request::Printed(data.len() as u64));

@@ -16,8 +16,7 @@ pub(crate) type Range = (u64, u64);
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// What the job counts before this terminal's first byte.
-    origin: u64,
+    /// Bytes that came, from whichever protector.
     received: u64,
     /// Everything below is reported as printed.
     reported: u64,
@@ -25,44 +24,24 @@ pub(crate) struct Ledger {
     credit: u64,
     /// What is printed above `reported`: first byte, and the byte behind the last. No two touch.
     printed: BTreeMap<u64, u64>,
-    /// Bytes that come a second time.
-    repeated: u64,
 }
 
 impl Ledger {
-    /// Output has come: the part of it that is new, and where that begins.
-    pub(crate) fn receive<'a>(&mut self, data: &'a [u8]) -> (u64, &'a [u8]) {
-        let again = self.repeated.min(data.len() as u64);
-        self.repeated -= again;
-        let new = &data[again as usize..];
+    /// Output has come: `known` bytes that came before, through another protector, and `new` ones. Where the new ones begin.
+    pub(crate) fn receive(&mut self, known: u64, new: u64) -> u64 {
         let start = self.received;
-        self.received += new.len() as u64;
-        (start, new)
-    }
-
-    /// The job counts `consumed` bytes of its output as printed (or lost) before this terminal's first byte.
-    pub(crate) fn handle_attached(&mut self, consumed: u64) {
-        self.origin = consumed;
-    }
-
-    /// Attached again, through another protector: the job counts `consumed` bytes and sends again what comes after them. What this
-    /// terminal has reported and the job never heard of is reported again. The result: bytes lost for want of a terminal.
-    pub(crate) fn handle_reattached(&mut self, consumed: u64) -> u64 {
-        let position = consumed.saturating_sub(self.origin);
-        let lost = position.saturating_sub(self.received);
-        self.received += lost;
-        self.repeated = self.received - position;
-        self.credit = self.reported.saturating_sub(position);
-        if position > self.reported {
-            // The job gave up some of what this terminal still holds.
-            self.reported = position;
-            self.printed.retain(|_, end| *end > position);
-            if let Some(first) = self.printed.first_entry().filter(|first| *first.key() < position) {
-                let end = first.remove();
-                self.printed.insert(position, end);
-            }
+        self.received += known + new;
+        if known > 0 {
+            self.handle_printed((start, known));
         }
-        lost
+        start + known
+    }
+
+    /// Attached again, through another protector: the job sends again what it never heard to be printed, and the count begins behind what came. What this
+    /// terminal has and has not printed yet counts as printed when it comes again.
+    pub(crate) fn handle_reattached(&mut self) {
+        (self.reported, self.credit) = (self.received, 0);
+        self.printed.clear();
     }
 
     /// A part was printed.
@@ -118,7 +97,7 @@ mod tests {
         ) {
             let mut ledger = Ledger::default();
             let mut parts: Vec<Range> =
-                lengths.iter().map(|n| (ledger.receive(&vec![0; *n as usize]).0, *n)).collect();
+                lengths.iter().map(|n| (ledger.receive(0, *n), *n)).collect();
             let mut printed = vec![false; lengths.iter().sum::<u64>() as usize];
             let mut reported = 0;
             for index in order {
@@ -137,13 +116,13 @@ mod tests {
     #[test]
     fn a_line_that_is_held_back_does_not_use_up_the_window() {
         let mut ledger = Ledger::default();
-        let held = ledger.receive(b"prompt").0;
+        let held = ledger.receive(0, 6);
         for _ in 0..SLACK / 1000 {
-            let start = ledger.receive(&[0; 1000]).0;
+            let start = ledger.receive(0, 1000);
             ledger.handle_printed((start, 1000));
         }
         assert_eq!(ledger.poll_credit(), 0);
-        let start = ledger.receive(&[0; 1000]).0;
+        let start = ledger.receive(0, 1000);
         ledger.handle_printed((start, 1000));
         assert_eq!(ledger.poll_credit(), start + 1000);
         ledger.handle_printed((held, 6));
@@ -151,40 +130,18 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_is_not_printed_again() {
+    fn what_comes_again_is_reported_again() {
         let mut ledger = Ledger::default();
-        ledger.receive(b"abcdef");
+        assert_eq!(ledger.receive(0, 6), 0);
         ledger.handle_printed((0, 2));
         assert_eq!(ledger.poll_credit(), 2);
-        assert_eq!(ledger.handle_reattached(2), 0);
-        assert_eq!(ledger.receive(b"cd"), (6, &b""[..]));
-        assert_eq!(ledger.receive(b"efgh"), (6, &b"gh"[..]));
-    }
-
-    #[test]
-    fn a_report_that_was_lost_with_its_protector_is_made_again() {
-        let mut ledger = Ledger::default();
-        ledger.handle_attached(100);
-        ledger.receive(b"abcdef");
-        ledger.handle_printed((0, 4));
+        ledger.handle_reattached();
+        // The job did not hear of the second of them, and sends five bytes, of which the last is new.
+        assert_eq!(ledger.receive(4, 1), 10);
         assert_eq!(ledger.poll_credit(), 4);
-        // The job has heard of one byte.
-        assert_eq!(ledger.handle_reattached(101), 0);
-        assert_eq!(ledger.poll_credit(), 3);
-        assert_eq!(ledger.receive(b"bcdefgh"), (6, &b"gh"[..]));
-        ledger.handle_printed((4, 4));
-        assert_eq!(ledger.poll_credit(), 4);
-    }
-
-    #[test]
-    fn what_was_lost_without_a_terminal_is_counted() {
-        let mut ledger = Ledger::default();
-        ledger.receive(b"abcdef");
-        ledger.handle_printed((3, 3));
-        assert_eq!(ledger.handle_reattached(10), 4);
-        assert_eq!(ledger.poll_credit(), 0);
-        assert_eq!(ledger.receive(b"xy"), (10, &b"xy"[..]));
-        ledger.handle_printed((10, 2));
-        assert_eq!(ledger.poll_credit(), 2);
+        ledger.handle_printed((2, 4));
+        assert_eq!(ledger.poll_credit(), 0, "printed now, reported already");
+        ledger.handle_printed((10, 1));
+        assert_eq!(ledger.poll_credit(), 1);
     }
 }

@@ -3,7 +3,7 @@
 //! One thread waits for everything at once: the protector, the signals, standard input, and room in standard output. None of
 //! them can hold up the others, so that an interrupt arrives though the output is paged.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::signal::Signal;
-use radic_wire::ids::JobId;
-use radic_wire::job::{EndReason, Outcome, Placement, exit_code};
+use radic_wire::ids::{JobId, Rank};
+use radic_wire::job::{EndReason, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::local::{NodeState, Reply, Request};
 use radic_wire::process::Protect;
 use serde_bytes::ByteBuf;
@@ -138,6 +138,8 @@ struct Session<'a> {
     early: Vec<Signal>,
     printer: Printer,
     ledger: Ledger,
+    /// Of each stream that has spoken: the offset of the byte that was not seen yet.
+    next: BTreeMap<(Rank, OutputStream), u64>,
     output: Output,
     input: Input,
     /// Whether the last piece of input was taken.
@@ -164,6 +166,7 @@ impl<'a> Session<'a> {
             early: Vec::new(),
             printer: Printer::new(output.style(label)),
             ledger: Ledger::default(),
+            next: BTreeMap::new(),
             output,
             input: Input::new(),
             input_taken: true,
@@ -388,17 +391,10 @@ impl<'a> Session<'a> {
         self.pulse = Pulse::new(Instant::now());
         match reply {
             Reply::Pong => {}
-            Reply::Attached { job, placement, consumed, dropped } => {
-                self.ledger.handle_attached(consumed);
+            Reply::Attached { job, placement, dropped, .. } => {
                 self.handle_attached(job, placement, dropped)?;
             }
-            Reply::Output { rank, stream, data } => {
-                if data.is_empty() {
-                    self.printer.handle_end(rank, stream);
-                }
-                let (offset, data) = self.ledger.receive(&data);
-                self.printer.handle_output(Instant::now(), rank, stream, offset, data);
-            }
+            Reply::Output { rank, stream, offset, data } => self.handle_output(rank, stream, offset, &data),
             Reply::StdinTaken => self.input_taken = true,
             Reply::TakenOver => return Ok(Some(Ending::TakenOver)),
             Reply::Ended(outcome) => self.handle_ended(outcome),
@@ -406,6 +402,23 @@ impl<'a> Session<'a> {
             other => return Err(self.connection.unexpected(&other).into()),
         }
         Ok(None)
+    }
+
+    /// Output of a rank, or its end (none). After the death of a protector some comes again.
+    fn handle_output(&mut self, rank: Rank, stream: OutputStream, offset: u64, data: &[u8]) {
+        let next = self.next.entry((rank, stream)).or_insert(offset);
+        let lost = offset.saturating_sub(*next);
+        let known = next.saturating_sub(offset).min(data.len() as u64);
+        *next = (*next).max(offset + data.len() as u64);
+        if lost > 0 {
+            self.printer.handle_message(&format!("radic: {lost} bytes of rank {rank}'s output were dropped: nobody read them"));
+        }
+        let new = &data[known as usize..];
+        let start = self.ledger.receive(known, new.len() as u64);
+        self.printer.handle_output(Instant::now(), rank, stream, start, new);
+        if data.is_empty() {
+            self.printer.handle_end(rank, stream);
+        }
     }
 
     fn handle_attached(&mut self, job: JobId, placement: Placement, dropped: u64) -> Result<()> {
@@ -493,16 +506,13 @@ impl<'a> Session<'a> {
 
     /// Goes on with the job at another protector.
     fn attach_at(&mut self, mut connection: Connection, job: JobId) -> Result<(), ClientError> {
-        let consumed = match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
-            Reply::Attached { consumed, .. } => consumed,
+        match connection.ask(&Request::Attach { job: job.to_string() }, client::ANSWER)? {
+            Reply::Attached { .. } => {}
             other => return Err(connection.unexpected(&other)),
-        };
+        }
         self.connection = connection;
         self.pulse = Pulse::new(Instant::now());
-        let lost = self.ledger.handle_reattached(consumed);
-        if lost > 0 {
-            self.printer.handle_message(&format!("radic: {lost} bytes of output were dropped: nobody read them"));
-        }
+        self.ledger.handle_reattached();
         if !std::mem::replace(&mut self.input_taken, true) {
             self.printer.handle_message("radic: up to 64 KiB of standard input may not have reached the job");
         }

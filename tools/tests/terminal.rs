@@ -1,5 +1,6 @@
 //! The `radic` command against a protector that the test plays: what it asks, prints, passes on, and how it ends.
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -103,7 +104,7 @@ impl Node {
         let (stream, _) = self.listener.accept().unwrap();
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut peer = Peer { stream, reader: FrameReader::new(limits::LOCAL_FRAME) };
+        let mut peer = Peer { stream, reader: FrameReader::new(limits::LOCAL_FRAME), sent: BTreeMap::new() };
         assert_eq!(peer.receive(), Some(Request::Hello { version: PROTOCOL_VERSION }));
         peer.send(&Reply::Welcome { version: PROTOCOL_VERSION, node: self.name.clone() });
         peer
@@ -122,6 +123,8 @@ impl Node {
 struct Peer {
     stream: UnixStream,
     reader: FrameReader,
+    /// Bytes of each rank's streams that were sent, or are taken for it.
+    sent: BTreeMap<(u32, OutputStream), u64>,
 }
 
 impl Peer {
@@ -147,7 +150,9 @@ impl Peer {
     }
 
     fn output(&mut self, rank: u32, stream: OutputStream, data: &str) {
-        self.send(&Reply::Output { rank: Rank(rank), stream, data: ByteBuf::from(data) });
+        let next = self.sent.entry((rank, stream)).or_default();
+        let offset = std::mem::replace(next, *next + data.len() as u64);
+        self.send(&Reply::Output { rank: Rank(rank), stream, offset, data: ByteBuf::from(data) });
     }
 
     fn finish(&mut self) {
@@ -455,6 +460,7 @@ fn the_loss_of_the_protector_is_survived_by_the_terminal() {
     let mut peer = n2.accept();
     assert_eq!(peer.receive(), Some(Request::Attach { job: JobId::from_bits(JOB).to_string() }));
     peer.send(&attached_after(&["n2"], 4));
+    peer.sent.insert((0, Stdout), 4);
     peer.output(0, Stdout, "two\n");
     peer.finish();
     let (code, stdout, stderr) = running.end();
@@ -466,7 +472,7 @@ fn the_loss_of_the_protector_is_survived_by_the_terminal() {
 fn the_loss_of_the_job_with_its_protector_is_the_loss_of_a_node() {
     let cluster = Cluster::new();
     let (n1, n2) = (cluster.node("n1"), cluster.node("n2"));
-    let running = cluster.start(&["run", "-n", "2", "--", "true"]);
+    let running = cluster.start(&["run", "-n", "2", "--protect", "none", "--", "true"]);
     drop(n1.accept_run(&["n1", "n2"]));
     drop(n1);
     // Its death is confirmed only at the second question.

@@ -128,7 +128,9 @@ pub enum Reply {
         rank: Rank,
         /// Which stream.
         stream: OutputStream,
-        /// The bytes.
+        /// Offset of the first byte in all that the rank has written to the stream, in all its lives.
+        offset: u64,
+        /// The bytes; none: the stream has ended.
         data: ByteBuf,
     },
     /// Rank 0 took the last piece of standard input.

@@ -300,7 +300,8 @@ impl Node {
                     self.send(&home, PeerMessage::ToHome(job, printed));
                 }
                 if !data.is_empty() || is_end {
-                    self.reply(client, Reply::Output { rank, stream, data });
+                    let offset = offset + known as u64;
+                    self.reply(client, Reply::Output { rank, stream, offset, data });
                 }
             }
             (Client::Session { .. }, ToSession::StdinTaken) => self.reply(client, Reply::StdinTaken),
