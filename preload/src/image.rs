@@ -42,8 +42,10 @@ pub struct Images {
     under_way: Option<(u64, u64)>,
     /// The last that was committed.
     committed: Option<(u64, u64)>,
-    /// The node asked for one and wants to hear what became of it.
-    asked: bool,
+    /// The node asked for one and wants to hear what became of it: the first image that began since.
+    asked: Option<u64>,
+    /// One was wanted while another was under way.
+    again: bool,
     refusals: Refusals,
 }
 
@@ -80,18 +82,38 @@ impl Images {
     pub fn new(connections: usize) -> Self {
         let most = connections.min(limits::CUT_STREAMS);
         let (streams, ended) = (Vec::with_capacity(most), Vec::with_capacity(most));
-        Images { streams, ended, connection: None, under_way: None, committed: None, asked: false, refusals: Refusals::default() }
+        Images {
+            streams,
+            ended,
+            connection: None,
+            under_way: None,
+            committed: None,
+            asked: None,
+            again: false,
+            refusals: Refusals::default(),
+        }
     }
 
     /// The node wants a checkpoint.
     pub fn request(&mut self) {
-        self.asked = true;
+        self.asked = Some(self.under_way.map_or(0, |(number, _)| number + 1));
         layer::want_checkpoint();
     }
 
     fn tell(&mut self, node: &mut Node, result: Result<u64, String>) {
-        if std::mem::take(&mut self.asked) {
+        if self.asked.take().is_some() {
             _ = node.send(&ToNode::Checkpointed(result));
+        }
+    }
+
+    /// What became of `image`. If it began before one was asked for, that one comes next.
+    fn tell_of(&mut self, image: u64, node: &mut Node, result: Result<u64, String>) {
+        if std::mem::take(&mut self.again) {
+            layer::want_checkpoint();
+        }
+        match self.asked {
+            Some(first) if image < first => layer::want_checkpoint(),
+            _ => self.tell(node, result),
         }
     }
 
@@ -100,7 +122,7 @@ impl Images {
         if let Some(done) = self.under_way.take_if(|(number, _)| *number == image) {
             self.committed = Some(done);
             counters::add(Counter::Committed, 1);
-            self.tell(node, Ok(image));
+            self.tell_of(image, node, Ok(image));
         }
     }
 
@@ -108,7 +130,7 @@ impl Images {
     pub fn handle_refused(&mut self, image: u64, node: &mut Node) {
         if self.under_way.take_if(|(number, _)| *number == image).is_some() {
             self.committed = None;
-            self.tell(node, Err("the protector has refused the image".to_owned()));
+            self.tell_of(image, node, Err("the protector has refused the image".to_owned()));
         }
     }
 
@@ -117,7 +139,7 @@ impl Images {
         if let Some(connection) = self.connection.take() {
             sys::close_own(connection);
         }
-        (self.under_way, self.committed, self.asked) = (None, None, false);
+        (self.under_way, self.committed, self.asked) = (None, None, None);
     }
 
     /// The protector is gone, and its images with it.
@@ -179,6 +201,11 @@ fn begin() -> Option<(i32, Request)> {
     if !layer::take_wish() {
         return None;
     }
+    // The node asks again when MPI_Init has returned; after a commit it is begun from there.
+    layer.images.again = layer.images.under_way.is_some();
+    if layer.images.again || layer.pmi.is_starting() {
+        return None;
+    }
     match prepare(&mut layer) {
         Ok(begun) => {
             layer.keep_locked();
@@ -199,14 +226,8 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     }
     layer.hear_protector(false);
     layer.ship();
-    if layer.images.under_way.is_some() {
-        return Err("the image before is not committed yet".to_owned());
-    }
     if layer.observer.is_replaying() {
         return Err("the process is catching up with its log".to_owned());
-    }
-    if layer.pmi.is_starting() {
-        return Err("it is in MPI_Init, from the middle of which no process can go on".to_owned());
     }
     let (address, who) = layer.login();
     let connection = channel::login(address, &who, login::Channel::Image).map_err(|error| {

@@ -20,12 +20,12 @@ const OVERHEAD_KIB: u64 = 16 << 10;
 
 /// Programs, and arguments that make them last for about a second.
 const PROGRAMS: [(&str, &[&str]); 6] = [
-    ("ring", &["--laps", "2000"]),
+    ("ring", &["--laps", "600"]),
     ("pingpong", &[]),
-    ("jacobi", &["--iterations", "3000"]),
+    ("jacobi", &["--iterations", "1000"]),
     ("master_worker", &[]),
-    ("collectives", &["--rounds", "300"]),
-    ("one_exits_early", &["--rounds", "2000"]),
+    ("collectives", &["--rounds", "100"]),
+    ("one_exits_early", &["--rounds", "600"]),
 ];
 
 /// How often each program is run under protection.
@@ -76,8 +76,8 @@ fn compare_all(library: &Library) {
         compare(library, &cluster, &[&[program.as_str()], args].concat());
     }
     let python = library.python();
-    compare(library, &cluster, &[&python, &script("objects.py"), "100"]);
-    compare(library, &cluster, &[&python, "-m", "mpi4py.bench", "ringtest", "--loop", "1000", "--size", "1000"]);
+    compare(library, &cluster, &[&python, &script("objects.py"), "40"]);
+    compare(library, &cluster, &[&python, "-m", "mpi4py.bench", "ringtest", "--loop", "300", "--size", "1000"]);
     abort(library, &cluster);
     cluster.stop();
     println!("{}: {:.1?}", library.name, then.elapsed());

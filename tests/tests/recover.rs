@@ -234,9 +234,10 @@ fn the_terminal_s_node_dies() {
     assert_eq!(attached.code(), Some(0), "{attached}\n{}", story(&case.cluster));
     let (out, last) = (attached.stdout(), case.due.last().expect("it prints"));
     assert_eq!(out.lines().last(), Some(last.as_str()), "{attached}");
-    // What one terminal has seen is not shown to the next; between the two nothing is missing.
+    // Between the two terminals nothing is missing. What the first has seen the second may see again: only the home and the rank's host knew, and
+    // they were on the node that died.
     let lines = before.lines().count() + out.lines().count();
-    assert!(lines <= case.due.len() && case.due.ends_with(&result(&attached)), "{before}---\n{attached}");
+    assert!(lines >= case.due.len() && case.due.ends_with(&result(&attached)), "{before}---\n{attached}");
     case.cluster.stop();
 }
 

@@ -86,10 +86,10 @@ fn survives(name: &str, args: &[&str], ranks: usize, killed: &[u32]) {
 
 #[test]
 fn a_ring_survives_the_death_of_a_rank() {
-    survives("ring", &["--laps", "30000"], 4, &[2, 0]);
+    survives("ring", &["--laps", "1500"], 4, &[2, 0]);
 }
 
 #[test]
 fn a_jacobi_survives_the_death_of_a_rank() {
-    survives("jacobi", &["--iterations", "30000"], 4, &[1, 3]);
+    survives("jacobi", &["--iterations", "4000"], 4, &[1, 3]);
 }
