@@ -324,16 +324,31 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     }
 }
 
+/// The connections to the protector. It may die just now: the node tells where the next one is. Bounded, as [`Layer::reconnect`] is.
+fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_>) -> Result<(Channel, Channel), Errno> {
+    let deadline = sys::now() + REPLACED_MS * 1_000_000;
+    loop {
+        let journal = Channel::connect(*protector, who, login::Channel::Journal);
+        match journal.and_then(|journal| Ok((journal, Channel::connect(*protector, who, login::Channel::Bulk)?))) {
+            Ok(channels) => return Ok(channels),
+            Err(error) if sys::now() >= deadline => return Err(error),
+            Err(_) => _ = sys::wait_for(node.fd(), PollFlags::IN, 100),
+        }
+        if let Some(next) = node.next_protector()? {
+            *protector = next;
+        }
+    }
+}
+
 /// Starts the layer: from now on every call is watched.
 pub fn start(joined: Joined) -> Result<(), JoinError> {
-    let Joined { node, process, incarnation, key, protector, protection } = joined;
+    let Joined { mut node, process, incarnation, key, mut protector, protection } = joined;
     let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
     let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
     let observer = Observer::in_life(process, incarnation, &config);
     counters::map().map_err(failed("memory for the counters"))?;
     let who = Identity { process, incarnation: observer.incarnation(), key: &key };
-    let journal = Channel::connect(protector, &who, login::Channel::Journal).map_err(failed("the protector's log"))?;
-    let bulk = Channel::connect(protector, &who, login::Channel::Bulk).map_err(failed("the protector's log"))?;
+    let (journal, bulk) = first_channels(&mut node, &mut protector, &who).map_err(failed("the protector's log"))?;
     let mut layer = Layer {
         replayer: None,
         links: Links::default(),
@@ -362,7 +377,9 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         idle: 0,
         unshipped: false,
     };
-    layer.greet_protector().map_err(failed("the protector's log"))?;
+    if let Err(error) = layer.greet_protector() {
+        layer.reconnect(error);
+    }
     layer.open_door().map_err(failed("a door for its peers"))?;
     *LAYER.lock() = Some(layer);
     ACTIVE.store(true, Ordering::Release);

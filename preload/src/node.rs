@@ -1,6 +1,7 @@
 //! The connection to the protector of this process's own node.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use radic_wire::codec;
@@ -134,6 +135,22 @@ impl Node {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The protector that the node has told of last, if it has told of one that nobody knows yet; the other messages wait for [`Node::poll`].
+    pub fn next_protector(&mut self) -> Result<Option<SocketAddr>, Errno> {
+        while let Some(message) = self.read()? {
+            self.waiting.push_back(message);
+        }
+        let mut next = None;
+        self.waiting.retain(|message| match message {
+            FromNode::Protector(address) => {
+                next = Some(*address);
+                false
+            }
+            _ => true,
+        });
+        Ok(next)
     }
 
     /// Sends a question and waits for the message that `is_answer`; others wait for [`Node::poll`].
