@@ -178,7 +178,8 @@ impl Node {
     fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let joined = FromNode::Joined {
-            incarnation: host.incarnation(),
+            // A program that is executed by a process in a later life speaks in that life.
+            incarnation: host.incarnation().max(self.life_of(process)),
             key: JobKey::derive(&self.config.key, process.job).to_bytes(),
             protector: self.log_address(),
             protection: host.protection().clone(),

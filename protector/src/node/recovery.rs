@@ -369,6 +369,11 @@ impl Node {
         self.refuse(observer, why);
     }
 
+    /// Which life of a process the nodes have heard of last.
+    pub(super) fn life_of(&self, process: ProcessId) -> Incarnation {
+        self.recovery.restarted.get(&process).copied().unwrap_or_default()
+    }
+
     /// A process of this node says where it is dialed.
     pub(super) fn handle_door(&mut self, process: ProcessId, door: SocketAddr) {
         let order = self.recovery.orders.get(&process).map(|(order, _)| order.incarnation);
