@@ -48,8 +48,13 @@ fn said(store: &mut Store) -> Vec<String> {
 }
 
 fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) {
+    image_after(store, number, cut, 0, streams);
+}
+
+/// An image that covers so much of the payload log.
+fn image_after(store: &mut Store, number: u64, cut: u64, payload: u64, streams: &[(StreamId, u64)]) {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    let begin = ToProtector::ImageBegin { image: number, parent: None, cut, payload: 0, streams, ended };
+    let begin = ToProtector::ImageBegin { image: number, parent: None, cut, payload, streams, ended };
     let chunk = ToProtector::ImageChunk { image: number, offset: 0, bytes: b"image" };
     for message in [begin, chunk, ToProtector::ImageEnd { image: number, length: 5 }] {
         store.handle_message(speaker(0), &message).unwrap();
@@ -78,6 +83,21 @@ fn durable_means_written() {
     assert_eq!((write.position, &write.bytes[..]), (0, &b"abcd"[..]));
     store.handle_written(write.file, 4);
     assert_eq!(said(&mut store), ["JournalStable { position: 4 }"]);
+}
+
+#[test]
+fn payload_that_an_image_covers_may_come_after_it() {
+    let mut store = Store::new(CONFIG);
+    let (journal, payload) = (Span { start: 0, end: 0 }, Span { start: 5, end: 8 });
+    let Speaker { process, incarnation } = speaker(0);
+    store.handle_message(speaker(0), &ToProtector::Hello { process, incarnation, journal, payload }).unwrap();
+    // The image has a connection of its own. The process has closed the stream, whose last bytes are still on their way.
+    image_after(&mut store, 0, 0, 8, &[(stream(0), u64::MAX)]);
+    store.handle_verified(process, 0, true);
+    assert!(store.has_image(process));
+    let late = ToProtector::Payload { position: 5, stream: stream(0), offset: 62, bytes: b"abc" };
+    assert_eq!(store.handle_message(speaker(0), &late), Ok(()));
+    assert_eq!(store.usage(process).unwrap().payload, 0);
 }
 
 #[test]
