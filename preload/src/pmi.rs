@@ -79,7 +79,7 @@ impl Conversation {
 
     /// In `radic replay`: the answer that the program waits for, if it is one that says nothing (others are in no log). Its length; 0: the end.
     fn play(&mut self, part: &mut [u8]) -> usize {
-        const ANSWER: &[u8] = b"cmd=finalize_ack\n";
+        const ANSWER: &[u8] = b"cmd=finalize_ack rc=0\n";
         let asked = self.question.split(|byte| *byte == b'\n').any(|line| says(line, "finalize"));
         let rest = if asked { &ANSWER[self.answer.len().min(ANSWER.len())..] } else { &[][..] };
         let count = rest.len().min(part.len());
@@ -213,7 +213,8 @@ mod tests {
         assert_eq!(talk.play(&mut part), 0);
         talk.handle_written(b"cmd=finalize\n");
         assert_eq!((talk.play(&mut part), &part), (10, b"cmd=finali"));
-        assert_eq!((talk.play(&mut part), &part[..7]), (7, &b"ze_ack\n"[..]));
+        assert_eq!((talk.play(&mut part), &part), (10, b"ze_ack rc="));
+        assert_eq!((talk.play(&mut part), &part[..2]), (2, &b"0\n"[..]));
         assert_eq!(talk.play(&mut part), 0);
     }
 
