@@ -198,6 +198,8 @@ fn begin() -> Option<(i32, Request)> {
     layer.hear_node();
     layer.look_at_log();
     layer.settle_down();
+    // A program that talks to nobody hears here only that its last image is committed.
+    layer.hear_protector(false);
     if !layer::take_wish() {
         return None;
     }
@@ -224,7 +226,6 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     if let Some(why) = layer.images.refusals.rests(sys::now()) {
         return Err(format!("not tried again so soon: {why}"));
     }
-    layer.hear_protector(false);
     layer.ship();
     if layer.observer.is_replaying() {
         return Err("the process is catching up with its log".to_owned());

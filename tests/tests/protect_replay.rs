@@ -18,11 +18,11 @@ const RANKS: usize = 4;
 
 /// Programs, and arguments that make them last long enough for a checkpoint in the middle. Replay takes about a millisecond for each outcome.
 const PROGRAMS: [(&str, &[&str]); 5] = [
-    ("ring", &["--laps", "4000"]),
-    ("pingpong", &["--size", "32768", "--count", "12000"]),
-    ("jacobi", &["--iterations", "6000"]),
-    ("master_worker", &["--tasks", "4000"]),
-    ("collectives", &["--rounds", "300"]),
+    ("ring", &["--laps", "1500"]),
+    ("pingpong", &["--size", "32768", "--count", "4000"]),
+    ("jacobi", &["--iterations", "2500"]),
+    ("master_worker", &["--tasks", "3000"]),
+    ("collectives", &["--rounds", "120"]),
 ];
 
 /// What `radic replay --json` says, as far as it is looked at here.
