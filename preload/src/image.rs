@@ -100,6 +100,13 @@ impl Images {
         layer::want_checkpoint();
     }
 
+    /// `MPI_Init` has returned: what was asked for in its midst is begun now.
+    pub fn handle_initialized(&mut self) {
+        if self.asked.is_some() {
+            layer::want_checkpoint();
+        }
+    }
+
     fn tell(&mut self, node: &mut Node, result: Result<u64, String>) {
         if self.asked.take().is_some() {
             _ = node.send(&ToNode::Checkpointed(result));

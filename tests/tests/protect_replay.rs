@@ -18,7 +18,7 @@ const RANKS: usize = 4;
 
 /// Programs, and arguments that make them last long enough for a checkpoint in the middle. Replay takes about a millisecond for each outcome.
 const PROGRAMS: [(&str, &[&str]); 5] = [
-    ("ring", &["--laps", "5000"]),
+    ("ring", &["--laps", "3000"]),
     ("pingpong", &["--size", "32768", "--count", "4000"]),
     ("jacobi", &["--iterations", "2500"]),
     ("master_worker", &["--tasks", "3000"]),

@@ -120,11 +120,11 @@ fn run(cluster: &Cluster, library: &Library, program: &str, args: &[&str], kinds
 fn every_way(library: &Library) {
     let cluster = Cluster::start(Kind::Logical, NODES);
     for kinds in [&[Break::End][..], &[Break::Reset], &[Break::HalfEnd], &[Break::End, Break::Reset, Break::HalfEnd]] {
-        run(&cluster, library, "ring", &["--laps", "1000"], kinds);
+        run(&cluster, library, "ring", &["--laps", "600"], kinds);
     }
     let all = [Break::End, Break::Reset, Break::HalfEnd];
     run(&cluster, library, "collectives", &["--rounds", "150"], &all);
-    run(&cluster, library, "jacobi", &["--iterations", "1200"], &all);
+    run(&cluster, library, "jacobi", &["--iterations", "900"], &all);
     cluster.stop();
 }
 

@@ -62,6 +62,7 @@ fn initialized() {
         && !TOLD.swap(true, Ordering::Relaxed)
     {
         layer.pmi.handle_initialized();
+        layer.images.handle_initialized();
         // If the node is gone, whatever needs it next finds out.
         _ = layer.node.send(&ToNode::Initialized);
     }
