@@ -233,7 +233,7 @@ fn each_line_comes_once_though_the_terminal_s_node_dies() {
         let cluster = Cluster::start(kind, 4);
         let script = format!("exec seq -f \"$RADIC_RANK %.0f\" {COUNT}");
         // n1 would be a protector, too: a rank that executes another program while its protector dies is lost (issue 5).
-        let mut job = cluster.job(2, "--protect none --nodes n3,n4", &sh(&script)).start();
+        let mut job = cluster.job(2, "--nodes n3,n4", &sh(&script)).start();
         let victim = cluster.protector("n1");
         job.until("a good part of the output", |out, _| (out.len() > 200_000).then_some(()));
         victim.signal(Signal::KILL);

@@ -324,16 +324,22 @@ impl<'a> Session<'a> {
         match self.output.write(outlet) {
             Ok(ranges) => {
                 ranges.into_iter().for_each(|range| self.ledger.handle_printed(range));
-                let credit = self.ledger.poll_credit();
-                if credit > 0 && self.outcome.is_none() {
-                    self.send(&Request::Printed(credit))?;
-                }
+                self.report_printed()?;
                 Ok(None)
             }
             Err(WriteError::Closed) => Ok(Some(Ending::OutputClosed)),
             Err(WriteError::Terminal) => Ok(Some(Ending::Detached)),
             Err(WriteError::Failed(e)) => Err(e).context(self.detached("the output cannot be written")),
         }
+    }
+
+    /// Tells the job what was printed since it was told last: it sends no more than a window ahead of that.
+    fn report_printed(&mut self) -> Result<()> {
+        let credit = self.ledger.poll_credit();
+        if credit > 0 && self.outcome.is_none() {
+            self.send(&Request::Printed(credit))?;
+        }
+        Ok(())
     }
 
     fn detached(&self, what: &str) -> String {
@@ -394,7 +400,7 @@ impl<'a> Session<'a> {
             Reply::Attached { job, placement, dropped, .. } => {
                 self.handle_attached(job, placement, dropped)?;
             }
-            Reply::Output { rank, stream, offset, data } => self.handle_output(rank, stream, offset, &data),
+            Reply::Output { rank, stream, offset, data } => self.handle_output(rank, stream, offset, &data)?,
             Reply::StdinTaken => self.input_taken = true,
             Reply::TakenOver => return Ok(Some(Ending::TakenOver)),
             Reply::Ended(outcome) => self.handle_ended(outcome),
@@ -405,7 +411,7 @@ impl<'a> Session<'a> {
     }
 
     /// Output of a rank, or its end (none). After the death of a protector some comes again.
-    fn handle_output(&mut self, rank: Rank, stream: OutputStream, offset: u64, data: &[u8]) {
+    fn handle_output(&mut self, rank: Rank, stream: OutputStream, offset: u64, data: &[u8]) -> Result<()> {
         let next = self.next.entry((rank, stream)).or_insert(offset);
         let lost = offset.saturating_sub(*next);
         let known = next.saturating_sub(offset).min(data.len() as u64);
@@ -419,6 +425,8 @@ impl<'a> Session<'a> {
         if data.is_empty() {
             self.printer.handle_end(rank, stream);
         }
+        // A whole window of what came before would be printed by nobody.
+        if known > 0 { self.report_printed() } else { Ok(()) }
     }
 
     fn handle_attached(&mut self, job: JobId, placement: Placement, dropped: u64) -> Result<()> {
