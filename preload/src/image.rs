@@ -113,14 +113,13 @@ impl Images {
         }
     }
 
-    /// What became of `image`. If it began before one was asked for, that one comes next.
+    /// What became of `image`. If it began before one was asked for, that one comes next: whoever asks also wants it, and the wish found this one under way.
     fn tell_of(&mut self, image: u64, node: &mut Node, result: Result<u64, String>) {
         if std::mem::take(&mut self.again) {
             layer::want_checkpoint();
         }
-        match self.asked {
-            Some(first) if image < first => layer::want_checkpoint(),
-            _ => self.tell(node, result),
+        if self.asked.is_none_or(|first| image >= first) {
+            self.tell(node, result);
         }
     }
 

@@ -390,11 +390,10 @@ impl Layer {
     /// The peer of a connection that was opened here says that its link is broken.
     fn handle_call(&mut self, hello: &Greeting) {
         let Some(slot) = self.observer.table().find_end(hello.connection, true) else {
-            return self
-                .observer
-                .forgotten(hello.connection, hello.process)
-                .into_iter()
-                .for_each(|word| self.say_forgettable(word));
+            if let Some(word) = self.observer.forgotten(hello.connection, hello.process) {
+                self.say_forgettable(word);
+            }
+            return;
         };
         let connection = self.observer.table().get(slot).filter(|connection| connection.peer == hello.process);
         let Some(connection) = connection.filter(|connection| hello.incarnation >= connection.peer_incarnation()) else { return };

@@ -289,14 +289,15 @@ fn utc(ms: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use radic_wire::ids::{JobId, Rank};
     use radic_wire::job::{EndReason, Outcome};
     use radic_wire::local::RankInfo;
 
     use super::*;
 
-    fn node(name: &str, state: NodeState, spare: bool) -> NodeInfo {
+    /// A node with the usual figures.
+    pub(crate) fn node(name: &str, state: NodeState, spare: bool) -> NodeInfo {
         let alive = state == NodeState::Alive;
         NodeInfo {
             name: name.parse().unwrap(),

@@ -65,20 +65,11 @@ mod tests {
     use radic_wire::local::RankInfo;
 
     use super::*;
+    use crate::show;
 
     fn node(name: &str, state: NodeState, spare: bool, ranks: usize) -> NodeInfo {
         let rank = RankInfo { job: JobId::from_bits(7), rank: Rank(0), pid: 77 };
-        NodeInfo {
-            name: name.parse().unwrap(),
-            address: "127.0.0.1:40001".parse().unwrap(),
-            state,
-            spare,
-            slots: 2,
-            ranks: vec![rank; ranks],
-            protector: None,
-            memory: 0,
-            pid: 1,
-        }
+        NodeInfo { ranks: vec![rank; ranks], protector: None, ..show::tests::node(name, state, spare) }
     }
 
     #[test]

@@ -291,7 +291,7 @@ impl Node {
             }
             (Client::Session { job, home, shown, .. }, ToSession::Output { rank, stream, offset, mut data }) => {
                 let next = shown.next.entry((rank, stream)).or_insert(offset);
-                let (known, is_end) = ((next.saturating_sub(offset) as usize).min(data.len()), data.is_empty());
+                let known = (next.saturating_sub(offset) as usize).min(data.len());
                 *next = (*next).max(offset + data.len() as u64);
                 data.drain(..known);
                 let (job, home, session) = (*job, home.clone(), session.clone());
@@ -299,7 +299,8 @@ impl Node {
                     let printed = ToHome::Printed { session, bytes: known as u64 };
                     self.send(&home, PeerMessage::ToHome(job, printed));
                 }
-                if !data.is_empty() || is_end {
+                // None of it is known either if it is none: the end.
+                if known == 0 || !data.is_empty() {
                     let offset = offset + known as u64;
                     self.reply(client, Reply::Output { rank, stream, offset, data });
                 }

@@ -94,6 +94,14 @@ struct Printing {
     progress: BTreeMap<(Rank, OutputStream), Progress>,
 }
 
+impl Printing {
+    /// This comes after all that waits.
+    fn add(&mut self, piece: Piece) {
+        self.waiting_bytes += piece.cost();
+        self.waiting.push_back(piece);
+    }
+}
+
 /// A job at its home.
 #[derive(Debug)]
 pub struct Home {
@@ -344,9 +352,7 @@ impl Home {
         if data.is_empty() {
             return self.tell_taken(rank, stream, taken);
         }
-        let piece = Piece { rank, stream, offset: offset + known as u64, data, taken: false };
-        self.printing.waiting_bytes += piece.cost();
-        self.printing.waiting.push_back(piece);
+        self.printing.add(Piece { rank, stream, offset: offset + known as u64, data, taken: false });
         self.pump();
     }
 
@@ -354,9 +360,7 @@ impl Home {
     fn end_output(&mut self, rank: Rank) {
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
             let offset = self.printing.progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
-            let piece = Piece { rank, stream, offset, data: ByteBuf::new(), taken: false };
-            self.printing.waiting_bytes += piece.cost();
-            self.printing.waiting.push_back(piece);
+            self.printing.add(Piece { rank, stream, offset, data: ByteBuf::new(), taken: false });
         }
         self.pump();
     }
