@@ -16,13 +16,14 @@ use serde::Deserialize;
 const LIMIT: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;
 
-/// Programs, and arguments that make them last long enough for a checkpoint in the middle. Replay takes about a millisecond for each outcome.
+/// Programs, and arguments that make them last long enough for a checkpoint in the middle: some seconds each, replay
+/// is faster.
 const PROGRAMS: [(&str, &[&str]); 5] = [
-    ("ring", &["--laps", "3000"]),
-    ("pingpong", &["--size", "32768", "--count", "4000"]),
-    ("jacobi", &["--iterations", "2500"]),
-    ("master_worker", &["--tasks", "3000"]),
-    ("collectives", &["--rounds", "120"]),
+    ("ring", &["--laps", "5000"]),
+    ("pingpong", &["--size", "32768", "--count", "6000"]),
+    ("jacobi", &["--iterations", "6000"]),
+    ("master_worker", &["--tasks", "9000"]),
+    ("collectives", &["--rounds", "400"]),
 ];
 
 /// What `radic replay --json` says, as far as it is looked at here.

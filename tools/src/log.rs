@@ -1,5 +1,6 @@
 //! `radic log show`: what is held of one rank: its journal, what it received, its checkpoints.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,9 @@ use serde_json::{Value, json};
 
 use crate::client::{self, Cluster, Connection};
 use crate::show::{Table, bytes, print, print_json};
+
+/// Streams of which a piece is kept: 16 MiB at most.
+const PIECES: usize = 64;
 
 /// What can be done with logs.
 #[derive(Subcommand)]
@@ -55,6 +59,8 @@ pub(crate) struct Held {
     pub(crate) node: NodeName,
     /// What there is.
     pub(crate) log: HeldLog,
+    /// The piece of each stream that was read last, from this offset on: a process takes its bytes in pieces of some 10 B, the log gives them in pieces of 256 KiB.
+    pieces: BTreeMap<StreamId, (u64, Vec<u8>)>,
 }
 
 impl Held {
@@ -62,7 +68,7 @@ impl Held {
     pub(crate) fn open(cluster: &Cluster, job: String, rank: Rank) -> Result<Self> {
         let mut connection = cluster.connect(None)?;
         match connection.ask(&Request::Log { job, rank }, client::ANSWER)? {
-            Reply::Log(node, log) => Ok(Held { connection, node, log }),
+            Reply::Log(node, log) => Ok(Held { connection, node, log, pieces: BTreeMap::new() }),
             other => Err(connection.unexpected(&other).into()),
         }
     }
@@ -85,6 +91,20 @@ impl Held {
             Reply::LogBytes(bytes) if bytes.len() <= limits::LOG_CHUNK => Ok(bytes.into_vec()),
             other => Err(self.connection.unexpected(&other).into()),
         }
+    }
+
+    /// The received bytes of `stream` from `offset` on, as many as are here; none if they are not held (any more).
+    pub(crate) fn received(&mut self, stream: StreamId, offset: u64) -> &[u8] {
+        let is_here = |(start, bytes): &(u64, Vec<u8>)| (*start..start + bytes.len() as u64).contains(&offset);
+        if !self.pieces.get(&stream).is_some_and(is_here) {
+            let bytes = self.read(LogPart::Stream(stream), offset).unwrap_or_default();
+            if self.pieces.len() == PIECES {
+                self.pieces.clear();
+            }
+            self.pieces.insert(stream, (offset, bytes));
+        }
+        let (start, bytes) = &self.pieces[&stream];
+        &bytes[(offset - start) as usize..]
     }
 }
 

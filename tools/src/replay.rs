@@ -220,8 +220,6 @@ struct Sent {
     to: u64,
     compared: u64,
     different: u64,
-    /// A piece of what the receiver has, and its offset.
-    piece: (u64, Vec<u8>),
 }
 
 /// The logs that are needed.
@@ -308,9 +306,8 @@ impl Session {
                     talk.say(&FromReplayer::Journal(rest[..rest.len().min(room as usize)].to_vec().into()))?;
                 }
                 ToReplayer::FetchPayload { stream, offset, room } => {
-                    let mut piece = self.own.read(LogPart::Stream(stream), offset).unwrap_or_default();
-                    piece.truncate(room as usize);
-                    talk.say(&FromReplayer::Payload(piece.into()))?;
+                    let bytes = self.own.received(stream, offset);
+                    talk.say(&FromReplayer::Payload(bytes[..bytes.len().min(room as usize)].to_vec().into()))?;
                 }
                 ToReplayer::Peer(connection) => talk.say(&FromReplayer::Peer(self.peer(connection)?))?,
                 ToReplayer::Sent { stream, offset, bytes } => self.compare(stream, offset, &bytes)?,
@@ -356,17 +353,10 @@ impl Session {
         let Some(receiver) = receiver else { return Ok(()) };
         let mut at = offset;
         while at < sent.to {
-            let (start, piece) = &sent.piece;
-            if at < *start || at >= start + piece.len() as u64 {
-                // Dropped by a commit of the receiver, or not there yet: it cannot be compared.
-                let fetched = receiver.read(LogPart::Stream(stream), at).unwrap_or_default();
-                if fetched.is_empty() {
-                    break;
-                }
-                sent.piece = (at, fetched);
+            let then = receiver.received(stream, at);
+            if then.is_empty() {
+                break; // Dropped by a commit of the receiver, or not there yet: it cannot be compared.
             }
-            let (start, piece) = &sent.piece;
-            let then = &piece[(at - start) as usize..];
             let now = &again[(at - offset) as usize..];
             let length = then.len().min(now.len());
             sent.compared += length as u64;
