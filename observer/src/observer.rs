@@ -166,6 +166,19 @@ pub enum Ready {
     Wait(Wait),
 }
 
+/// The answer to a `read` of standard input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// Read from the system, at most [`limits::INPUT`] bytes, and tell [`Observer::handle_input`]; whoever stands before the gate waits first.
+    Live,
+    /// So many bytes of then are in the caller's room; 0: the end.
+    Again(usize),
+    /// There is nothing now.
+    Nothing,
+    /// Not yet.
+    Wait(Wait),
+}
+
 /// What may leave on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transmit {
@@ -227,6 +240,8 @@ pub struct Observer {
     /// What the protector held of each stream when this incarnation began, and where it has ended; sorted.
     held: Vec<(StreamId, u64, Option<u64>)>,
     fenced: Option<Incarnation>,
+    /// Bytes of standard input that the program has read.
+    input: u64,
 }
 
 impl Observer {
@@ -249,6 +264,7 @@ impl Observer {
             replayed: 0,
             held: Vec::new(),
             fenced: None,
+            input: 0,
         }
     }
 
@@ -519,6 +535,40 @@ impl Observer {
             self.handle_served();
         }
         Ok(Some(total as usize))
+    }
+
+    /// `read` of standard input into `room` (not empty). What is read stays in doubt until it is stable, and whoever types can say again only what he said
+    /// last: so the gate comes before the system call ([`Observer::gate`]), and no more than one outcome is ever in doubt.
+    pub fn input(&mut self, thread: u32, room: &mut [u8], blocking: bool) -> Result<Input, Error> {
+        match self.consult(thread, Ask::Input, blocking)? {
+            Verdict::Live => return Ok(Input::Live),
+            Verdict::Nothing => return Ok(Input::Nothing),
+            Verdict::Wait(wait) => return Ok(Input::Wait(wait)),
+            Verdict::Outcome => {}
+        }
+        let Determinant::Input { bytes } = self.outcome()? else {
+            return Err(self.diverged("a read of standard input had another kind of outcome then"));
+        };
+        let count = bytes.len();
+        let Some(room) = room.get_mut(..count) else {
+            return Err(self.diverged("standard input is asked for less than it gave then"));
+        };
+        room.copy_from_slice(bytes);
+        self.input += count as u64;
+        self.handle_served();
+        Ok(Input::Again(count))
+    }
+
+    /// These bytes of standard input were read; none: it has ended.
+    pub fn handle_input(&mut self, thread: u32, bytes: &[u8]) -> Result<(), Error> {
+        self.journal.append(thread, &Determinant::Input { bytes })?;
+        self.input += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Bytes of standard input that the program has read, in all its lives.
+    pub fn input_read(&self) -> u64 {
+        self.input
     }
 
     /// `recv` with `MSG_PEEK` of at most `max` bytes (above 0) on `fd`: as [`Observer::receive`], but nothing is consumed, and

@@ -41,6 +41,8 @@ pub enum Ask {
         /// The descriptor.
         fd: u32,
     },
+    /// Bytes of standard input.
+    Input,
     /// What is ready.
     Ready {
         /// The epoll's descriptor; `None` for `poll` and `select`.
@@ -62,6 +64,7 @@ impl Ask {
             (Ask::Accept { fd }, Determinant::Accept { listener, .. }) => fd == listener,
             (Ask::Connect { fd }, Determinant::Connected { fd: got }) => fd == got,
             (Ask::SoError { fd }, Determinant::SoError { fd: got, .. }) => fd == got,
+            (Ask::Input, Determinant::Input { .. }) => true,
             (Ask::Ready { epoll }, Determinant::Ready { epoll: got, .. }) => epoll == got,
             (Ask::Send { fd }, Determinant::SendPart { fd: got, .. }) => fd == got,
             (ask, Determinant::Errno { fd, call, .. }) => match (ask, call) {

@@ -26,6 +26,8 @@ pub enum Kind {
     Output = 6,
     /// The connection to the process manager.
     Pmi = 7,
+    /// The pipe from the node: standard input.
+    Input = 8,
 }
 
 const KIND: u8 = 0x0f;
@@ -47,6 +49,7 @@ pub fn kind(fd: i32) -> Kind {
         5 => Kind::Alias,
         6 => Kind::Output,
         7 => Kind::Pmi,
+        8 => Kind::Input,
         _ => Kind::Other,
     }
 }

@@ -244,6 +244,7 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
         why
     })?;
     layer.outputs.handle_image();
+    layer.input.handle_image();
     let Layer { observer, images, .. } = layer;
     let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
     let cut = cut.ok_or("the process is catching up with its log")?;

@@ -28,6 +28,7 @@ use crate::channel::{Channel, Identity};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::image::{self, Images};
+use crate::input::InputPipe;
 use crate::links::{Ending, Links};
 use crate::lock::{Guard, Lock};
 use crate::node::Node;
@@ -241,6 +242,8 @@ pub struct Layer {
     pub(crate) catching: Option<Catching>,
     /// Standard output and standard error.
     pub outputs: Outputs,
+    /// Standard input.
+    pub input: InputPipe,
     /// The connection to the process manager.
     pub pmi: Pmi,
     /// Links that are not up, and how they come up again.
@@ -306,6 +309,8 @@ pub struct Joined {
     protector: SocketAddr,
     /// How it is protected.
     pub protection: Protection,
+    /// Another program ran in this process before.
+    inherited: bool,
 }
 
 /// Joins the node at this socket.
@@ -313,8 +318,8 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     let mut node = Node::connect(socket).map_err(failed("the node's socket"))?;
     let answer = node.ask(&ToNode::Join { version: PROTOCOL_VERSION, process }, |_| true).map_err(failed("joining the node"));
     match answer? {
-        FromNode::Joined { incarnation, key, protector, protection } => {
-            Ok(Joined { node, process, incarnation, key: JobKey::from_bytes(key), protector, protection })
+        FromNode::Joined { incarnation, key, protector, protection, inherited } => {
+            Ok(Joined { node, process, incarnation, key: JobKey::from_bytes(key), protector, protection, inherited })
         }
         FromNode::Refused(why) => {
             node.close();
@@ -342,7 +347,7 @@ fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_
 
 /// Starts the layer: from now on every call is watched.
 pub fn start(joined: Joined) -> Result<(), JoinError> {
-    let Joined { mut node, process, incarnation, key, mut protector, protection } = joined;
+    let Joined { mut node, process, incarnation, key, mut protector, protection, inherited } = joined;
     let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
     let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
     let observer = Observer::in_life(process, incarnation, &config);
@@ -354,6 +359,7 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         links: Links::default(),
         catching: None,
         outputs: Outputs::new(),
+        input: InputPipe::new(inherited),
         pmi: Pmi::find(),
         next_protector: None,
         switch_again: 0,

@@ -22,6 +22,7 @@ mod greeting;
 #[allow(unsafe_code)]
 pub mod hooks;
 mod image;
+mod input;
 pub mod layer;
 mod links;
 pub mod lock;

@@ -38,10 +38,10 @@ const PIPE: usize = 64 << 10;
 const KEPT: usize = PIPE + limits::OUTPUT_UNPRINTED + limits::CHUNK;
 
 /// A pipe, whatever descriptors it has.
-type Pipe = (u64, u64);
+pub(crate) type Pipe = (u64, u64);
 
 /// The pipe behind a descriptor, if there is one.
-fn pipe_of(fd: i32) -> Option<Pipe> {
+pub(crate) fn pipe_of(fd: i32) -> Option<Pipe> {
     let stat = rustix::fs::fstat(sys::borrow(fd)).ok()?;
     (FileType::from_raw_mode(stat.st_mode) == FileType::Fifo).then_some((stat.st_dev, stat.st_ino))
 }

@@ -17,6 +17,7 @@
 //! | `asked` | questions to a node that is gone: forgotten |
 //! | `idle`, `unshipped` | begin anew |
 //! | `outputs` | new pipes: what may not have arrived is written once more ([`crate::output`]) |
+//! | `input` | a new pipe, into which nothing comes before the process lives again ([`crate::input`]) |
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
 //! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `image::restored` |
 //! | `HEAP`, `EPOLLS`, `FULL`, `STREAMS` locks | as they were: the thread that holds one is restored, too, in the middle of holding it |
@@ -196,6 +197,7 @@ impl Layer {
         hold_numbers().map_err(failed("it has no descriptors"))?;
         let point = self.point();
         let whole = self.outputs.handle_restored();
+        self.input.handle_restored();
         let mut node = Node::of_launcher(launcher).map_err(failed("its node is not there"))?;
         let process = self.observer.process();
         let restored = ToNode::Restored { version: PROTOCOL_VERSION, process, point };
@@ -363,7 +365,7 @@ impl Layer {
         if self.observer.settle() {
             catching.told = true;
             let (events, different) = (self.observer.replayed(), counters::get(Counter::Different));
-            _ = self.node.send(&ToNode::Live { events, different });
+            _ = self.node.send(&ToNode::Live { events, different, input: self.input_read() });
             self.tell_protector(&ToProtector::Live);
         }
     }

@@ -31,7 +31,9 @@ extern "C" fn construct() {
                 layer::fail(&error.to_string());
             }
             if let (Err(why), Some(mut layer)) = (hooks::stdio::watch_streams(), layer::enter()) {
-                layer.note(&format!("what it prints may be lost or come twice if it is restarted: {why}"));
+                layer.note(&format!(
+                    "what it reads of standard input, and what it prints, may be lost or come twice if it is restarted: {why}"
+                ));
             }
         }
         Ok(_) => {}

@@ -159,7 +159,7 @@ fn finish(mut talk: Talk) -> (String, i32) {
     let mut output: BTreeMap<(Rank, OutputStream), Vec<u8>> = BTreeMap::new();
     loop {
         match talk.hear().expect("the job's end") {
-            Reply::Attached { .. } => {}
+            Reply::Attached { .. } | Reply::StdinFrom(_) => {}
             Reply::Output { rank, stream, data, .. } => {
                 output.entry((rank, stream)).or_default().extend_from_slice(&data);
                 // The job may have ended: then the connection has, after its last word.

@@ -217,6 +217,7 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
             ("ready", json!({ "epoll": epoll, "set": ready }))
         }
         Determinant::SendPart { fd, len } => ("send-part", json!({ "fd": fd, "bytes": len })),
+        Determinant::Input { bytes } => ("input", json!({ "bytes": bytes.len() })),
         Determinant::Empty { count } => ("empty", json!({ "count": count })),
         Determinant::Sent { bytes } => ("sent", json!({ "bytes": bytes })),
         Determinant::Thread { index } => ("thread", json!({ "index": index })),
@@ -252,7 +253,7 @@ mod tests {
         assert_eq!(shown[1], "        1001  ready     epoll 4 set [[5,1],[9,4]]");
         let last: Value = serde_json::from_str(shown[2]).unwrap();
         assert_eq!((&last["event"], &last["fields"]["bytes"]), (&json!("recv"), &json!(64)));
-        let nonsense = [0x0c; limits::DETERMINANT];
+        let nonsense = [0x0d; limits::DETERMINANT];
         assert!(lines(&nonsense, 0, false, &mut text).is_err(), "no outcome, and longer than any");
     }
 }

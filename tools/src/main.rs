@@ -19,6 +19,7 @@ mod client;
 mod cluster;
 mod counters;
 mod doctor;
+mod feed;
 mod inject;
 mod ledger;
 mod log;

@@ -18,6 +18,7 @@ use radic_wire::process::Protect;
 use serde_bytes::ByteBuf;
 
 use crate::client::{self, ClientError, Cluster, Connection};
+use crate::feed::{Feed, Lost};
 use crate::ledger::Ledger;
 use crate::outcome;
 use crate::printer::Printer;
@@ -142,8 +143,7 @@ struct Session<'a> {
     next: BTreeMap<(Rank, OutputStream), u64>,
     output: Output,
     input: Input,
-    /// Whether the last piece of input was taken.
-    input_taken: bool,
+    feed: Feed,
     /// Recent interrupts.
     interrupts: VecDeque<Instant>,
     hinted: bool,
@@ -169,7 +169,7 @@ impl<'a> Session<'a> {
             next: BTreeMap::new(),
             output,
             input: Input::new(),
-            input_taken: true,
+            feed: Feed::default(),
             interrupts: VecDeque::new(),
             hinted: false,
             killer: None,
@@ -238,7 +238,7 @@ impl<'a> Session<'a> {
 
     fn wait(&self) -> Result<Ready> {
         let talking = self.outcome.is_none();
-        let wants_input = talking && self.job.is_some() && self.input_taken && self.input.is_open();
+        let wants_input = talking && self.job.is_some() && self.feed.is_hungry() && self.input.is_open();
         let background = wants_input && self.input.in_background();
         let (out, err, stdin) = (io::stdout(), io::stderr(), io::stdin());
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
@@ -352,11 +352,10 @@ impl<'a> Session<'a> {
     fn handle_input(&mut self, events: PollFlags) -> Result<()> {
         match self.input.read(events) {
             Typed::Nothing | Typed::Gone => {}
-            Typed::Bytes(bytes) => {
-                self.input_taken = false;
-                self.send(&Request::Stdin(ByteBuf::from(bytes)))?;
-            }
+            Typed::Bytes(bytes) if bytes.is_empty() => self.feed.handle_end(),
+            Typed::Bytes(bytes) => self.feed.handle_typed(&bytes),
         }
+        self.send_input()?;
         if !self.input.is_open() {
             self.printer.handle_end_of_input();
         }
@@ -401,13 +400,37 @@ impl<'a> Session<'a> {
                 self.handle_attached(job, placement, dropped)?;
             }
             Reply::Output { rank, stream, offset, data } => self.handle_output(rank, stream, offset, &data)?,
-            Reply::StdinTaken => self.input_taken = true,
+            Reply::StdinFrom(from) => self.handle_input_wanted(from)?,
             Reply::TakenOver => return Ok(Some(Ending::TakenOver)),
             Reply::Ended(outcome) => self.handle_ended(outcome),
             Reply::Error(text) => return Err(ClientError::Refused(text).into()),
             other => return Err(self.connection.unexpected(&other).into()),
         }
         Ok(None)
+    }
+
+    fn handle_input_wanted(&mut self, from: Option<u64>) -> Result<()> {
+        match self.feed.handle_asked(from) {
+            Ok(()) => self.send_input(),
+            Err(lost) => Err(self.give_up(lost)),
+        }
+    }
+
+    fn send_input(&mut self) -> Result<()> {
+        match self.feed.poll_piece() {
+            Some((offset, data)) => self.send(&Request::Stdin { offset, data: ByteBuf::from(data) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Rank 0 would read on at another place than it stands: the job ends instead.
+    fn give_up(&mut self, lost: Lost) -> anyhow::Error {
+        let Some((job, _)) = self.job else { return lost.into() };
+        match self.cluster.ask(&Request::Kill { job: job.to_string() }, client::ANSWER) {
+            Ok(_) => anyhow::Error::from(lost).context(format!("job {job} was ended")),
+            Err(error) => anyhow::Error::from(lost)
+                .context(format!("job {job} cannot go on, and cannot be ended ({error}): `radic kill {job}`")),
+        }
     }
 
     /// Output of a rank, or its end (none). After the death of a protector some comes again.
@@ -521,9 +544,6 @@ impl<'a> Session<'a> {
         self.connection = connection;
         self.pulse = Pulse::new(Instant::now());
         self.ledger.handle_reattached();
-        if !std::mem::replace(&mut self.input_taken, true) {
-            self.printer.handle_message("radic: up to 64 KiB of standard input may not have reached the job");
-        }
         Ok(())
     }
 }

@@ -115,6 +115,7 @@ impl Node {
         let mut peer = self.accept();
         let Some(Request::Run { spec, attach: true }) = peer.receive() else { panic!("no Run") };
         peer.send(&attached(nodes));
+        peer.send(&Reply::StdinFrom(Some(0)));
         (peer, *spec)
     }
 }
@@ -251,7 +252,11 @@ fn a_job_is_described_and_its_output_printed_in_whole_lines() {
         values.into_iter().next()
     };
     assert_eq!((value("A"), value("OTHER")), (Some(b"b".to_vec()), Some(b"o".to_vec())));
-    assert_eq!(peer.receive_other(), Some(Request::Stdin(ByteBuf::new())), "the end of the input is passed on");
+    assert_eq!(
+        peer.receive_other(),
+        Some(Request::Stdin { offset: 0, data: ByteBuf::new() }),
+        "the end of the input is passed on"
+    );
     peer.output(0, Stdout, "one ");
     peer.output(1, Stdout, "two\nthree");
     peer.output(1, Stderr, "error\n");
@@ -305,7 +310,8 @@ fn standard_input_goes_out_piece_by_piece() {
     let (mut peer, _) = node.accept_run(&["n1"]);
     let mut seen = Vec::new();
     loop {
-        let Some(Request::Stdin(piece)) = peer.receive() else { panic!("no input") };
+        let Some(Request::Stdin { offset, data: piece }) = peer.receive() else { panic!("no input") };
+        assert_eq!(offset, seen.len() as u64);
         if piece.is_empty() {
             break;
         }
@@ -314,11 +320,15 @@ fn standard_input_goes_out_piece_by_piece() {
         // The answer to this shows that no second piece came in between.
         peer.output(0, Stdout, "x\n");
         peer.expect_printed(2);
-        peer.send(&Reply::StdinTaken);
+        peer.send(&Reply::StdinFrom(Some(seen.len() as u64)));
     }
     writer.join().unwrap();
     assert!(seen == text, "{} bytes instead of {}", seen.len(), text.len());
-    peer.send(&Reply::StdinTaken);
+    // Rank 0 was brought back: what it has not read is said again, and the end after it.
+    peer.send(&Reply::StdinFrom(Some(199_990)));
+    assert_eq!(peer.receive(), Some(Request::Stdin { offset: 199_990, data: ByteBuf::from(&text[199_990..]) }));
+    peer.send(&Reply::StdinFrom(Some(200_000)));
+    assert_eq!(peer.receive(), Some(Request::Stdin { offset: 200_000, data: ByteBuf::new() }));
     peer.finish();
     assert_eq!(running.end().0, 0);
 }
@@ -329,7 +339,7 @@ fn signals_are_passed_on_and_the_third_interrupt_ends_the_job() {
     let node = cluster.node("n1");
     let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
     let (mut peer, _) = node.accept_run(&["n1"]);
-    assert!(matches!(peer.receive(), Some(Request::Stdin(_))), "attached");
+    assert!(matches!(peer.receive(), Some(Request::Stdin { .. })), "attached");
     for signal in [Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGQUIT, Signal::SIGINT, Signal::SIGINT] {
         running.signal(signal);
         assert_eq!(peer.receive(), Some(Request::Signal(signal as i32)));
@@ -365,7 +375,7 @@ fn a_dead_terminal_leaves_the_job_alone() {
     let node = cluster.node("n1");
     let mut running = cluster.start(&["run", "-n", "1", "--", "true"]);
     let (mut peer, _) = node.accept_run(&["n1"]);
-    assert!(matches!(peer.receive(), Some(Request::Stdin(_))), "attached");
+    assert!(matches!(peer.receive(), Some(Request::Stdin { .. })), "attached");
     running.signal(Signal::SIGHUP);
     assert_eq!(peer.receive(), None);
     let (code, stdout, stderr) = running.end();
@@ -399,7 +409,7 @@ fn a_reader_that_is_slow_does_not_hold_up_signals() {
         peer.output(0, Stdout, &line);
     }
     // The first report shows that it prints; the pipe holds less than the window.
-    assert!(matches!(peer.receive(), Some(Request::Stdin(_) | Request::Printed(_))));
+    assert!(matches!(peer.receive(), Some(Request::Stdin { .. } | Request::Printed(_))));
     running.signal(Signal::SIGTERM);
     while peer.receive_other() != Some(Request::Signal(15)) {}
     peer.finish();
@@ -451,7 +461,7 @@ fn the_loss_of_the_protector_is_survived_by_the_terminal() {
     let (n1, n2) = (cluster.node("n1"), cluster.node("n2"));
     let running = cluster.start(&["run", "-n", "1", "--", "true"]);
     let (mut peer, _) = n1.accept_run(&["n2"]);
-    assert_eq!(peer.receive(), Some(Request::Stdin(ByteBuf::new())));
+    assert_eq!(peer.receive(), Some(Request::Stdin { offset: 0, data: ByteBuf::new() }));
     peer.output(0, Stdout, "one\n");
     peer.expect_printed(4);
     // An unfinished line: not printed, not reported, so the next protector sends it again.
@@ -680,7 +690,7 @@ fn a_prompt_is_shown_and_the_answer_passed_on() {
     peer.output(0, Stdout, "how many? ");
     expect(&mut terminal, "how many? ");
     terminal.write_all(b"4\n").unwrap();
-    assert_eq!(peer.receive_other(), Some(Request::Stdin(ByteBuf::from(&b"4\n"[..]))));
+    assert_eq!(peer.receive_other(), Some(Request::Stdin { offset: 0, data: ByteBuf::from(&b"4\n"[..]) }));
     // The interrupt character becomes a signal for the job, and no input.
     terminal.write_all(b"\x03").unwrap();
     assert_eq!(peer.receive_other(), Some(Request::Signal(2)));
@@ -707,7 +717,7 @@ fn a_protector_that_hangs_is_left_for_another() {
     let (n1, n2) = (cluster.node("n1"), cluster.node("n2"));
     let running = cluster.start(&["run", "-n", "1", "--", "true"]);
     let (mut peer, _) = n1.accept_run(&["n2"]);
-    assert_eq!(peer.receive(), Some(Request::Stdin(ByteBuf::new())));
+    assert_eq!(peer.receive(), Some(Request::Stdin { offset: 0, data: ByteBuf::new() }));
     assert_eq!(peer.receive(), Some(Request::Ping));
     peer.send(&Reply::Pong);
     assert_eq!(peer.receive(), Some(Request::Ping), "one that answers is asked again");

@@ -304,6 +304,11 @@ pub enum Determinant<'a> {
         /// Bytes.
         len: u32,
     },
+    /// `read` of standard input gave these bytes; none: its end. They are here, in the journal itself, for nobody can send them again for ever.
+    Input {
+        /// The bytes, at most [`limits::INPUT`].
+        bytes: &'a [u8],
+    },
     /// So many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
@@ -367,6 +372,10 @@ impl<'a> Determinant<'a> {
             Determinant::Empty { count } => head(out, 9, count),
             Determinant::Sent { bytes } => head(out, 10, bytes),
             Determinant::Thread { index } => head(out, 11, u64::from(index)),
+            Determinant::Input { bytes } => {
+                head(out, 12, bytes.len() as u64);
+                out.raw(bytes);
+            }
         }
     }
 
@@ -405,6 +414,10 @@ impl<'a> Determinant<'a> {
             9 => Determinant::Empty { count: arg },
             10 => Determinant::Sent { bytes: arg },
             11 => Determinant::Thread { index: fd()? },
+            12 => match usize::try_from(arg) {
+                Ok(length @ 0..=limits::INPUT) => Determinant::Input { bytes: from.raw(length)? },
+                _ => return Err(from.malformed("more input than one outcome holds")),
+            },
             _ => return Err(from.malformed("no such determinant")),
         })
     }
@@ -520,6 +533,11 @@ mod tests {
         }
 
         #[test]
+        fn input_is_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            check(Determinant::Input { bytes: &bytes })?;
+        }
+
+        #[test]
         fn readiness_is_read_in_its_order(members in members(), epoll in prop::option::of(any_number())) {
             let set = ReadySet::new(&members).unwrap();
             check(Determinant::Ready { epoll, set })?;
@@ -562,6 +580,8 @@ mod tests {
             .collect();
         let longest = code(&Determinant::Ready { epoll: Some(u32::MAX), set: ReadySet::new(&members).unwrap() });
         assert!(longest.len() <= limits::DETERMINANT && longest.len() > limits::DETERMINANT / 2, "{}", longest.len());
+        let most = [7; limits::INPUT];
+        assert!(code(&Determinant::Input { bytes: &most }).len() < limits::DETERMINANT);
         let more = vec![ReadyFd { fd: 1, events: 1 }; limits::READY_FDS + 1];
         assert!(ReadySet::new(&more).is_none());
     }
@@ -573,7 +593,8 @@ mod tests {
             (&[0x27, 0, 0x02, 1, 0x00, 1], "two runs that are one"),
             (&[0x17, 0, 0x03, 0xff, 0x7f, 1], "more descriptors than the limit"),
             (&[0x03, 5, 1], "no such call"),
-            (&[0x0c], "no such kind"),
+            (&[0xfc, 0xf2, 0x1f, 0], "more input than the limit"),
+            (&[0x0d], "no such kind"),
             (&[0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0], "a descriptor over 64 bits"),
         ] {
             assert!(Determinant::read(&mut Reader::new(bytes)).is_err(), "{what}");

@@ -35,8 +35,13 @@ pub enum Request {
         /// Hexadecimal digits.
         job: String,
     },
-    /// Standard input for rank 0; empty: the end. The next one only after `StdinTaken`.
-    Stdin(ByteBuf),
+    /// Standard input for rank 0, one piece for each `StdinFrom`.
+    Stdin {
+        /// Offset of the first byte, over all terminals of the job.
+        offset: u64,
+        /// The bytes; none: the end.
+        data: ByteBuf,
+    },
     /// A signal for every rank of the attached job.
     Signal(i32),
     /// This many bytes of output were printed.
@@ -133,8 +138,9 @@ pub enum Reply {
         /// The bytes; none: the stream has ended.
         data: ByteBuf,
     },
-    /// Rank 0 took the last piece of standard input.
-    StdinTaken,
+    /// The next piece of standard input is wanted, from this offset on: further back than what was sent if rank 0 was brought back, and what it had not
+    /// read is gone. None: nobody knows how much it has read.
+    StdinFrom(Option<u64>),
     /// To `Ping`.
     Pong,
     /// Another terminal has attached to the job; this one gets no more.

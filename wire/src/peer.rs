@@ -276,6 +276,8 @@ pub enum ToHome {
     Stdin {
         /// From which terminal.
         session: SessionId,
+        /// Offset of the first byte.
+        offset: u64,
         /// The bytes.
         data: ByteBuf,
     },
@@ -313,8 +315,10 @@ pub enum ToHome {
         /// The bytes.
         data: ByteBuf,
     },
-    /// From a host: rank 0 took the last piece of standard input.
-    StdinTaken,
+    /// From a host: rank 0 took the piece of standard input with this number.
+    StdinTaken(u64),
+    /// From a host: rank 0 has another pipe, or none.
+    StdinWanted(StdinWanted),
     /// From a host: a rank and every process of its group have ended, and its output is complete.
     Exited {
         /// The rank.
@@ -389,8 +393,13 @@ pub enum ToHost {
         /// Where.
         placement: Placement,
     },
-    /// Standard input for rank 0; empty: the end.
-    Stdin(ByteBuf),
+    /// Standard input for rank 0.
+    Stdin {
+        /// Repeated in the answer, `StdinTaken`.
+        number: u64,
+        /// The bytes; none: the end.
+        data: ByteBuf,
+    },
     /// A signal for every rank here.
     Signal(i32),
     /// Output has been printed, or is kept: nobody will ask for it again.
@@ -445,12 +454,23 @@ pub enum ToSession {
         /// The bytes.
         data: ByteBuf,
     },
-    /// Rank 0 took the last piece of standard input: send the next.
-    StdinTaken,
+    /// Send the next piece of standard input, from this offset on; none: nobody knows from where on.
+    StdinFrom(Option<u64>),
     /// Another terminal has attached; this one gets no more.
     TakenOver,
     /// The job has ended and nothing of it is left.
     Ended(Outcome),
+}
+
+/// Which byte of standard input rank 0 is to get next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StdinWanted {
+    /// None for now: it is brought back, and has not caught up with its log.
+    Nothing,
+    /// That at this offset.
+    From(u64),
+    /// Nobody knows: a program before the one that runs has read of it, too.
+    Unknown,
 }
 
 /// A question to a protector.

@@ -268,6 +268,8 @@ pub enum ToNode {
         events: u64,
         /// Bytes sent again that were not what was sent then (G5).
         different: u64,
+        /// Bytes of standard input that the program has read in all its lives. None: nobody knows, for another program ran in this process before.
+        input: Option<u64>,
     },
     /// `MPI_Init` has returned: a good moment for the first checkpoint.
     Initialized,
@@ -293,6 +295,8 @@ pub enum FromNode {
         protector: SocketAddr,
         /// How it is protected.
         protection: Protection,
+        /// Another program ran in this process before, and may have read of what this one has inherited.
+        inherited: bool,
     },
     /// This process is not protected, and why.
     Refused(String),

@@ -14,7 +14,7 @@ use crate::layer;
 use crate::ops::BUFFERS;
 use crate::ops::descriptor::note_once;
 use crate::ops::socket::{self, How};
-use crate::{output, pmi, real, sys};
+use crate::{input, output, pmi, real, sys};
 
 /// Nothing is mapped below.
 const LOWEST: usize = 4096;
@@ -208,20 +208,35 @@ pub unsafe extern "C" fn recvmmsg(
     count as c_int
 }
 
+/// `read` and its kin: they are for pipes, too.
+unsafe fn read_one(fd: c_int, bytes: *mut c_void, length: size_t) -> Option<ssize_t> {
+    if fds::kind(fd) == Kind::Input && length > 0 && !is_nowhere(bytes, length) {
+        let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
+        return input::read(fd, &mut [IoSliceMut::new(room)]).map(finish);
+    }
+    unsafe { receive_one(fd, bytes, length, 0) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, length: size_t) -> ssize_t {
-    unsafe { receive_one(fd, bytes, length, 0).unwrap_or_else(|| real::read(fd, bytes, length)) }
+    unsafe { read_one(fd, bytes, length).unwrap_or_else(|| real::read(fd, bytes, length)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, length: size_t, room: size_t) -> ssize_t {
-    let ours = if length <= room { unsafe { receive_one(fd, bytes, length, 0) } } else { None };
+    let ours = if length <= room { unsafe { read_one(fd, bytes, length) } } else { None };
     unsafe { ours.unwrap_or_else(|| real::__read_chk(fd, bytes, length, room)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    let ours = usize::try_from(count).ok().and_then(|count| unsafe { receive_many(fd, parts, count, 0, Errno::INVAL) });
+    let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
+        Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL) }.is_ok() => {
+            // An IoSliceMut is an iovec in memory.
+            input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) }).map(finish)
+        }
+        _ => unsafe { receive_many(fd, parts, count, 0, Errno::INVAL) },
+    });
     unsafe { ours.unwrap_or_else(|| real::readv(fd, parts, count)) }
 }
 
@@ -301,7 +316,7 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
         let want = buffer.len().min(count - done);
         let got = unsafe {
             if offset.is_null() {
-                real::read(from, buffer.as_mut_ptr().cast(), want)
+                read(from, buffer.as_mut_ptr().cast(), want)
             } else {
                 libc::pread(from, buffer.as_mut_ptr().cast(), want, *offset)
             }
@@ -328,6 +343,10 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     if is_connection(to) || fds::kind(to) == Kind::Output {
+        // Standard input is a pipe: that cannot be sent so, here as elsewhere.
+        if fds::kind(from) == Kind::Input {
+            return finish(Err(Errno::INVAL));
+        }
         return unsafe { copy_file(to, from, offset, count) };
     }
     unsafe { real::sendfile(to, from, offset, count) }
@@ -347,12 +366,13 @@ pub unsafe extern "C" fn splice(
     length: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if is_connection(from) || is_connection(to) || fds::kind(to) == Kind::Output && layer::is_active() {
+    let is_pipe = fds::kind(to) == Kind::Output || fds::kind(from) == Kind::Input;
+    if is_connection(from) || is_connection(to) || is_pipe && layer::is_active() {
         // As for a descriptor that cannot be spliced: callers copy then, or report it.
         static SAID: AtomicBool = AtomicBool::new(false);
         note_once(
             &SAID,
-            "it splices a protected connection or its standard output, whose bytes must pass through memory: that fails with EINVAL",
+            "it splices a protected connection, its standard input or its standard output, whose bytes must pass through memory: that fails with EINVAL",
         );
         return finish(Err(Errno::INVAL));
     }

@@ -1,9 +1,9 @@
 //! The C library's buffers. Around a connection: its own `read` and `write` cannot be interposed, so such a stream gets ours, as a cookie stream. Around
-//! standard output and standard error: [`watch_streams`].
+//! standard input, standard output and standard error: [`watch_streams`].
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{ptr, slice};
 
@@ -15,7 +15,7 @@ use super::io::{read, write};
 use super::{finish, is_connection};
 use crate::fds::{self, Kind};
 use crate::lock::Lock;
-use crate::{layer, output, real};
+use crate::{input, layer, output, real};
 
 /// What `fopencookie` takes.
 #[repr(C)]
@@ -99,22 +99,46 @@ pub unsafe extern "C" fn fileno_unlocked(stream: *mut FILE) -> c_int {
 /// What the C library's streams write with, before [`watch_streams`].
 static NEXT_WRITE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-type StreamWrite = unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t;
+/// What they read with.
+static NEXT_READ: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Has the C library's streams write by way of us (`output` says why): puts our function into the tables of their operations. An error: this
+type StreamWrite = unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t;
+type StreamRead = unsafe extern "C" fn(*mut FILE, *mut c_void, ssize_t) -> ssize_t;
+
+/// Has the C library's streams read and write by way of us (`output` says why): puts our functions into the tables of their operations. An error: this
 /// C library is another one.
 pub fn watch_streams() -> Result<(), &'static str> {
-    /// The place of "write" in such a table.
+    /// The places of "read" and "write" in such a table.
+    const READ: usize = 14;
     const WRITE: usize = 15;
     let look_up = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    let next = look_up(c"_IO_file_write");
-    let slots = [c"_IO_file_jumps", c"_IO_wfile_jumps"].map(|name| look_up(name).cast::<*mut c_void>());
-    if next.is_null() || slots.iter().any(|table| table.is_null() || unsafe { *table.add(WRITE) } != next) {
+    let (next_read, next_write) = (look_up(c"_IO_file_read"), look_up(c"_IO_file_write"));
+    let tables = [c"_IO_file_jumps", c"_IO_wfile_jumps"].map(|name| look_up(name).cast::<*mut c_void>());
+    let holds =
+        |table: *mut *mut c_void, place, function: *mut c_void| !function.is_null() && unsafe { *table.add(place) } == function;
+    if tables.iter().any(|table| table.is_null() || !holds(*table, READ, next_read) || !holds(*table, WRITE, next_write)) {
         return Err("the C library keeps its streams' functions elsewhere");
     }
-    NEXT_WRITE.store(next, Ordering::Relaxed);
-    let ours = write_stream as StreamWrite as *mut c_void;
-    slots.into_iter().try_for_each(|table| unsafe { replace(table.add(WRITE), ours) })
+    NEXT_READ.store(next_read, Ordering::Relaxed);
+    NEXT_WRITE.store(next_write, Ordering::Relaxed);
+    let (read, write) = (read_stream as StreamRead as *mut c_void, write_stream as StreamWrite as *mut c_void);
+    tables.into_iter().try_for_each(|table| unsafe {
+        replace(table.add(READ), read)?;
+        replace(table.add(WRITE), write)
+    })
+}
+
+/// Reads for a stream.
+unsafe extern "C" fn read_stream(stream: *mut FILE, bytes: *mut c_void, length: ssize_t) -> ssize_t {
+    let fd = unsafe { real::fileno_unlocked(stream) };
+    if layer::is_active() && fd >= 0 && length > 0 && fds::kind(fd) == Kind::Input {
+        let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length as usize) };
+        if let Some(result) = input::read(fd, &mut [IoSliceMut::new(room)]) {
+            return finish(result);
+        }
+    }
+    let next = unsafe { std::mem::transmute::<*mut c_void, StreamRead>(NEXT_READ.load(Ordering::Relaxed)) };
+    unsafe { next(stream, bytes, length) }
 }
 
 /// Changes a word that the linker has made read-only.

@@ -26,13 +26,13 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
             return Ok(());
         }
         Kind::Own => return Err(Errno::BADF),
-        Kind::Connection | Kind::Listener | Kind::Alias | Kind::Output | Kind::Pmi => {}
+        Kind::Connection | Kind::Listener | Kind::Alias | Kind::Output | Kind::Input | Kind::Pmi => {}
     }
     let Some(mut layer) = layer::enter() else { return Ok(()) };
     match fds::kind(fd) {
         Kind::Listener => stop_listening(&mut layer, fd),
         Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),
-        Kind::Output => {}
+        Kind::Output | Kind::Input => {}
         Kind::Pmi => layer.pmi.handle_closed(),
         _ => close_connection(&mut layer, fd),
     }
@@ -124,7 +124,7 @@ pub fn duplicated(old: i32, new: i32) {
     if kind == Kind::Epoll {
         return super::ready::duplicated(old, new);
     }
-    if kind == Kind::Output {
+    if matches!(kind, Kind::Output | Kind::Input) {
         return fds::set_like(new, kind, old);
     }
     let Some(mut layer) = layer::enter() else { return };

@@ -139,7 +139,7 @@ fn is_known_logged(epoll: i32) -> bool {
 fn watches_protected(epolls: &Epolls, epoll: i32, depth: u32) -> bool {
     let inner = |fd| depth < NESTED && (is_known_logged(fd) || watches_protected(epolls, fd, depth + 1));
     let protected = |fd| match fds::kind(fd) {
-        Kind::Connection | Kind::Listener | Kind::Alias => true,
+        Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => inner(fd),
         Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
     };
@@ -213,7 +213,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     }
     let layer = layer::enter()?;
     let logged = kinds().any(|(fd, kind)| match kind {
-        Kind::Connection | Kind::Listener | Kind::Alias => true,
+        Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => is_logged(&layer, fd),
         Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
     });
@@ -395,7 +395,7 @@ fn is_readable(layer: &Layer, fd: i32, depth: u32) -> bool {
             let watched: Vec<i32> = EPOLLS.lock().get(fd).into_iter().flat_map(reading).collect();
             watched.into_iter().any(|fd| is_readable(layer, fd, depth + 1))
         }
-        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
+        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Input | Kind::Pmi => false,
     }
 }
 

@@ -59,7 +59,7 @@ struct Process {
     child: i32,
     /// Whether signals may still be sent: not after its group was ended.
     alive: bool,
-    stdin: Option<mpsc::Sender<ByteBuf>>,
+    stdin: Option<mpsc::Sender<(u64, ByteBuf)>>,
     /// Where its PMI answers go. One that was brought back has nobody there before it says so.
     pmi: Option<mpsc::Sender<Vec<u8>>>,
     readers: HashMap<OutputStream, Reader>,
@@ -141,7 +141,7 @@ impl Processes {
                 return Some(Input::Spawned(id(rank), result));
             }
             HostOutput::Restore(_, order) => self.restores.begin(order),
-            HostOutput::Stdin(data) => return self.write_stdin(job, data),
+            HostOutput::Stdin { number, data } => return self.write_stdin(job, number, data),
             HostOutput::Read(rank, stream) => {
                 if let Some(reader) = self.processes.get(&id(rank)).and_then(|p| p.readers.get(&stream)) {
                     reader.permit.notify_one();
@@ -387,7 +387,7 @@ impl Processes {
         }
     }
 
-    fn feeder(&self, job: JobId, pipe: ChildStdin) -> mpsc::Sender<ByteBuf> {
+    fn feeder(&self, job: JobId, pipe: ChildStdin) -> mpsc::Sender<(u64, ByteBuf)> {
         let (sender, pieces) = mpsc::channel(1);
         spawn_local(feed(job, pipe, pieces, self.inputs.clone()));
         sender
@@ -401,15 +401,15 @@ impl Processes {
     }
 
     /// Standard input of rank 0. A rank that does not read any more takes everything: nobody waits for it.
-    fn write_stdin(&mut self, job: JobId, data: ByteBuf) -> Option<Input> {
+    fn write_stdin(&mut self, job: JobId, number: u64, data: ByteBuf) -> Option<Input> {
         let process = self.processes.get_mut(&ProcessId { job, rank: Rank(0) })?;
         if data.is_empty() {
             process.stdin = None;
-            return Some(Input::StdinTaken(job));
+            return Some(Input::StdinTaken(job, number));
         }
         match &process.stdin {
-            Some(stdin) if stdin.try_send(data).is_ok() => None,
-            _ => Some(Input::StdinTaken(job)),
+            Some(stdin) if stdin.try_send((number, data)).is_ok() => None,
+            _ => Some(Input::StdinTaken(job, number)),
         }
     }
 }
@@ -444,13 +444,13 @@ fn read_now(pipe: &OwnedFd) -> Vec<u8> {
     said
 }
 
-async fn feed(job: JobId, mut pipe: ChildStdin, mut pieces: mpsc::Receiver<ByteBuf>, inputs: mpsc::Sender<Input>) {
-    while let Some(piece) = pieces.recv().await {
+async fn feed(job: JobId, mut pipe: ChildStdin, mut pieces: mpsc::Receiver<(u64, ByteBuf)>, inputs: mpsc::Sender<Input>) {
+    while let Some((number, piece)) = pieces.recv().await {
         let written = pipe.write_all(&piece).await;
         if written.is_err() {
             pieces.close();
         }
-        _ = inputs.send(Input::StdinTaken(job)).await;
+        _ = inputs.send(Input::StdinTaken(job, number)).await;
     }
 }
 

@@ -199,7 +199,7 @@ impl Driver {
             match tokio::time::timeout(LIMIT, self.inputs.recv()).await.unwrap().unwrap() {
                 Input::ProcessOutput(_, _, piece) if piece.is_empty() => break,
                 Input::ProcessOutput(_, of, piece) if of == stream => text += str::from_utf8(&piece).unwrap(),
-                Input::StdinTaken(_) => {}
+                Input::StdinTaken(..) => {}
                 other => panic!("{other:?} while {text:?} had come"),
             }
         }
@@ -214,7 +214,7 @@ impl Driver {
                     return status;
                 }
                 // Whatever was still to be read.
-                Input::StdinTaken(_) | Input::ProcessOutput(_, OutputStream::Stdout, _) => {}
+                Input::StdinTaken(..) | Input::ProcessOutput(_, OutputStream::Stdout, _) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -269,7 +269,7 @@ fn comes_back(local: bool, killed: bool, last_word: &'static str, expected: Exit
         assert_eq!(caller(&listener), pid, "the kernel and we agree who it is");
         assert!(killed || pid != old);
         let data = ByteBuf::from(format!("{last_word}\n"));
-        driver.processes.handle(id().job, HostOutput::Stdin(data));
+        driver.processes.handle(id().job, HostOutput::Stdin { number: 1, data });
         let text = driver.output(OutputStream::Stdout, "heard").await;
         let mut words = text.split_whitespace();
         let ids: Vec<u32> = words.by_ref().take(3).map(|word| word.parse().unwrap()).collect();

@@ -215,7 +215,7 @@ impl Node {
             Request::Fault { name, fault } => self.ask_for_fault(now, client, &name, fault),
             Request::Shutdown => self.shut_down(now, client),
             Request::Hello { .. }
-            | Request::Stdin(_)
+            | Request::Stdin { .. }
             | Request::Signal(_)
             | Request::Printed(_)
             | Request::ReadLog { .. }
@@ -228,7 +228,7 @@ impl Node {
     fn handle_in_session(&mut self, client: ClientId, job: JobId, home: &NodeId, request: Request) {
         let session = self.session(client);
         let message = match request {
-            Request::Stdin(data) => ToHome::Stdin { session, data },
+            Request::Stdin { offset, data } => ToHome::Stdin { session, offset, data },
             Request::Printed(bytes) => ToHome::Printed { session, bytes },
             Request::Signal(signal) if (1..=64).contains(&signal) => ToHome::Signal(signal),
             // Asked in the session: its end is the answer, as for any other end.
@@ -305,7 +305,7 @@ impl Node {
                     self.reply(client, Reply::Output { rank, stream, offset, data });
                 }
             }
-            (Client::Session { .. }, ToSession::StdinTaken) => self.reply(client, Reply::StdinTaken),
+            (Client::Session { .. }, ToSession::StdinFrom(from)) => self.reply(client, Reply::StdinFrom(from)),
             (Client::Session { .. }, ToSession::TakenOver) => self.finish(client, Reply::TakenOver),
             (Client::Session { .. }, ToSession::Ended(outcome)) => self.finish(client, Reply::Ended(outcome)),
             (Client::Killing { .. }, ToSession::Ended(_)) => self.finish(client, Reply::Done),

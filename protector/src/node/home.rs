@@ -6,9 +6,11 @@ use std::time::Duration;
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
-use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, ToHome, ToHost, ToSession, Ward};
+use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
 use radic_wire::process::{Protect, Protection};
 use serde_bytes::ByteBuf;
+
+use super::stdin::{Next, Stdin};
 
 /// Lives of processes within one life of their job: a job that begins anew has so much higher numbers.
 const LIVES: u32 = 1 << 16;
@@ -124,10 +126,7 @@ pub struct Home {
     fence: u64,
     entries: Vec<(String, String)>,
     printing: Printing,
-    /// The terminal whose piece of standard input is under way to rank 0.
-    stdin_from: Option<SessionId>,
-    /// The first piece of a terminal that attached meanwhile.
-    stdin_next: Option<(SessionId, ByteBuf)>,
+    stdin: Stdin,
     /// Sessions that only wait for the end (`radic kill`).
     waiters: BTreeSet<SessionId>,
     /// Set once, at the first reason to end.
@@ -165,6 +164,7 @@ impl Home {
         let Adoption { job, ward, started_ms } = adoption;
         let mut home = Home::new(now, started_ms, job, ward);
         home.ranks.fill(RankState::Running);
+        home.stdin.wanted = StdinWanted::Nothing; // Rank 0 was on the lost node.
         home.unreported = home.hosts.keys().cloned().collect();
         home
     }
@@ -185,8 +185,7 @@ impl Home {
             fence,
             entries: Vec::new(),
             printing: Printing::default(),
-            stdin_from: None,
-            stdin_next: None,
+            stdin: Stdin::new(StdinWanted::From(0)),
             waiters: BTreeSet::new(),
             outcome: None,
             ending: false,
@@ -265,10 +264,11 @@ impl Home {
             ToHome::Attach(session) => self.attach(session),
             ToHome::Detach(session) => self.detach(&session),
             ToHome::Printed { session, bytes } => self.handle_printed(&session, bytes),
-            ToHome::Stdin { session, data } => self.handle_stdin(session, data),
+            ToHome::Stdin { session, offset, data } => self.handle_stdin(session, offset, data),
             ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),
             ToHome::Kill { session } => self.kill(session),
-            ToHome::StdinTaken if from == self.placement.home() => self.handle_stdin_taken(),
+            ToHome::StdinTaken(number) if from == self.placement.home() => self.handle_stdin_taken(number),
+            ToHome::StdinWanted(wanted) if from == self.placement.home() => self.restart_stdin(wanted),
             ToHome::Fence { number, entries } => self.handle_fence(from, number, entries),
             ToHome::Gone => self.handle_gone(now, from),
             ToHome::Report(report) => self.handle_report(from, report),
@@ -422,6 +422,7 @@ impl Home {
         self.entries.clear();
         self.unreported.clear();
         self.ranks.fill(RankState::Starting);
+        self.restart_stdin(StdinWanted::From(0));
         self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();
         self.launch();
     }
@@ -520,7 +521,6 @@ impl Home {
         self.end(Outcome { code: 0, reason: EndReason::Finished });
         if self.hosts.values().all(|h| h.gone) {
             self.ended = Some(now);
-            self.stdin_from = None;
             self.outputs.push_back(HomeOutput::Ended);
             for session in std::mem::take(&mut self.waiters) {
                 let outcome = self.outcome.clone().expect("set above");
@@ -557,27 +557,40 @@ impl Home {
         }
     }
 
-    fn handle_stdin(&mut self, session: SessionId, data: ByteBuf) {
+    fn handle_stdin(&mut self, session: SessionId, offset: u64, data: ByteBuf) {
         if self.printing.terminal.as_ref() != Some(&session) || self.is_over() {
             return;
         }
-        match &self.stdin_from {
-            // A terminal has at most one piece under way.
-            Some(busy) if *busy == session => {}
-            Some(_) => self.stdin_next = Some((session, data)),
-            None => {
-                self.stdin_from = Some(session);
-                self.tell_host(self.placement.home().clone(), ToHost::Stdin(data));
-            }
+        match self.stdin.handle_piece(session, offset, data) {
+            Next::Pass { number, data } => self.tell_host(self.placement.home().clone(), ToHost::Stdin { number, data }),
+            Next::Ask => self.ask_for_stdin(),
+            Next::Wait => {}
         }
     }
 
-    fn handle_stdin_taken(&mut self) {
-        if let Some(session) = self.stdin_from.take() {
-            self.tell_session(session, ToSession::StdinTaken);
+    fn handle_stdin_taken(&mut self, number: u64) {
+        if self.stdin.handle_taken(number) {
+            self.go_on_with_stdin();
         }
-        if let Some((session, data)) = self.stdin_next.take() {
-            self.handle_stdin(session, data);
+    }
+
+    /// Rank 0 has another pipe, or will have one: what was in the old one and was not read is wanted again.
+    fn restart_stdin(&mut self, wanted: StdinWanted) {
+        self.stdin.restart(wanted);
+        self.go_on_with_stdin();
+    }
+
+    fn go_on_with_stdin(&mut self) {
+        self.ask_for_stdin();
+        if let Some((session, offset, data)) = self.stdin.poll_waiting() {
+            self.handle_stdin(session, offset, data);
+        }
+    }
+
+    /// Tells the terminal, if there is one, which piece may come.
+    fn ask_for_stdin(&mut self) {
+        if let (Some(terminal), Some(from)) = (self.printing.terminal.clone(), self.stdin.asks_from()) {
+            self.tell_session(terminal, ToSession::StdinFrom(from));
         }
     }
 
@@ -591,6 +604,7 @@ impl Home {
         let attached = ToSession::Attached { job: self.job, placement, consumed, dropped, protected: self.is_protected() };
         self.tell_session(session.clone(), attached);
         self.printing.terminal = Some(session);
+        self.ask_for_stdin();
         self.pump();
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
-use radic_wire::peer::{HostReport, MpiPhase, RestartOrder, ToHome, ToHost, Ward};
+use radic_wire::peer::{HostReport, MpiPhase, RestartOrder, StdinWanted, ToHome, ToHost, Ward};
 use radic_wire::process::{Point, Protect, Protection, variable};
 use serde_bytes::ByteBuf;
 
@@ -125,7 +125,12 @@ pub enum HostOutput {
     /// any more; SIGKILL, SIGTERM or `Over` give it up.
     Restore(Rank, RestoreOrder),
     /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
-    Stdin(ByteBuf),
+    Stdin {
+        /// Repeated in the answer.
+        number: u64,
+        /// The bytes.
+        data: ByteBuf,
+    },
     /// Read the next piece of a rank's output; the answer is [`Host::handle_output`].
     Read(Rank, OutputStream),
     /// Give up a stream of a rank that has ended.
@@ -315,6 +320,10 @@ impl Host {
         self.ranks.insert(rank, state);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
+        if stdin {
+            // Nothing may come into its new pipe before it says what it has read.
+            self.outputs.push_back(HostOutput::ToHome(ToHome::StdinWanted(StdinWanted::Nothing)));
+        }
         let order = RestoreOrder { process, incarnation, log, local, images: images.clone(), kvsname, stdin, library };
         self.outputs.push_back(HostOutput::Restore(rank, order));
     }
@@ -489,7 +498,7 @@ impl Host {
     pub fn handle_message(&mut self, now: Duration, message: ToHost) {
         match message {
             ToHost::Launch { .. } => {} // A repetition: the ranks are here.
-            ToHost::Stdin(data) => self.outputs.push_back(HostOutput::Stdin(data)),
+            ToHost::Stdin { number, data } => self.outputs.push_back(HostOutput::Stdin { number, data }),
             ToHost::Signal(signal) => {
                 self.sent.insert(signal);
                 self.signal(signal);
@@ -584,9 +593,15 @@ impl Host {
         self.report_ended();
     }
 
-    /// Rank 0 has taken the last piece of standard input (or will never read it).
-    pub fn handle_stdin_taken(&mut self) {
-        self.outputs.push_back(HostOutput::ToHome(ToHome::StdinTaken));
+    /// Rank 0 has taken this piece of standard input (or will never read it).
+    pub fn handle_stdin_taken(&mut self, number: u64) {
+        self.outputs.push_back(HostOutput::ToHome(ToHome::StdinTaken(number)));
+    }
+
+    /// Rank 0 was brought back and lives again. `read`: how much of standard input it has read, if that is known.
+    pub fn handle_input_read(&mut self, read: Option<u64>) {
+        let wanted = read.map_or(StdinWanted::Unknown, StdinWanted::From);
+        self.outputs.push_back(HostOutput::ToHome(ToHome::StdinWanted(wanted)));
     }
 
     /// A process has ended.

@@ -20,6 +20,7 @@ mod outlet;
 pub mod placement;
 mod recovery;
 pub mod registry;
+mod stdin;
 pub mod stores;
 #[cfg(test)]
 mod tests;
@@ -90,7 +91,7 @@ pub enum Input {
     /// Bytes of a rank's PMI connection.
     Pmi(ProcessId, Vec<u8>),
     /// The answer to [`HostOutput::Stdin`].
-    StdinTaken(JobId),
+    StdinTaken(JobId, u64),
     /// A message of an observer, and the process id at the other end of its connection.
     Observer(ObserverId, u32, ToNode),
     /// An observer's connection is gone.
@@ -287,7 +288,7 @@ impl Node {
             }
             Input::Exited(process, status) => self.handle_exited(now, process, status),
             Input::Pmi(process, bytes) => self.with_host(now, process.job, |host| host.handle_pmi(process.rank, &bytes)),
-            Input::StdinTaken(job) => self.with_host(now, job, Host::handle_stdin_taken),
+            Input::StdinTaken(job, number) => self.with_host(now, job, |host| host.handle_stdin_taken(number)),
             Input::Observer(observer, pid, message) => self.handle_observer(now, observer, pid, message),
             Input::ObserverGone(observer) => self.forget_observer(observer),
             Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),

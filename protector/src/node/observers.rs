@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, ProcessId};
+use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
@@ -46,6 +46,10 @@ pub(super) struct Observed {
     observer: Option<ObserverId>,
     /// It has joined before: its protector may hold something of it.
     known: bool,
+    /// The process id of the program that has joined last.
+    pid: Option<u32>,
+    /// That joined when another program of the same process had (exec).
+    inherited: bool,
     asks: usize,
     notes: u32,
     /// It ends, and reads nothing more.
@@ -107,6 +111,7 @@ impl Node {
             return self.refuse(observer, text);
         }
         observed.observer = Some(observer);
+        observed.inherited = observed.pid.replace(pid) == Some(pid);
         let again = std::mem::replace(&mut observed.known, true) || later_life;
         self.observers.joined.insert(observer, process);
         if again && protect == Protect::On {
@@ -124,7 +129,7 @@ impl Node {
             return self.refuse(observer, text);
         }
         let observed = self.observers.processes.entry(process).or_default();
-        (observed.observer, observed.known) = (Some(observer), true);
+        (observed.observer, observed.known, observed.pid) = (Some(observer), true, Some(pid));
         self.observers.joined.insert(observer, process);
         self.handle_restored(now, observer, process, point);
     }
@@ -183,6 +188,7 @@ impl Node {
             key: JobKey::derive(&self.config.key, process.job).to_bytes(),
             protector: self.log_address(),
             protection: host.protection().clone(),
+            inherited: self.observers.processes.get(&process).is_some_and(|observed| observed.inherited),
         };
         self.outputs.push_back(Output::Observer(observer, joined));
         self.start_schedule(now, process);
@@ -223,7 +229,12 @@ impl Node {
                     observed.closing = true;
                 }
             }
-            ToNode::Live { events, different } => self.handle_live(now, process, events, different),
+            ToNode::Live { events, different, input } => {
+                self.handle_live(now, process, events, different);
+                if process.rank == Rank(0) {
+                    self.with_host(now, process.job, |host| host.handle_input_read(input));
+                }
+            }
             ToNode::Listening(address) => {
                 if let Err(error) = self.registry.listen(process, address) {
                     self.dismiss(now, observer, process, &error.to_string());

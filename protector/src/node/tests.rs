@@ -223,10 +223,10 @@ impl Cluster {
                 };
                 self.post(node, Input::Spawned(id(rank), result));
             }
-            HostOutput::Stdin(data) => {
+            HostOutput::Stdin { number, data } => {
                 self.ranks.get_mut(&id(Rank(0))).unwrap().1.stdin.extend_from_slice(&data);
                 if !self.hold_stdin {
-                    self.post(node, Input::StdinTaken(job));
+                    self.post(node, Input::StdinTaken(job, number));
                 }
             }
             HostOutput::Read(rank, stream) => {
@@ -602,12 +602,14 @@ fn a_slow_terminal_holds_the_ranks_back() {
 fn standard_input_reaches_rank_zero_piece_by_piece() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start(2, 1, 2);
+    let mut offset = 0;
     for piece in [&b"ab"[..], b"cd", b""] {
-        let taken = |c: &Cluster| c.replies(1).iter().filter(|r| **r == Reply::StdinTaken).count();
-        let before = taken(&cluster);
-        cluster.ask(2, 1, Request::Stdin(ByteBuf::from(piece)));
-        cluster.run_until(|c| taken(c) == before + 1);
+        let taken = offset + piece.len() as u64;
+        cluster.ask(2, 1, Request::Stdin { offset, data: ByteBuf::from(piece) });
+        cluster.run_until(|c| piece.is_empty() || c.replies(1).contains(&Reply::StdinFrom(Some(taken))));
+        offset = taken;
     }
+    cluster.run_for(Duration::from_millis(5));
     assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"abcd");
 }
 
@@ -616,17 +618,17 @@ fn standard_input_goes_on_from_another_terminal() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start(2, 1, 2);
     cluster.hold_stdin = true;
-    cluster.ask(2, 1, Request::Stdin(ByteBuf::from("ab")));
+    cluster.ask(2, 1, Request::Stdin { offset: 0, data: ByteBuf::from("ab") });
     cluster.run_for(Duration::from_millis(5));
     cluster.hello(1, 2, Request::Attach { job: job.to_string() });
     cluster.run_for(Duration::from_millis(5));
-    cluster.ask(1, 2, Request::Stdin(ByteBuf::from("cd")));
+    cluster.ask(1, 2, Request::Stdin { offset: 2, data: ByteBuf::from("cd") });
     cluster.run_for(Duration::from_millis(5));
     assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"ab", "a second piece was sent before the first was taken");
     cluster.hold_stdin = false;
     let node = cluster.ranks[&at(job, 0)].0.clone();
-    cluster.post(&node, Input::StdinTaken(job));
-    cluster.run_until(|c| c.replies(2).contains(&Reply::StdinTaken));
+    cluster.post(&node, Input::StdinTaken(job, 1));
+    cluster.run_until(|c| c.replies(2).contains(&Reply::StdinFrom(Some(4))));
     assert_eq!(cluster.ranks[&at(job, 0)].1.stdin, b"abcd");
 }
 
@@ -722,7 +724,8 @@ fn what_a_departed_member_says_is_dropped() {
 #[test]
 fn what_waits_for_a_view_is_bounded() {
     let small = || PeerMessage::Subscribe;
-    let large = || PeerMessage::ToHost(JobId::from_bits(7), ToHost::Stdin(ByteBuf::from(vec![7; limits::CHUNK])));
+    let large =
+        || PeerMessage::ToHost(JobId::from_bits(7), ToHost::Stdin { number: 1, data: ByteBuf::from(vec![7; limits::CHUNK]) });
     for (message, most) in [(small as fn() -> PeerMessage, 1024), (large, limits::PEER_FRAME / limits::CHUNK)] {
         let mut cluster = Cluster::new(2);
         for _ in 0..most + 5 {
@@ -860,8 +863,10 @@ fn a_rank_joins_and_its_children_do_not() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(2, never());
     let key = JobKey::derive(&ClusterKey::from_bytes([1; 32]), job).to_bytes();
-    let FromNode::Joined { incarnation, key: told, protector, protection } = cluster.told(0)[0].clone() else { panic!("no") };
-    assert_eq!((incarnation, told, protection), (Incarnation(0), key, never()));
+    let FromNode::Joined { incarnation, key: told, protector, protection, inherited } = cluster.told(0)[0].clone() else {
+        panic!("no")
+    };
+    assert_eq!((incarnation, told, protection, inherited), (Incarnation(0), key, never(), false));
     assert_eq!(protector, "10.0.0.2:102".parse().unwrap(), "the log service of the next node");
     let n1 = name(1);
     for (number, pid, message) in [

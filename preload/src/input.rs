@@ -1,0 +1,141 @@
+//! Standard input: what the program reads of it is an outcome like any other, and its bytes are in the journal ([`Determinant::Input`]).
+//!
+//! Only rank 0 has a standard input, a pipe from its node. A restored process has a new pipe on descriptor 0, into which nothing comes before it lives again: then
+//! its node is told how much the program has read in all its lives, and the terminal goes on from there, saying again what was lost in the old pipe.
+//!
+//! `read` and `readv` are hooks; the C library's own streams (`fgets`, `scanf`, `std::cin`) read through a slot of its table of stream operations, where our function is
+//! ([`crate::output`] says why). Whether the pipe is readable is logged as for a connection (`ops::ready`).
+//!
+//! [`Determinant::Input`]: radic_wire::determinant::Determinant::Input
+
+use std::io::IoSliceMut;
+
+use radic_observer::{Input, Wait};
+use radic_wire::limits;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::counters::{self, Counter};
+use crate::fds::{self, Kind};
+use crate::layer::{self, Held, Layer, sure};
+use crate::ops::{clip_mut, wait};
+use crate::output::{Pipe, pipe_of};
+use crate::sys;
+
+/// The pipe from the node.
+#[derive(Debug)]
+pub struct InputPipe {
+    /// None: there is none, or the program has put something else in its place.
+    pipe: Option<Pipe>,
+    /// At the last image it was descriptor 0.
+    in_place: bool,
+    /// A program before this one, in the same process, may have read some of it: how much is not known here.
+    inherited: bool,
+}
+
+impl InputPipe {
+    /// That of this process, as its node has given it. `inherited`: another program ran in this process before (exec).
+    pub fn new(inherited: bool) -> Self {
+        let pipe = pipe_of(0).filter(|_| fds::set(0, Kind::Input, true));
+        InputPipe { pipe, in_place: true, inherited }
+    }
+
+    /// An image begins: the restored process gets a new pipe on descriptor 0, and must know whether that takes the old one's place.
+    pub fn handle_image(&mut self) {
+        self.in_place = self.pipe.is_some() && pipe_of(0) == self.pipe;
+    }
+
+    /// The process is restored.
+    pub fn handle_restored(&mut self) {
+        self.pipe = if self.in_place { pipe_of(0) } else { None };
+    }
+}
+
+impl Layer {
+    /// How much of standard input the program has read, in all its lives; none: that is not known.
+    pub(crate) fn input_read(&self) -> Option<u64> {
+        (!self.input.inherited).then(|| self.observer.input_read())
+    }
+}
+
+/// `read` and its kin. None: the descriptor is not this pipe; the call passes through.
+pub fn read(fd: i32, parts: &mut [IoSliceMut<'_>]) -> Option<Result<usize, Errno>> {
+    let layer = layer::enter()?;
+    layer.input.pipe.filter(|pipe| pipe_of(fd) == Some(*pipe))?;
+    let total: usize = parts.iter().map(|part| part.len()).sum();
+    if total == 0 {
+        return Some(Ok(0));
+    }
+    Some(Reading { fd, thread: layer::thread(), most: total.min(limits::INPUT) }.run(layer, parts))
+}
+
+struct Reading {
+    fd: i32,
+    thread: u32,
+    most: usize,
+}
+
+impl Reading {
+    fn run(self, mut layer: Held, parts: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+        let mut piece = [0; limits::INPUT];
+        let piece = &mut piece[..self.most];
+        let flags = rustix::fs::fcntl_getfl(sys::borrow(self.fd))?;
+        let waits = !flags.contains(OFlags::NONBLOCK);
+        loop {
+            match sure(layer.observer.input(self.thread, piece, waits)) {
+                Input::Again(count) => {
+                    layer.ship();
+                    return Ok(give(parts, &piece[..count]));
+                }
+                Input::Live => {
+                    // What was read before is safe; what is read now can be said again.
+                    layer.pass_gate();
+                    if let Some(count) = take(self.fd, piece)? {
+                        sure(layer.observer.handle_input(self.thread, &piece[..count]));
+                        counters::add(Counter::Events, 1);
+                        layer.ship();
+                        return Ok(give(parts, &piece[..count]));
+                    }
+                    if !waits {
+                        sure(layer.observer.handle_nothing(self.thread));
+                        return Err(Errno::AGAIN);
+                    }
+                    layer = self.wait(layer)?;
+                }
+                Input::Nothing => return Err(Errno::AGAIN),
+                Input::Wait(Wait::Event) => layer = self.wait(layer)?,
+                Input::Wait(other) => layer.wait_for(other),
+            }
+        }
+    }
+
+    fn wait(&self, layer: Held) -> Result<Held, Errno> {
+        wait(layer, &[(self.fd, PollFlags::IN)], None)
+    }
+}
+
+/// What lies in the pipe, as much as there is room for; none: nothing.
+fn take(fd: i32, room: &mut [u8]) -> Result<Option<usize>, Errno> {
+    let pipe = sys::borrow(fd);
+    // The pipe may be set to wait, and another thread, or a child, may take what is there: then this waits with the layer held, as little as that is likely.
+    if sys::poll(&mut [PollFd::from_borrowed_fd(pipe, PollFlags::IN)], Some(sys::span(0)))? == 0 {
+        return Ok(None);
+    }
+    match rustix::io::read(pipe, room) {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Into the program's buffers, which have room for it.
+fn give(parts: &mut [IoSliceMut<'_>], bytes: &[u8]) -> usize {
+    let mut rest = bytes;
+    for part in clip_mut(parts, 0, bytes.len()).iter_mut() {
+        let (now, later) = rest.split_at(part.len());
+        part.copy_from_slice(now);
+        rest = later;
+    }
+    bytes.len()
+}
