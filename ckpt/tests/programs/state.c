@@ -40,6 +40,15 @@ static int file_is_free(void *path) { return flock(open(path, O_RDWR), LOCK_SH |
 
 static int touch(void *page) { return *(volatile char *)page; }
 
+/* Somebody has taken the port while the process was dead: whoever that was is in the kernel's table for a minute. */
+static void tell_holder(int port) {
+    char line[256], wanted[8];
+    FILE *table = fopen("/proc/net/tcp", "r");
+    sprintf(wanted, ":%04X ", port);
+    while (table && fgets(line, sizeof line, table))
+        if (strstr(line, wanted)) printf("%s", line);
+}
+
 int main(void) {
     long number = 0;
     struct flock record = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 10, .l_len = 5};
@@ -75,7 +84,11 @@ int main(void) {
     if (child(touch, memory + 3 * 4096) != 7) fail("the page behind the guard");
     int to = socket(AF_INET, SOCK_STREAM, 0), from;
     length = sizeof peer;
-    if (getsockname(listener, (void *)&peer, &length) || peer.sin_port != address.sin_port) fail("another port");
+    if (getsockname(listener, (void *)&peer, &length)) fail("getsockname");
+    if (peer.sin_port != address.sin_port) {
+        tell_holder(ntohs(address.sin_port));
+        fail("another port");
+    }
     if (connect(to, (void *)&address, sizeof address) || (from = accept(listener, 0, 0)) < 0) fail("connect");
     if (write(to, "x", 1) != 1 || read(from, name, 1) != 1) fail("socket");
     printf("all as it was\n");
