@@ -42,6 +42,8 @@ pub struct Images {
     under_way: Option<(u64, u64)>,
     /// The last that was committed.
     committed: Option<(u64, u64)>,
+    /// How many images a restart from that one reads, and from the one that is under way.
+    layers: (usize, usize),
     /// The node asked for one and wants to hear what became of it: the first image that began since.
     asked: Option<u64>,
     /// One was wanted while another was under way.
@@ -88,6 +90,7 @@ impl Images {
             connection: None,
             under_way: None,
             committed: None,
+            layers: (0, 0),
             asked: None,
             again: false,
             refusals: Refusals::default(),
@@ -127,6 +130,7 @@ impl Images {
     pub fn handle_committed(&mut self, image: u64, node: &mut Node) {
         if let Some(done) = self.under_way.take_if(|(number, _)| *number == image) {
             self.committed = Some(done);
+            self.layers.0 = self.layers.1;
             counters::add(Counter::Committed, 1);
             self.tell_of(image, node, Ok(image));
         }
@@ -138,6 +142,13 @@ impl Images {
             self.committed = None;
             self.tell_of(image, node, Err("the protector has refused the image".to_owned()));
         }
+    }
+
+    /// What the next image builds upon, by its number and by the engine's name for it; none: it is a whole one, as it must be every [`limits::LAYERS`] images.
+    fn next_parent(&mut self) -> Option<(u64, u64)> {
+        let parent = self.committed.filter(|(_, engine)| *engine != 0 && self.layers.0 < limits::LAYERS);
+        self.layers.1 = parent.map_or(1, |_| self.layers.0 + 1);
+        parent
     }
 
     /// The process has come back from an image: whatever was under way was another life's.
@@ -246,9 +257,9 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     layer.outputs.handle_image();
     layer.input.handle_image();
     let Layer { observer, images, .. } = layer;
+    let parent = images.next_parent();
     let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
     let cut = cut.ok_or("the process is catching up with its log")?;
-    let parent = images.committed.filter(|(_, engine)| *engine != 0);
     let number = cut.mark.image;
     let written = channel::write(rustix::fd::AsFd::as_fd(&connection), &cut.message(parent.map(|(number, _)| number)));
     if let Err(error) = written {
@@ -325,9 +336,30 @@ impl Layer {
     }
 }
 
+const _: () = assert!(limits::LAYERS <= radic_ckpt::image::chain::MAX_LAYERS);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_whole_image_comes_often_enough() {
+        let mut images = Images::new(1);
+        let mut layers = 0;
+        for number in 0..5 * limits::LAYERS as u64 {
+            let parent = images.next_parent();
+            layers = if parent.is_some() { layers + 1 } else { 1 };
+            assert!(layers <= limits::LAYERS && parent.is_none_or(|(parent, _)| parent + 1 == number));
+            // Each third one is not committed: the next is on the same one.
+            if number % 3 == 2 && layers > 1 {
+                layers -= 1;
+                images.committed = images.committed.map(|(_, engine)| (number, engine));
+            } else {
+                (images.committed, images.layers.0) = (Some((number, 7)), images.layers.1);
+            }
+        }
+        assert!(images.layers.0 > 1);
+    }
 
     /// No handler is installed here, where the signal would end the tests: it is ignored.
     #[allow(unsafe_code)]

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,7 @@ use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
 use crate::restart::{self, Catching};
-use crate::signals;
+use crate::signals::{self, Hold};
 use crate::sys;
 
 /// Bytes of the payload log in the process.
@@ -92,25 +92,29 @@ pub fn take_wish() -> bool {
 }
 
 /// The layer, held.
-pub struct Held(Option<Guard<'static, Option<Layer>>>);
+pub struct Held {
+    guard: Option<Guard<'static, Option<Layer>>>,
+    /// Of a call that waits: let go after the layer.
+    signals: Option<Hold>,
+}
 
 impl Deref for Held {
     type Target = Layer;
 
     fn deref(&self) -> &Layer {
-        self.0.as_deref().and_then(Option::as_ref).expect("a layer that is held is there")
+        self.guard.as_deref().and_then(Option::as_ref).expect("a layer that is held is there")
     }
 }
 
 impl DerefMut for Held {
     fn deref_mut(&mut self) -> &mut Layer {
-        self.0.as_deref_mut().and_then(Option::as_mut).expect("a layer that is held is there")
+        self.guard.as_deref_mut().and_then(Option::as_mut).expect("a layer that is held is there")
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.0.take().is_some() {
+        if self.guard.take().is_some() {
             INSIDE.set(false);
             if DUE.load(Ordering::Relaxed) {
                 // The handler of the nudge finds the lock free, unless another thread is in: then that one comes by here.
@@ -128,14 +132,24 @@ pub fn enter() -> Option<Held> {
     if !is_active() || INSIDE.get() {
         return None;
     }
-    let mut guard = LAYER.lock();
+    // Before the lock: a signal's handler that comes between the two would wait for its own thread.
     INSIDE.set(true);
+    let mut guard = LAYER.lock();
     if guard.is_none() {
         INSIDE.set(false);
         return None;
     }
     come_back(&mut guard);
-    Some(Held(Some(guard)))
+    Some(Held { guard: Some(guard), signals: None })
+}
+
+/// The layer, for a call on a protected connection. A signal's handler that has interrupted the layer in its own thread can neither wait for it nor go by it: what it
+/// sent would be in no outbox, what it received in no log.
+pub fn enter_for_connection() -> Option<Held> {
+    if is_active() && INSIDE.get() {
+        fail("a signal's handler uses a protected connection while the program is in the middle of a call about one");
+    }
+    enter()
 }
 
 /// The first to get the layer after a restore finds out what there is to do.
@@ -155,7 +169,7 @@ pub fn enter_if_free() -> Option<Held> {
     let mut guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
     INSIDE.set(true);
     come_back(&mut guard);
-    Some(Held(Some(guard)))
+    Some(Held { guard: Some(guard), signals: None })
 }
 
 /// The layer if nobody holds it: for the handler of the checkpoint's signal.
@@ -165,21 +179,31 @@ pub fn try_enter() -> Option<Held> {
     }
     let guard = LAYER.try_lock().filter(|guard| guard.is_some())?;
     INSIDE.set(true);
-    Some(Held(Some(guard)))
+    Some(Held { guard: Some(guard), signals: None })
 }
 
 impl Held {
+    /// The program's signals wait for this call's waits in the kernel, from now on.
+    pub fn take_signals(&mut self) -> Hold {
+        self.signals.take().unwrap_or_else(Hold::begin)
+    }
+
+    /// The call goes on.
+    pub fn give_signals(&mut self, signals: Hold) {
+        self.signals = Some(signals);
+    }
+
     /// Keeps the layer locked after this value is gone; [`adopt`] goes on.
     pub fn keep_locked(mut self) {
         // Whoever adopts it may be another thread.
         INSIDE.set(false);
-        std::mem::forget(self.0.take());
+        std::mem::forget(self.guard.take());
     }
 }
 
 /// The layer that [`Held::keep_locked`] has left locked.
 pub fn adopt() -> Held {
-    Held(Some(LAYER.adopt_forgotten()))
+    Held { guard: Some(LAYER.adopt_forgotten()), signals: None }
 }
 
 /// Something that the layer should look after was left over: called by hooks that pass through.
@@ -421,8 +445,9 @@ pub fn end_process(code: i32) -> ! {
 
 /// Ends the process: it cannot go on without breaking a guarantee. A wrong answer is worse than a crash.
 pub fn fail(what: &str) -> ! {
-    let text = format!("radic: this process cannot go on: {what}\n");
-    _ = rustix::io::write(sys::borrow(2), text.as_bytes());
+    // Without an allocation: this may be a signal's handler in the middle of one.
+    let parts = ["radic: this process cannot go on: ", what, "\n"].map(|part| IoSlice::new(part.as_bytes()));
+    _ = rustix::io::writev(sys::borrow(2), &parts);
     end_process(125)
 }
 

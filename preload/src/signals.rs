@@ -23,6 +23,50 @@ pub fn end_at_once() {
     }
 }
 
+/// Keeps the program's signals waiting while a call waits by turns in the kernel and in the layer: one that its thread took in the layer would not end the call, as the
+/// program expects of it (a timer that ends a `recv`). They come in the kernel's wait, which is given [`Hold::mask`], or when this ends.
+#[derive(Debug)]
+pub struct Hold {
+    before: u64,
+}
+
+impl Hold {
+    /// From now on, for the calling thread.
+    pub fn begin() -> Self {
+        /// Those by which a thread hurts itself, which cannot wait.
+        const AT_ONCE: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+        /// Those of the threads library; the second is the checkpoint engine's, too.
+        const INTERNAL: [i32; 2] = [32, 33];
+        let free = AT_ONCE.iter().chain(&INTERNAL).fold(0u64, |mask, signal| mask | 1 << (signal - 1));
+        Hold { before: set_mask(libc::SIG_BLOCK, !free) }
+    }
+
+    /// What the program has blocked: for a wait in the kernel.
+    pub fn mask(&self) -> libc::sigset_t {
+        // SAFETY: a set of signals is words of bits, and the kernel reads the first only.
+        unsafe {
+            let mut set: libc::sigset_t = core::mem::zeroed();
+            (&raw mut set).cast::<u64>().write(self.before);
+            set
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        set_mask(libc::SIG_SETMASK, self.before);
+    }
+}
+
+/// Changes the calling thread's mask. What it was.
+fn set_mask(how: i32, mask: u64) -> u64 {
+    let mut before = 0u64;
+    // SAFETY: the kernel reads one mask and writes one, of which the size is given.
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const mask, &raw mut before, size_of::<u64>()) };
+    assert_eq!(result, 0, "a mask of signals");
+    before
+}
+
 fn action_of(signal: i32) -> Option<Action> {
     let mut action = Action::default();
     // SAFETY: the kernel writes one action, of which the size is given.
@@ -52,4 +96,23 @@ pub fn all_restart() -> bool {
         let restarts = |action: Action| action.flags & libc::SA_RESTART as u64 != 0;
         !is_handled(signal) || action_of(signal).is_some_and(restarts)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_wait_but_for_the_engine_s() {
+        let before = set_mask(libc::SIG_BLOCK, 0);
+        let hold = Hold::begin();
+        let held = set_mask(libc::SIG_BLOCK, 0);
+        for (signal, waits) in [(libc::SIGUSR1, true), (libc::SIGALRM, true), (64, true), (33, false), (libc::SIGSEGV, false)] {
+            assert_eq!(held >> (signal - 1) & 1 == 1, waits, "signal {signal}");
+        }
+        // SAFETY: the first word of a set.
+        assert_eq!(unsafe { (&raw const hold.mask()).cast::<u64>().read() }, before);
+        drop(hold);
+        assert_eq!(set_mask(libc::SIG_BLOCK, 0), before);
+    }
 }

@@ -92,6 +92,24 @@ fn every_call_under_protection() {
     every_call(ON);
 }
 
+/// An outbox that is full again and again: what a call has had taken leaves while the call still waits for room, and must not leave a second time.
+#[test]
+fn every_byte_once_with_a_small_outbox() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    run_pair(&cluster, &format!("{ON} --outbox 1M"), "net_data", &["slow_reader"]);
+    cluster.stop();
+}
+
+/// The program's timer ends its calls, also when it expires while the layer is busy with what came for it: here with a checkpoint every 20 ms.
+#[test]
+fn a_signal_that_ends_a_call_is_not_missed() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    for _ in 0..8 {
+        run_pair(&cluster, "--protect on --ckpt-interval 0.02", "net_data", &["interrupted"]);
+    }
+    cluster.stop();
+}
+
 /// A line of figures of net_many.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]

@@ -9,6 +9,7 @@ use radic_tests::library::{MPICH, compiled};
 use radic_tests::process::{Process, eventually};
 use radic_tests::protection::ON;
 use radic_wire::event::EventName;
+use radic_wire::limits::LAYERS;
 use rustix::process::Signal;
 
 /// Time for one job, its restarts included.
@@ -66,6 +67,19 @@ fn what_is_printed_comes_once_and_in_order() {
         .flat_map(|at| [format!("error {at}: No such file or directory"), format!("error again {at}")])
         .collect();
     assert_eq!(errors, due);
+    cluster.assert_idle();
+}
+
+/// A process that has made more checkpoints than one chain of increments may have.
+#[test]
+fn a_rank_comes_back_after_many_checkpoints() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let program = compiled("net", "prints");
+    let running = cluster.job(1, "--protect on --ckpt-interval 0.02", &[&program, "12000", "1"]).limit(LIMIT).start();
+    kill(&cluster, 0, 2 * LAYERS as u64 + 3);
+    let lines = finish(running);
+    let due: Vec<String> = (0..12000).map(|at| format!("line {at}")).chain(["done".to_owned()]).collect();
+    assert!(lines == due, "{} lines", lines.len());
     cluster.assert_idle();
 }
 

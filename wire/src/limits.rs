@@ -53,6 +53,8 @@ pub const PMI_KEYS: usize = 1 << 20;
 pub const PMI_NAMES: usize = 1_024;
 /// Descriptors in one readiness set. The observer reports at most so many at once; the rest is reported by the next call.
 pub const READY_FDS: usize = 1_024;
+/// Most images of a chain: a whole one, and increments each on the one before. A restart reads them all, and the engine reads no more than 64.
+pub const LAYERS: usize = 16;
 /// Bytes of standard input that one outcome holds.
 pub const INPUT: usize = 4 << 10;
 /// Longest code of one determinant, in bytes: a readiness set of [`READY_FDS`] that make no runs.

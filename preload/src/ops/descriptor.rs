@@ -28,7 +28,7 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
         Kind::Own => return Err(Errno::BADF),
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Output | Kind::Input | Kind::Pmi => {}
     }
-    let Some(mut layer) = layer::enter() else { return Ok(()) };
+    let Some(mut layer) = layer::enter_for_connection() else { return Ok(()) };
     match fds::kind(fd) {
         Kind::Listener => stop_listening(&mut layer, fd),
         Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),

@@ -20,8 +20,11 @@ pub const BUFFERS: usize = 1024;
 /// Waits, without the layer, until one of `fds` has what it waits for, or something came that the layer must look at; a deadline in the time
 /// of [`sys::now`]. `TIMEDOUT`: it is over. `INTR`: a signal, for which the call is to end.
 pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) -> Result<Held, Errno> {
+    // Before the layer looks after everything: from here on a signal of the program that it does not see in the kernel would be missed by the call.
+    let signals = layer.take_signals();
     layer.tend();
     if layer.links.take_changed() {
+        layer.give_signals(signals);
         return Ok(layer);
     }
     let mut polled = [(0, PollFlags::empty()); layer::AWAITED + 4];
@@ -30,8 +33,9 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     let until = deadline.into_iter().chain(layer.due()).min();
     drop(layer);
     let left = until.map(|until| until.saturating_sub(sys::now()));
-    let polled = ready::wait_for(&polled[..count], left);
-    let layer = layer::enter().ok_or(Errno::INTR)?;
+    let polled = ready::wait_for(&polled[..count], left, &signals.mask());
+    let mut layer = layer::enter().ok_or(Errno::INTR)?;
+    layer.give_signals(signals);
     match polled {
         Ok(0) if deadline.is_some_and(|deadline| deadline <= sys::now()) => Err(Errno::TIMEDOUT),
         Err(Errno::INTR) if crate::signals::all_restart() => Ok(layer),

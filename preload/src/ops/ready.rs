@@ -192,15 +192,15 @@ fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usiz
 /// Most descriptors of [`wait_for`].
 pub const AT_ONCE: usize = 2 * layer::AWAITED;
 
-/// Waits for at most [`AT_ONCE`] descriptors of whomever; in nanoseconds, none: for ever. Other than by `rustix`, EINTR is always a signal of the program: the checkpoint
+/// Waits for at most [`AT_ONCE`] descriptors of whomever, with this mask of signals; in nanoseconds, none: for ever. Other than by `rustix`, EINTR is always a signal of the program: the checkpoint
 /// engine knows this system call, and makes it again.
-pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>) -> Result<usize, Errno> {
+pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) -> Result<usize, Errno> {
     // Not on the heap: the layer is not held here, and a signal's handler might find the heap held by its own thread.
     let mut set = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
     let entries = fds.iter().map(|(fd, events)| pollfd { fd: *fd, events: events.bits() as i16, revents: 0 });
     let count = set.iter_mut().zip(entries).map(|(to, from)| *to = from).count();
     assert!(count == fds.len(), "at most {AT_ONCE} descriptors are waited for at once");
-    kernel::poll(&mut set[..count], time, None)
+    kernel::poll(&mut set[..count], time, Some(mask))
 }
 
 /// `poll` and, in its terms, `select`. None: none of these descriptors is protected; it passes through.
@@ -508,8 +508,10 @@ impl Waiting<'_> {
 
     /// Waits, without the layer, for the program's descriptors and the layer's.
     fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
+        let signals = layer.take_signals();
         layer.tend();
         if layer.links.take_changed() {
+            layer.give_signals(signals);
             return Ok(layer);
         }
         let starved = STARVED.load(Ordering::Relaxed);
@@ -525,8 +527,10 @@ impl Waiting<'_> {
             left = Some(left.map_or(due, |left| left.min(due)));
         }
         drop(layer);
-        let polled = kernel::poll(&mut set, left, self.limit.mask);
+        let mask = self.limit.mask.copied().unwrap_or_else(|| signals.mask());
+        let polled = kernel::poll(&mut set, left, Some(&mask));
         let mut layer = layer::enter().ok_or(Errno::INTR)?;
+        layer.give_signals(signals);
         match polled {
             Ok(_) => Ok(layer),
             Err(error) => Err(self.failed(&mut layer, error)),

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use radic_observer::connection::{Link, Slot};
+use radic_observer::connection::{Connection, Link, Slot};
 use radic_observer::{Error, Receive, Send, Source, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
@@ -46,7 +46,7 @@ impl How {
 
 /// `recv` and its kin. None: the layer does not watch; the call passes through.
 pub fn receive(fd: i32, buffers: &mut [IoSliceMut<'_>], how: How) -> Option<Result<usize, Errno>> {
-    let layer = layer::enter()?;
+    let layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
     if layer.observer.table().slot_of(fd as u32).is_err() {
         return None; // Closed by another thread meanwhile.
@@ -222,7 +222,7 @@ enum Taken {
 
 /// `send` and its kin. None: the layer does not watch.
 pub fn send(fd: i32, buffers: &[IoSlice<'_>], flags: i32) -> Option<Result<usize, Errno>> {
-    let layer = layer::enter()?;
+    let layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;
     let waits = fds::is_blocking(fd) && flags & libc::MSG_DONTWAIT == 0;
@@ -257,10 +257,6 @@ impl Sending {
         if self.deadline.is_some() && layer.is_unsent(self.slot) && !layer.observer.is_replaying() {
             layer = self.wait_for_turn(layer)?;
         }
-        let connection = layer.observer.table().get(self.slot);
-        let direct = connection.is_some_and(|c| c.link() == Link::Up && c.outgoing().unsent() == 0);
-        // What replay sends again the peer may have.
-        let direct = direct && !layer.observer.is_replaying();
         let mut whole = true;
         for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
             (layer, whole) = self.offer(layer, buffer)?;
@@ -269,7 +265,7 @@ impl Sending {
                 break;
             }
         }
-        if direct && whole {
+        if whole && self.may_write(&layer) {
             self.write(&mut layer, buffers);
         }
         layer.transmit(self.slot);
@@ -286,6 +282,15 @@ impl Sending {
             layer.transmit(self.slot);
         }
         Ok(self.done)
+    }
+
+    /// Whether what may leave next on the link is just what this call has had taken, all of it. Asked after the last wait: while the outbox was full, or the gate was shut, some of
+    /// it may have left, and the link may have become another one.
+    fn may_write(&self, layer: &Layer) -> bool {
+        let is_next =
+            |connection: &Connection| connection.link() == Link::Up && connection.outgoing().unsent() == self.done as u64;
+        // What replay sends again the peer may have.
+        !layer.observer.is_replaying() && layer.observer.table().get(self.slot).is_some_and(is_next)
     }
 
     /// What earlier calls have left, their time being over, goes first: if it does not, this call takes nothing.
@@ -389,7 +394,7 @@ fn wait_for_room(mut layer: Held) -> Result<Held, Errno> {
 
 /// `shutdown`.
 pub fn shutdown(fd: i32, how: i32) -> Option<Result<(), Errno>> {
-    let mut layer = layer::enter()?;
+    let mut layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;
     if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {

@@ -668,10 +668,13 @@ impl Store {
         }
         let Some(process) = self.processes.get_mut(&id) else { return };
         let newest = process.images.last().map(|newest| newest.number);
+        let whole = process.images.iter().rposition(|image| image.parent.is_none());
+        let layers = process.images.len() - whole.unwrap_or(0);
         let fits = match image.parent {
             None => newest.is_none_or(|newest| newest < image.number),
             // An increment builds upon the newest: only that is compared with by the observer's tracker.
-            Some(parent) => newest == Some(parent) && parent < image.number,
+            // One that no restart could read would be worse than none.
+            Some(parent) => newest == Some(parent) && parent < image.number && layers < limits::LAYERS,
         };
         if fits && process.incoming.is_none() && image.cut >= process.journal.start() {
             process.incoming = Some(image);

@@ -61,6 +61,32 @@ fn image_after(store: &mut Store, number: u64, cut: u64, payload: u64, streams: 
     }
 }
 
+/// One that cannot be restarted from would be worse than none: the process makes a whole one then.
+#[test]
+fn a_chain_that_is_too_long_to_be_read_is_refused() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    let streams = CutStreams::new(&[]).unwrap();
+    for number in 1..=limits::LAYERS as u64 {
+        said(&mut store);
+        let (image, parent) = (number, Some(number - 1));
+        let begin = ToProtector::ImageBegin { image, parent, cut: 0, payload: 0, streams, ended: streams };
+        store.handle_message(speaker(0), &begin).unwrap();
+        if number == limits::LAYERS as u64 {
+            break;
+        }
+        store.handle_message(speaker(0), &ToProtector::ImageChunk { image, offset: 0, bytes: b"image" }).unwrap();
+        store.handle_message(speaker(0), &ToProtector::ImageEnd { image, length: 5 }).unwrap();
+        store.handle_verified(id, image, true);
+    }
+    assert_eq!(said(&mut store), [format!("ImageRefused {{ image: {} }}", limits::LAYERS)]);
+    image(&mut store, limits::LAYERS as u64 + 1, 0, &[]);
+    store.handle_verified(id, limits::LAYERS as u64 + 1, true);
+    assert!(said(&mut store).iter().any(|text| text.starts_with("Committed")));
+}
+
 #[test]
 fn an_older_incarnation_is_told_and_changes_nothing() {
     let mut store = begun(CONFIG);
