@@ -116,6 +116,8 @@ pub struct Home {
     anew: bool,
     /// How often each rank has crashed before its first checkpoint.
     early_crashes: BTreeMap<Rank, u32>,
+    /// Ranks that have no process anywhere, as far as is known: their node is lost, and they are not back.
+    lost: BTreeSet<Rank>,
     /// Hosts of whose ranks a new home knows nothing yet.
     unreported: BTreeSet<NodeId>,
     started: Duration,
@@ -165,6 +167,7 @@ impl Home {
         let mut home = Home::new(now, started_ms, job, ward);
         home.ranks.fill(RankState::Running);
         home.stdin.wanted = StdinWanted::Nothing; // Rank 0 was on the lost node.
+        home.lost = (0..home.spec.ranks).map(Rank).collect();
         home.unreported = home.hosts.keys().cloned().collect();
         home
     }
@@ -176,6 +179,7 @@ impl Home {
             incarnation,
             anew: false,
             early_crashes: BTreeMap::new(),
+            lost: BTreeSet::new(),
             unreported: BTreeSet::new(),
             started: now,
             started_ms,
@@ -244,6 +248,7 @@ impl Home {
             command: self.command(),
             ranks: self.spec.ranks,
             running: self.ranks.iter().filter(|r| **r != RankState::Ended).count() as u32,
+            degraded: self.lost.iter().copied().filter(|rank| self.ranks[rank.0 as usize] != RankState::Ended).collect(),
             nodes: self.placement.nodes.iter().map(|n| n.name.clone()).collect(),
             home: self.placement.home().name.clone(),
             started_ms: self.started_ms,
@@ -290,6 +295,7 @@ impl Home {
     }
 
     fn handle_rank(&mut self, from: &NodeId, rank: Rank, message: ToHome) {
+        self.lost.remove(&rank); // Whatever it says: it is there.
         let state = &mut self.ranks[rank.0 as usize];
         let node = from.name.clone();
         match message {
@@ -370,6 +376,7 @@ impl Home {
         if !self.unreported.remove(from) || report.incarnation != self.incarnation {
             return;
         }
+        report.running.iter().for_each(|rank| _ = self.lost.remove(rank));
         for (rank, status, phase) in report.ended {
             if self.placement.node_of(rank) == Some(from) {
                 self.ranks[rank.0 as usize] = RankState::Ended;
@@ -421,6 +428,7 @@ impl Home {
         self.fence = 0;
         self.entries.clear();
         self.unreported.clear();
+        self.lost.clear();
         self.ranks.fill(RankState::Starting);
         self.restart_stdin(StdinWanted::From(0));
         self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();
@@ -446,6 +454,7 @@ impl Home {
         }
         let ending = self.ending;
         let running = self.placement.ranks_on(node).any(|rank| self.ranks[rank.0 as usize] != RankState::Ended);
+        self.lost.extend(self.placement.ranks_on(node));
         for rank in self.placement.ranks_on(node).filter(|_| ending) {
             self.ranks[rank.0 as usize] = RankState::Ended; // Nobody brings back what is being ended.
         }

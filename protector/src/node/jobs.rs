@@ -68,6 +68,7 @@ impl Node {
                 }
                 HostOutput::Over => {
                     self.forget_processes(job);
+                    self.forget_lives(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
                     // Else the home says so, when all hosts are done.
                     if host.protection().protect == Protect::On && !self.is_member(host.home()) {

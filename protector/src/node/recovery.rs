@@ -64,8 +64,8 @@ pub(super) struct Recovery {
     doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
     /// Newest lives of processes that were restarted anywhere.
     restarted: BTreeMap<ProcessId, Incarnation>,
-    /// What processes of this node have been brought back with, and the node that has their log until it is another one.
-    orders: BTreeMap<ProcessId, (RestartOrder, NodeId)>,
+    /// What processes of this node have been brought back with, and the node that has their log, until it is this node's protector.
+    orders: BTreeMap<ProcessId, (RestartOrder, Option<NodeId>)>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
     /// Processes that wait for their first checkpoint at a new protector.
@@ -92,10 +92,11 @@ impl Node {
                 crashed: None,
             });
             protected.host = from.clone();
-            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
-            if ward.incarnation > wards.ward.incarnation {
-                protected.left = None; // Of the job's life before.
+            if ward.incarnation > protected.incarnation {
+                // What is known of it is of the job's life before.
+                (protected.left, protected.recovering, protected.crashed) = (None, false, None);
             }
+            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
         }
         wards.ward = ward;
     }
@@ -126,13 +127,10 @@ impl Node {
 
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
-        let Recovery { wards, doors, restarted, orders, finals, degraded, ended, .. } = &mut self.recovery;
+        self.forget_lives(job);
+        let Recovery { wards, restarted, ended, .. } = &mut self.recovery;
         wards.remove(&job);
-        doors.retain(|process, _| process.job != job);
         restarted.retain(|process, _| process.job != job);
-        orders.retain(|process, _| process.job != job);
-        finals.retain(|process, _| process.job != job);
-        degraded.retain(|process| process.job != job);
         if !ended.contains(&job) {
             ended.push_back(job);
         }
@@ -307,7 +305,8 @@ impl Node {
         self.observers.processes.remove(&process);
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
-        self.recovery.orders.insert(process, (order, from.clone()));
+        self.recovery.orders.insert(process, (order, Some(from.clone())));
+        self.recovery.degraded.insert(process);
         self.with_host(now, job, |_| ());
     }
 
@@ -411,10 +410,11 @@ impl Node {
 
     /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
     fn reprotect(&mut self, now: Duration, process: ProcessId) {
-        let Some((_, holder)) = self.recovery.orders.get(&process) else { return };
+        let Some((_, Some(holder))) = self.recovery.orders.get(&process) else { return };
         let holder = holder.clone();
         self.recovery.degraded.insert(process);
         if holder == self.protector().id {
+            self.leave_holder(process);
             return self.ask_checkpoint(now, process);
         }
         let purpose = Purpose::Release { process, holder: holder.clone() };
@@ -432,12 +432,19 @@ impl Node {
                 format!("rank {}: {} does not let go of it; its log stays there", process.rank, holder.name),
             );
         }
-        self.recovery.orders.remove(&process);
+        self.leave_holder(process);
         self.protect_ranks(process.job, vec![process.rank]);
         let address = self.log_address();
         if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer()) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Protector(address)));
             self.ask_checkpoint(now, process);
+        }
+    }
+
+    /// The log of a process that was brought back is with this node's protector from now on, whoever that is.
+    fn leave_holder(&mut self, process: ProcessId) {
+        if let Some((_, holder)) = self.recovery.orders.get_mut(&process) {
+            *holder = None;
         }
     }
 
@@ -453,8 +460,8 @@ impl Node {
         let running: Vec<_> =
             self.observers.processes.iter().filter(|(_, p)| p.observer().is_some()).map(|(id, _)| *id).collect();
         for process in running {
-            if self.recovery.orders.contains_key(&process) {
-                continue; // Its log is elsewhere still.
+            if self.is_elsewhere(process) {
+                continue;
             }
             self.recovery.degraded.insert(process);
             self.ask_checkpoint(now, process);
@@ -463,7 +470,7 @@ impl Node {
 
     /// A checkpoint of a process of this node was committed.
     pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId) {
-        if self.recovery.degraded.remove(&process) {
+        if !self.is_elsewhere(process) && self.recovery.degraded.remove(&process) {
             let text = format!("rank {}: a checkpoint is committed at {}", process.rank, self.protector().id.name);
             self.record(now, EventName::Reprotected, About::rank(process.job, process.rank), text);
         }
@@ -487,12 +494,26 @@ impl Node {
 
     /// Whether the log of a process of this node is not with this node's protector.
     pub(super) fn is_elsewhere(&self, process: ProcessId) -> bool {
-        self.recovery.orders.contains_key(&process)
+        matches!(self.recovery.orders.get(&process), Some((_, Some(_))))
+    }
+
+    /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its protector yet.
+    pub(super) fn is_degraded(&self, process: ProcessId) -> bool {
+        self.recovery.degraded.contains(&process)
+    }
+
+    /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
+    pub(super) fn forget_lives(&mut self, job: JobId) {
+        let Recovery { doors, orders, finals, degraded, .. } = &mut self.recovery;
+        doors.retain(|process, _| process.job != job);
+        orders.retain(|process, _| process.job != job);
+        finals.retain(|process, _| process.job != job);
+        degraded.retain(|process| process.job != job);
     }
 
     /// Who has the log of a process of this node.
     pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
-        let holder = self.recovery.orders.get(&process).map(|(_, holder)| holder.clone());
+        let holder = self.recovery.orders.get(&process).and_then(|(_, holder)| holder.clone());
         holder.unwrap_or_else(|| self.protector().id.clone())
     }
 
@@ -509,6 +530,7 @@ impl Node {
     /// A rank of this node has ended by itself: its protector answers for it from now on.
     pub(super) fn handle_rank_left(&mut self, process: ProcessId) {
         self.recovery.doors.remove(&process);
+        self.recovery.degraded.remove(&process);
         let finals = self
             .recovery
             .finals
