@@ -295,7 +295,11 @@ impl Node {
             return;
         }
         let fresh = !self.hosts.contains_key(&job);
-        let host = self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        if fresh {
+            self.seek_protection(now, Some(job));
+        }
+        let host = self.hosts.get_mut(&job).expect("it was there, or has come");
         if fresh {
             // A new home may have asked already; one that comes later asks again.
             host.handle_new_home(order.ward.placement.home().clone());

@@ -13,6 +13,7 @@ use radic_wire::peer::{Answer, PeerMessage, Query, ToStore};
 use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
+use super::host::Host;
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 
@@ -68,6 +69,7 @@ impl Node {
     /// Tells the protector of this node's processes about those of `job`. With none: about all, if there is another protector, or
     /// another replica behind it, than before; observers are told, too.
     pub(super) fn seek_protection(&mut self, now: Duration, job: Option<JobId>) {
+        self.leave_idle_protector(job);
         let protector = self.protector().id.clone();
         let replica = self.view().and_then(|view| watcher_of(view, &protector)).map(|member| member.id.clone());
         let both = [Some(protector.clone()), replica];
@@ -89,6 +91,15 @@ impl Node {
             if before[0].is_some() {
                 self.degrade_all(now);
             }
+        }
+    }
+
+    /// Processes keep their protector whatever joins the ring. One that has the log of no process of this node is kept by nothing: else nodes that join one
+    /// after the other would keep the one that was next to each when it came, all of them the first. `new` is a job that nobody protects yet.
+    pub(super) fn leave_idle_protector(&mut self, new: Option<JobId>) {
+        let protected = |host: &Host| host.protection().protect == Protect::On && Some(host.job()) != new;
+        if !self.hosts.values().any(protected) {
+            self.protectors = [None, None];
         }
     }
 
