@@ -31,6 +31,8 @@ pub enum HomeOutput {
     Ended,
     /// The job begins anew, from the beginning, and why.
     Anew(String),
+    /// Nothing is left of its lives before this one.
+    Life(Incarnation),
 }
 
 /// A piece of a rank's output on its way to a terminal.
@@ -279,6 +281,7 @@ impl Home {
             ToHome::Report(report) => self.handle_report(from, report),
             ToHome::NoImage { rank, why, signal } if self.knows(rank) => self.begin_anew(rank, &why, signal),
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
+            ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
             ToHome::Launched { rank, .. }
             | ToHome::LaunchFailed { rank, .. }
             | ToHome::Output { rank, .. }
@@ -371,6 +374,15 @@ impl Home {
         self.pump();
     }
 
+    /// A rank whose node is lost had ended before, if this home has not heard of it.
+    fn handle_left(&mut self, rank: Rank, status: ExitStatus, phase: MpiPhase) {
+        if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
+            let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
+            self.end_output(rank);
+            self.handle_exit(rank, node, status, phase);
+        }
+    }
+
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, report: HostReport) {
         if !self.unreported.remove(from) || report.incarnation != self.incarnation {
@@ -432,6 +444,7 @@ impl Home {
         self.ranks.fill(RankState::Starting);
         self.restart_stdin(StdinWanted::From(0));
         self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();
+        self.outputs.push_back(HomeOutput::Life(self.incarnation));
         self.launch();
     }
 

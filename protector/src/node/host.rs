@@ -145,6 +145,8 @@ pub enum HostOutput {
     Warning(Rank, String),
     /// A protected rank has crashed, and what it had written was read: it is to be brought back.
     Lost(Rank, i32),
+    /// A rank has ended by itself, and nothing that it has printed is only here: its protector is to know.
+    Left(Rank),
     /// A fence was released: the protector of the ranks is to know its keys.
     Fenced,
     /// Nothing of the job is left here.
@@ -158,6 +160,10 @@ struct LocalRank {
     exited: Option<(ExitStatus, Duration)>,
     outlets: [Outlet; 2],
     reported: bool,
+    /// How it has ended by itself, once its home was told.
+    ended: Option<(ExitStatus, MpiPhase)>,
+    /// Its protector was told, too.
+    left: bool,
     /// Fences that it was let out of.
     fences: u64,
     /// It has ended by this signal, and is to be brought back when its output was read.
@@ -180,6 +186,8 @@ impl LocalRank {
             exited: None,
             outlets: Default::default(),
             reported: false,
+            ended: None,
+            left: false,
             fences,
             crashed: None,
             crashes: Vec::new(),
@@ -385,6 +393,11 @@ impl Host {
                 self.outputs.extend(again.map(HostOutput::ToHome));
             }
         }
+    }
+
+    /// How a rank of which nothing is needed any more has ended.
+    pub fn end_of(&self, rank: Rank) -> Option<(ExitStatus, MpiPhase)> {
+        self.ranks.get(&rank).filter(|state| state.left)?.ended
     }
 
     /// Whether the rank has ended by itself, or never was here.
@@ -644,7 +657,13 @@ impl Host {
             }
             state.reported = true;
             let phase = state.phase();
+            state.ended = Some((status, phase));
             self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
+        }
+        // Before that a restart is the only way to what it has printed, if this node is lost.
+        for (rank, state) in self.ranks.iter_mut().filter(|(_, state)| state.ended.is_some() && !state.left) {
+            state.left = state.outlets.iter().all(Outlet::is_done);
+            self.outputs.extend(state.left.then_some(HostOutput::Left(*rank)));
         }
         if self.ending && !self.over && self.ranks.values().all(|r| r.reported && r.outlets.iter().all(Outlet::is_done)) {
             self.over = true;

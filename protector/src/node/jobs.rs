@@ -30,6 +30,7 @@ impl Node {
                     self.send(&node, PeerMessage::ToSession(session, message));
                 }
                 HomeOutput::Ended => self.handle_job_over(now, job),
+                HomeOutput::Life(life) => self.tell_all(&PeerMessage::ToStore(job, ToStore::Anew(life))),
                 HomeOutput::Anew(why) => {
                     self.record(now, EventName::Restart, About::job(job), format!("it begins anew: {why}"));
                 }
@@ -43,9 +44,6 @@ impl Node {
         while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
             match output {
                 HostOutput::ToHome(message) => {
-                    if let ToHome::Exited { rank, .. } = message {
-                        self.handle_rank_left(ProcessId { job, rank });
-                    }
                     let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
                     self.send(&home, PeerMessage::ToHome(job, message));
                 }
@@ -57,6 +55,7 @@ impl Node {
                     let holder = self.holder_of(ProcessId { job, rank });
                     self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal }));
                 }
+                HostOutput::Left(rank) => self.handle_rank_left(ProcessId { job, rank }),
                 HostOutput::Fenced => {
                     let Some(ward) = self.hosts.get(&job).filter(|h| h.protection().protect == Protect::On).map(Host::ward)
                     else {

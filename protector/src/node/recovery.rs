@@ -12,9 +12,9 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::Placement;
+use radic_wire::job::{ExitStatus, Placement};
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, PeerMessage, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, RestartOrder, ToHome, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
 
 use super::clients::Purpose;
@@ -35,13 +35,21 @@ const RELEASE: Duration = Duration::from_secs(5);
 /// Time that a side without a majority keeps protected jobs waiting for one: nothing can be decided there, and an error is better than a hang.
 pub(super) const FROZEN: Duration = Duration::from_secs(60);
 
+/// How a process has ended by itself, and where what it has sent ends.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) status: ExitStatus,
+    pub(super) phase: MpiPhase,
+    pub(super) finals: Vec<(StreamId, u64)>,
+}
+
 /// A process that this node protects.
 #[derive(Debug)]
 struct Protected {
     host: NodeId,
     incarnation: Incarnation,
-    /// It has ended by itself, and what it has sent ended there.
-    left: Option<Vec<(StreamId, u64)>>,
+    /// It has ended by itself.
+    left: Option<Left>,
     /// It was fenced, and not sent anywhere yet.
     recovering: bool,
     /// The signal that ended it, if it is brought back for that.
@@ -109,11 +117,11 @@ impl Node {
     }
 
     /// From a host: a rank has ended by itself.
-    pub(super) fn handle_left(&mut self, from: &NodeId, job: JobId, rank: Rank, finals: Vec<(StreamId, u64)>) {
+    pub(super) fn handle_left(&mut self, from: &NodeId, job: JobId, rank: Rank, left: Left) {
         if let Some(protected) = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank))
             && protected.host == *from
         {
-            protected.left = Some(finals);
+            protected.left = Some(left);
         }
     }
 
@@ -162,6 +170,27 @@ impl Node {
             })
             .collect();
         lost_here.into_iter().for_each(|process| self.recover(now, process));
+        let jobs: Vec<JobId> = self.recovery.wards.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.tell_home_of_ends(job));
+    }
+
+    /// Tells the home of a job how those have ended whose node is lost: nobody else can, and it may have died before it was told.
+    fn tell_home_of_ends(&mut self, job: JobId) {
+        let Some(wards) = self.recovery.wards.get(&job) else { return };
+        let home = wards.ward.placement.home().clone();
+        let ended = |(rank, p): (&Rank, &Protected)| {
+            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host))?;
+            Some(ToHome::Left { rank: *rank, status: left.status, phase: left.phase })
+        };
+        let ended: Vec<ToHome> = wards.ranks.iter().filter_map(ended).collect();
+        ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
+    }
+
+    /// The job has begun anew: of its lives before `life` nobody comes back.
+    pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
+        if let Some(wards) = self.recovery.wards.get_mut(&job) {
+            wards.ranks.retain(|_, protected| protected.incarnation >= life);
+        }
     }
 
     /// Who watched `lost`, or the next after that who is still there.
@@ -222,6 +251,7 @@ impl Node {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
         }
         self.attach_again(job, from);
+        self.tell_home_of_ends(job);
     }
 
     /// Fences a process; the answer is [`Node::handle_fenced`].
@@ -291,7 +321,14 @@ impl Node {
     /// A protector orders that a process goes on here.
     pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, order: RestartOrder) {
         let (process, job) = (order.process, order.process.job);
-        if self.stopped || self.recovery.ended.contains(&job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
+        // Of a life that others have gone on from.
+        let is_old = order.incarnation < self.life_of(process)
+            || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation);
+        if is_old
+            || self.stopped
+            || self.recovery.ended.contains(&job)
+            || order.ward.placement.node_of(process.rank) != Some(self.me())
+        {
             return;
         }
         let fresh = !self.hosts.contains_key(&job);
@@ -535,14 +572,17 @@ impl Node {
     pub(super) fn handle_rank_left(&mut self, process: ProcessId) {
         self.recovery.doors.remove(&process);
         self.recovery.degraded.remove(&process);
-        let finals = self
-            .recovery
-            .finals
-            .get(&process)
-            .map_or_else(Vec::new, |finals| finals.iter().map(|(s, (o, _))| (*s, *o)).collect());
-        let message = PeerMessage::ToStore(process.job, ToStore::Left { rank: process.rank, finals });
         let holder = self.holder_of(process);
-        self.send(&holder, message);
+        self.tell_end(&holder, process);
+    }
+
+    /// Tells a protector of a process that has ended how, if it has.
+    pub(super) fn tell_end(&mut self, protector: &NodeId, process: ProcessId) {
+        let ProcessId { job, rank } = process;
+        let Some((status, phase)) = self.hosts.get(&job).and_then(|host| host.end_of(rank)) else { return };
+        let finals = self.recovery.finals.get(&process);
+        let finals = finals.map_or_else(Vec::new, |finals| finals.iter().map(|(s, (o, _))| (*s, *o)).collect());
+        self.send(protector, PeerMessage::ToStore(job, ToStore::Left { rank, status, phase, finals }));
     }
 
     /// Where a process is, as far as this node knows. A host knows best; a protector knows what has left, and what will be back.
@@ -565,7 +605,7 @@ impl Node {
     pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<(u64, bool)> {
         let told = self.recovery.finals.get(&sender).and_then(|finals| finals.get(&stream)).copied();
         let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
-        let left = left().and_then(|finals| finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
+        let left = left().and_then(|left| left.finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
         told.or(left)
     }
 

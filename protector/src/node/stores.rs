@@ -14,6 +14,7 @@ use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
 use super::host::Host;
+use super::recovery::Left;
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 
@@ -110,7 +111,9 @@ impl Node {
         let ranks: Vec<_> = ranks.into_iter().filter(|rank| !self.is_elsewhere(ProcessId { job, rank: *rank })).collect();
         let protector = self.protector().id.clone();
         if !ranks.is_empty() {
-            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks, ward }));
+            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: ranks.clone(), ward }));
+            // It is not to bring back who has ended.
+            ranks.into_iter().for_each(|rank| self.tell_end(&protector, ProcessId { job, rank }));
         }
     }
 
@@ -127,7 +130,8 @@ impl Node {
             }
             ToStore::Keys { fence, entries } => self.handle_keys(job, fence, entries),
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
-            ToStore::Left { rank, finals } => self.handle_left(from, job, rank, finals),
+            ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
+            ToStore::Anew(life) => self.forget_lives_before(job, life),
             ToStore::Remove => {
                 self.sparse.forget(job);
                 self.stored.remove(&job);
