@@ -68,6 +68,10 @@ int main(int argc, char **argv)
         MPI_Comm_set_attr(MPI_COMM_SELF, key, NULL);
     }
 
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0)
+        printf("rounds begin\n");
+    fflush(stdout);
     const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
     uint64_t mine = mix((uint64_t)rank), theirs, all;
     for (long round = 0; round < rounds; round++) {

@@ -17,8 +17,8 @@ use radic_wire::local::NodeState;
 const DETECTED_MS: u64 = 1600;
 /// Time that a node which is back has to find out what has become of it.
 const FENCED: Duration = Duration::from_secs(10);
-/// Rounds with a pause in them: six seconds and more, whatever else the machine does.
-const ROUNDS: &str = "--rounds 4000 --mib 4 --pause 1";
+/// Rounds with a pause in them: three seconds and more, whatever else the machine does.
+const ROUNDS: &str = "--rounds 2000 --mib 4 --pause 1";
 
 /// One cut.
 #[derive(Debug)]

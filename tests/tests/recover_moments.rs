@@ -21,6 +21,8 @@ use radic_wire::local::RankCheckpoint;
 
 /// Checkpoints come only when they are asked for.
 const ASKED: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval never";
+/// What rank 0 prints when all have the memory that they were asked to have.
+const BEGIN: &str = "rounds begin";
 /// From a death to the beginning of replay, with 100 MiB per rank: 2.5 s on a quiet machine, and as much again on one that is not.
 const RESTARTED_MS: u64 = 5000;
 
@@ -48,14 +50,15 @@ fn checkpoint_all(cluster: &Cluster, job: JobId) -> Duration {
 #[test]
 fn a_node_dies_while_checkpoints_stream() {
     let mut random = Random::from_environment();
-    let command = rounds(&MPICH, "--rounds 2500 --mib 48 --pause 1");
+    let command = rounds(&MPICH, "--rounds 1500 --mib 48 --pause 1");
     let (deaths, mut in_time, mut due) = (times(50, 2), 0, None);
     for _ in 0..deaths {
         let cluster = cluster(Kind::Logical, random.below(2));
         let due = due.get_or_insert_with(|| result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0)));
         let mut events = cluster.events_at("n1");
-        let job = start(&MPICH, &cluster, ASKED, &command);
+        let mut job = start(&MPICH, &cluster, ASKED, &command);
         let id = first_checkpoints(&mut events, RANKS);
+        job.until_line(BEGIN);
         let time = checkpoint_all(&cluster, id);
         let (rank, part) = (random.below(RANKS), random.below(700) as f64 / 1000.0);
         let (asked, after) = (checkpoint(&cluster, id), time.mul_f64(part));
@@ -80,7 +83,7 @@ fn sorted(finished: &Finished) -> Vec<String> {
 
 /// Some ranks are in it, some not yet, some have exited.
 fn dies_in_finalize(library: &Library, deaths: usize, random: &mut Random) {
-    let command = rounds(library, "--rounds 300 --mib 2 --pause 2 --linger 80");
+    let command = rounds(library, "--rounds 200 --mib 2 --pause 2 --linger 80");
     let (mut in_time, mut due) = (0, None);
     for _ in 0..deaths {
         let cluster = cluster(Kind::Logical, random.below(2));
@@ -134,7 +137,7 @@ fn pids(cluster: &Cluster) -> BTreeSet<(u32, u32)> {
 /// What a survivor has done it does not do again, not an instruction of it.
 #[test]
 fn only_lost_ranks_go_back() {
-    const ROUNDS: usize = 2500;
+    const ROUNDS: usize = 1500;
     let mut random = Random::from_environment();
     let (deaths, mut again) = (times(20, 2), 0);
     for _ in 0..deaths {
@@ -171,7 +174,7 @@ fn only_lost_ranks_go_back() {
 #[test]
 fn a_job_is_degraded_until_it_is_protected_again() {
     let cluster = cluster(Kind::Logical, 1);
-    let command = rounds(&MPICH, "--rounds 4000 --mib 32 --pause 1");
+    let command = rounds(&MPICH, "--rounds 1500 --mib 32 --pause 1");
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);
     let id = first_checkpoints(&mut events, RANKS);
@@ -208,7 +211,7 @@ fn a_job_is_degraded_until_it_is_protected_again() {
 #[test]
 fn a_rank_crashes_and_then_its_protector_dies() {
     let cluster = cluster(Kind::Logical, 0);
-    let command = rounds(&MPICH, "--rounds 4000 --mib 4 --pause 1");
+    let command = rounds(&MPICH, "--rounds 2000 --mib 4 --pause 1");
     let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);
@@ -227,20 +230,51 @@ fn a_rank_crashes_and_then_its_protector_dies() {
     cluster.stop();
 }
 
+/// A node, and the one that has the logs of its processes, at the same time or while these are brought back: there is nothing to go on from. The job begins
+/// anew, by itself.
+#[test]
+fn a_node_and_its_protector_die() {
+    let mut random = Random::from_environment();
+    let command = rounds(&MPICH, "--rounds 1000 --mib 16 --pause 1");
+    let mut due = None;
+    for at in 0..times(20, 2) {
+        let cluster = cluster(Kind::Logical, 1);
+        let due = due.get_or_insert_with(|| result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0)));
+        let mut events = cluster.events_at("n1");
+        let job = start(&MPICH, &cluster, FLAGS, &command);
+        let id = first_checkpoints(&mut events, RANKS);
+        let after = Duration::from_millis(if at == 0 { 0 } else { random.below(500) as u64 });
+        let what = format!("n3 dies, and n4, its protector, {after:.1?} later");
+        cluster.kill("n3");
+        assert!(!job.ends_within(after), "{what}: the job is too short");
+        cluster.kill("n4");
+        let finished = expect_same(&cluster, job, due, &what);
+        let anew = events_of(&cluster, id).iter().filter(|e| e.event == EventName::Restart).count();
+        println!("{what}: {:.2} s; it began anew {anew} times", finished.elapsed.as_secs_f64());
+        assert!(anew == 1 || !after.is_zero(), "{what}: it has not begun anew, and nothing was lost");
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
 /// Four ranks of 100 MiB.
 #[test]
 fn a_restart_takes_seconds() {
     let cluster = cluster(Kind::Logical, 1);
-    let command = rounds(&MPICH, "--rounds 3000 --mib 100 --pause 1");
+    let command = rounds(&MPICH, "--rounds 1500 --mib 100 --pause 1");
     let mut events = cluster.events_at("n1");
-    let job = start(&MPICH, &cluster, ASKED, &command);
+    let mut job = start(&MPICH, &cluster, ASKED, &command);
     let id = first_checkpoints(&mut events, RANKS);
+    job.until_line(BEGIN);
     let time = checkpoint_all(&cluster, id);
     cluster.kill_all_of("n3");
     end_well(&cluster, job, "four ranks of 100 MiB");
     let events = events_of(&cluster, id);
     let of = |name| events.iter().find(|e| e.event == name).unwrap_or_else(|| panic!("no {name:?} in {events:#?}"));
     let at = |name| between(of(EventName::Inject), of(name));
+    let images: f64 =
+        of(EventName::Place).text.split_whitespace().rev().nth(1).and_then(|mib| mib.parse().ok()).expect("their size");
+    assert!(images > 100.0, "images of {images} MiB");
     let (replay, live) = (at(EventName::Replay), at(EventName::Live));
     println!(
         "after the death: place {} ms, image {} ms, replay {replay} ms, live {live} ms; checkpoints took {time:.2?}",

@@ -14,7 +14,7 @@ use radic_wire::event::EventName;
 /// The client is rank 0 on n2, the server rank 1 on n3: one dies without the job's home, the other with it.
 const FLAGS: &str = "--nodes n2,n3 --protect on --ckpt-interval 0.3";
 /// How far the client counts: some seconds, at a round trip each.
-const LAST: u32 = 20_000;
+const LAST: u32 = 10_000;
 
 /// Where the server listens.
 fn place(kind: Kind) -> (String, String) {

@@ -123,6 +123,8 @@ pub(super) enum Purpose {
     ReadLog(ClientId),
     /// Whether a node can have this fault.
     Fault(ClientId, NodeId, Fault),
+    /// Whether anybody knows of a lost rank.
+    Lost(ProcessId),
 }
 
 /// What a command wants of a job that is to be found.
@@ -499,6 +501,10 @@ impl Node {
                 let of = |answer: &Answer| if let Answer::Where(place) = answer { *place } else { None };
                 let places: Vec<_> = answers.values().filter_map(of).collect();
                 self.finish_where(observer, process, ask, other, &places);
+            }
+            Purpose::Lost(process) => {
+                let known = answers.values().any(|answer| matches!(answer, Answer::Where(Some(_))));
+                self.finish_lost(now, process, known, !waiting.is_empty());
             }
             Purpose::Final { observer, process, ask } => {
                 let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };

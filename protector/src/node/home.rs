@@ -243,6 +243,12 @@ impl Home {
         &self.placement
     }
 
+    /// Ranks that are lost and not back, as far as is known.
+    pub fn lost(&self) -> impl Iterator<Item = Rank> + '_ {
+        let running = |rank: &Rank| self.ranks[rank.0 as usize] != RankState::Ended;
+        self.lost.iter().copied().filter(move |rank| running(rank) && !self.is_over())
+    }
+
     /// The job as `radic jobs` shows it.
     pub fn info(&self, now: Duration) -> JobInfo {
         JobInfo {
@@ -250,7 +256,7 @@ impl Home {
             command: self.command(),
             ranks: self.spec.ranks,
             running: self.ranks.iter().filter(|r| **r != RankState::Ended).count() as u32,
-            degraded: self.lost.iter().copied().filter(|rank| self.ranks[rank.0 as usize] != RankState::Ended).collect(),
+            degraded: self.lost().collect(),
             nodes: self.placement.nodes.iter().map(|n| n.name.clone()).collect(),
             home: self.placement.home().name.clone(),
             started_ms: self.started_ms,

@@ -14,7 +14,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, Placement};
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
 
 use super::clients::Purpose;
@@ -78,6 +78,8 @@ pub(super) struct Recovery {
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
+    /// Processes that were ordered to come back here and have not caught up: they need the log that they come back with.
+    returning: BTreeSet<ProcessId>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
     /// Since when this side has no majority.
@@ -162,6 +164,7 @@ impl Node {
                 Some(placement) => self.place_anew(now, job, &lost.id, &placement, was_home),
                 None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
             }
+            self.seek_lost(now, job);
         }
         let mine = |protected: &Protected| protected.host == lost.id && protected.left.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
@@ -172,6 +175,19 @@ impl Node {
         lost_here.into_iter().for_each(|process| self.recover(now, process));
         let jobs: Vec<JobId> = self.recovery.wards.keys().copied().collect();
         jobs.into_iter().for_each(|job| self.tell_home_of_ends(job));
+        let jobs: Vec<JobId> = self.hosts.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.tell_home_of_lost_logs(job));
+    }
+
+    /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
+    fn tell_home_of_lost_logs(&mut self, job: JobId) {
+        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
+        let held = |process: &&ProcessId| self.is_member(&self.holder_of(**process));
+        let of_job: Vec<ProcessId> = self.recovery.returning.iter().filter(|p| p.job == job && !held(p)).copied().collect();
+        for process in of_job {
+            let why = "its log was lost while it was brought back".to_owned();
+            self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank: process.rank, why, signal: None }));
+        }
     }
 
     /// Tells the home of a job how those have ended whose node is lost: nobody else can, and it may have died before it was told.
@@ -191,6 +207,31 @@ impl Node {
         if let Some(wards) = self.recovery.wards.get_mut(&job) {
             wards.ranks.retain(|_, protected| protected.incarnation >= life);
         }
+    }
+
+    /// The home of a job asks everybody who knows of its lost ranks: who protects one, or brings it back, does.
+    fn seek_lost(&mut self, now: Duration, job: JobId) {
+        let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.lost().collect());
+        for rank in lost {
+            let process = ProcessId { job, rank };
+            self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+    }
+
+    /// Whether anybody knows of a lost rank. If nobody does, its protector was lost with it: only a new beginning is left (DESIGN: who survives what).
+    pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
+        let ProcessId { job, rank } = process;
+        if known || !self.homes.get(&job).is_some_and(|home| home.lost().any(|lost| lost == rank)) {
+            return;
+        }
+        if silent {
+            // It will answer, or be declared dead.
+            return self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+        let why = "its node is lost, and so is whoever had its log".to_owned();
+        self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+        let me = self.me().clone();
+        self.with_home(now, job, |home| home.handle_message(now, &me, ToHome::NoImage { rank, why, signal: None }));
     }
 
     /// Who watched `lost`, or the next after that who is still there.
@@ -243,6 +284,7 @@ impl Node {
         self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
         self.homes.insert(job, Home::adopt(now, adoption));
         self.tell_all(&PeerMessage::NewHome(job));
+        self.seek_lost(now, job);
     }
 
     /// A job has a new home: what is here of it reports, and terminals attach again.
@@ -252,6 +294,7 @@ impl Node {
         }
         self.attach_again(job, from);
         self.tell_home_of_ends(job);
+        self.tell_home_of_lost_logs(job);
     }
 
     /// Fences a process; the answer is [`Node::handle_fenced`].
@@ -348,6 +391,7 @@ impl Node {
         self.recovery.doors.remove(&process);
         self.recovery.orders.insert(process, (order, Some(from.clone())));
         self.recovery.degraded.insert(process);
+        self.recovery.returning.insert(process);
         self.with_host(now, job, |_| ());
     }
 
@@ -357,7 +401,12 @@ impl Node {
         match result {
             Ok(()) => self.record(now, EventName::Image, about, format!("rank {}: its images are here", process.rank)),
             Err(why) => {
-                self.record(now, EventName::Lost, about, format!("rank {}: its images cannot be had: {why}", process.rank));
+                let why = format!("its images cannot be had: {why}");
+                self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
+                let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
+                let no_image = ToHome::NoImage { rank: process.rank, why: why.clone(), signal: None };
+                self.send(&home, PeerMessage::ToHome(process.job, no_image));
+                // Which the home need not hear: the job begins anew.
                 self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
             }
         }
@@ -446,6 +495,7 @@ impl Node {
             process.rank
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
+        self.recovery.returning.remove(&process);
         self.reprotect(now, process);
     }
 
@@ -459,7 +509,7 @@ impl Node {
             return self.ask_checkpoint(now, process);
         }
         let purpose = Purpose::Release { process, holder: holder.clone() };
-        self.gather_from(now, purpose, &radic_wire::peer::Query::Release(process), vec![holder], RELEASE);
+        self.gather_from(now, purpose, &Query::Release(process), vec![holder], RELEASE);
     }
 
     /// The one that had its log lets go of a process, or is gone.
@@ -545,7 +595,8 @@ impl Node {
 
     /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
     pub(super) fn forget_lives(&mut self, job: JobId) {
-        let Recovery { doors, orders, finals, degraded, .. } = &mut self.recovery;
+        let Recovery { doors, orders, finals, degraded, returning, .. } = &mut self.recovery;
+        returning.retain(|process| process.job != job);
         doors.retain(|process, _| process.job != job);
         orders.retain(|process, _| process.job != job);
         finals.retain(|process, _| process.job != job);
