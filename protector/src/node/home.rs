@@ -472,7 +472,7 @@ impl Home {
             return;
         }
         let ending = self.ending;
-        let running = self.placement.ranks_on(node).any(|rank| self.ranks[rank.0 as usize] != RankState::Ended);
+        let running: Vec<Rank> = self.placement.ranks_on(node).filter(|r| self.ranks[r.0 as usize] != RankState::Ended).collect();
         self.lost.extend(self.placement.ranks_on(node));
         for rank in self.placement.ranks_on(node).filter(|_| ending) {
             self.ranks[rank.0 as usize] = RankState::Ended; // Nobody brings back what is being ended.
@@ -480,11 +480,11 @@ impl Home {
         self.hosts.remove(node);
         self.unreported.remove(node);
         self.placement = placement;
-        if self.anew || (running && !ending) {
-            for node in self.placement.nodes.clone() {
-                // Whoever takes a rank over enters the next fence when that rank does.
-                let gone = self.anew;
-                self.hosts.entry(node).or_insert(HostState { fence: self.fence, gone }).fence = self.fence;
+        if self.anew || !ending {
+            // Whoever takes a rank over enters the next fence when that rank does. The others may be in it: they do not say so again.
+            let (fence, gone) = (self.fence, self.anew);
+            for node in running.iter().filter_map(|rank| self.placement.node_of(*rank)) {
+                self.hosts.entry(node.clone()).or_insert(HostState { fence, gone }).fence = fence;
             }
         }
         self.lose_terminal(node);

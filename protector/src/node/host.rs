@@ -239,6 +239,8 @@ pub struct Host {
     /// Signals that ranks were sent for a reason: who ends by one is not brought back.
     sent: BTreeSet<i32>,
     over: bool,
+    /// The job has begun anew, and this is of a life before.
+    superseded: bool,
     outputs: VecDeque<HostOutput>,
 }
 
@@ -303,6 +305,7 @@ impl Host {
             orphaned: None,
             sent,
             over: false,
+            superseded: false,
             outputs,
         }
     }
@@ -541,6 +544,17 @@ impl Host {
             self.signal(libc::SIGCONT);
         }
         self.report_ended();
+    }
+
+    /// The job has begun anew elsewhere: what came back here since ends, and the home, which takes it for gone, hears nothing of it.
+    pub fn supersede(&mut self, now: Duration) {
+        self.superseded = true;
+        self.abandon(now);
+    }
+
+    /// Whether the job's home does not know of this.
+    pub fn is_superseded(&self) -> bool {
+        self.superseded
     }
 
     /// The home is lost: nobody takes the output any more, and everything that still runs is killed.

@@ -43,6 +43,7 @@ impl Node {
         act(host);
         while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
             match output {
+                HostOutput::ToHome(_) if self.hosts.get(&job).is_some_and(Host::is_superseded) => {}
                 HostOutput::ToHome(message) => {
                     let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
                     self.send(&home, PeerMessage::ToHome(job, message));
@@ -80,7 +81,11 @@ impl Node {
                         self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);
-                    return self.outputs.push_back(Output::Process(job, HostOutput::Over));
+                    self.outputs.push_back(Output::Process(job, HostOutput::Over));
+                    if let Some((home, launch)) = self.recovery.launches.remove(&job) {
+                        self.handle_to_host(now, &home, job, launch);
+                    }
+                    return;
                 }
                 process => self.outputs.push_back(Output::Process(job, process)),
             }
@@ -150,6 +155,12 @@ impl Node {
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
             ToHost::Launch { incarnation, spec, placement } => {
+                if self.hosts.get(&job).is_some_and(|host| host.incarnation() < incarnation) {
+                    // A process of the life before was on its way to this node when the home took it for empty.
+                    let launch = ToHost::Launch { incarnation, spec, placement };
+                    self.recovery.launches.insert(job, (from.clone(), launch));
+                    return self.with_host(now, job, |host| host.supersede(now));
+                }
                 let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
                 if good && !self.hosts.contains_key(&job) && !self.stopped {
                     let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);

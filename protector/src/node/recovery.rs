@@ -14,7 +14,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, Placement};
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
 
 use super::clients::Purpose;
@@ -80,6 +80,8 @@ pub(super) struct Recovery {
     degraded: BTreeSet<ProcessId>,
     /// Processes that were ordered to come back here and have not caught up: they need the log that they come back with.
     returning: BTreeSet<ProcessId>,
+    /// Jobs that begin anew here as soon as a process of a life before has ended: who said so, and how.
+    pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
     /// Since when this side has no majority.
@@ -138,7 +140,8 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, ended, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, launches, ended, .. } = &mut self.recovery;
+        launches.remove(&job);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
         if !ended.contains(&job) {
