@@ -383,9 +383,13 @@ impl Home {
     /// A rank whose node is lost had ended before, if this home has not heard of it.
     fn handle_left(&mut self, rank: Rank, status: ExitStatus, phase: MpiPhase) {
         if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
-            let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
+            let node = self.placement.node_of(rank).expect("it knows the rank").clone();
+            if self.placement.ranks_on(&node).all(|rank| self.ranks[rank.0 as usize] == RankState::Ended) {
+                // Nobody comes back there, so there is nothing that could report.
+                self.unreported.remove(&node);
+            }
             self.end_output(rank);
-            self.handle_exit(rank, node, status, phase);
+            self.handle_exit(rank, node.name, status, phase);
         }
     }
 
