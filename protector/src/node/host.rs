@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
+use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code, placeholder};
 use radic_wire::peer::{HostReport, MpiPhase, RestartOrder, StdinWanted, ToHome, ToHost, Ward};
 use radic_wire::process::{Point, Protect, Protection, variable};
 use serde_bytes::ByteBuf;
@@ -172,6 +172,8 @@ struct LocalRank {
     crashes: Vec<Duration>,
     /// It is being brought back here, and has not said yet where it stands.
     returning: bool,
+    /// It was brought back and has not caught up yet.
+    catching_up: bool,
     /// It was ended by this signal, and its protector is to bring it back: there is no process.
     lost: Option<i32>,
     /// It was killed for a mistake of its library's: no crash.
@@ -192,6 +194,7 @@ impl LocalRank {
             crashed: None,
             crashes: Vec::new(),
             returning: false,
+            catching_up: false,
             lost: None,
             condemned: false,
         }
@@ -327,7 +330,7 @@ impl Host {
         if let Some(before) = self.ranks.remove(&rank) {
             (state.outlets, state.crashes) = (before.outlets, before.crashes);
         }
-        state.returning = true;
+        (state.returning, state.catching_up) = (true, true);
         self.ranks.insert(rank, state);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
@@ -351,6 +354,13 @@ impl Host {
         }
         state.read(rank, &mut self.outputs);
         Ok(())
+    }
+
+    /// It has caught up.
+    pub fn handle_live(&mut self, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.catching_up = false;
+        }
     }
 
     /// It cannot be brought back.
@@ -634,7 +644,13 @@ impl Host {
     /// A process has ended.
     pub fn handle_exited(&mut self, now: Duration, rank: Rank, status: ExitStatus) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
-        if let (ExitStatus::Signal(signal), Protect::On, false) = (status, self.spec.protection.protect, self.ending)
+        let ended_by = match status {
+            ExitStatus::Signal(signal) => Some(signal),
+            // It could not catch up, which the library says so. Its protector tries again, if it is there.
+            ExitStatus::Code(exit_code::RADIC) if state.catching_up => Some(libc::SIGABRT),
+            ExitStatus::Code(_) => None,
+        };
+        if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.ending)
             && !self.sent.contains(&signal)
             && !state.condemned
         {

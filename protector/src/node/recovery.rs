@@ -499,6 +499,7 @@ impl Node {
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
         self.recovery.returning.remove(&process);
+        self.with_host(now, process.job, |host| host.handle_live(process.rank));
         self.reprotect(now, process);
     }
 
