@@ -272,6 +272,27 @@ impl Cluster {
         self.protector(node).signal(Signal::KILL);
     }
 
+    /// Kills all that runs on a node, as the end of its machine does. Logical nodes are killed by their protector; of one in a namespace every process is
+    /// killed, in the order in which they are found, but for the one that then removes what is left in shared memory: it stands for the machine's memory.
+    pub fn kill_all_of(&self, node: &str) {
+        if self.network.is_none() {
+            return drop(self.radic(["inject", "kill-node", node]).run().expect(0));
+        }
+        let processes = self.processes_of(node);
+        processes.iter().filter(|process| !is_keeper(process.pid())).for_each(|process| process.signal(Signal::KILL));
+    }
+
+    /// What runs in the namespace of a node, beside the process that holds it.
+    pub fn processes_of(&self, node: &str) -> Vec<Process> {
+        let (network, names) = self.network.as_ref().expect("only nodes in namespaces have processes of their own");
+        let number = names.iter().position(|known| known == node).expect("a node's name");
+        let holder = network.holders()[number];
+        let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        let there = namespace(holder).expect("the holder lives as long as the network");
+        // Not by their mark: what is just being brought back has none yet.
+        process::all().filter(|process| process.pid() != holder && namespace(process.pid()).as_ref() == Some(&there)).collect()
+    }
+
     /// Pulls the cable of a node in a namespace, or puts it back.
     pub fn set_cable(&self, node: &str, plugged: bool) {
         let (network, names) = self.network.as_ref().expect("only nodes in namespaces have a cable");
@@ -307,6 +328,11 @@ impl Cluster {
 /// Whether a process belongs to a rank.
 fn is_of_a_job(pid: u32) -> bool {
     process::variable(pid, "RADIC_RANK").is_some()
+}
+
+/// Whether a process cleans up after the ranks of a node whose protector is killed.
+fn is_keeper(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.split(|byte| *byte == 0).nth(1) == Some(b"keeper"))
 }
 
 impl Drop for Cluster {

@@ -249,10 +249,15 @@ impl Running {
         self.process.wait(limit)
     }
 
+    /// Whether it ends before its time is over.
+    pub fn ends_by_itself(&self) -> bool {
+        self.process.wait(self.deadline.saturating_duration_since(Instant::now()))
+    }
+
     /// Waits for its end.
     pub fn wait(mut self) -> Finished {
         self.stdin = None;
-        if !self.process.wait(self.deadline.saturating_duration_since(Instant::now())) {
+        if !self.ends_by_itself() {
             self.fail("it did not end in time");
         }
         let elapsed = self.started.elapsed();

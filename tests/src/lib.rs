@@ -18,6 +18,8 @@ pub mod netns;
 pub mod process;
 pub mod protection;
 pub mod random;
+pub mod recovery;
+pub mod redis;
 pub mod sharing;
 
 pub use cluster::{Cluster, Kind, Setup};

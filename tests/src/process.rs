@@ -56,12 +56,16 @@ pub(crate) fn poll_timeout(limit: Duration) -> PollTimeout {
     PollTimeout::try_from(limit + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
 }
 
+/// All processes of this machine.
+pub fn all() -> impl Iterator<Item = Process> {
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Process::open)
+}
+
 /// All processes that carry the mark of the cluster in `dir`. The dead that nobody has waited for have no environment any more.
 pub fn marked(dir: &Path) -> Vec<Process> {
-    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     // Asked after the process is held, so it is about this process.
-    numbers.filter_map(Process::open).filter(|process| is_marked(process.pid, dir)).collect()
+    all().filter(|process| is_marked(process.pid, dir)).collect()
 }
 
 fn is_marked(pid: u32, dir: &Path) -> bool {

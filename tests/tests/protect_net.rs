@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::command::Invocation;
 use radic_tests::library::{compiled, script};
 use radic_tests::protection::{ON, Protected};
+use radic_tests::redis::{self, free_port};
 use radic_tests::{Finished, Running};
 use radic_wire::event::{Event, EventName};
 use serde::Deserialize;
@@ -189,12 +189,6 @@ fn ten_thousand_connections_slow_nothing_down() {
     cluster.stop();
 }
 
-/// A port where nobody listens, for programs that want to be told one.
-fn free_port() -> String {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("it is bound").port().to_string()
-}
-
 /// Two programs as two ranks: rank 0 becomes the first, and rank 1 the second as soon as the test says so.
 struct Pair {
     job: Running,
@@ -261,17 +255,6 @@ fn checkpoints_in_the_middle_of_select() {
 
 const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 5000 -c 20 -d 300 --csv";
 
-/// Debian has the server under another name in the package with the client; it goes by the name it is called by.
-fn redis_server(cluster: &Cluster, port: &str) -> String {
-    let link = cluster.dir().join("redis-server");
-    if !link.exists() {
-        let binary = "/usr/bin/redis-check-rdb";
-        assert!(Path::new(binary).exists(), "redis-tools is missing: run `make deps`");
-        std::os::unix::fs::symlink(binary, &link).expect("in our own directory");
-    }
-    format!("{} --port {port} --bind 127.0.0.1 --save '' --appendonly no --daemonize no", link.display())
-}
-
 /// Asks the server as an unprotected client.
 fn ask_redis(cluster: &Cluster, port: &str, words: &[&str]) -> String {
     let finished = cluster.invocation("redis-cli").args(["-p", port]).args(words).run().expect(0);
@@ -297,7 +280,7 @@ fn redis_with_a_protected_client() {
     let cluster = Cluster::start(Kind::Logical, 2);
     let port = free_port();
     let benchmark = format!("redis-benchmark -p {port} {REDIS_TESTS}");
-    let mut pair = Pair::start(&cluster, &redis_server(&cluster, &port), &benchmark);
+    let mut pair = Pair::start(&cluster, &redis::server(&cluster, "127.0.0.1", &port), &benchmark);
     pair.job.until("redis to be ready", |out, _| out.contains("Ready to accept connections").then_some(()));
     pair.go();
     wait_for_rank(&cluster, &mut pair.job, 1);
@@ -317,7 +300,7 @@ fn redis_with_a_protected_client() {
 fn redis_with_an_unprotected_client() {
     let cluster = Cluster::start(Kind::Logical, 2);
     let port = free_port();
-    let server = format!("exec {}", redis_server(&cluster, &port));
+    let server = format!("exec {}", redis::server(&cluster, "127.0.0.1", &port));
     let mut job = cluster.job(1, ON, &["sh", "-c", &server]).limit(LIMIT).start();
     job.until("redis to be ready", |out, _| out.contains("Ready to accept connections").then_some(()));
     let words = REDIS_TESTS.split_whitespace();

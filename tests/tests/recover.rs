@@ -6,22 +6,16 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, script};
 use radic_tests::random::Random;
-use radic_tests::{Finished, Running};
+use radic_tests::recovery::{
+    self, FLAGS, HOSTS, LIMIT, PLAIN, RANKS, SOON, cluster, expect_same, first_checkpoints, is_long, result, start, story, strike,
+};
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
 use rustix::process::Signal;
-
-/// Time for one job, with all that happens to it.
-const LIMIT: Duration = Duration::from_secs(120);
-/// Time for something that takes far less.
-const SOON: Duration = Duration::from_secs(30);
-/// The terminal is connected to n1, which hosts nothing: rank 0 is on n2.
-const HOSTS: [&str; 4] = ["n2", "n3", "n4", "n5"];
-/// A checkpoint of each rank about three times a second.
-const FLAGS: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval 0.3";
 
 /// What runs: compiled programs by name, the others by their script.
 const PROGRAMS: [(&str, &[&str]); 6] = [
@@ -33,62 +27,15 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
     ("objects.py", &["50"]),
 ];
 
-fn is_long() -> bool {
-    std::env::var_os("RADIC_LONG").is_some()
-}
-
 fn command(library: &Library, (name, args): (&str, &[&str])) -> Vec<String> {
     let program = if name.ends_with(".py") { vec![library.python(), script(name)] } else { vec![library.program(name)] };
     program.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect()
 }
 
-fn start(library: &Library, cluster: &Cluster, flags: &str, command: &[String]) -> Running {
-    let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    library.job(cluster, 4, flags, &words).limit(LIMIT).start()
-}
-
-/// What must be the same: each line in its place, but for the times that the ping-pong prints.
-fn result(finished: &Finished) -> Vec<String> {
-    let without_times = |line: &str| match line.ends_with("MiB/s") {
-        false => line.to_owned(),
-        true => line.split_whitespace().filter(|word| word.parse::<f64>().is_err() || !word.contains('.')).collect(),
-    };
-    finished.stdout().lines().map(without_times).collect()
-}
-
-/// A cluster whose first node hosts nothing.
-fn cluster(kind: Kind, spares: usize) -> Cluster {
-    Setup::new(kind, 5).spares(spares).start()
-}
-
-/// What happened to a job, for those who have to find out why it failed.
-fn story(cluster: &Cluster) -> String {
-    let finished = cluster.radic(["events"]).run();
-    let dull = [" start ", " rank-start ", " checkpoint "];
-    finished.stdout().lines().filter(|line| !dull.iter().any(|word| line.contains(word))).fold(String::new(), |s, l| s + l + "\n")
-}
-
-/// The job's end is that of the undisturbed run.
-fn expect_same(cluster: &Cluster, job: Running, due: &[String], what: &str) -> Finished {
-    let finished = job.wait();
-    let same = finished.code() == Some(0) && result(&finished) == due;
-    assert!(same, "{what}: {finished}\n--- due\n{}\n--- events\n{}", due.join("\n"), story(cluster));
-    finished
-}
-
-/// Kills one node after so long. Whether the job had not ended before.
-fn strike(cluster: &Cluster, job: &Running, node: &str, after: Duration) -> bool {
-    if job.ends_within(after) {
-        return false;
-    }
-    cluster.radic(["inject", "kill-node", node]).run().expect(0);
-    true
-}
-
 /// How the undisturbed run of a program ends, and how long it takes under protection.
 fn undisturbed(library: &Library, kind: Kind, command: &[String]) -> (Vec<String>, Duration) {
     let cluster = cluster(kind, 0);
-    let plain = start(library, &cluster, "--nodes n2,n3,n4,n5 --protect none", command).wait().expect(0);
+    let plain = start(library, &cluster, PLAIN, command).wait().expect(0);
     let protected = start(library, &cluster, FLAGS, command).wait().expect(0);
     assert_eq!(result(&protected), result(&plain), "{protected}");
     cluster.stop();
@@ -134,6 +81,9 @@ fn a_node_dies_at_a_random_moment() {
     for program in PROGRAMS {
         survives(&libraries[random.below(3)], Kind::Logical, program, 1, &mut random);
     }
+    for kind in Kind::all().into_iter().filter(|kind| *kind != Kind::Logical) {
+        libraries.iter().for_each(|library| survives(library, kind, PROGRAMS[random.below(PROGRAMS.len())], 1, &mut random));
+    }
 }
 
 /// A Jacobi under way, whose first checkpoints are committed, and what it has to print.
@@ -149,15 +99,11 @@ impl Case {
     fn start(spares: usize, flags: &str) -> Case {
         let command = command(&MPICH, PROGRAMS[2]);
         let cluster = cluster(Kind::Logical, spares);
-        let due = result(&start(&MPICH, &cluster, "--nodes n2,n3,n4,n5 --protect none", &command).wait().expect(0));
+        let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
         let mut events = cluster.events_at("n1");
         let job = start(&MPICH, &cluster, flags, &command);
-        let protected = events.expect("the job's first checkpoint", SOON, |e| e.event == EventName::Checkpoint);
-        let mut case = Case { job, id: protected.job.expect("it is of a job"), due, cluster };
-        let mut begun = BTreeSet::from_iter(protected.rank);
-        while begun.len() < 4 {
-            begun.extend(events.expect("a first checkpoint of each rank", SOON, |e| e.event == EventName::Checkpoint).rank);
-        }
+        let id = first_checkpoints(&mut events, RANKS);
+        let mut case = Case { job, id, due, cluster };
         case.job.until("an iteration", |out, _| (!out.is_empty()).then_some(()));
         case
     }
@@ -171,18 +117,11 @@ impl Case {
         let Case { cluster, job, id, due } = self;
         let finished = expect_same(&cluster, job, &due, what);
         println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
-        let mut events = cluster.events_at(&alive(&cluster));
-        events.expect("the end of the job", SOON, |e| e.event == EventName::JobEnd && e.job == Some(id));
-        let seen = events.seen().iter().filter(|e| e.job == Some(id)).cloned().collect();
+        let seen = recovery::events_of(&cluster, id);
         cluster.assert_idle();
         cluster.stop();
         seen
     }
-}
-
-/// A node that answers.
-fn alive(cluster: &Cluster) -> String {
-    cluster.status().answered_by.to_string()
 }
 
 /// Who goes on where, in the order of the events.
@@ -249,10 +188,7 @@ fn two_ranks_on_the_dead_node() {
     let due = result(&start(&MPICH, &cluster, "--nodes n2,n3 --protect none", &command).wait().expect(0));
     let job = start(&MPICH, &cluster, flags, &command);
     let mut events = cluster.events_at("n1");
-    let mut begun = BTreeSet::new();
-    while begun.len() < 4 {
-        begun.extend(events.expect("a first checkpoint of each rank", SOON, |e| e.event == EventName::Checkpoint).rank);
-    }
+    first_checkpoints(&mut events, RANKS);
     cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
     expect_same(&cluster, job, &due, "two ranks on the dead node");
     let mut live = BTreeSet::new();
@@ -268,7 +204,7 @@ fn two_ranks_on_the_dead_node() {
 fn a_death_just_after_the_start() {
     let cluster = cluster(Kind::Logical, 1);
     let command = command(&MPICH, PROGRAMS[2]);
-    let due = result(&start(&MPICH, &cluster, "--nodes n2,n3,n4,n5 --protect none", &command).wait().expect(0));
+    let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);
     let protected = |e: &Event| e.event == EventName::JobStart && e.text.contains("jacobi");

@@ -114,6 +114,7 @@ mod tests {
             running,
             protect: Protect::On,
             joined: rank != 1,
+            degraded: false,
             logs: vec![LogSizes {
                 node: "n2".parse().unwrap(),
                 journal: 1024,

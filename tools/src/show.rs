@@ -158,7 +158,8 @@ fn nodes_table(nodes: &[NodeInfo]) -> String {
 fn jobs_table(jobs: &[JobInfo]) -> String {
     let mut table = Table::new(&["JOB", "STATE", ">RANKS", "NODES", ">TIME", "COMMAND"]);
     for job in jobs {
-        let state = job.outcome.as_ref().map_or_else(|| "running".to_owned(), outcome::in_short);
+        let lives = if job.degraded.is_empty() { "running" } else { "degraded" };
+        let state = job.outcome.as_ref().map_or_else(|| lives.to_owned(), outcome::in_short);
         let ranks = if job.running < job.ranks && job.outcome.is_none() {
             format!("{}/{}", job.running, job.ranks)
         } else {
@@ -318,6 +319,7 @@ pub(crate) mod tests {
             command: "./ring -n\t4".into(),
             ranks: 64,
             running: if outcome.is_none() { 64 } else { 0 },
+            degraded: vec![],
             nodes: ["n1", "n2", "n3", "n4", "n5"].map(|n| n.parse().unwrap()).to_vec(),
             home: "n1".parse().unwrap(),
             started_ms: 0,
@@ -345,12 +347,14 @@ pub(crate) mod tests {
         );
         assert!(text.lines().all(|l| l.len() <= 80));
         let lost = EndReason::NodeLost { node: "n5".parse().unwrap(), ranks: vec![], why: String::new() };
-        let text = jobs_table(&[job(None), job(Some(Outcome { code: 113, reason: lost }))]);
+        let degraded = JobInfo { degraded: vec![Rank(3)], ..job(None) };
+        let text = jobs_table(&[job(None), degraded, job(Some(Outcome { code: 113, reason: lost }))]);
         assert_eq!(
             text,
-            "JOB           STATE    RANKS  NODES              TIME  COMMAND\n\
-             000000abcdef  running     64  n1,n2,n3,+2  1 min 01 s  ./ring -n?4\n\
-             000000abcdef  lost n5     64  n1,n2,n3,+2  1 min 01 s  ./ring -n?4\n"
+            "JOB           STATE     RANKS  NODES              TIME  COMMAND\n\
+             000000abcdef  running      64  n1,n2,n3,+2  1 min 01 s  ./ring -n?4\n\
+             000000abcdef  degraded     64  n1,n2,n3,+2  1 min 01 s  ./ring -n?4\n\
+             000000abcdef  lost n5      64  n1,n2,n3,+2  1 min 01 s  ./ring -n?4\n"
         );
     }
 

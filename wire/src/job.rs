@@ -338,6 +338,9 @@ pub struct JobInfo {
     pub ranks: u32,
     /// Ranks that have not ended.
     pub running: u32,
+    /// Ranks that were lost and are not back, or that wait for their first checkpoint at another protector than before. If they are lost now, the job may
+    /// have to begin anew.
+    pub degraded: Vec<Rank>,
     /// The nodes it was placed on.
     pub nodes: Vec<NodeName>,
     /// The node that keeps it together.

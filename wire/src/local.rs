@@ -219,6 +219,8 @@ pub struct ProcessInfo {
     pub protect: Protect,
     /// Whether its library has reported to the protector of its node: what does not run under it is not protected.
     pub joined: bool,
+    /// Whether it is being brought back, or waits for its first checkpoint at another protector than before.
+    pub degraded: bool,
     /// What it has counted, if that is known.
     pub counters: Option<Counters>,
     /// What its protector holds of it, and its replica.

@@ -189,13 +189,19 @@ pub enum ToStore {
         /// The signal.
         signal: i32,
     },
-    /// From a host: this rank has ended by itself: it is not to be brought back, and these are the ends of what it has sent.
+    /// From a host: this rank has ended by itself, and all that it has printed is printed, or with its home: it is not to be brought back.
     Left {
         /// Which.
         rank: Rank,
-        /// Each stream and the offset after its last byte.
+        /// How it has ended.
+        status: ExitStatus,
+        /// How far it had come with MPI.
+        phase: MpiPhase,
+        /// The ends of what it has sent: each stream and the offset after its last byte.
         finals: Vec<(StreamId, u64)>,
     },
+    /// From a home: the job begins anew, and of its lives before this one nobody is to be brought back.
+    Anew(Incarnation),
     /// The job is over: nobody will ask for its logs and images.
     Remove,
 }
@@ -324,6 +330,15 @@ pub enum ToHome {
         /// The rank.
         rank: Rank,
         /// How.
+        status: ExitStatus,
+        /// How far it had come with MPI.
+        phase: MpiPhase,
+    },
+    /// From the protector of a rank whose node is lost: the rank had ended before, and all that it has printed is known.
+    Left {
+        /// The rank.
+        rank: Rank,
+        /// How it has ended.
         status: ExitStatus,
         /// How far it had come with MPI.
         phase: MpiPhase,

@@ -20,6 +20,8 @@ use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 pub const ARGUMENT: &str = "fault";
 /// The program that sets links up and down.
 const IP: &str = "ip";
+/// So far back the daemon's ancestors are looked at.
+const GENERATIONS: usize = 64;
 
 /// Why a fault cannot be caused at the node with this address, if it cannot.
 pub fn refuse(fault: Fault, address: IpAddr) -> Result<(), String> {
@@ -39,17 +41,32 @@ fn refuse_cut(address: IpAddr) -> Result<(), String> {
     if !nix::unistd::geteuid().is_root() {
         return Err(format!("{only}, by root: its protector runs as uid {}", nix::unistd::geteuid()));
     }
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net"));
-    match (namespace("self"), namespace("1")) {
-        (Ok(ours), Ok(machine)) if ours != machine => {}
-        (Ok(_), Ok(_)) => return Err(format!("{only}: this one has the machine's own network")),
-        (Err(error), _) | (_, Err(error)) => return Err(format!("the network namespace cannot be told: {error}")),
+    if !has_own_network().map_err(|error| format!("the network namespace cannot be told: {error}"))? {
+        return Err(format!("{only}: this one has the machine's own network"));
     }
     if links().is_empty() {
         return Err("it has no link that is up".to_owned());
     }
     let found = Command::new(IP).arg("-V").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     if found.is_ok_and(|status| status.success()) { Ok(()) } else { Err(format!("no `{IP}` command on that node")) }
+}
+
+/// Whether the network here is another one than where the first process of the machine is, or where the daemon was started from: in a container not even
+/// root may look at the first process.
+fn has_own_network() -> io::Result<bool> {
+    let namespace = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/net"));
+    let ours = namespace(std::process::id())?;
+    let (mut pid, mut outside, mut seen) = (std::os::unix::process::parent_id(), namespace(1), 0);
+    while pid > 1 && seen < GENERATIONS {
+        outside = namespace(pid).ok().filter(|theirs| *theirs != ours).map(Ok).unwrap_or(outside);
+        (pid, seen) = (parent_of(pid).unwrap_or(0), seen + 1);
+    }
+    Ok(outside? != ours)
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// The links of this node's namespace that are up.

@@ -173,6 +173,7 @@ impl Processes {
             | HostOutput::Name(..)
             | HostOutput::Warning(..)
             | HostOutput::Lost(..)
+            | HostOutput::Left(_)
             | HostOutput::Fenced => {
                 unreachable!("the node keeps these to itself")
             }

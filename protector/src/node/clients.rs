@@ -7,9 +7,9 @@ use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
-use radic_wire::job::{EndReason, JobSpec, Outcome, OutputStream, Placement, exit_code};
+use radic_wire::job::{EndReason, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
-use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
+use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
 
@@ -123,6 +123,8 @@ pub(super) enum Purpose {
     ReadLog(ClientId),
     /// Whether a node can have this fault.
     Fault(ClientId, NodeId, Fault),
+    /// Whether anybody knows of a lost rank.
+    Lost(ProcessId),
 }
 
 /// What a command wants of a job that is to be found.
@@ -500,6 +502,10 @@ impl Node {
                 let places: Vec<_> = answers.values().filter_map(of).collect();
                 self.finish_where(observer, process, ask, other, &places);
             }
+            Purpose::Lost(process) => {
+                let known = answers.values().any(|answer| matches!(answer, Answer::Where(Some(_))));
+                self.finish_lost(now, process, known, !waiting.is_empty());
+            }
             Purpose::Final { observer, process, ask } => {
                 let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };
                 self.finish_final(observer, process, ask, answers.values().find_map(of));
@@ -694,6 +700,7 @@ impl Node {
             let (name, ranks, state) = (id.name, Vec::new(), *state);
             nodes.push(NodeInfo { name, address, state, spare, slots, ranks, protector: None, memory: 0, pid: 0 });
         }
+        add_degraded(&mut jobs, &processes);
         jobs.sort_by_key(|j| (j.started_ms, j.job));
         // Those that run, if there are too many for one answer.
         processes.sort_by_key(|p| (!p.running, p.job, p.rank));
@@ -778,5 +785,18 @@ impl Node {
                 _ => self.fail(client, format!("{node}, the job's home, is gone: {why}")),
             }
         }
+    }
+}
+
+/// The home of a job knows which of its ranks are lost; who is on the way back, or has no checkpoint at its protector yet, its hosts know.
+fn add_degraded(jobs: &mut [JobInfo], processes: &[ProcessInfo]) {
+    let mut hosted: BTreeMap<JobId, BTreeSet<Rank>> = BTreeMap::new();
+    for process in processes.iter().filter(|process| process.degraded) {
+        hosted.entry(process.job).or_default().insert(process.rank);
+    }
+    for job in jobs.iter_mut().filter(|job| job.outcome.is_none()) {
+        let mut ranks = hosted.remove(&job.job).unwrap_or_default();
+        ranks.extend(job.degraded.iter().copied());
+        job.degraded = ranks.into_iter().collect();
     }
 }

@@ -31,6 +31,8 @@ pub enum HomeOutput {
     Ended,
     /// The job begins anew, from the beginning, and why.
     Anew(String),
+    /// Nothing is left of its lives before this one.
+    Life(Incarnation),
 }
 
 /// A piece of a rank's output on its way to a terminal.
@@ -116,6 +118,8 @@ pub struct Home {
     anew: bool,
     /// How often each rank has crashed before its first checkpoint.
     early_crashes: BTreeMap<Rank, u32>,
+    /// Ranks that have no process anywhere, as far as is known: their node is lost, and they are not back.
+    lost: BTreeSet<Rank>,
     /// Hosts of whose ranks a new home knows nothing yet.
     unreported: BTreeSet<NodeId>,
     started: Duration,
@@ -165,6 +169,7 @@ impl Home {
         let mut home = Home::new(now, started_ms, job, ward);
         home.ranks.fill(RankState::Running);
         home.stdin.wanted = StdinWanted::Nothing; // Rank 0 was on the lost node.
+        home.lost = (0..home.spec.ranks).map(Rank).collect();
         home.unreported = home.hosts.keys().cloned().collect();
         home
     }
@@ -176,6 +181,7 @@ impl Home {
             incarnation,
             anew: false,
             early_crashes: BTreeMap::new(),
+            lost: BTreeSet::new(),
             unreported: BTreeSet::new(),
             started: now,
             started_ms,
@@ -237,6 +243,12 @@ impl Home {
         &self.placement
     }
 
+    /// Ranks that are lost and not back, as far as is known.
+    pub fn lost(&self) -> impl Iterator<Item = Rank> + '_ {
+        let running = |rank: &Rank| self.ranks[rank.0 as usize] != RankState::Ended;
+        self.lost.iter().copied().filter(move |rank| running(rank) && !self.is_over())
+    }
+
     /// The job as `radic jobs` shows it.
     pub fn info(&self, now: Duration) -> JobInfo {
         JobInfo {
@@ -244,6 +256,7 @@ impl Home {
             command: self.command(),
             ranks: self.spec.ranks,
             running: self.ranks.iter().filter(|r| **r != RankState::Ended).count() as u32,
+            degraded: self.lost().collect(),
             nodes: self.placement.nodes.iter().map(|n| n.name.clone()).collect(),
             home: self.placement.home().name.clone(),
             started_ms: self.started_ms,
@@ -274,6 +287,7 @@ impl Home {
             ToHome::Report(report) => self.handle_report(from, report),
             ToHome::NoImage { rank, why, signal } if self.knows(rank) => self.begin_anew(rank, &why, signal),
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
+            ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
             ToHome::Launched { rank, .. }
             | ToHome::LaunchFailed { rank, .. }
             | ToHome::Output { rank, .. }
@@ -290,6 +304,7 @@ impl Home {
     }
 
     fn handle_rank(&mut self, from: &NodeId, rank: Rank, message: ToHome) {
+        self.lost.remove(&rank); // Whatever it says: it is there.
         let state = &mut self.ranks[rank.0 as usize];
         let node = from.name.clone();
         match message {
@@ -365,11 +380,25 @@ impl Home {
         self.pump();
     }
 
+    /// A rank whose node is lost had ended before, if this home has not heard of it.
+    fn handle_left(&mut self, rank: Rank, status: ExitStatus, phase: MpiPhase) {
+        if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
+            let node = self.placement.node_of(rank).expect("it knows the rank").clone();
+            if self.placement.ranks_on(&node).all(|rank| self.ranks[rank.0 as usize] == RankState::Ended) {
+                // Nobody comes back there, so there is nothing that could report.
+                self.unreported.remove(&node);
+            }
+            self.end_output(rank);
+            self.handle_exit(rank, node.name, status, phase);
+        }
+    }
+
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, report: HostReport) {
         if !self.unreported.remove(from) || report.incarnation != self.incarnation {
             return;
         }
+        report.running.iter().for_each(|rank| _ = self.lost.remove(rank));
         for (rank, status, phase) in report.ended {
             if self.placement.node_of(rank) == Some(from) {
                 self.ranks[rank.0 as usize] = RankState::Ended;
@@ -421,9 +450,11 @@ impl Home {
         self.fence = 0;
         self.entries.clear();
         self.unreported.clear();
+        self.lost.clear();
         self.ranks.fill(RankState::Starting);
         self.restart_stdin(StdinWanted::From(0));
         self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();
+        self.outputs.push_back(HomeOutput::Life(self.incarnation));
         self.launch();
     }
 
@@ -445,18 +476,19 @@ impl Home {
             return;
         }
         let ending = self.ending;
-        let running = self.placement.ranks_on(node).any(|rank| self.ranks[rank.0 as usize] != RankState::Ended);
+        let running: Vec<Rank> = self.placement.ranks_on(node).filter(|r| self.ranks[r.0 as usize] != RankState::Ended).collect();
+        self.lost.extend(self.placement.ranks_on(node));
         for rank in self.placement.ranks_on(node).filter(|_| ending) {
             self.ranks[rank.0 as usize] = RankState::Ended; // Nobody brings back what is being ended.
         }
         self.hosts.remove(node);
         self.unreported.remove(node);
         self.placement = placement;
-        if self.anew || (running && !ending) {
-            for node in self.placement.nodes.clone() {
-                // Whoever takes a rank over enters the next fence when that rank does.
-                let gone = self.anew;
-                self.hosts.entry(node).or_insert(HostState { fence: self.fence, gone }).fence = self.fence;
+        if self.anew || !ending {
+            // Whoever takes a rank over enters the next fence when that rank does. The others may be in it: they do not say so again.
+            let (fence, gone) = (self.fence, self.anew);
+            for node in running.iter().filter_map(|rank| self.placement.node_of(*rank)) {
+                self.hosts.entry(node.clone()).or_insert(HostState { fence, gone }).fence = fence;
             }
         }
         self.lose_terminal(node);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, placeholder};
+use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code, placeholder};
 use radic_wire::peer::{HostReport, MpiPhase, RestartOrder, StdinWanted, ToHome, ToHost, Ward};
 use radic_wire::process::{Point, Protect, Protection, variable};
 use serde_bytes::ByteBuf;
@@ -145,6 +145,8 @@ pub enum HostOutput {
     Warning(Rank, String),
     /// A protected rank has crashed, and what it had written was read: it is to be brought back.
     Lost(Rank, i32),
+    /// A rank has ended by itself, and nothing that it has printed is only here: its protector is to know.
+    Left(Rank),
     /// A fence was released: the protector of the ranks is to know its keys.
     Fenced,
     /// Nothing of the job is left here.
@@ -158,6 +160,10 @@ struct LocalRank {
     exited: Option<(ExitStatus, Duration)>,
     outlets: [Outlet; 2],
     reported: bool,
+    /// How it has ended by itself, once its home was told.
+    ended: Option<(ExitStatus, MpiPhase)>,
+    /// Its protector was told, too.
+    left: bool,
     /// Fences that it was let out of.
     fences: u64,
     /// It has ended by this signal, and is to be brought back when its output was read.
@@ -166,6 +172,8 @@ struct LocalRank {
     crashes: Vec<Duration>,
     /// It is being brought back here, and has not said yet where it stands.
     returning: bool,
+    /// It was brought back and has not caught up yet.
+    catching_up: bool,
     /// It was ended by this signal, and its protector is to bring it back: there is no process.
     lost: Option<i32>,
     /// It was killed for a mistake of its library's: no crash.
@@ -180,10 +188,13 @@ impl LocalRank {
             exited: None,
             outlets: Default::default(),
             reported: false,
+            ended: None,
+            left: false,
             fences,
             crashed: None,
             crashes: Vec::new(),
             returning: false,
+            catching_up: false,
             lost: None,
             condemned: false,
         }
@@ -231,6 +242,8 @@ pub struct Host {
     /// Signals that ranks were sent for a reason: who ends by one is not brought back.
     sent: BTreeSet<i32>,
     over: bool,
+    /// The job has begun anew, and this is of a life before.
+    superseded: bool,
     outputs: VecDeque<HostOutput>,
 }
 
@@ -295,6 +308,7 @@ impl Host {
             orphaned: None,
             sent,
             over: false,
+            superseded: false,
             outputs,
         }
     }
@@ -316,7 +330,7 @@ impl Host {
         if let Some(before) = self.ranks.remove(&rank) {
             (state.outlets, state.crashes) = (before.outlets, before.crashes);
         }
-        state.returning = true;
+        (state.returning, state.catching_up) = (true, true);
         self.ranks.insert(rank, state);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
@@ -340,6 +354,13 @@ impl Host {
         }
         state.read(rank, &mut self.outputs);
         Ok(())
+    }
+
+    /// It has caught up.
+    pub fn handle_live(&mut self, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.catching_up = false;
+        }
     }
 
     /// It cannot be brought back.
@@ -385,6 +406,11 @@ impl Host {
                 self.outputs.extend(again.map(HostOutput::ToHome));
             }
         }
+    }
+
+    /// How a rank of which nothing is needed any more has ended.
+    pub fn end_of(&self, rank: Rank) -> Option<(ExitStatus, MpiPhase)> {
+        self.ranks.get(&rank).filter(|state| state.left)?.ended
     }
 
     /// Whether the rank has ended by itself, or never was here.
@@ -530,6 +556,17 @@ impl Host {
         self.report_ended();
     }
 
+    /// The job has begun anew elsewhere: what came back here since ends, and the home, which takes it for gone, hears nothing of it.
+    pub fn supersede(&mut self, now: Duration) {
+        self.superseded = true;
+        self.abandon(now);
+    }
+
+    /// Whether the job's home does not know of this.
+    pub fn is_superseded(&self) -> bool {
+        self.superseded
+    }
+
     /// The home is lost: nobody takes the output any more, and everything that still runs is killed.
     pub fn abandon(&mut self, now: Duration) {
         for (rank, state) in &mut self.ranks {
@@ -607,7 +644,13 @@ impl Host {
     /// A process has ended.
     pub fn handle_exited(&mut self, now: Duration, rank: Rank, status: ExitStatus) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
-        if let (ExitStatus::Signal(signal), Protect::On, false) = (status, self.spec.protection.protect, self.ending)
+        let ended_by = match status {
+            ExitStatus::Signal(signal) => Some(signal),
+            // It could not catch up, which the library says so. Its protector tries again, if it is there.
+            ExitStatus::Code(exit_code::RADIC) if state.catching_up => Some(libc::SIGABRT),
+            ExitStatus::Code(_) => None,
+        };
+        if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.ending)
             && !self.sent.contains(&signal)
             && !state.condemned
         {
@@ -644,7 +687,13 @@ impl Host {
             }
             state.reported = true;
             let phase = state.phase();
+            state.ended = Some((status, phase));
             self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
+        }
+        // Before that a restart is the only way to what it has printed, if this node is lost.
+        for (rank, state) in self.ranks.iter_mut().filter(|(_, state)| state.ended.is_some() && !state.left) {
+            state.left = state.outlets.iter().all(Outlet::is_done);
+            self.outputs.extend(state.left.then_some(HostOutput::Left(*rank)));
         }
         if self.ending && !self.over && self.ranks.values().all(|r| r.reported && r.outlets.iter().all(Outlet::is_done)) {
             self.over = true;

@@ -30,6 +30,7 @@ impl Node {
                     self.send(&node, PeerMessage::ToSession(session, message));
                 }
                 HomeOutput::Ended => self.handle_job_over(now, job),
+                HomeOutput::Life(life) => self.tell_all(&PeerMessage::ToStore(job, ToStore::Anew(life))),
                 HomeOutput::Anew(why) => {
                     self.record(now, EventName::Restart, About::job(job), format!("it begins anew: {why}"));
                 }
@@ -42,10 +43,8 @@ impl Node {
         act(host);
         while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
             match output {
+                HostOutput::ToHome(_) if self.hosts.get(&job).is_some_and(Host::is_superseded) => {}
                 HostOutput::ToHome(message) => {
-                    if let ToHome::Exited { rank, .. } = message {
-                        self.handle_rank_left(ProcessId { job, rank });
-                    }
                     let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
                     self.send(&home, PeerMessage::ToHome(job, message));
                 }
@@ -55,8 +54,15 @@ impl Node {
                     let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
                     self.record(now, EventName::Suspect, About::rank(job, rank), text);
                     let holder = self.holder_of(ProcessId { job, rank });
+                    if !self.is_member(&holder) {
+                        let why = "its log is lost".to_owned();
+                        let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
+                        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why, signal: None }));
+                        continue;
+                    }
                     self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal }));
                 }
+                HostOutput::Left(rank) => self.handle_rank_left(ProcessId { job, rank }),
                 HostOutput::Fenced => {
                     let Some(ward) = self.hosts.get(&job).filter(|h| h.protection().protect == Protect::On).map(Host::ward)
                     else {
@@ -68,13 +74,18 @@ impl Node {
                 }
                 HostOutput::Over => {
                     self.forget_processes(job);
+                    self.forget_lives(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
                     // Else the home says so, when all hosts are done.
                     if host.protection().protect == Protect::On && !self.is_member(host.home()) {
                         self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);
-                    return self.outputs.push_back(Output::Process(job, HostOutput::Over));
+                    self.outputs.push_back(Output::Process(job, HostOutput::Over));
+                    if let Some((home, launch)) = self.recovery.launches.remove(&job) {
+                        self.handle_to_host(now, &home, job, launch);
+                    }
+                    return;
                 }
                 process => self.outputs.push_back(Output::Process(job, process)),
             }
@@ -144,6 +155,12 @@ impl Node {
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
             ToHost::Launch { incarnation, spec, placement } => {
+                if self.hosts.get(&job).is_some_and(|host| host.incarnation() < incarnation) {
+                    // A process of the life before was on its way to this node when the home took it for empty.
+                    let launch = ToHost::Launch { incarnation, spec, placement };
+                    self.recovery.launches.insert(job, (from.clone(), launch));
+                    return self.with_host(now, job, |host| host.supersede(now));
+                }
                 let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
                 if good && !self.hosts.contains_key(&job) && !self.stopped {
                     let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);

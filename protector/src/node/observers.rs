@@ -524,7 +524,8 @@ impl Node {
             let live = || pid.filter(|_| joined).and_then(self.config.counters);
             let counters = observed.and_then(|o| o.counters).or_else(live);
             let (running, pid, node) = (pid.is_some(), host.last_pid(rank), node.clone());
-            ProcessInfo { job, rank, node, pid, running, protect, joined, counters, logs: Vec::new() }
+            let degraded = self.is_degraded(ProcessId { job, rank });
+            ProcessInfo { job, rank, node, pid, running, protect, joined, degraded, counters, logs: Vec::new() }
         };
         host.ranks().map(info).collect()
     }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::Placement;
+use radic_wire::job::{ExitStatus, Placement};
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, PeerMessage, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
 
 use super::clients::Purpose;
@@ -35,13 +35,21 @@ const RELEASE: Duration = Duration::from_secs(5);
 /// Time that a side without a majority keeps protected jobs waiting for one: nothing can be decided there, and an error is better than a hang.
 pub(super) const FROZEN: Duration = Duration::from_secs(60);
 
+/// How a process has ended by itself, and where what it has sent ends.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) status: ExitStatus,
+    pub(super) phase: MpiPhase,
+    pub(super) finals: Vec<(StreamId, u64)>,
+}
+
 /// A process that this node protects.
 #[derive(Debug)]
 struct Protected {
     host: NodeId,
     incarnation: Incarnation,
-    /// It has ended by itself, and what it has sent ended there.
-    left: Option<Vec<(StreamId, u64)>>,
+    /// It has ended by itself.
+    left: Option<Left>,
     /// It was fenced, and not sent anywhere yet.
     recovering: bool,
     /// The signal that ended it, if it is brought back for that.
@@ -64,12 +72,16 @@ pub(super) struct Recovery {
     doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
     /// Newest lives of processes that were restarted anywhere.
     restarted: BTreeMap<ProcessId, Incarnation>,
-    /// What processes of this node have been brought back with, and the node that has their log until it is another one.
-    orders: BTreeMap<ProcessId, (RestartOrder, NodeId)>,
+    /// What processes of this node have been brought back with, and the node that has their log, until it is this node's protector.
+    orders: BTreeMap<ProcessId, (RestartOrder, Option<NodeId>)>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
+    /// Processes that were ordered to come back here and have not caught up: they need the log that they come back with.
+    returning: BTreeSet<ProcessId>,
+    /// Jobs that begin anew here as soon as a process of a life before has ended: who said so, and how.
+    pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
     /// Since when this side has no majority.
@@ -92,10 +104,11 @@ impl Node {
                 crashed: None,
             });
             protected.host = from.clone();
-            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
-            if ward.incarnation > wards.ward.incarnation {
-                protected.left = None; // Of the job's life before.
+            if ward.incarnation > protected.incarnation {
+                // What is known of it is of the job's life before.
+                (protected.left, protected.recovering, protected.crashed) = (None, false, None);
             }
+            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
         }
         wards.ward = ward;
     }
@@ -108,11 +121,11 @@ impl Node {
     }
 
     /// From a host: a rank has ended by itself.
-    pub(super) fn handle_left(&mut self, from: &NodeId, job: JobId, rank: Rank, finals: Vec<(StreamId, u64)>) {
+    pub(super) fn handle_left(&mut self, from: &NodeId, job: JobId, rank: Rank, left: Left) {
         if let Some(protected) = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank))
             && protected.host == *from
         {
-            protected.left = Some(finals);
+            protected.left = Some(left);
         }
     }
 
@@ -126,13 +139,11 @@ impl Node {
 
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
-        let Recovery { wards, doors, restarted, orders, finals, degraded, ended, .. } = &mut self.recovery;
+        self.forget_lives(job);
+        let Recovery { wards, restarted, launches, ended, .. } = &mut self.recovery;
+        launches.remove(&job);
         wards.remove(&job);
-        doors.retain(|process, _| process.job != job);
         restarted.retain(|process, _| process.job != job);
-        orders.retain(|process, _| process.job != job);
-        finals.retain(|process, _| process.job != job);
-        degraded.retain(|process| process.job != job);
         if !ended.contains(&job) {
             ended.push_back(job);
         }
@@ -156,6 +167,7 @@ impl Node {
                 Some(placement) => self.place_anew(now, job, &lost.id, &placement, was_home),
                 None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
             }
+            self.seek_lost(now, job);
         }
         let mine = |protected: &Protected| protected.host == lost.id && protected.left.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
@@ -164,6 +176,65 @@ impl Node {
             })
             .collect();
         lost_here.into_iter().for_each(|process| self.recover(now, process));
+        let jobs: Vec<JobId> = self.recovery.wards.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.tell_home_of_ends(job));
+        let jobs: Vec<JobId> = self.hosts.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.tell_home_of_lost_logs(job));
+    }
+
+    /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
+    fn tell_home_of_lost_logs(&mut self, job: JobId) {
+        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
+        let held = |process: &&ProcessId| self.is_member(&self.holder_of(**process));
+        let of_job: Vec<ProcessId> = self.recovery.returning.iter().filter(|p| p.job == job && !held(p)).copied().collect();
+        for process in of_job {
+            let why = "its log was lost while it was brought back".to_owned();
+            self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank: process.rank, why, signal: None }));
+        }
+    }
+
+    /// Tells the home of a job how those have ended whose node is lost: nobody else can, and it may have died before it was told.
+    fn tell_home_of_ends(&mut self, job: JobId) {
+        let Some(wards) = self.recovery.wards.get(&job) else { return };
+        let home = wards.ward.placement.home().clone();
+        let ended = |(rank, p): (&Rank, &Protected)| {
+            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host))?;
+            Some(ToHome::Left { rank: *rank, status: left.status, phase: left.phase })
+        };
+        let ended: Vec<ToHome> = wards.ranks.iter().filter_map(ended).collect();
+        ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
+    }
+
+    /// The job has begun anew: of its lives before `life` nobody comes back.
+    pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
+        if let Some(wards) = self.recovery.wards.get_mut(&job) {
+            wards.ranks.retain(|_, protected| protected.incarnation >= life);
+        }
+    }
+
+    /// The home of a job asks everybody who knows of its lost ranks: who protects one, or brings it back, does.
+    fn seek_lost(&mut self, now: Duration, job: JobId) {
+        let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.lost().collect());
+        for rank in lost {
+            let process = ProcessId { job, rank };
+            self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+    }
+
+    /// Whether anybody knows of a lost rank. If nobody does, its protector was lost with it: only a new beginning is left (DESIGN: who survives what).
+    pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
+        let ProcessId { job, rank } = process;
+        if known || !self.homes.get(&job).is_some_and(|home| home.lost().any(|lost| lost == rank)) {
+            return;
+        }
+        if silent {
+            // It will answer, or be declared dead.
+            return self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+        let why = "its node is lost, and so is whoever had its log".to_owned();
+        self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+        let me = self.me().clone();
+        self.with_home(now, job, |home| home.handle_message(now, &me, ToHome::NoImage { rank, why, signal: None }));
     }
 
     /// Who watched `lost`, or the next after that who is still there.
@@ -216,6 +287,7 @@ impl Node {
         self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
         self.homes.insert(job, Home::adopt(now, adoption));
         self.tell_all(&PeerMessage::NewHome(job));
+        self.seek_lost(now, job);
     }
 
     /// A job has a new home: what is here of it reports, and terminals attach again.
@@ -224,6 +296,8 @@ impl Node {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
         }
         self.attach_again(job, from);
+        self.tell_home_of_ends(job);
+        self.tell_home_of_lost_logs(job);
     }
 
     /// Fences a process; the answer is [`Node::handle_fenced`].
@@ -293,11 +367,22 @@ impl Node {
     /// A protector orders that a process goes on here.
     pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, order: RestartOrder) {
         let (process, job) = (order.process, order.process.job);
-        if self.stopped || self.recovery.ended.contains(&job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
+        // Of a life that others have gone on from.
+        let is_old = order.incarnation < self.life_of(process)
+            || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation);
+        if is_old
+            || self.stopped
+            || self.recovery.ended.contains(&job)
+            || order.ward.placement.node_of(process.rank) != Some(self.me())
+        {
             return;
         }
         let fresh = !self.hosts.contains_key(&job);
-        let host = self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));
+        if fresh {
+            self.seek_protection(now, Some(job));
+        }
+        let host = self.hosts.get_mut(&job).expect("it was there, or has come");
         if fresh {
             // A new home may have asked already; one that comes later asks again.
             host.handle_new_home(order.ward.placement.home().clone());
@@ -307,7 +392,9 @@ impl Node {
         self.observers.processes.remove(&process);
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
-        self.recovery.orders.insert(process, (order, from.clone()));
+        self.recovery.orders.insert(process, (order, Some(from.clone())));
+        self.recovery.degraded.insert(process);
+        self.recovery.returning.insert(process);
         self.with_host(now, job, |_| ());
     }
 
@@ -317,7 +404,12 @@ impl Node {
         match result {
             Ok(()) => self.record(now, EventName::Image, about, format!("rank {}: its images are here", process.rank)),
             Err(why) => {
-                self.record(now, EventName::Lost, about, format!("rank {}: its images cannot be had: {why}", process.rank));
+                let why = format!("its images cannot be had: {why}");
+                self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
+                let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
+                let no_image = ToHome::NoImage { rank: process.rank, why: why.clone(), signal: None };
+                self.send(&home, PeerMessage::ToHome(process.job, no_image));
+                // Which the home need not hear: the job begins anew.
                 self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
             }
         }
@@ -406,19 +498,22 @@ impl Node {
             process.rank
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
+        self.recovery.returning.remove(&process);
+        self.with_host(now, process.job, |host| host.handle_live(process.rank));
         self.reprotect(now, process);
     }
 
     /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
     fn reprotect(&mut self, now: Duration, process: ProcessId) {
-        let Some((_, holder)) = self.recovery.orders.get(&process) else { return };
+        let Some((_, Some(holder))) = self.recovery.orders.get(&process) else { return };
         let holder = holder.clone();
         self.recovery.degraded.insert(process);
         if holder == self.protector().id {
+            self.leave_holder(process);
             return self.ask_checkpoint(now, process);
         }
         let purpose = Purpose::Release { process, holder: holder.clone() };
-        self.gather_from(now, purpose, &radic_wire::peer::Query::Release(process), vec![holder], RELEASE);
+        self.gather_from(now, purpose, &Query::Release(process), vec![holder], RELEASE);
     }
 
     /// The one that had its log lets go of a process, or is gone.
@@ -432,12 +527,19 @@ impl Node {
                 format!("rank {}: {} does not let go of it; its log stays there", process.rank, holder.name),
             );
         }
-        self.recovery.orders.remove(&process);
+        self.leave_holder(process);
         self.protect_ranks(process.job, vec![process.rank]);
         let address = self.log_address();
         if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer()) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Protector(address)));
             self.ask_checkpoint(now, process);
+        }
+    }
+
+    /// The log of a process that was brought back is with this node's protector from now on, whoever that is.
+    fn leave_holder(&mut self, process: ProcessId) {
+        if let Some((_, holder)) = self.recovery.orders.get_mut(&process) {
+            *holder = None;
         }
     }
 
@@ -453,8 +555,8 @@ impl Node {
         let running: Vec<_> =
             self.observers.processes.iter().filter(|(_, p)| p.observer().is_some()).map(|(id, _)| *id).collect();
         for process in running {
-            if self.recovery.orders.contains_key(&process) {
-                continue; // Its log is elsewhere still.
+            if self.is_elsewhere(process) {
+                continue;
             }
             self.recovery.degraded.insert(process);
             self.ask_checkpoint(now, process);
@@ -463,7 +565,7 @@ impl Node {
 
     /// A checkpoint of a process of this node was committed.
     pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId) {
-        if self.recovery.degraded.remove(&process) {
+        if !self.is_elsewhere(process) && self.recovery.degraded.remove(&process) {
             let text = format!("rank {}: a checkpoint is committed at {}", process.rank, self.protector().id.name);
             self.record(now, EventName::Reprotected, About::rank(process.job, process.rank), text);
         }
@@ -487,12 +589,27 @@ impl Node {
 
     /// Whether the log of a process of this node is not with this node's protector.
     pub(super) fn is_elsewhere(&self, process: ProcessId) -> bool {
-        self.recovery.orders.contains_key(&process)
+        matches!(self.recovery.orders.get(&process), Some((_, Some(_))))
+    }
+
+    /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its protector yet.
+    pub(super) fn is_degraded(&self, process: ProcessId) -> bool {
+        self.recovery.degraded.contains(&process)
+    }
+
+    /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
+    pub(super) fn forget_lives(&mut self, job: JobId) {
+        let Recovery { doors, orders, finals, degraded, returning, .. } = &mut self.recovery;
+        returning.retain(|process| process.job != job);
+        doors.retain(|process, _| process.job != job);
+        orders.retain(|process, _| process.job != job);
+        finals.retain(|process, _| process.job != job);
+        degraded.retain(|process| process.job != job);
     }
 
     /// Who has the log of a process of this node.
     pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
-        let holder = self.recovery.orders.get(&process).map(|(_, holder)| holder.clone());
+        let holder = self.recovery.orders.get(&process).and_then(|(_, holder)| holder.clone());
         holder.unwrap_or_else(|| self.protector().id.clone())
     }
 
@@ -509,14 +626,18 @@ impl Node {
     /// A rank of this node has ended by itself: its protector answers for it from now on.
     pub(super) fn handle_rank_left(&mut self, process: ProcessId) {
         self.recovery.doors.remove(&process);
-        let finals = self
-            .recovery
-            .finals
-            .get(&process)
-            .map_or_else(Vec::new, |finals| finals.iter().map(|(s, (o, _))| (*s, *o)).collect());
-        let message = PeerMessage::ToStore(process.job, ToStore::Left { rank: process.rank, finals });
+        self.recovery.degraded.remove(&process);
         let holder = self.holder_of(process);
-        self.send(&holder, message);
+        self.tell_end(&holder, process);
+    }
+
+    /// Tells a protector of a process that has ended how, if it has.
+    pub(super) fn tell_end(&mut self, protector: &NodeId, process: ProcessId) {
+        let ProcessId { job, rank } = process;
+        let Some((status, phase)) = self.hosts.get(&job).and_then(|host| host.end_of(rank)) else { return };
+        let finals = self.recovery.finals.get(&process);
+        let finals = finals.map_or_else(Vec::new, |finals| finals.iter().map(|(s, (o, _))| (*s, *o)).collect());
+        self.send(protector, PeerMessage::ToStore(job, ToStore::Left { rank, status, phase, finals }));
     }
 
     /// Where a process is, as far as this node knows. A host knows best; a protector knows what has left, and what will be back.
@@ -539,7 +660,7 @@ impl Node {
     pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<(u64, bool)> {
         let told = self.recovery.finals.get(&sender).and_then(|finals| finals.get(&stream)).copied();
         let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
-        let left = left().and_then(|finals| finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
+        let left = left().and_then(|left| left.finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
         told.or(left)
     }
 

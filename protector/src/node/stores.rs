@@ -13,6 +13,8 @@ use radic_wire::peer::{Answer, PeerMessage, Query, ToStore};
 use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
+use super::host::Host;
+use super::recovery::Left;
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 
@@ -68,6 +70,7 @@ impl Node {
     /// Tells the protector of this node's processes about those of `job`. With none: about all, if there is another protector, or
     /// another replica behind it, than before; observers are told, too.
     pub(super) fn seek_protection(&mut self, now: Duration, job: Option<JobId>) {
+        self.leave_idle_protector(job);
         let protector = self.protector().id.clone();
         let replica = self.view().and_then(|view| watcher_of(view, &protector)).map(|member| member.id.clone());
         let both = [Some(protector.clone()), replica];
@@ -92,6 +95,15 @@ impl Node {
         }
     }
 
+    /// Processes keep their protector whatever joins the ring. One that has the log of no process of this node is kept by nothing: else nodes that join one
+    /// after the other would keep the one that was next to each when it came, all of them the first. `new` is a job that nobody protects yet.
+    pub(super) fn leave_idle_protector(&mut self, new: Option<JobId>) {
+        let protected = |host: &Host| host.protection().protect == Protect::On && Some(host.job()) != new;
+        if !self.hosts.values().any(protected) {
+            self.protectors = [None, None];
+        }
+    }
+
     /// Tells the protector of this node's processes about these ranks; not about those whose log another one has still.
     pub(super) fn protect_ranks(&mut self, job: JobId, ranks: Vec<Rank>) {
         let Some(host) = self.hosts.get(&job) else { return };
@@ -99,7 +111,9 @@ impl Node {
         let ranks: Vec<_> = ranks.into_iter().filter(|rank| !self.is_elsewhere(ProcessId { job, rank: *rank })).collect();
         let protector = self.protector().id.clone();
         if !ranks.is_empty() {
-            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks, ward }));
+            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: ranks.clone(), ward }));
+            // It is not to bring back who has ended.
+            ranks.into_iter().for_each(|rank| self.tell_end(&protector, ProcessId { job, rank }));
         }
     }
 
@@ -116,7 +130,8 @@ impl Node {
             }
             ToStore::Keys { fence, entries } => self.handle_keys(job, fence, entries),
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
-            ToStore::Left { rank, finals } => self.handle_left(from, job, rank, finals),
+            ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
+            ToStore::Anew(life) => self.forget_lives_before(job, life),
             ToStore::Remove => {
                 self.sparse.forget(job);
                 self.stored.remove(&job);

@@ -1,0 +1,66 @@
+//! Two different programs as one job: a redis server and a client on one connection. A node dies, and the client has seen each value once.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use radic_tests::cluster::{Kind, Setup};
+use radic_tests::library::script;
+use radic_tests::netns;
+use radic_tests::random::Random;
+use radic_tests::recovery::{LIMIT, end_well, events_of, first_checkpoints, is_long};
+use radic_tests::redis;
+use radic_wire::event::EventName;
+
+/// The client is rank 0 on n2, the server rank 1 on n3: one dies without the job's home, the other with it.
+const FLAGS: &str = "--nodes n2,n3 --protect on --ckpt-interval 0.3";
+/// How far the client counts: some seconds, at a round trip each.
+const LAST: u32 = 10_000;
+
+/// Where the server listens.
+fn place(kind: Kind) -> (String, String) {
+    match kind {
+        Kind::Logical => ("127.0.0.1".to_owned(), redis::free_port()),
+        // Nodes are numbered as they are started: n1 is the first.
+        Kind::Namespaces => (netns::address(2).to_string(), "6379".to_owned()),
+    }
+}
+
+/// What the client prints.
+fn due() -> String {
+    let lines = (1..=20).map(|part| format!("counted to {}\n", LAST / 20 * part));
+    lines.chain([format!("OK counter {LAST}\n")]).collect()
+}
+
+/// A node dies when the client has counted so far, and then some more time has gone by.
+fn survives(kind: Kind, node: &str, spares: usize, counted: u32, after: Duration) {
+    let what = format!("redis on {kind:?}, {spares} spares, {node} dies {after:.1?} after {counted}");
+    let cluster = Setup::new(kind, 4).spares(spares).start();
+    let (address, port) = place(kind);
+    let (server, client) = (redis::server(&cluster, &address, &port), script("counter.py"));
+    let both = format!("[ $RADIC_RANK = 1 ] && exec {server} >/dev/null; exec python3 {client} {address} {port} {LAST}");
+    let mut events = cluster.events_at("n1");
+    let mut job = cluster.job(2, FLAGS, &["sh", "-c", &both]).limit(LIMIT).start();
+    let id = first_checkpoints(&mut events, 2);
+    job.until_line(&format!("counted to {counted}"));
+    assert!(!job.ends_within(after), "{what}: too late");
+    cluster.kill_all_of(node);
+    let finished = end_well(&cluster, job, &what);
+    assert_eq!(finished.stdout(), due(), "{what}: {finished}");
+    let events = events_of(&cluster, id);
+    assert_eq!(events.iter().filter(|e| e.event == EventName::Live).count(), 1, "{what}: {events:#?}");
+    println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn each_value_is_seen_once() {
+    let mut random = Random::from_environment();
+    let deaths = if is_long() { 20 } else { 1 };
+    for (kind, node) in Kind::all().into_iter().flat_map(|kind| [(kind, "n3"), (kind, "n2")]) {
+        for _ in 0..deaths {
+            let (spares, counted, after) = (random.below(2), LAST / 20 * (1 + random.below(14) as u32), random.below(100) as u64);
+            survives(kind, node, spares, counted, Duration::from_millis(after));
+        }
+    }
+}
