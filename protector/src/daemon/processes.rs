@@ -173,7 +173,8 @@ impl Processes {
             | HostOutput::Name(..)
             | HostOutput::Warning(..)
             | HostOutput::Lost(..)
-            | HostOutput::Fenced => {
+            | HostOutput::Fenced
+            | HostOutput::Frozen => {
                 unreachable!("the node keeps these to itself")
             }
         }

@@ -46,6 +46,8 @@ struct Protected {
     recovering: bool,
     /// The signal that ended it, if it is brought back for that.
     crashed: Option<i32>,
+    /// The address of the node where it was first launched, if that is not its host.
+    origin: Option<IpAddr>,
 }
 
 /// Of one job, what this node protects.
@@ -68,6 +70,8 @@ pub(super) struct Recovery {
     orders: BTreeMap<ProcessId, (RestartOrder, NodeId)>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
+    /// Of processes of this node that were first launched elsewhere: the address there.
+    origins: BTreeMap<ProcessId, IpAddr>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
     /// Jobs that are over.
@@ -78,7 +82,14 @@ pub(super) struct Recovery {
 
 impl Node {
     /// From a host: this node protects these ranks.
-    pub(super) fn handle_protect(&mut self, from: &NodeId, job: JobId, ranks: &[Rank], ward: Ward) {
+    pub(super) fn handle_protect(
+        &mut self,
+        from: &NodeId,
+        job: JobId,
+        ranks: &[Rank],
+        origins: &BTreeMap<Rank, IpAddr>,
+        ward: Ward,
+    ) {
         let started_ms = self.config.wall_us / 1000;
         let wards =
             self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
@@ -90,8 +101,10 @@ impl Node {
                 left: None,
                 recovering: false,
                 crashed: None,
+                origin: None,
             });
             protected.host = from.clone();
+            protected.origin = origins.get(rank).copied();
             protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
             if ward.incarnation > wards.ward.incarnation {
                 protected.left = None; // Of the job's life before.
@@ -126,12 +139,13 @@ impl Node {
 
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
-        let Recovery { wards, doors, restarted, orders, finals, degraded, ended, .. } = &mut self.recovery;
+        let Recovery { wards, doors, restarted, orders, finals, origins, degraded, ended, .. } = &mut self.recovery;
         wards.remove(&job);
         doors.retain(|process, _| process.job != job);
         restarted.retain(|process, _| process.job != job);
         orders.retain(|process, _| process.job != job);
         finals.retain(|process, _| process.job != job);
+        origins.retain(|process, _| process.job != job);
         degraded.retain(|process| process.job != job);
         if !ended.contains(&job) {
             ended.push_back(job);
@@ -141,9 +155,33 @@ impl Node {
         }
     }
 
+    /// Whether this node protects anything of a job.
+    pub(super) fn protects(&self, job: JobId) -> bool {
+        self.recovery.wards.contains_key(&job)
+    }
+
+    /// A job that was over goes on.
+    pub(super) fn forget_end(&mut self, job: JobId) {
+        self.recovery.ended.retain(|ended| *ended != job);
+    }
+
+    /// This node protects these ranks of a job that goes on, the life that each of them had, and where each was first launched.
+    pub(super) fn guard(&mut self, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
+        let started_ms = self.config.wall_us / 1000;
+        let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
+        let protected = |&(rank, incarnation, origin)| {
+            let (left, recovering, crashed) = (None, false, None);
+            (rank, Protected { host: host(rank), incarnation, left, recovering, crashed, origin: Some(origin) })
+        };
+        let ranks = ranks.iter().map(protected).collect();
+        self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
+    }
+
     /// A member is gone: its ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them.
     pub(super) fn handle_loss(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
         let protector = self.next_watcher(old, new, lost);
+        let homes: Vec<JobId> = self.homes.keys().copied().collect();
+        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
         let known: BTreeSet<JobId> =
             self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
         for job in known {
@@ -227,7 +265,7 @@ impl Node {
     }
 
     /// Fences a process; the answer is [`Node::handle_fenced`].
-    fn recover(&mut self, now: Duration, process: ProcessId) {
+    pub(super) fn recover(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         protected.incarnation.0 += 1;
@@ -266,13 +304,15 @@ impl Node {
             }
         };
         let Some(target) = wards.ward.placement.node_of(rank).cloned() else { return };
-        let origin = protected.host.clone();
-        protected.host = target.clone();
+        let (host, origin) = (std::mem::replace(&mut protected.host, target.clone()), protected.origin);
+        let origin = origin.unwrap_or_else(|| self.address_of(&host));
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        wards.ranks.entry(rank).and_modify(|protected| protected.origin = Some(origin));
         let order = RestartOrder {
             process,
             incarnation,
             ward: wards.ward.clone(),
-            origin: self.address_of(&origin),
+            origin,
             log,
             images: restart.images,
             cut: restart.cut,
@@ -307,6 +347,7 @@ impl Node {
         self.observers.processes.remove(&process);
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
+        self.recovery.origins.insert(process, order.origin);
         self.recovery.orders.insert(process, (order, from.clone()));
         self.with_host(now, job, |_| ());
     }
@@ -482,7 +523,7 @@ impl Node {
 
     /// The address of the node where a process that was brought back here was first launched.
     pub(super) fn origin_of(&self, process: ProcessId) -> Option<IpAddr> {
-        self.recovery.orders.get(&process).map(|(order, _)| order.origin)
+        self.recovery.origins.get(&process).copied()
     }
 
     /// Whether the log of a process of this node is not with this node's protector.

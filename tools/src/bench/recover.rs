@@ -4,7 +4,7 @@
 //! `radic events`, which have the time of one clock here, in milliseconds. The job goes on to its end, where each rank checks its memory. Nodes
 //! that are killed are noticed by their closed port; how long a silent machine takes (one that has lost its power) is not measured here.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -388,7 +388,7 @@ mod tests {
         let row = Row::of(100, &[death]);
         let report = Report {
             library: Library::Mpich,
-            program: Path::new("memory").into(),
+            program: PathBuf::from("memory"),
             rounds: 1,
             ckpt_interval_s: 10.0,
             rows: vec![row],
