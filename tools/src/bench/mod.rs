@@ -40,7 +40,8 @@ pub(crate) enum BenchCommand {
     /// Measure how long it takes from the death of a node until its rank lives again
     #[command(after_help = "Example:\n  radic bench recover --mib 10,100 --rounds 5\n\n\
         Four ranks with so much memory each, on four nodes; one of them is killed, and its rank goes on at a spare. Each step has its column; \
-        the job goes on to its end, where each rank checks its memory. It starts and stops nodes of its own on this machine's loopback \
+        the job goes on to its end, where each rank checks its memory. Then one job with a death every --every seconds, against the same one \
+        undisturbed, restarted as a whole from its last `radic suspend`, and begun anew. It starts and stops nodes of its own on this machine's loopback \
         network. Targets stand beside the figures and decide nothing. Needs four times the memory of a rank, and room for about six times as much \
         in TMPDIR, or /tmp, for images.")]
     Recover(recover::RecoverArgs),

@@ -136,7 +136,15 @@ impl Runs {
     }
 
     /// Waits for its end; what it printed.
-    pub(super) fn finish(&mut self, mut started: Started) -> Result<String> {
+    pub(super) fn finish(&mut self, started: Started) -> Result<String> {
+        let name = started.name.clone();
+        let (code, output) = self.end(started)?;
+        ensure!(code == Some(0), "{name} failed (exit code {code:?}):\n{output}");
+        Ok(output)
+    }
+
+    /// Waits for its end; its exit code and what it printed.
+    pub(super) fn end(&mut self, mut started: Started) -> Result<(Option<i32>, String)> {
         let output = read_output(&mut started.child);
         if output.is_err() {
             // It may have ended by itself meanwhile.
@@ -145,9 +153,7 @@ impl Runs {
         let name = started.name.clone();
         let status = started.child.wait().with_context(|| format!("waiting for {name}"))?;
         self.not_interrupted()?;
-        let output = output.with_context(|| name.clone())?;
-        ensure!(status.success(), "{name} failed ({status}):\n{output}");
-        Ok(output)
+        Ok((status.code(), output.with_context(|| name.clone())?))
     }
 
     /// An interrupt was for us, too.
