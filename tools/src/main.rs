@@ -109,7 +109,8 @@ enum Command {
     /// Go on with a job that was suspended, on whatever nodes there are
     #[command(after_help = "Examples:\n  radic resume /scratch/4f3c\n  radic resume /scratch/4f3c --nodes n2,n3\n\n\
         Every file is verified before anything starts. The cluster needs the key that the old one had (see `radic key`), and its nodes the \
-        program, its libraries and its files, under the same paths. Output goes on behind the last byte that a terminal had printed. \
+        program, its libraries and its files, under the same paths. Output goes on behind the last byte that a terminal had printed; \
+        standard input is read from this terminal from now on. \
         The folder stays: as long as the job does not run it can be resumed from there again.")]
     Resume(suspend::ResumeArgs),
     /// Look at the logs of protected ranks

@@ -200,6 +200,7 @@ impl Home {
             }
         }
         home.protectors = protectors;
+        home.stdin.wanted = StdinWanted::Nothing; // Rank 0 says how much it has read when it is back.
         home.attach(session);
         home
     }
