@@ -110,8 +110,9 @@ mod tests {
         for (signal, waits) in [(libc::SIGUSR1, true), (libc::SIGALRM, true), (64, true), (33, false), (libc::SIGSEGV, false)] {
             assert_eq!(held >> (signal - 1) & 1 == 1, waits, "signal {signal}");
         }
+        let mask = hold.mask();
         // SAFETY: the first word of a set.
-        assert_eq!(unsafe { (&raw const hold.mask()).cast::<u64>().read() }, before);
+        assert_eq!(unsafe { (&raw const mask).cast::<u64>().read() }, before);
         drop(hold);
         assert_eq!(set_mask(libc::SIG_BLOCK, 0), before);
     }

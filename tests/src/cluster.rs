@@ -228,6 +228,12 @@ impl Cluster {
         self.invocation(program("radic")).args(args)
     }
 
+    /// A `radic` command that runs on this node, and can reach the network of the nodes.
+    pub fn radic_on<S: AsRef<std::ffi::OsStr>>(&mut self, node: &str, args: impl IntoIterator<Item = S>) -> Invocation {
+        let words: Vec<_> = self.place(node).0.into_iter().chain([program("radic").into_os_string()]).collect();
+        self.invocation(&words[0]).args(&words[1..]).args(args)
+    }
+
     /// `radic run -n RANKS FLAGS -- COMMAND`. The flags are words separated by blanks.
     pub fn job(&self, ranks: usize, flags: &str, command: &[&str]) -> Invocation {
         let ranks = ranks.to_string();

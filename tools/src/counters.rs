@@ -62,8 +62,14 @@ fn sum(all: impl Iterator<Item = Counters>) -> Counters {
     })
 }
 
-/// `radic checkpoint`. The result is the exit code.
-pub(crate) fn checkpoint(cluster: &Cluster, job: String, json: bool) -> Result<u8> {
+/// A checkpoint of each rank of a job, now, or why there is none.
+pub(crate) fn make_checkpoints(cluster: &Cluster, job: String) -> Result<Vec<RankCheckpoint>> {
+    let (all, incomplete) = ask_checkpoints(cluster, job)?;
+    incomplete.map_or(Ok(all), |error| Err(error.into()))
+}
+
+/// What became of the ranks' checkpoints, and why nothing is known of others.
+fn ask_checkpoints(cluster: &Cluster, job: String) -> Result<(Vec<RankCheckpoint>, Option<ClientError>)> {
     let mut connection = cluster.connect(None)?;
     connection.send(&Request::Checkpoint { job })?;
     let deadline = Instant::now() + CHECKPOINTS;
@@ -77,6 +83,12 @@ pub(crate) fn checkpoint(cluster: &Cluster, job: String, json: bool) -> Result<u
             None => break Some(ClientError::Late { node: connection.node().to_owned(), limit: CHECKPOINTS }),
         }
     };
+    Ok((all, incomplete))
+}
+
+/// `radic checkpoint`. The result is the exit code.
+pub(crate) fn checkpoint(cluster: &Cluster, job: String, json: bool) -> Result<u8> {
+    let (all, incomplete) = ask_checkpoints(cluster, job)?;
     if json {
         print_json(&all)?
     } else {

@@ -32,6 +32,7 @@ mod run;
 mod session;
 mod show;
 mod spare;
+mod suspend;
 mod terminal;
 
 #[derive(Parser)]
@@ -40,7 +41,7 @@ mod terminal;
     version,
     about = "Runs MPI programs that survive the death of machines",
     after_help = "Example:\n  radic cluster start --nodes 4\n  radic run -n 4 -- ./program\n  radic cluster stop\n\n\
-        Exit codes: that of the program; 113 if a node died that the program could not do without; 125 if RADIC itself failed; \
+        Exit codes: that of the program; 113 if a node died that the program could not do without; 114 if the job was suspended; 125 if RADIC itself failed; \
         126 and 127 if the program cannot be executed or found; 2 for wrong usage."
 )]
 struct Cli {
@@ -97,6 +98,21 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Stop a job where it is, write all of it to a folder, and end it; `radic resume` goes on with it
+    #[command(
+        after_help = "Example:\n  radic suspend 4f3c /scratch/4f3c\n  radic cluster stop\n  ...\n  radic resume /scratch/4f3c\n\n\
+        Each rank makes a checkpoint; then all are stopped, and their checkpoints, their logs, and how far their output has come are \
+        written. If that fails, or this command is interrupted, the job goes on as if nothing had been. `radic run` ends with exit code \
+        114. Only a protected job all of whose ranks run can be suspended."
+    )]
+    Suspend(suspend::SuspendArgs),
+    /// Go on with a job that was suspended, on whatever nodes there are
+    #[command(after_help = "Examples:\n  radic resume /scratch/4f3c\n  radic resume /scratch/4f3c --nodes n2,n3\n\n\
+        Every file is verified before anything starts. The cluster needs the key that the old one had (see `radic key`), and its nodes the \
+        program, its libraries and its files, under the same paths. Output goes on behind the last byte that a terminal had printed; \
+        standard input is read from this terminal from now on. \
+        The folder stays: as long as the job does not run it can be resumed from there again.")]
+    Resume(suspend::ResumeArgs),
     /// Look at the logs of protected ranks
     #[command(subcommand)]
     Log(log::LogCommand),
@@ -218,6 +234,8 @@ fn dispatch(cli: Cli) -> Result<u8> {
         }
         Command::Kill { job } => done(&cluster, None, &Request::Kill { job })?,
         Command::Checkpoint { job, format } => return counters::checkpoint(&cluster, job, format.json),
+        Command::Suspend(args) => suspend::suspend(&cluster, &args)?,
+        Command::Resume(args) => return suspend::resume(&cluster, &args),
         Command::Log(command) => log::dispatch(&cluster, command)?,
         Command::Replay(args) => replay::replay(&cluster, args)?,
         Command::Jobs { all, format } => show::jobs(&cluster, all, format.json)?,

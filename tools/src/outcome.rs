@@ -27,6 +27,7 @@ pub(crate) fn explain(outcome: &Outcome) -> Option<String> {
         ),
         EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
         EndReason::Killed => "the job was killed".into(),
+        EndReason::Suspended => "the job is suspended; `radic resume` goes on with it".into(),
     };
     Some(format!("radic: {text}"))
 }
@@ -44,6 +45,7 @@ pub(crate) fn in_short(outcome: &Outcome) -> String {
         EndReason::NodeLost { node, .. } => format!("lost {node}"),
         EndReason::LaunchFailed { .. } => "not started".into(),
         EndReason::Killed => "killed".into(),
+        EndReason::Suspended => "suspended".into(),
     }
 }
 

@@ -86,6 +86,20 @@ pub(crate) fn attach(cluster: &Cluster, mut connection: Connection, request: &Re
     finish(cluster, job, ending?)
 }
 
+/// Stays with a job of which the protector has just said on this connection, by `reply`, that it runs.
+pub(crate) fn attached(cluster: &Cluster, connection: Connection, reply: Reply) -> Result<u8> {
+    let signals = Signals::block().context("cannot wait for signals")?;
+    let mut session = Session::new(cluster, connection, signals, false);
+    session.protected = true;
+    let ending = match session.handle_reply(reply)? {
+        Some(ending) => Ok(ending),
+        None => session.run(),
+    };
+    let job = session.job.take().map(|(job, _)| job);
+    drop(session);
+    finish(cluster, job, ending?)
+}
+
 fn finish(cluster: &Cluster, job: Option<JobId>, ending: Ending) -> Result<u8> {
     match ending {
         Ending::Ended(outcome) => Ok(outcome::exit_code(outcome.code)),

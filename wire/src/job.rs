@@ -255,6 +255,8 @@ impl fmt::Display for ExitStatus {
 pub mod exit_code {
     /// A node died that hosted ranks of a job that was not protected.
     pub const NODE_LOST: i32 = 113;
+    /// The job was suspended: `radic resume` goes on with it.
+    pub const SUSPENDED: i32 = 114;
     /// RADIC itself failed: no cluster, bad flags for the cluster, a protector that went away.
     pub const RADIC: i32 = 125;
     /// The program was found and could not be executed.
@@ -316,6 +318,8 @@ pub enum EndReason {
     },
     /// `radic kill`, or an interrupt repeated at the terminal.
     Killed,
+    /// `radic suspend`: `radic resume` goes on with it.
+    Suspended,
 }
 
 /// How a job ended.

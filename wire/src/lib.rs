@@ -35,6 +35,7 @@ pub mod membership;
 pub mod peer;
 pub mod process;
 pub mod replay;
+pub mod suspension;
 
 /// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
 pub const PROTOCOL_VERSION: u16 = 2;

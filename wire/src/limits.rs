@@ -23,6 +23,8 @@ pub const OUTPUT_UNPRINTED: usize = 2 * CHUNK;
 pub const OUTPUT_WINDOW: usize = 1 << 20;
 /// Output of one job that is kept for a later `radic attach` while no terminal is attached, in bytes; the oldest goes first.
 pub const OUTPUT_BACKLOG: usize = 8 << 20;
+/// Longest list of the files of a suspended job, its output that nobody has printed included, in bytes.
+pub const SUSPENSION: usize = 256 << 20;
 /// Messages that may wait for one peer before the link to it is given up.
 pub const LINK_MESSAGES: usize = 65_536;
 /// Bytes that may wait for one peer before the link to it is given up.

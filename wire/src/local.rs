@@ -11,6 +11,7 @@ use crate::ids::{JobId, NodeName, Rank};
 use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
 use crate::log::{HeldLog, LogPart};
 use crate::process::{Counters, Protect};
+use crate::suspension::{Resumption, Suspension};
 
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "control.sock";
@@ -74,6 +75,18 @@ pub enum Request {
         /// From this position on.
         position: u64,
     },
+    /// Stop all ranks of a job where they are, so that it can be written down: a job, or the first digits of one. The answer is its output that
+    /// nobody has printed, as `Output`, then `Suspending`. If this connection ends, the job goes on.
+    Suspend {
+        /// Hexadecimal digits.
+        job: String,
+    },
+    /// After `Suspending`: everything is written down, the job is to end. The answer is `Done` when nothing of it is left.
+    EndSuspended,
+    /// A suspended job is to go on: where would that be? The answer is `Resuming`.
+    Resume(Box<Suspension>),
+    /// After `Resuming`: the logs and images of all ranks are where it said. The job goes on, as if this terminal had started it.
+    BeginResumed(Box<Resumption>),
     /// The state of the cluster.
     Status,
     /// Events, oldest first; then `Done`, unless they are followed.
@@ -143,6 +156,10 @@ pub enum Reply {
     StdinFrom(Option<u64>),
     /// To `Ping`.
     Pong,
+    /// To `Suspend`: all ranks are stopped.
+    Suspending(Box<Suspension>),
+    /// To `Resume`: where the log service of each rank's protector-to-be listens.
+    Resuming(Vec<SocketAddr>),
     /// Another terminal has attached to the job; this one gets no more.
     TakenOver,
     /// The job has ended, and nothing of it is left.

@@ -598,6 +598,8 @@ pub struct HeldStream {
     pub bytes: Span,
     /// The offset after its last byte, if it has ended.
     pub ended: Option<u64>,
+    /// A committed image covers that the process has closed the connection: a restart needs nothing of it.
+    pub closed: bool,
 }
 
 /// An image in a [`HeldLog`].

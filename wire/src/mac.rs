@@ -36,6 +36,8 @@ pub enum Purpose {
     Protector,
     /// A committed image.
     Image,
+    /// A file of a suspended job.
+    Suspension,
 }
 
 impl JobKey {

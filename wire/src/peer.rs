@@ -4,6 +4,7 @@
 //! other's own connection back. Each such [`Purpose::Link`] is made reliable across broken connections by sequence numbers: see
 //! the protector's `link` module.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,8 @@ use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement}
 use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, LogPart};
 use crate::membership::{Member, MembershipMessage};
-use crate::process::Place;
+use crate::process::{Place, Protection};
+use crate::suspension::{Resumption, Suspension};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +174,8 @@ pub enum ToStore {
     Protect {
         /// Which.
         ranks: Vec<Rank>,
+        /// Of those of them that were first launched elsewhere: the address there.
+        origins: BTreeMap<Rank, IpAddr>,
         /// Their job.
         ward: Box<Ward>,
     },
@@ -202,6 +206,13 @@ pub enum ToStore {
     },
     /// From a home: the job begins anew, and of its lives before this one nobody is to be brought back.
     Anew(Incarnation),
+    /// From the home of a job that was suspended: you have the logs and images of these ranks; bring them back.
+    Resume {
+        /// Which, the life that was suspended, and the address of the node where each was first launched.
+        ranks: Vec<(Rank, Incarnation, IpAddr)>,
+        /// Their job.
+        ward: Box<Ward>,
+    },
     /// The job is over: nobody will ask for its logs and images.
     Remove,
 }
@@ -267,6 +278,23 @@ pub enum ToHome {
         /// The terminal that wants its output, if any.
         session: Option<SessionId>,
     },
+    /// Go on with this suspended job.
+    Resume {
+        /// What is known of it, with the new placement.
+        suspension: Box<Suspension>,
+        /// The lives of its ranks that were suspended.
+        resumption: Box<Resumption>,
+        /// Who protects the ranks of each node of the placement.
+        protectors: Vec<NodeId>,
+        /// The terminal that wants its output.
+        session: SessionId,
+    },
+    /// Stop all ranks where they are; a `Detach` of this session lets them go on.
+    Suspend(SessionId),
+    /// What was stopped is written down: the job ends.
+    EndSuspended(SessionId),
+    /// From a host: its ranks are stopped, and where each was first launched; or why they are not.
+    Frozen(Result<Vec<(Rank, IpAddr)>, String>),
     /// A terminal wants the output.
     Attach(SessionId),
     /// A terminal is gone.
@@ -417,6 +445,10 @@ pub enum ToHost {
     },
     /// A signal for every rank here.
     Signal(i32),
+    /// Stop every rank here, or none if one of them has ended or is not here yet: `Frozen` is the answer.
+    Freeze,
+    /// They go on.
+    Thaw,
     /// Output has been printed, or is kept: nobody will ask for it again.
     OutputTaken {
         /// The rank.
@@ -471,6 +503,8 @@ pub enum ToSession {
     },
     /// Send the next piece of standard input, from this offset on; none: nobody knows from where on.
     StdinFrom(Option<u64>),
+    /// To `Suspend`, after the output that nobody has printed: all ranks are stopped; or why they are not.
+    Frozen(Result<Box<Suspension>, String>),
     /// Another terminal has attached; this one gets no more.
     TakenOver,
     /// The job has ended and nothing of it is left.
@@ -539,6 +573,8 @@ pub enum Query {
     Where(ProcessId),
     /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
     Release(ProcessId),
+    /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
+    Revive(JobId, Protection),
     /// Where has this process ended that stream?
     Final {
         /// The stream.
@@ -588,6 +624,8 @@ pub enum Answer {
     Checkpoints(Vec<RankCheckpoint>),
     /// To `Release`.
     Released,
+    /// To `Revive`: if it cannot, why.
+    Revived(Result<(), String>),
     /// To `Where`; none: it is not here.
     Where(Option<Place>),
     /// To `Final`: where, and whether the sender has closed the connection; none, if it has not, or is not known here.

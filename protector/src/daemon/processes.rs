@@ -174,7 +174,8 @@ impl Processes {
             | HostOutput::Warning(..)
             | HostOutput::Lost(..)
             | HostOutput::Left(_)
-            | HostOutput::Fenced => {
+            | HostOutput::Fenced
+            | HostOutput::Frozen => {
                 unreachable!("the node keeps these to itself")
             }
         }

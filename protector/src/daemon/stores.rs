@@ -50,6 +50,7 @@ impl Stores {
             StoreOrder::Configure(job, protection) => self.logs.configure(job, protection),
             StoreOrder::SetReplica(process, replica) => self.logs.set_replica(process, replica),
             StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
+            StoreOrder::Revive(job, protection) => self.logs.revive_job(job, protection),
             StoreOrder::ForgetProcess(node, number, process) => {
                 self.logs.remove_process(process);
                 // The service does one thing after the other: an answer to this comes after that.

@@ -30,6 +30,12 @@ impl Service {
             }
             Request::SetReplica(process, address) => self.set_replica(process, address),
             Request::RemoveJob(job) => self.remove_job(job),
+            Request::ReviveJob(job, protection) => {
+                self.silence(|of| of.job == job);
+                self.remove_files(job);
+                self.ended.retain(|(ended, _)| *ended != job);
+                self.jobs.insert(job, protection);
+            }
             Request::RemoveProcess(process) => {
                 self.silence(|of| of == process);
                 self.store.remove(process);

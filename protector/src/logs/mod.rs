@@ -212,6 +212,11 @@ impl Logs {
         self.0.ask(Request::RemoveJob(job));
     }
 
+    /// A job that was suspended goes on, protected in this manner: what is held of it is removed, and its processes may log in again.
+    pub fn revive_job(&self, job: JobId, protection: Protection) {
+        self.0.ask(Request::ReviveJob(job, protection));
+    }
+
     /// This process begins anew, with nothing (after an exec, or a restart of its job from the beginning).
     pub fn remove_process(&self, process: ProcessId) {
         self.0.ask(Request::RemoveProcess(process));
@@ -265,6 +270,7 @@ enum Request {
     Configure(JobId, Protection),
     SetReplica(ProcessId, Option<SocketAddr>),
     RemoveJob(JobId),
+    ReviveJob(JobId, Protection),
     RemoveProcess(ProcessId),
     StableOf(ProcessId, StreamId, Answer<u64>),
     List(ProcessId, Answer<Option<HeldLog>>),

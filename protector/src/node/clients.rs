@@ -1,6 +1,7 @@
 //! The `radic` commands that are connected to this node, and the questions to all nodes that some of their requests need.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::PROTOCOL_VERSION;
@@ -11,7 +12,9 @@ use radic_wire::job::{EndReason, JobInfo, JobSpec, Outcome, OutputStream, Placem
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::membership::Member;
-use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession};
+use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession, ToStore};
+use radic_wire::process::Protection;
+use radic_wire::suspension::Suspension;
 
 use super::events::About;
 use super::host::NameRequest;
@@ -42,6 +45,10 @@ pub(super) enum Client {
     Gathering,
     /// It shows a job.
     Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
+    /// It writes a job down whose ranks are stopped, or waits for the end of it then.
+    Suspending { job: JobId, home: NodeId },
+    /// It gives the logs and images of a suspended job to these protectors, of each node of its placement.
+    Resuming { suspension: Box<Suspension>, protectors: Vec<NodeId> },
     /// It waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
     /// It follows events: which ones it has, and those that came before the past ones were gathered.
@@ -117,6 +124,8 @@ pub(super) enum Purpose {
     Checkpoint(ClientId, u32),
     /// How much is held of the processes of this status.
     Sizes(ClientId, Box<ClusterStatus>),
+    /// A suspended job is about to go on.
+    Revive(ClientId, Box<Suspension>),
     /// What is held of a process.
     Log(ClientId, ProcessId),
     /// Bytes of it.
@@ -133,6 +142,7 @@ pub(super) enum Wanted {
     Attach,
     Kill,
     Checkpoint,
+    Suspend,
     Log(Rank),
     KillRank(Rank),
 }
@@ -180,6 +190,12 @@ impl Node {
                 self.read_log(now, client, holder, process, request);
             }
             Client::Reading { .. } => self.fail(client, "one read at a time"),
+            Client::Suspending { job, home } if request == Request::EndSuspended => {
+                let (job, home, session) = (*job, home.clone(), self.session(client));
+                self.send(&home, PeerMessage::ToHome(job, ToHome::EndSuspended(session)));
+            }
+            Client::Resuming { .. } => self.begin_resumed(client, request),
+            Client::Suspending { .. } => {}
             Client::Gathering | Client::Killing { .. } | Client::Following { .. } | Client::Finished => {}
         }
     }
@@ -209,6 +225,8 @@ impl Node {
             Request::Attach { job } => self.find_for(now, client, job, Wanted::Attach),
             Request::Kill { job } => self.find_for(now, client, job, Wanted::Kill),
             Request::Checkpoint { job } => self.find_for(now, client, job, Wanted::Checkpoint),
+            Request::Suspend { job } => self.find_for(now, client, job, Wanted::Suspend),
+            Request::Resume(suspension) => self.resume(now, client, suspension),
             Request::Log { job, rank } => self.find_for(now, client, job, Wanted::Log(rank)),
             Request::Status => self.gather_for(now, client, Purpose::Status(client), &Query::Report),
             Request::Events { follow } => self.events_for(now, client, follow),
@@ -221,6 +239,8 @@ impl Node {
             | Request::Signal(_)
             | Request::Printed(_)
             | Request::ReadLog { .. }
+            | Request::EndSuspended
+            | Request::BeginResumed(_)
             | Request::Ping => {
                 self.fail(client, "that request belongs into a session");
             }
@@ -247,10 +267,12 @@ impl Node {
     pub(super) fn handle_client_gone(&mut self, _now: Duration, client: ClientId) {
         let session = self.session(client);
         match self.clients.remove(&client) {
-            Some(Client::Session { job, home, .. } | Client::Killing { job, home }) => {
+            Some(Client::Session { job, home, .. } | Client::Killing { job, home } | Client::Suspending { job, home }) => {
                 self.send(&home, PeerMessage::ToHome(job, ToHome::Detach(session)));
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
+            // It was not begun: what the protectors were given is of no use.
+            Some(Client::Resuming { suspension, .. }) => self.tell_all(&PeerMessage::ToStore(suspension.job, ToStore::Remove)),
             _ => {}
         }
     }
@@ -274,6 +296,66 @@ impl Node {
         } else {
             self.finish(client, Reply::Attached { job, placement, consumed: 0, dropped: 0 });
         }
+    }
+
+    /// A suspended job is to go on. Every node must know, and have nothing of it.
+    fn resume(&mut self, now: Duration, client: ClientId, suspension: Box<Suspension>) {
+        if self.membership.is_frozen() {
+            return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
+        }
+        if let Err(error) = suspension.ward.spec.validate() {
+            return self.fail(client, error.to_string());
+        }
+        // Whatever the bound of its log is: it was held, so it is taken.
+        let protection = Protection { log: u64::MAX, ..suspension.ward.spec.protection.clone() };
+        let query = Query::Revive(suspension.job, protection);
+        self.gather_for(now, client, Purpose::Revive(client, suspension), &query);
+    }
+
+    /// Where it goes on.
+    fn finish_revive(
+        &mut self,
+        client: ClientId,
+        mut suspension: Box<Suspension>,
+        answers: BTreeMap<NodeId, Answer>,
+        silent: &BTreeSet<NodeId>,
+    ) {
+        if let Some(node) = silent.first() {
+            return self.fail(client, format!("{node} does not answer; `radic nodes` shows how it is"));
+        }
+        let refused = |answer| if let Answer::Revived(Err(why)) = answer { Some(why) } else { None };
+        if let Some(why) = answers.into_values().find_map(refused) {
+            return self.fail(client, why);
+        }
+        let Some(view) = self.view().cloned() else { return self.fail(client, "no view yet") };
+        let placement = match place(&suspension.ward.spec, &view) {
+            Ok(placement) => placement,
+            Err(error) => return self.fail(client, error.to_string()),
+        };
+        let watcher = |node: &NodeId| watcher_of(&view, node).or_else(|| view.get(node));
+        let Some(protectors) = placement.nodes.iter().map(watcher).collect::<Option<Vec<_>>>() else {
+            return self.fail(client, "a node is gone: try again");
+        };
+        let logs = |at: &u32| SocketAddr::new(protectors[*at as usize].address.ip(), protectors[*at as usize].log_port);
+        let logs = placement.rank_nodes.iter().map(logs).collect();
+        let protectors = protectors.iter().map(|member| member.id.clone()).collect();
+        suspension.ward.placement = placement;
+        if let Some(state) = self.clients.get_mut(&client) {
+            *state = Client::Resuming { suspension, protectors };
+        }
+        self.reply(client, Reply::Resuming(logs));
+    }
+
+    /// Its protectors have everything.
+    fn begin_resumed(&mut self, client: ClientId, request: Request) {
+        let Request::BeginResumed(resumption) = request else {
+            return self.fail(client, "that request does not belong there");
+        };
+        let Some(Client::Resuming { suspension, protectors }) = self.clients.remove(&client) else { return };
+        let (job, placement, session) = (suspension.job, suspension.ward.placement.clone(), self.session(client));
+        let home = placement.home().clone();
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Resume { suspension, resumption, protectors, session }));
+        self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown: Shown::default() });
     }
 
     pub(super) fn handle_to_session(&mut self, _now: Duration, session: &SessionId, message: ToSession) {
@@ -310,8 +392,13 @@ impl Node {
             (Client::Session { .. }, ToSession::StdinFrom(from)) => self.reply(client, Reply::StdinFrom(from)),
             (Client::Session { .. }, ToSession::TakenOver) => self.finish(client, Reply::TakenOver),
             (Client::Session { .. }, ToSession::Ended(outcome)) => self.finish(client, Reply::Ended(outcome)),
-            (Client::Killing { .. }, ToSession::Ended(_)) => self.finish(client, Reply::Done),
-            (Client::Session { .. } | Client::Killing { .. }, ToSession::NoSuchJob) => {
+            (Client::Killing { .. } | Client::Suspending { .. }, ToSession::Ended(_)) => self.finish(client, Reply::Done),
+            (Client::Suspending { .. }, ToSession::Output { rank, stream, offset, data }) => {
+                self.reply(client, Reply::Output { rank, stream, offset, data });
+            }
+            (Client::Suspending { .. }, ToSession::Frozen(Ok(suspension))) => self.reply(client, Reply::Suspending(suspension)),
+            (Client::Suspending { .. }, ToSession::Frozen(Err(why))) => self.fail(client, format!("it is not suspended: {why}")),
+            (Client::Session { .. } | Client::Killing { .. } | Client::Suspending { .. }, ToSession::NoSuchJob) => {
                 self.fail(client, "the job is not there any more");
             }
             _ => {}
@@ -523,6 +610,7 @@ impl Node {
                 self.finish_stable(observer, process, stream, answers.values().map(of).max().unwrap_or(0));
             }
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
+            Purpose::Revive(client, suspension) => self.finish_revive(client, suspension, answers, &waiting),
             Purpose::Log(client, process) => self.finish_log(client, process, answers),
             Purpose::ReadLog(client) => self.finish_read(client, answers),
             Purpose::Fault(client, node, fault) => self.finish_fault(now, client, &node, fault, answers),
@@ -633,6 +721,7 @@ impl Node {
             Wanted::Attach => {
                 (Client::Session { job, home: home.clone(), placement: None, shown: Shown::default() }, ToHome::Attach(session))
             }
+            Wanted::Suspend => (Client::Suspending { job, home: home.clone() }, ToHome::Suspend(session)),
             Wanted::Checkpoint => {
                 let purpose = Purpose::Checkpoint(client, ranks);
                 return self.gather_from(now, purpose, &Query::Checkpoint(job), all(), checkpoints::WHOLE);
@@ -770,7 +859,7 @@ impl Node {
         }
         let of = |c: &Client| match c {
             Client::Session { home, shown, .. } => home == node && shown.waits.is_none(),
-            Client::Killing { home, .. } => home == node,
+            Client::Killing { home, .. } | Client::Suspending { home, .. } => home == node,
             _ => false,
         };
         let cut: Vec<_> = self.clients.iter().filter(|(_, c)| of(c)).map(|(id, _)| *id).collect();

@@ -1,6 +1,7 @@
 //! A job at its home, the node of rank 0: who runs, who waits in a fence, what was printed, how it ends.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
@@ -8,6 +9,7 @@ use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputSt
 use radic_wire::limits;
 use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
 use radic_wire::process::{Protect, Protection};
+use radic_wire::suspension::Suspension;
 use serde_bytes::ByteBuf;
 
 use super::stdin::{Next, Stdin};
@@ -33,6 +35,8 @@ pub enum HomeOutput {
     Anew(String),
     /// Nothing is left of its lives before this one.
     Life(Incarnation),
+    /// Tell the node of a terminal that all ranks are stopped. The key space is missing: this node's host has it.
+    Frozen(SessionId, Box<Suspension>),
 }
 
 /// A piece of a rank's output on its way to a terminal.
@@ -106,6 +110,20 @@ impl Printing {
     }
 }
 
+/// A job that is to be suspended. Its ranks are stopped until it is written down, and then end; or go on as if nothing had been.
+#[derive(Debug)]
+struct Suspending {
+    /// Who writes it down.
+    session: SessionId,
+    /// Hosts that have not said that their ranks are stopped.
+    waiting: BTreeSet<NodeId>,
+    origins: BTreeMap<Rank, IpAddr>,
+    /// The session knows how far the output has come: what comes now waits, and when the job ends, a later life writes it once more.
+    held: Option<VecDeque<(NodeName, Piece)>>,
+    /// It is written down.
+    done: bool,
+}
+
 /// A job at its home.
 #[derive(Debug)]
 pub struct Home {
@@ -137,6 +155,9 @@ pub struct Home {
     outcome: Option<Outcome>,
     /// The hosts were told to end.
     ending: bool,
+    suspending: Option<Suspending>,
+    /// Who is to bring back ranks of a job that was suspended: those that are not back.
+    protectors: BTreeMap<Rank, NodeId>,
     outputs: VecDeque<HomeOutput>,
 }
 
@@ -174,6 +195,21 @@ impl Home {
         home
     }
 
+    /// A job that was suspended goes on; the placement is a new one. Its protectors bring its ranks back.
+    pub fn resume(now: Duration, suspension: &Suspension, protectors: BTreeMap<Rank, NodeId>, session: SessionId) -> Self {
+        let Suspension { job, ref ward, started_ms, ref output, .. } = *suspension;
+        let mut home = Home::new(now, started_ms, job, ward.clone());
+        for (offsets, rank) in output.iter().zip((0..).map(Rank)) {
+            for (offset, stream) in offsets.iter().zip([OutputStream::Stdout, OutputStream::Stderr]) {
+                home.printing.progress.insert((rank, stream), Progress { next: Some(*offset), taken: *offset });
+            }
+        }
+        home.protectors = protectors;
+        home.stdin.wanted = StdinWanted::Nothing; // Rank 0 says how much it has read when it is back.
+        home.attach(session);
+        home
+    }
+
     fn new(now: Duration, started_ms: u64, job: JobId, ward: Ward) -> Self {
         let Ward { incarnation, spec, placement, fence, .. } = ward;
         Home {
@@ -195,6 +231,8 @@ impl Home {
             waiters: BTreeSet::new(),
             outcome: None,
             ending: false,
+            suspending: None,
+            protectors: BTreeMap::new(),
             outputs: VecDeque::new(),
             spec,
             placement,
@@ -273,7 +311,10 @@ impl Home {
     /// A message about the job. `from` has been authenticated as a member; what it says is checked against the placement.
     pub fn handle_message(&mut self, now: Duration, from: &NodeId, message: ToHome) {
         match message {
-            ToHome::Start { .. } => {} // A repetition: the job is here.
+            ToHome::Start { .. } | ToHome::Resume { .. } => {} // A repetition: the job is here.
+            ToHome::Suspend(session) => self.suspend(session),
+            ToHome::EndSuspended(session) => self.end_suspended(&session),
+            ToHome::Frozen(result) => self.handle_frozen(from, result),
             ToHome::Attach(session) => self.attach(session),
             ToHome::Detach(session) => self.detach(&session),
             ToHome::Printed { session, bytes } => self.handle_printed(&session, bytes),
@@ -303,12 +344,22 @@ impl Home {
         self.check_end(now);
     }
 
+    /// A node is lost. Ranks that it was to bring back, of a job that was suspended, are with it: nobody else has them.
+    pub fn handle_protector_lost(&mut self, node: &NodeId) {
+        let Some(rank) = self.protectors.iter().find(|(_, protector)| *protector == node).map(|(rank, _)| *rank) else { return };
+        let why = "it was to bring back ranks of a job that was suspended; it can be resumed again".to_owned();
+        self.lose_with(rank, node.name.clone(), why);
+    }
+
     fn handle_rank(&mut self, from: &NodeId, rank: Rank, message: ToHome) {
         self.lost.remove(&rank); // Whatever it says: it is there.
         let state = &mut self.ranks[rank.0 as usize];
         let node = from.name.clone();
         match message {
-            ToHome::Launched { .. } if *state == RankState::Starting => *state = RankState::Running,
+            ToHome::Launched { .. } if *state == RankState::Starting => {
+                *state = RankState::Running;
+                self.protectors.remove(&rank);
+            }
             ToHome::LaunchFailed { error, code, .. } => {
                 *state = RankState::Ended;
                 self.end(Outcome { code, reason: EndReason::LaunchFailed { rank, node, error, code } });
@@ -353,6 +404,14 @@ impl Home {
 
     /// A piece of output. What was there before is not printed again; a gap ends the job, for nobody would see it.
     fn handle_output(&mut self, node: NodeName, rank: Rank, stream: OutputStream, offset: u64, mut data: ByteBuf) {
+        if let Some(Suspending { held: Some(held), done, .. }) = &mut self.suspending {
+            if *done {
+                // Its next life writes it once more; the host need not wait for anybody to print it.
+                let end = offset + data.len() as u64;
+                return self.tell_taken(rank, stream, end);
+            }
+            return held.push_back((node, Piece { rank, stream, offset, data, taken: false }));
+        }
         let progress = self.printing.progress.entry((rank, stream)).or_default();
         let next = progress.next.unwrap_or(offset);
         if offset > next {
@@ -434,6 +493,7 @@ impl Home {
             let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
             return self.lose_with(rank, node, format!("{why}; the job has begun anew {ANEW} times already"));
         }
+        self.thaw("it begins anew");
         self.anew = true;
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
         self.tell_hosts(&ToHost::End { kill: true });
@@ -475,6 +535,7 @@ impl Home {
         if self.is_over() {
             return;
         }
+        self.thaw(&format!("{node} was lost meanwhile"));
         let ending = self.ending;
         let running: Vec<Rank> = self.placement.ranks_on(node).filter(|r| self.ranks[r.0 as usize] != RankState::Ended).collect();
         self.lost.extend(self.placement.ranks_on(node));
@@ -496,7 +557,96 @@ impl Home {
         self.check_end(now);
     }
 
+    /// Stops all ranks, so that somebody can write the job down.
+    fn suspend(&mut self, session: SessionId) {
+        let running = self.ranks.iter().all(|rank| *rank == RankState::Running);
+        let why = match () {
+            () if self.suspending.is_some() => "it is being suspended already",
+            () if !self.is_protected() => "it is not protected: there is no log of it",
+            () if self.ending || self.anew || !self.unreported.is_empty() || !running => {
+                "it is starting or ending, a rank has ended, or a node was just lost"
+            }
+            () => {
+                let waiting = self.placement.nodes.iter().cloned().collect();
+                let origins = BTreeMap::new();
+                self.suspending = Some(Suspending { session, waiting, origins, held: None, done: false });
+                return self.tell_hosts(&ToHost::Freeze);
+            }
+        };
+        self.tell_session(session, ToSession::Frozen(Err(why.to_owned())));
+    }
+
+    fn handle_frozen(&mut self, from: &NodeId, result: Result<Vec<(Rank, IpAddr)>, String>) {
+        let Some(suspending) = &mut self.suspending else { return };
+        match result {
+            Ok(origins) => {
+                suspending.waiting.remove(from);
+                let theirs = origins.into_iter().filter(|(rank, _)| self.placement.node_of(*rank) == Some(from));
+                suspending.origins.extend(theirs);
+                self.check_frozen();
+            }
+            Err(why) => self.thaw(&format!("{from}: {why}")),
+        }
+    }
+
+    /// Tells whoever writes the job down how far it has come, when its ranks are stopped and the terminal has printed what it was sent.
+    fn check_frozen(&mut self) {
+        let Some(suspending) = &mut self.suspending else { return };
+        if !suspending.waiting.is_empty() || suspending.held.is_some() || !self.printing.under_way.is_empty() {
+            return;
+        }
+        let origins: Vec<IpAddr> = suspending.origins.values().copied().collect();
+        if origins.len() != self.ranks.len() {
+            return self.thaw("a host has not told of all its ranks");
+        }
+        suspending.held = Some(VecDeque::new());
+        let (session, progress) = (suspending.session.clone(), &self.printing.progress);
+        let next = |rank, stream| progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
+        let output = |rank| [OutputStream::Stdout, OutputStream::Stderr].map(|stream| next(rank, stream));
+        let (spec, placement) = (self.spec.clone(), self.placement.clone());
+        let ward = Ward { incarnation: self.incarnation, spec, placement, fence: self.fence, keys: Vec::new() };
+        let output = (0..self.spec.ranks).map(|rank| output(Rank(rank))).collect();
+        let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output };
+        let unprinted = self.printing.waiting.iter();
+        let unprinted = unprinted.map(|Piece { rank, stream, offset, data, .. }| {
+            let output = ToSession::Output { rank: *rank, stream: *stream, offset: *offset, data: data.clone() };
+            HomeOutput::ToSession(session.clone(), output)
+        });
+        self.outputs.extend(unprinted);
+        self.outputs.push_back(HomeOutput::Frozen(session, Box::new(suspension)));
+    }
+
+    /// The job is not suspended: it goes on where it was.
+    fn thaw(&mut self, why: &str) {
+        let Some(suspending) = self.suspending.take_if(|suspending| !suspending.done) else { return };
+        self.tell_session(suspending.session, ToSession::Frozen(Err(why.to_owned())));
+        self.tell_hosts(&ToHost::Thaw);
+        for (node, Piece { rank, stream, offset, data, .. }) in suspending.held.into_iter().flatten() {
+            self.handle_output(node, rank, stream, offset, data);
+        }
+        self.pump();
+    }
+
+    /// It is written down.
+    fn end_suspended(&mut self, session: &SessionId) {
+        let Some(suspending) = self.suspending.as_mut().filter(|s| s.session == *session && s.held.is_some()) else { return };
+        suspending.done = true;
+        let held = suspending.held.replace(VecDeque::new());
+        for (_, Piece { rank, stream, offset, data, .. }) in held.into_iter().flatten() {
+            self.tell_taken(rank, stream, offset + data.len() as u64);
+        }
+        self.waiters.insert(session.clone());
+        // Somebody has them now.
+        (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
+        self.ending = true;
+        self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
+        self.tell_hosts(&ToHost::End { kill: true });
+    }
+
     fn lose_terminal(&mut self, node: &NodeId) {
+        if self.suspending.as_ref().is_some_and(|suspending| suspending.session.node == *node) {
+            self.thaw("the node of the command is lost");
+        }
         if self.printing.terminal.as_ref().is_some_and(|t| t.node == *node) {
             self.drop_terminal();
         }
@@ -529,6 +679,7 @@ impl Home {
 
     /// The first reason to end decides; every rank that still runs is ended.
     fn end(&mut self, outcome: Outcome) {
+        self.thaw("it has ended");
         self.outcome.get_or_insert(outcome);
         self.anew = false;
         if !std::mem::replace(&mut self.ending, true) {
@@ -642,6 +793,9 @@ impl Home {
 
     fn detach(&mut self, session: &SessionId) {
         self.waiters.remove(session);
+        if self.suspending.as_ref().is_some_and(|suspending| suspending.session == *session) {
+            self.thaw("the command is gone");
+        }
         if self.printing.terminal.as_ref() == Some(session) {
             self.drop_terminal();
         }
@@ -651,6 +805,7 @@ impl Home {
         self.printing.terminal = None;
         self.put_back();
         self.pump();
+        self.check_frozen();
     }
 
     /// What a terminal did not print waits for the next one.
@@ -685,10 +840,14 @@ impl Home {
         }
         done.iter_mut().for_each(|piece| self.take(piece));
         self.pump();
+        self.check_frozen();
     }
 
     /// Moves output towards the terminal, and lets hosts read on for what has moved.
     fn pump(&mut self) {
+        if self.suspending.as_ref().is_some_and(|suspending| suspending.held.is_some() && !suspending.done) {
+            return; // Whoever writes the job down has it.
+        }
         match self.printing.terminal.clone() {
             Some(terminal) => self.pump_to(&terminal),
             None => self.keep_without_terminal(),

@@ -149,6 +149,8 @@ pub enum HostOutput {
     Left(Rank),
     /// A fence was released: the protector of the ranks is to know its keys.
     Fenced,
+    /// Tell the job's home that the ranks are stopped, and where each was first launched.
+    Frozen,
     /// Nothing of the job is left here.
     Over,
 }
@@ -531,7 +533,24 @@ impl Host {
             }
             ToHost::OutputTaken { rank, stream, offset } => self.handle_output_taken(rank, stream, offset),
             ToHost::Release { number, entries } => self.handle_release(number, entries),
+            ToHost::Freeze => self.freeze(),
+            ToHost::Thaw => self.signal(libc::SIGCONT),
             ToHost::End { kill } => self.end(now, kill),
+        }
+    }
+
+    /// Stops every rank, if they all run.
+    fn freeze(&mut self) {
+        let runs = |state: &LocalRank| state.pid.is_some() && state.exited.is_none() && !state.returning && state.lost.is_none();
+        match self.ranks.iter().find(|(_, state)| self.ending || !runs(state)).map(|(rank, _)| *rank) {
+            Some(rank) => {
+                let why = format!("rank {rank} does not run");
+                self.outputs.push_back(HostOutput::ToHome(ToHome::Frozen(Err(why))));
+            }
+            None => {
+                self.signal(libc::SIGSTOP);
+                self.outputs.push_back(HostOutput::Frozen);
+            }
         }
     }
 

@@ -31,6 +31,7 @@ impl Node {
                 }
                 HomeOutput::Ended => self.handle_job_over(now, job),
                 HomeOutput::Life(life) => self.tell_all(&PeerMessage::ToStore(job, ToStore::Anew(life))),
+                HomeOutput::Frozen(session, suspension) => self.tell_frozen(now, session, suspension),
                 HomeOutput::Anew(why) => {
                     self.record(now, EventName::Restart, About::job(job), format!("it begins anew: {why}"));
                 }
@@ -72,6 +73,7 @@ impl Node {
                     let keys = ToStore::Keys { fence: ward.fence, entries: ward.keys };
                     self.send(&protector, PeerMessage::ToStore(job, keys));
                 }
+                HostOutput::Frozen => self.tell_home_frozen(job),
                 HostOutput::Over => {
                     self.forget_processes(job);
                     self.forget_lives(job);
@@ -110,7 +112,12 @@ impl Node {
                     (Some(_), None) => {}
                 }
             }
-            ToHome::Attach(session) | ToHome::Kill { session: Some(session) } if !self.homes.contains_key(&job) => {
+            ToHome::Resume { suspension, resumption, protectors, session } if !self.homes.contains_key(&job) => {
+                self.resume_job(now, &suspension, &resumption, &protectors, session);
+            }
+            ToHome::Attach(session) | ToHome::Suspend(session) | ToHome::Kill { session: Some(session) }
+                if !self.homes.contains_key(&job) =>
+            {
                 let node = session.node.clone();
                 self.send(&node, PeerMessage::ToSession(session, ToSession::NoSuchJob));
             }
@@ -214,5 +221,6 @@ fn describe(reason: &EndReason) -> String {
         EndReason::NodeLost { node, ranks, why } => format!("{node} with {} ranks: {why}", ranks.len()),
         EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
         EndReason::Killed => "killed".into(),
+        EndReason::Suspended => "suspended".into(),
     }
 }

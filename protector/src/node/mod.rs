@@ -22,6 +22,7 @@ mod recovery;
 pub mod registry;
 mod stdin;
 pub mod stores;
+mod suspension;
 #[cfg(test)]
 mod tests;
 
@@ -465,6 +466,7 @@ impl Node {
                 self.handle_release(*process);
                 Answer::Released
             }
+            Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. } | Query::ForgetProcess(_) | Query::Sizes | Query::Log(_) | Query::ReadLog { .. } => {

@@ -54,6 +54,8 @@ struct Protected {
     recovering: bool,
     /// The signal that ended it, if it is brought back for that.
     crashed: Option<i32>,
+    /// The address of the node where it was first launched, if that is not its host.
+    origin: Option<IpAddr>,
 }
 
 /// Of one job, what this node protects.
@@ -76,6 +78,8 @@ pub(super) struct Recovery {
     orders: BTreeMap<ProcessId, (RestartOrder, Option<NodeId>)>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
+    /// Of processes of this node that were first launched elsewhere: the address there.
+    origins: BTreeMap<ProcessId, IpAddr>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
     /// Processes that were ordered to come back here and have not caught up: they need the log that they come back with.
@@ -90,7 +94,14 @@ pub(super) struct Recovery {
 
 impl Node {
     /// From a host: this node protects these ranks.
-    pub(super) fn handle_protect(&mut self, from: &NodeId, job: JobId, ranks: &[Rank], ward: Ward) {
+    pub(super) fn handle_protect(
+        &mut self,
+        from: &NodeId,
+        job: JobId,
+        ranks: &[Rank],
+        origins: &BTreeMap<Rank, IpAddr>,
+        ward: Ward,
+    ) {
         let started_ms = self.config.wall_us / 1000;
         let wards =
             self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
@@ -102,8 +113,10 @@ impl Node {
                 left: None,
                 recovering: false,
                 crashed: None,
+                origin: None,
             });
             protected.host = from.clone();
+            protected.origin = origins.get(rank).copied();
             if ward.incarnation > protected.incarnation {
                 // What is known of it is of the job's life before.
                 (protected.left, protected.recovering, protected.crashed) = (None, false, None);
@@ -152,9 +165,33 @@ impl Node {
         }
     }
 
+    /// Whether this node protects anything of a job.
+    pub(super) fn protects(&self, job: JobId) -> bool {
+        self.recovery.wards.contains_key(&job)
+    }
+
+    /// A job that was over goes on.
+    pub(super) fn forget_end(&mut self, job: JobId) {
+        self.recovery.ended.retain(|ended| *ended != job);
+    }
+
+    /// This node protects these ranks of a job that goes on, the life that each of them had, and where each was first launched.
+    pub(super) fn guard(&mut self, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
+        let started_ms = self.config.wall_us / 1000;
+        let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
+        let protected = |&(rank, incarnation, origin)| {
+            let (left, recovering, crashed) = (None, false, None);
+            (rank, Protected { host: host(rank), incarnation, left, recovering, crashed, origin: Some(origin) })
+        };
+        let ranks = ranks.iter().map(protected).collect();
+        self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
+    }
+
     /// A member is gone: its ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them.
     pub(super) fn handle_loss(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
         let protector = self.next_watcher(old, new, lost);
+        let homes: Vec<JobId> = self.homes.keys().copied().collect();
+        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
         let known: BTreeSet<JobId> =
             self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
         for job in known {
@@ -301,7 +338,7 @@ impl Node {
     }
 
     /// Fences a process; the answer is [`Node::handle_fenced`].
-    fn recover(&mut self, now: Duration, process: ProcessId) {
+    pub(super) fn recover(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         protected.incarnation.0 += 1;
@@ -340,13 +377,15 @@ impl Node {
             }
         };
         let Some(target) = wards.ward.placement.node_of(rank).cloned() else { return };
-        let origin = protected.host.clone();
-        protected.host = target.clone();
+        let (host, origin) = (std::mem::replace(&mut protected.host, target.clone()), protected.origin);
+        let origin = origin.unwrap_or_else(|| self.address_of(&host));
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        wards.ranks.entry(rank).and_modify(|protected| protected.origin = Some(origin));
         let order = RestartOrder {
             process,
             incarnation,
             ward: wards.ward.clone(),
-            origin: self.address_of(&origin),
+            origin,
             log,
             images: restart.images,
             cut: restart.cut,
@@ -392,6 +431,7 @@ impl Node {
         self.observers.processes.remove(&process);
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
+        self.recovery.origins.insert(process, order.origin);
         self.recovery.orders.insert(process, (order, Some(from.clone())));
         self.recovery.degraded.insert(process);
         self.recovery.returning.insert(process);
@@ -584,7 +624,7 @@ impl Node {
 
     /// The address of the node where a process that was brought back here was first launched.
     pub(super) fn origin_of(&self, process: ProcessId) -> Option<IpAddr> {
-        self.recovery.orders.get(&process).map(|(order, _)| order.origin)
+        self.recovery.origins.get(&process).copied()
     }
 
     /// Whether the log of a process of this node is not with this node's protector.
@@ -599,11 +639,12 @@ impl Node {
 
     /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
     pub(super) fn forget_lives(&mut self, job: JobId) {
-        let Recovery { doors, orders, finals, degraded, returning, .. } = &mut self.recovery;
+        let Recovery { doors, orders, finals, origins, degraded, returning, .. } = &mut self.recovery;
         returning.retain(|process| process.job != job);
         doors.retain(|process, _| process.job != job);
         orders.retain(|process, _| process.job != job);
         finals.retain(|process, _| process.job != job);
+        origins.retain(|process, _| process.job != job);
         degraded.retain(|process| process.job != job);
     }
 

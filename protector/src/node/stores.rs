@@ -27,6 +27,8 @@ pub enum StoreOrder {
     SetReplica(ProcessId, Option<SocketAddr>),
     /// The job is over.
     RemoveJob(JobId),
+    /// A job that was suspended goes on: whatever is held of it is removed, and its processes are let in again.
+    Revive(JobId, Protection),
     /// Forget the log and images of this process, then answer [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
     /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`](super::Input::Fenced). It takes time
@@ -109,9 +111,11 @@ impl Node {
         let Some(host) = self.hosts.get(&job) else { return };
         let ward = Box::new(host.ward());
         let ranks: Vec<_> = ranks.into_iter().filter(|rank| !self.is_elsewhere(ProcessId { job, rank: *rank })).collect();
+        let origin = |rank: &Rank| Some((*rank, self.origin_of(ProcessId { job, rank: *rank })?));
+        let origins = ranks.iter().filter_map(origin).collect();
         let protector = self.protector().id.clone();
         if !ranks.is_empty() {
-            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: ranks.clone(), ward }));
+            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: ranks.clone(), origins, ward }));
             // It is not to bring back who has ended.
             ranks.into_iter().for_each(|rank| self.tell_end(&protector, ProcessId { job, rank }));
         }
@@ -120,10 +124,10 @@ impl Node {
     /// A node speaks about what this one's log service holds for it.
     pub(super) fn handle_to_store(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToStore) {
         match message {
-            ToStore::Protect { ranks, ward } => {
+            ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;
-                self.handle_protect(from, job, &ranks, *ward);
+                self.handle_protect(from, job, &ranks, &origins, *ward);
                 self.stored.insert(job);
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
@@ -132,6 +136,19 @@ impl Node {
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
             ToStore::Anew(life) => self.forget_lives_before(job, life),
+            ToStore::Resume { ranks, ward } => {
+                let replicas = ward.spec.protection.replicas;
+                self.stored.insert(job);
+                self.outputs.push_back(Output::Store(StoreOrder::Configure(job, ward.spec.protection.clone())));
+                let mut hosts: BTreeMap<NodeId, Vec<Rank>> = BTreeMap::new();
+                for (rank, ..) in &ranks {
+                    hosts.entry(ward.placement.node_of(*rank).unwrap_or(from).clone()).or_default().push(*rank);
+                }
+                for (host, ranks) in hosts {
+                    self.replicate(now, &host, job, replicas, &ranks);
+                }
+                self.handle_resume(now, job, &ranks, *ward);
+            }
             ToStore::Remove => {
                 self.sparse.forget(job);
                 self.stored.remove(&job);

@@ -246,7 +246,7 @@ impl Cluster {
                     self.exit(id(rank), ExitStatus::Signal(signal));
                 }
             }
-            HostOutput::Restore(..) | HostOutput::Lost(..) | HostOutput::Left(_) | HostOutput::Fenced => {
+            HostOutput::Restore(..) | HostOutput::Lost(..) | HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => {
                 unreachable!("nothing is brought back in these tests")
             }
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),

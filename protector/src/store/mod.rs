@@ -991,12 +991,13 @@ impl Store {
         let start = kept.map_or(process.journal.start(), |kept| kept.journal);
         let mut streams: BTreeMap<StreamId, HeldStream> = BTreeMap::new();
         for (stream, (bytes, ended)) in kept.iter().flat_map(|kept| &kept.streams) {
-            streams.insert(*stream, HeldStream { stream: *stream, bytes: *bytes, ended: *ended });
+            streams.insert(*stream, HeldStream { stream: *stream, bytes: *bytes, ended: *ended, closed: true });
         }
         for (stream, held) in &process.streams {
             let bytes = Span { start: held.log.start(), end: held.log.end() };
-            let entry = streams.entry(*stream).or_insert(HeldStream { stream: *stream, bytes, ended: held.ended });
-            (entry.bytes.end, entry.ended) = (bytes.end, held.ended);
+            let closed = held.closed;
+            let entry = streams.entry(*stream).or_insert(HeldStream { stream: *stream, bytes, ended: held.ended, closed });
+            (entry.bytes.end, entry.ended, entry.closed) = (bytes.end, held.ended, closed);
         }
         let superseded = kept.iter().flat_map(|kept| kept.images.iter().cloned());
         let committed = process.images.iter().map(|image| image.described(ImageState::Committed));

@@ -9,6 +9,7 @@ use crate::client::Cluster;
 mod ckpt;
 mod launch;
 mod net;
+mod recover;
 mod rival;
 mod runs;
 mod subject;
@@ -36,6 +37,14 @@ pub(crate) enum BenchCommand {
         and writes some: native, under the library, and with a checkpoint a second. All in turn, round after round; medians count. Targets \
         stand beside the figures and decide nothing. Needs twice the memory of the program, and room for an image in --dir.")]
     Ckpt(ckpt::CkptArgs),
+    /// Measure how long it takes from the death of a node until its rank lives again
+    #[command(after_help = "Example:\n  radic bench recover --mib 10,100 --rounds 5\n\n\
+        Four ranks with so much memory each, on four nodes; one of them is killed, and its rank goes on at a spare. Each step has its column; \
+        the job goes on to its end, where each rank checks its memory. Then one job with a death every --every seconds, against the same one \
+        undisturbed, restarted as a whole from its last `radic suspend`, and begun anew. It starts and stops nodes of its own on this machine's loopback \
+        network. Targets stand beside the figures and decide nothing. Needs four times the memory of a rank, and room for about six times as much \
+        in TMPDIR, or /tmp, for images.")]
+    Recover(recover::RecoverArgs),
     /// The program that `radic bench ckpt` measures
     #[command(hide = true, after_help = "Example:\n  radic bench subject --mib 64 --report gaps")]
     Subject(subject::SubjectArgs),
@@ -47,6 +56,7 @@ pub(crate) fn dispatch(cluster: &Cluster, command: &BenchCommand) -> Result<()> 
         BenchCommand::Launch(args) => launch::launch(cluster, args),
         BenchCommand::Net(args) => net::measure(args),
         BenchCommand::Ckpt(args) => ckpt::measure(args),
+        BenchCommand::Recover(args) => recover::measure(args),
         BenchCommand::Subject(args) => subject::run(args),
     }
 }
@@ -56,6 +66,10 @@ fn busy() -> Option<String> {
     let load: f64 = std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
     let cores = std::thread::available_parallelism().ok()?;
     (load > 0.5).then(|| format!("the machine was busy before (load {load:.1} on {cores} cores): the figures include that"))
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|s| (0.01..=3600.0).contains(s)).ok_or_else(|| "it is a number of seconds, 0.01 to 3600".into())
 }
 
 /// Least and middle of several times.
@@ -101,6 +115,12 @@ mod tests {
     fn the_median_is_the_middle() {
         assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { min: 1.0, median: 2.0 });
         assert_eq!(Times::of(vec![5.0]), Times { min: 5.0, median: 5.0 });
+    }
+
+    #[test]
+    fn intervals_are_seconds() {
+        assert_eq!(parse_seconds("0.2"), Ok(0.2));
+        assert!(["0", "-1", "NaN", "often", "1e9"].iter().all(|text| parse_seconds(text).is_err()));
     }
 
     #[test]

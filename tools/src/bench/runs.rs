@@ -82,6 +82,11 @@ impl Runs {
         Ok(Runs { library, mpiexec, plan, library_path, signals })
     }
 
+    /// Runs of this program under RADIC only: no mpiexec is needed.
+    pub(super) fn protected(library: Library, program: &Path) -> Result<Self> {
+        Self::new(library, program, Some(Path::new("mpiexec")))
+    }
+
     /// The program under the library's own mpiexec.
     pub(super) fn native(&self, ranks: u32, program: &Path, options: &[String]) -> Command {
         let mut command = Command::new(&self.mpiexec);
@@ -117,21 +122,65 @@ impl Runs {
     }
 
     /// Runs a command to its end; what it printed.
-    pub(super) fn run(&mut self, mut command: Command) -> Result<String> {
+    pub(super) fn run(&mut self, command: Command) -> Result<String> {
+        let started = self.start(command)?;
+        self.finish(started)
+    }
+
+    /// Starts a command.
+    pub(super) fn start(&self, mut command: Command) -> Result<Started> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let name = command.get_program().display().to_string();
         let child = self.signals.unblocked(|| command.spawn()).context("signals")?;
-        let mut child = child.with_context(|| format!("cannot start {name}"))?;
-        let output = read_output(&mut child);
+        Ok(Started { child: child.with_context(|| format!("cannot start {name}"))?, name })
+    }
+
+    /// Waits for its end; what it printed.
+    pub(super) fn finish(&mut self, started: Started) -> Result<String> {
+        let name = started.name.clone();
+        let (code, output) = self.end(started)?;
+        ensure!(code == Some(0), "{name} failed (exit code {code:?}):\n{output}");
+        Ok(output)
+    }
+
+    /// Waits for its end; its exit code and what it printed.
+    pub(super) fn end(&mut self, mut started: Started) -> Result<(Option<i32>, String)> {
+        let output = read_output(&mut started.child);
         if output.is_err() {
             // It may have ended by itself meanwhile.
-            let _ = child.kill();
+            let _ = started.child.kill();
         }
-        let status = child.wait().with_context(|| format!("waiting for {name}"))?;
+        let name = started.name.clone();
+        let status = started.child.wait().with_context(|| format!("waiting for {name}"))?;
+        self.not_interrupted()?;
+        Ok((status.code(), output.with_context(|| name.clone())?))
+    }
+
+    /// An interrupt was for us, too.
+    pub(super) fn not_interrupted(&mut self) -> Result<()> {
         ensure!(self.signals.next().context("signals")?.is_none(), "interrupted");
-        let output = output.with_context(|| name.clone())?;
-        ensure!(status.success(), "{name} failed ({status}):\n{output}");
-        Ok(output)
+        Ok(())
+    }
+}
+
+/// A command that was started; killed when dropped.
+pub(super) struct Started {
+    child: Child,
+    name: String,
+}
+
+impl Started {
+    /// Whether it has ended.
+    pub(super) fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait().with_context(|| format!("waiting for {}", self.name))?.is_some())
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // One that has ended, and was waited for, is left alone.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -181,10 +230,14 @@ pub(super) struct Temporary {
 
 impl Temporary {
     pub(super) fn start(nodes: u32) -> Result<Self> {
+        Self::with_spares(nodes, 0)
+    }
+
+    pub(super) fn with_spares(nodes: u32, spares: u32) -> Result<Self> {
         let dir = std::env::temp_dir().join(format!("radic-bench-{}", std::process::id()));
         fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let temporary = Temporary { cluster: Cluster::new(Some(dir))? };
-        cluster::start(&temporary.cluster, &StartOptions { nodes, spares: 0, slots: None, heartbeat_ms: None })?;
+        cluster::start(&temporary.cluster, &StartOptions { nodes, spares, slots: None, heartbeat_ms: None })?;
         Ok(temporary)
     }
 }

@@ -1,0 +1,108 @@
+//! Jobs that are suspended and go on. `radic suspend` has all ranks stopped, writes down what their protectors hold and what their home knows, and ends the
+//! job. `radic resume` gives each rank's protector-to-be its log and images, as the rank itself would have done, and then the ordinary way back begins: the
+//! home is made anew, the protectors fence the ranks that they protect, and bring them back.
+//!
+//! That is enough because of G1 to G3: whatever left a rank depends on determinants that its protector had before. So the logs of all ranks at one moment are a
+//! state of the job to which every rank can be brought, whatever it was doing then; what was under way between them is in the outboxes of images and of
+//! re-execution. The ranks are stopped only so that there is such a moment for logs that are read one after the other.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::limits;
+use radic_wire::peer::{PeerMessage, SessionId, ToHome, ToSession, ToStore, Ward};
+use radic_wire::process::Protection;
+use radic_wire::suspension::{Resumption, Suspension};
+
+use super::events::About;
+use super::home::Home;
+use super::stores::StoreOrder;
+use super::{Node, Output};
+
+impl Node {
+    /// The ranks of a job here are stopped.
+    pub(super) fn tell_home_frozen(&mut self, job: JobId) {
+        let Some(host) = self.hosts.get(&job) else { return };
+        let here = self.config.me.address.ip();
+        let origin = |rank| (rank, self.origin_of(ProcessId { job, rank }).unwrap_or(here));
+        let (origins, home) = (host.ranks().map(origin).collect(), host.home().clone());
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Frozen(Ok(origins))));
+    }
+
+    /// All ranks of a job whose home this is are stopped: what is known of it goes to whoever writes it down, with the key space.
+    pub(super) fn tell_frozen(&mut self, now: Duration, session: SessionId, mut suspension: Box<Suspension>) {
+        let job = suspension.job;
+        let ward = self.hosts.get(&job).map(|host| host.ward()).filter(|ward| ward.fence == suspension.ward.fence);
+        let result = match ward {
+            Some(ward) => {
+                suspension.ward.keys = ward.keys;
+                self.record(now, EventName::Note, About::job(job), "its ranks are stopped, to be suspended".to_owned());
+                Ok(suspension)
+            }
+            None => Err("its home is in the middle of a fence".to_owned()),
+        };
+        let node = session.node.clone();
+        self.send(&node, PeerMessage::ToSession(session, ToSession::Frozen(result)));
+    }
+
+    /// A job that was suspended is about to go on somewhere: nothing of it may be here, and what it left is forgotten.
+    pub(super) fn revive(&mut self, job: JobId, protection: Protection) -> Result<(), String> {
+        let runs = self.hosts.contains_key(&job) || self.homes.get(&job).is_some_and(|home| !home.is_over());
+        if runs || self.protects(job) {
+            return Err(format!("job {job} runs, or is not gone yet; {} has some of it", self.me().name));
+        }
+        self.homes.remove(&job);
+        self.over.retain(|over| *over != job);
+        self.ended.retain(|process| process.job != job);
+        self.forget_end(job);
+        self.outputs.push_back(Output::Store(StoreOrder::Revive(job, protection)));
+        Ok(())
+    }
+
+    /// A job that was suspended goes on, with this node as its home: its protectors have what they need.
+    pub(super) fn resume_job(
+        &mut self,
+        now: Duration,
+        suspension: &Suspension,
+        resumption: &Resumption,
+        protectors: &[NodeId],
+        session: SessionId,
+    ) {
+        let Suspension { job, ref ward, ref origins, ref output, .. } = *suspension;
+        let (placement, ranks) = (&ward.placement, ward.spec.ranks);
+        let whole = [origins.len(), output.len(), resumption.lives.len()] == [ranks as usize; 3];
+        let good = ward.spec.validate().is_ok() && placement.is_valid(ranks) && placement.home() == self.me();
+        let alive = placement.nodes.iter().chain(protectors).all(|node| self.is_member(node));
+        let room = self.homes.len() - self.over.len() < limits::JOBS;
+        if !(whole && good && alive && room && protectors.len() == placement.nodes.len()) {
+            let node = session.node.clone();
+            return self.send(&node, PeerMessage::ToSession(session, ToSession::NoSuchJob));
+        }
+        let nodes: Vec<_> = placement.nodes.iter().map(|node| node.name.as_str()).collect();
+        let text = format!("{ranks} ranks of {} go on, on {}", ward.spec.command_line(), nodes.join(", "));
+        self.record(now, EventName::JobStart, About::job(job), text);
+        let mut orders: BTreeMap<NodeId, Vec<(Rank, Incarnation, IpAddr)>> = BTreeMap::new();
+        let lives = resumption.lives.iter().zip(origins);
+        for ((at, (life, origin)), rank) in placement.rank_nodes.iter().zip(lives).zip((0..).map(Rank)) {
+            orders.entry(protectors[*at as usize].clone()).or_default().push((rank, *life, *origin));
+        }
+        let by_rank = orders.iter().flat_map(|(node, ranks)| ranks.iter().map(|(rank, ..)| (*rank, node.clone()))).collect();
+        self.homes.insert(job, Home::resume(now, suspension, by_rank, session));
+        self.with_home(now, job, |_| ());
+        for (node, ranks) in orders {
+            let ward = Box::new(ward.clone());
+            self.send(&node, PeerMessage::ToStore(job, ToStore::Resume { ranks, ward }));
+        }
+    }
+
+    /// This node has the logs and images of these ranks of a job that goes on: it brings them back.
+    pub(super) fn handle_resume(&mut self, now: Duration, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
+        self.guard(job, ranks, ward);
+        for (rank, ..) in ranks {
+            self.recover(now, ProcessId { job, rank: *rank });
+        }
+    }
+}
