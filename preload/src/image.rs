@@ -46,6 +46,8 @@ pub struct Images {
     layers: (usize, usize),
     /// The node asked for one and wants to hear what became of it: the first image that began since.
     asked: Option<u64>,
+    /// The number of its last request, which is said with the answer: an answer that is on its way answers no later request.
+    request: u64,
     /// One was wanted while another was under way.
     again: bool,
     refusals: Refusals,
@@ -92,13 +94,15 @@ impl Images {
             committed: None,
             layers: (0, 0),
             asked: None,
+            request: 0,
             again: false,
             refusals: Refusals::default(),
         }
     }
 
     /// The node wants a checkpoint.
-    pub fn request(&mut self) {
+    pub fn request(&mut self, number: u64) {
+        self.request = number;
         self.asked = Some(self.under_way.map_or(0, |(number, _)| number + 1));
         layer::want_checkpoint();
     }
@@ -112,7 +116,7 @@ impl Images {
 
     fn tell(&mut self, node: &mut Node, result: Result<u64, String>) {
         if self.asked.take().is_some() {
-            _ = node.send(&ToNode::Checkpointed(result));
+            _ = node.send(&ToNode::Checkpointed { request: self.request, result });
         }
     }
 

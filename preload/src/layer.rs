@@ -645,7 +645,7 @@ impl Layer {
                 sure(self.observer.handle_protector(&FromProtector::Forget { connection, for_good }));
                 self.close_forgotten();
             }
-            FromNode::Checkpoint => self.images.request(),
+            FromNode::Checkpoint { request } => self.images.request(request),
             // Whoever asks does nothing else until it is answered, with the layer locked: then somebody else was in it at the same time.
             FromNode::Peer { .. } | FromNode::Caller { .. } => fail("its node answers what nobody has asked"),
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}

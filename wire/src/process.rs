@@ -275,7 +275,12 @@ pub enum ToNode {
     Initialized,
     /// A checkpoint that [`FromNode::Checkpoint`] asked for has come to its end: the protector has committed the image with this number, or
     /// why there is none.
-    Checkpointed(Result<u64, String>),
+    Checkpointed {
+        /// The last request that this answers: its image began after that had come.
+        request: u64,
+        /// What became of it.
+        result: Result<u64, String>,
+    },
     /// Something the log should know, once.
     Note(String),
     /// The process ends; its last counters.
@@ -362,7 +367,10 @@ pub enum FromNode {
         for_good: bool,
     },
     /// Make a checkpoint as soon as you can.
-    Checkpoint,
+    Checkpoint {
+        /// Repeated in the answer; it grows.
+        request: u64,
+    },
 }
 
 /// Where a process stands at an image, beside its logs: what is outside of it and must fit together with it again.

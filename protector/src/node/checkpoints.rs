@@ -1,7 +1,7 @@
 //! When this node's processes make checkpoints: first when `MPI_Init` has returned, then at every interval, and when `radic checkpoint`
 //! asks. The processes do it by themselves; here they are told when.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
@@ -38,7 +38,8 @@ pub(super) struct Waiting {
     /// Which node's question it is, and its number there.
     asker: (NodeId, u64),
     job: JobId,
-    left: BTreeSet<Rank>,
+    /// And the request of each that is to be answered: an answer to an earlier one may be on its way.
+    left: BTreeMap<Rank, u64>,
     done: Vec<RankCheckpoint>,
     pub(super) deadline: Duration,
 }
@@ -111,8 +112,8 @@ impl Node {
         let late = |w: &Waiting| w.deadline <= now;
         for index in (0..self.checkpoints.len()).rev().filter(|i| late(&self.checkpoints[*i])).collect::<Vec<_>>() {
             let why = format!("it has not come to an end within {} s", PATIENCE.as_secs());
-            for rank in self.checkpoints[index].left.clone() {
-                self.settle_rank(index, rank, Err(why.clone()));
+            for (rank, _) in self.checkpoints[index].left.clone() {
+                self.settle_rank(index, rank, u64::MAX, Err(why.clone()));
             }
         }
         self.answer_checkpoints();
@@ -120,18 +121,29 @@ impl Node {
 
     /// Tells a process to make a checkpoint. One that was told is only reminded: it may be computing, or its image is on its way.
     pub(super) fn ask_checkpoint(&mut self, now: Duration, process: ProcessId) {
-        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
-        let Some(observer) = observed.observer() else { return };
+        let Some(observed) = self.observers.processes.get(&process) else { return };
         if observed.schedule.asked.is_none_or(|at| at + FORGOTTEN <= now) {
-            observed.schedule.asked = Some(now);
-            self.outputs.push_back(Output::Observer(observer, FromNode::Checkpoint));
+            _ = self.request_checkpoint(now, process);
         }
         self.outputs.push_back(Output::Nudge(process));
     }
 
-    /// A checkpoint has come to its end.
-    pub(super) fn handle_checkpointed(&mut self, now: Duration, process: ProcessId, result: Result<u64, String>) {
-        if let Some(observed) = self.observers.processes.get_mut(&process) {
+    /// Tells a process to make a checkpoint that begins after this. The number of the request; none: nobody is there to be told.
+    fn request_checkpoint(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
+        let observed = self.observers.processes.get_mut(&process)?;
+        let observer = observed.observer()?;
+        observed.schedule.asked = Some(now);
+        observed.requests += 1;
+        let request = observed.requests;
+        self.outputs.push_back(Output::Observer(observer, FromNode::Checkpoint { request }));
+        Some(request)
+    }
+
+    /// A checkpoint has come to its end: it was begun after this request.
+    pub(super) fn handle_checkpointed(&mut self, now: Duration, process: ProcessId, request: u64, result: Result<u64, String>) {
+        if let Some(observed) = self.observers.processes.get_mut(&process)
+            && request >= observed.requests
+        {
             observed.schedule.asked = None;
         }
         let cut = |why: String| why.chars().map(|c| if c.is_control() { '?' } else { c }).take(REASON).collect::<String>();
@@ -143,27 +155,29 @@ impl Node {
             let text = format!("rank {}: {why}", process.rank);
             self.handle_store_event(now, EventName::CheckpointFailed, Some(process), text);
         }
-        self.settle_process(process, &result);
+        self.settle_process(process, request, &result);
     }
 
     /// Whoever waits for a checkpoint of this process need not do so any longer.
     pub(super) fn fail_checkpoints(&mut self, process: ProcessId, why: &str) {
-        self.settle_process(process, &Err(why.to_owned()));
+        self.settle_process(process, u64::MAX, &Err(why.to_owned()));
     }
 
-    fn settle_process(&mut self, process: ProcessId, result: &Result<u64, String>) {
+    fn settle_process(&mut self, process: ProcessId, answered: u64, result: &Result<u64, String>) {
         for index in 0..self.checkpoints.len() {
             if self.checkpoints[index].job == process.job {
-                self.settle_rank(index, process.rank, result.clone());
+                self.settle_rank(index, process.rank, answered, result.clone());
             }
         }
         self.answer_checkpoints();
     }
 
-    fn settle_rank(&mut self, index: usize, rank: Rank, result: Result<u64, String>) {
+    /// All requests up to `answered` have come to their end.
+    fn settle_rank(&mut self, index: usize, rank: Rank, answered: u64, result: Result<u64, String>) {
         let node = self.me().name.clone();
         let waiting = &mut self.checkpoints[index];
-        if waiting.left.remove(&rank) {
+        if waiting.left.get(&rank).is_some_and(|request| *request <= answered) {
+            waiting.left.remove(&rank);
             waiting.done.push(RankCheckpoint { rank, node, result });
         }
     }
@@ -182,7 +196,7 @@ impl Node {
         self.checkpoints.push(Waiting {
             asker,
             job,
-            left: ranks.iter().copied().collect(),
+            left: ranks.iter().map(|rank| (*rank, 0)).collect(),
             done: Vec::new(),
             deadline: now + PATIENCE,
         });
@@ -190,8 +204,12 @@ impl Node {
         for rank in ranks {
             let process = ProcessId { job, rank };
             match self.why_no_checkpoint(process) {
-                Some(why) => self.settle_rank(index, rank, Err(why.to_owned())),
-                None => self.ask_checkpoint(now, process),
+                Some(why) => self.settle_rank(index, rank, u64::MAX, Err(why.to_owned())),
+                None => {
+                    let request = self.request_checkpoint(now, process).unwrap_or(0);
+                    self.checkpoints[index].left.insert(rank, request);
+                    self.outputs.push_back(Output::Nudge(process));
+                }
             }
         }
         self.answer_checkpoints();

@@ -58,6 +58,8 @@ pub(super) struct Observed {
     child_told: bool,
     peer_told: bool,
     pub(super) schedule: Schedule,
+    /// Checkpoints that were asked for, over all programs of the process.
+    pub(super) requests: u64,
     /// The last ones of a process that has said them at its end.
     counters: Option<Counters>,
 }
@@ -255,7 +257,7 @@ impl Node {
                 self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good });
             }
             ToNode::Initialized => self.handle_initialized(now, process),
-            ToNode::Checkpointed(result) => self.handle_checkpointed(now, process, result),
+            ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
             ToNode::Note(text) => self.handle_note(now, process, &text),
             ToNode::Leaving(counters) => {
                 if let Some(observed) = self.observers.processes.get_mut(&process) {
