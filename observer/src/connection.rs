@@ -244,7 +244,7 @@ impl Connection {
         // What this incarnation found at its protector is stable; of what came since, only the protector itself knows.
         let stable = if self.closed { NO_MORE } else { incoming.held };
         let (received, finish) = (incoming.wanted(), outgoing.finish);
-        Greeting { process, incarnation, connection: *connection, attempt, received, stable, finish, settled }
+        Greeting { process, incarnation, connection: *connection, attempt, received, stable, finish, settled, ends: None }
     }
 
     /// The other end has said where it stands: the link goes on there.

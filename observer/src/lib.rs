@@ -26,4 +26,4 @@ pub mod replay;
 pub mod ring;
 
 pub use error::Error;
-pub use observer::{Accept, Config, Cut, Input, Observer, Ready, Receive, Send, Source, Transmit, Wait};
+pub use observer::{Accept, Address, Config, Cut, Input, Observer, Ready, Receive, Send, Source, Transmit, Wait};

@@ -166,6 +166,19 @@ pub enum Ready {
     Wait(Wait),
 }
 
+/// The answer to the calls that give a socket an address, or look for the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Address {
+    /// Find out, and tell what came of it ([`Observer::handle_outcome`], [`Observer::handle_failed`]).
+    Live,
+    /// As it was then: the socket's own address; who listens at the target, if that is a protected process.
+    Again(std::net::SocketAddr, Option<ProcessId>),
+    /// The call failed with this error.
+    Failed(u32),
+    /// Not yet.
+    Wait(Wait),
+}
+
 /// The answer to a `read` of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
@@ -790,7 +803,25 @@ impl Observer {
         })
     }
 
-    /// What came of [`Ready::Live`] for `Connect` (complete) or `SoError`.
+    /// Is there an outcome of then for `Bind` or `Target`? Addresses belong to machines, and who listens may have left: a restarted process
+    /// is told what it was told.
+    pub fn address(&mut self, thread: u32, ask: Ask) -> Result<Address, Error> {
+        let address = match self.consult(thread, ask, true)? {
+            Verdict::Live => return Ok(Address::Live),
+            Verdict::Nothing => return Err(self.diverged("an address is nothing that can be asked for in vain")),
+            Verdict::Wait(wait) => return Ok(Address::Wait(wait)),
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Bound { address, .. } => Address::Again(address, None),
+                Determinant::Target { local, peer, .. } => Address::Again(local, peer),
+                Determinant::Errno { errno, .. } => Address::Failed(errno),
+                _ => return Err(self.diverged("a call for an address had another kind of outcome then")),
+            },
+        };
+        self.handle_served();
+        Ok(address)
+    }
+
+    /// What came of [`Ready::Live`] for `Connect` (complete) or `SoError`, or of [`Address::Live`].
     pub fn handle_outcome(&mut self, thread: u32, outcome: &Determinant<'_>) -> Result<(), Error> {
         self.journal.append(thread, outcome)
     }

@@ -31,6 +31,16 @@ pub enum Ask {
         /// The listening descriptor.
         fd: u32,
     },
+    /// The address of a socket.
+    Bind {
+        /// The descriptor.
+        fd: u32,
+    },
+    /// With whom a connection is to be made.
+    Target {
+        /// The descriptor.
+        fd: u32,
+    },
     /// Whether a connection is made.
     Connect {
         /// The descriptor.
@@ -62,6 +72,8 @@ impl Ask {
             (Ask::Recv { fd }, Determinant::Recv { fd: got, .. } | Determinant::Eof { fd: got }) => fd == got,
             (Ask::Peek { fd }, Determinant::Peek { fd: got, .. }) => fd == got,
             (Ask::Accept { fd }, Determinant::Accept { listener, .. }) => fd == listener,
+            (Ask::Bind { fd }, Determinant::Bound { fd: got, .. }) => fd == got,
+            (Ask::Target { fd }, Determinant::Target { fd: got, .. }) => fd == got,
             (Ask::Connect { fd }, Determinant::Connected { fd: got }) => fd == got,
             (Ask::SoError { fd }, Determinant::SoError { fd: got, .. }) => fd == got,
             (Ask::Input, Determinant::Input { .. }) => true,
@@ -70,7 +82,8 @@ impl Ask {
             (ask, Determinant::Errno { fd, call, .. }) => match (ask, call) {
                 (Ask::Recv { fd: asked } | Ask::Peek { fd: asked }, Call::Recv) => asked == fd,
                 (Ask::Accept { fd: asked }, Call::Accept) => asked == fd,
-                (Ask::Connect { fd: asked }, Call::Connect) => asked == fd,
+                (Ask::Connect { fd: asked } | Ask::Target { fd: asked }, Call::Connect) => asked == fd,
+                (Ask::Bind { fd: asked }, Call::Bind) => asked == fd,
                 (Ask::Send { fd: asked }, Call::Send) => asked == fd,
                 (Ask::Ready { epoll }, Call::Ready) => epoll.unwrap_or(0) == fd,
                 _ => false,
@@ -399,6 +412,38 @@ mod tests {
         assert_eq!(replay.offer(&journal, 0, Ask::Ready { epoll: Some(4) }, true), Ok(Served::Outcome));
         let Some(Determinant::Ready { set, .. }) = replay.outcome() else { panic!("no set") };
         assert!(set.iter().eq(members));
+    }
+
+    /// A process that has moved is told its address of then, and with whom it connected, whoever listens there now; what failed fails again.
+    #[test]
+    fn addresses_are_served_as_they_were() {
+        let mut journal = journal();
+        let (address, peer) = ("10.0.0.5:7000".parse().unwrap(), ProcessId { job: JobId::from_bits(1), rank: Rank(2) });
+        let outcomes = [
+            Determinant::Bound { fd: 7, address },
+            Determinant::Target { fd: 7, local: address, peer: Some(peer) },
+            Determinant::Errno { fd: 7, call: Call::Connect, errno: 111 },
+            Determinant::Errno { fd: 8, call: Call::Bind, errno: 98 },
+        ];
+        outcomes.iter().for_each(|outcome| journal.append(0, outcome).unwrap());
+        let log = journal.poll_ship().unwrap().head.to_vec();
+        let mut replay = Replay::new(0, log.len() as u64, 0, 64);
+        replay.handle_log(0, &log).unwrap();
+        let mut journal = Journal::new(256, 1, 32);
+        // What was asked for then, and what would be another way.
+        let asked = [
+            (Ask::Bind { fd: 7 }, Ask::Bind { fd: 8 }),
+            (Ask::Target { fd: 7 }, Ask::Connect { fd: 7 }),
+            (Ask::Connect { fd: 7 }, Ask::Bind { fd: 7 }),
+            (Ask::Bind { fd: 8 }, Ask::Target { fd: 8 }),
+        ];
+        for ((ask, other), outcome) in asked.into_iter().zip(outcomes) {
+            assert!(matches!(replay.offer(&journal, 0, other, true), Err(Error::Diverged { .. })), "{other:?}");
+            assert_eq!(replay.offer(&journal, 0, ask, true), Ok(Served::Outcome), "{ask:?}");
+            assert_eq!(replay.outcome(), Some(outcome));
+            replay.handle_served(&mut journal);
+        }
+        assert_eq!(replay.offer(&journal, 0, Ask::Bind { fd: 7 }, true), Ok(Served::Over));
     }
 
     #[test]

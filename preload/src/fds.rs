@@ -28,6 +28,8 @@ pub enum Kind {
     Pmi = 7,
     /// The pipe from the node: standard input.
     Input = 8,
+    /// A TCP socket with an address, and no peer yet.
+    Bound = 9,
 }
 
 const KIND: u8 = 0x0f;
@@ -50,6 +52,7 @@ pub fn kind(fd: i32) -> Kind {
         6 => Kind::Output,
         7 => Kind::Pmi,
         8 => Kind::Input,
+        9 => Kind::Bound,
         _ => Kind::Other,
     }
 }

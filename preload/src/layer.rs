@@ -251,6 +251,8 @@ pub struct Arrived {
     pub fd: i32,
     /// The address that `accept` tells.
     pub peer: SocketAddr,
+    /// This end, if the socket has another address than the program is told.
+    pub local: Option<SocketAddr>,
 }
 
 /// See the module's text.
@@ -278,6 +280,8 @@ pub struct Layer {
     pub arrived: Vec<Arrived>,
     /// By descriptor, both ends' addresses, as the program saw them in its first life.
     pub names: BTreeMap<i32, Names>,
+    /// By descriptor, the address of a socket that has one and no peer, as the program saw it in its first life.
+    pub bound: BTreeMap<i32, SocketAddr>,
     /// Where the program listens.
     pub listeners: Vec<(i32, SocketAddr)>,
     /// Further descriptors of connections, and the one that the observer knows.
@@ -392,6 +396,7 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         node,
         arrived: Vec::with_capacity(64),
         names: BTreeMap::new(),
+        bound: BTreeMap::new(),
         listeners: Vec::with_capacity(64),
         aliases: Vec::with_capacity(16),
         broken: Vec::with_capacity(64),
@@ -647,7 +652,9 @@ impl Layer {
             }
             FromNode::Checkpoint { request } => self.images.request(request),
             // Whoever asks does nothing else until it is answered, with the layer locked: then somebody else was in it at the same time.
-            FromNode::Peer { .. } | FromNode::Caller { .. } => fail("its node answers what nobody has asked"),
+            FromNode::Peer { .. } | FromNode::GreetingKey { .. } | FromNode::Caller { .. } => {
+                fail("its node answers what nobody has asked")
+            }
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}
             message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => {
                 self.handle_link_message(message)
@@ -690,12 +697,6 @@ impl Layer {
             self.hear_protector(false);
             self.hear_node();
         }
-    }
-
-    /// In a process that is replayed: with whom it made its next connection. None: it is not.
-    pub fn replayed_peer(&mut self) -> Option<Option<ProcessId>> {
-        let connection = self.observer.next_connection();
-        self.replayer.as_mut().map(|replayer| replayer.peer(connection))
     }
 
     /// Whether this process catches up with a log: sockets that its program makes meanwhile are nobody's yet.

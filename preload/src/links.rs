@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::log::{FromProtector, Greeting};
+use radic_wire::log::{Ends, FromProtector, Greeting};
 use radic_wire::process::{FromNode, Place, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -373,7 +373,7 @@ impl Layer {
             Ok(Welcome::Link(slot, answer)) => {
                 let key = self.greeting_key(&hello.connection);
                 let written = answer.map_or(Ok(()), |answer| greeting::write(socket.as_fd(), &key, &answer));
-                self.adopt(slot, socket);
+                self.adopt(slot, socket, hello.ends);
                 if let Err(error) = written {
                     self.break_link(slot, Ending::Reset(error));
                 }
@@ -448,7 +448,7 @@ impl Layer {
     }
 
     /// The socket is the link of `slot` from now on.
-    fn adopt(&mut self, slot: Slot, socket: OwnedFd) {
+    fn adopt(&mut self, slot: Slot, socket: OwnedFd, ends: Option<Ends>) {
         let Some(end) = self.end(slot) else { return sys::close_own(socket) };
         _ = sockopt::set_tcp_nodelay(&socket, true);
         let repair = self.links.find(end.name).map(|at| self.links.repairs.swap_remove(at));
@@ -463,7 +463,7 @@ impl Layer {
                 }
                 sys::close_own(socket);
             }
-            None if offered => self.arrive(end.name.connection, socket),
+            None if offered => self.arrive(end.name.connection, socket, ends),
             // Closed by the program: what its peer wants once more leaves, and then the end.
             None => self.keep_lingering(slot, socket),
         }
@@ -485,12 +485,16 @@ impl Layer {
     }
 
     /// A connection that is new here has come to the door: the program gets it by its next `accept`.
-    fn arrive(&mut self, connection: ConnectionId, socket: OwnedFd) {
+    fn arrive(&mut self, connection: ConnectionId, socket: OwnedFd, ends: Option<Ends>) {
         let peer = rustix::net::getpeername(&socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
+        let peer = ends.map(|ends| ends.from).or(peer);
         let low = rustix::io::fcntl_dupfd_cloexec(&socket, 0);
         sys::close_own(socket);
         match (low, peer) {
-            (Ok(fd), Some(peer)) => self.arrived.push(Arrived { connection, fd: sys::give(fd), peer }),
+            (Ok(fd), Some(peer)) => {
+                let local = ends.map(|ends| ends.to);
+                self.arrived.push(Arrived { connection, fd: sys::give(fd), peer, local });
+            }
             // It comes again: its opener finds the link broken.
             _ => self.note("a connection that came again could not be taken"),
         }
@@ -952,7 +956,7 @@ impl Layer {
         if !connection.opened_here {
             return self.call_opener(at, slot);
         }
-        let Some(hello) = self.observer.dial(slot) else { return self.try_again(at, AGAIN_NS) };
+        let Some(hello) = self.hello(slot) else { return self.try_again(at, AGAIN_NS) };
         let key = self.greeting_key(&hello.connection);
         let now = sys::now();
         let Stage::Connecting { socket, door, .. } =
@@ -968,6 +972,14 @@ impl Layer {
         }
     }
 
+    /// What this process says first on a link of a connection that it has opened.
+    pub fn hello(&mut self, slot: Slot) -> Option<Greeting> {
+        let fd = self.end(slot)?.fd;
+        let names = fd.and_then(|fd| self.names.get(&fd));
+        let ends = names.and_then(|names| Some(Ends { from: names.local?, to: names.peer }));
+        self.observer.dial(slot).map(|hello| Greeting { ends, ..hello })
+    }
+
     /// This process has not opened the connection: it says to whoever has that the link is broken.
     fn call_opener(&mut self, at: usize, slot: Slot) {
         let Some(connection) = self.observer.table().get(slot) else { return };
@@ -980,6 +992,7 @@ impl Layer {
             stable: 0,
             finish: None,
             settled: false,
+            ends: None,
         };
         let key = self.greeting_key(&hello.connection);
         if let Stage::Connecting { socket, .. } = &self.links.repairs[at].stage {
@@ -1007,7 +1020,7 @@ impl Layer {
                 let stage = std::mem::replace(&mut self.links.repairs[at].stage, Stage::Down { due: now + AGAIN_NS });
                 let Stage::Greeted { socket, .. } = stage else { return };
                 match sure(self.observer.handle_answer(slot, &hello)) {
-                    true => self.adopt(slot, socket),
+                    true => self.adopt(slot, socket, None),
                     false => {
                         sys::close_own(socket);
                         self.observer.handle_broken(slot);

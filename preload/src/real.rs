@@ -83,7 +83,6 @@ macro_rules! functions {
 functions! {
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int;
-    bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
@@ -91,6 +90,7 @@ functions! {
     shutdown(fd: c_int, how: c_int) -> c_int;
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int;
+    bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
     getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
 

@@ -7,9 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use radic_observer::connection::Slot;
 use radic_observer::{Error, Observer, Wait};
 use radic_wire::codec;
-use radic_wire::determinant::{ConnectionId, StreamId};
+use radic_wire::determinant::StreamId;
 use radic_wire::frame::{self, FrameReader};
-use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
@@ -158,14 +157,6 @@ impl Replayer {
             rest = later;
         }
         bytes.len()
-    }
-
-    /// With whom this connection was made.
-    pub fn peer(&mut self, connection: ConnectionId) -> Option<ProcessId> {
-        match Self::or_end(self.ask(&ToReplayer::Peer(connection))) {
-            FromReplayer::Peer(peer) => peer,
-            _ => None,
-        }
     }
 
     /// What is in the outbox of `slot` and has not left is compared instead, and need not be kept.

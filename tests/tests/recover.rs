@@ -43,11 +43,16 @@ fn undisturbed(library: &Library, kind: Kind, command: &[String]) -> (Vec<String
 }
 
 /// A program, and so many deaths of a random node at a random moment.
+///
+/// A run that was over before its moment came has to be right, too, but is no death: another moment is taken, within what that run took. How long a
+/// run takes differs between runs, the more so on a busy machine.
 fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usize, random: &mut Random) {
     let command = command(library, program);
-    let (due, time) = undisturbed(library, kind, &command);
-    let mut struck = 0;
-    for _ in 0..deaths {
+    let (due, mut time) = undisturbed(library, kind, &command);
+    let (mut struck, mut runs) = (0, 0);
+    while struck < deaths {
+        runs += 1;
+        assert!(runs <= 2 * deaths + 2, "only {struck} of {runs} nodes died before the end of {}", program.0);
         let spares = random.below(2);
         let cluster = cluster(kind, spares);
         let job = start(library, &cluster, FLAGS, &command);
@@ -55,23 +60,33 @@ fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usi
         let what = format!("{} {} on {kind:?}, {spares} spares, {node} dies after {after:.2?}", library.name, program.0);
         let in_time = strike(&cluster, &job, node, after);
         let finished = expect_same(&cluster, job, &due, &what);
-        println!(
-            "{what}: {:.2} s, {:.2} s undisturbed{}",
-            finished.elapsed.as_secs_f64(),
-            time.as_secs_f64(),
-            if in_time { "" } else { "; too late" }
-        );
-        struck += usize::from(in_time);
+        let (elapsed, late) = (finished.elapsed.as_secs_f64(), if in_time { "" } else { "; too late" });
+        println!("{what}: {elapsed:.2} s, {:.2} s undisturbed{late}", time.as_secs_f64());
+        match in_time {
+            true => struck += 1,
+            false => time = time.min(finished.elapsed),
+        }
         cluster.assert_idle();
         cluster.stop();
     }
-    assert!(struck * 2 >= deaths, "only {struck} of {deaths} nodes died before the end of {}", program.0);
+}
+
+/// One case of the matrix, for those who look for what happens seldom: `RADIC_CASE="impi jacobi namespaces 20"`.
+fn one_case(case: &str, libraries: &[Library], random: &mut Random) {
+    let [library, program, kind, deaths] = case.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{case}: four words") };
+    let library = libraries.iter().find(|known| known.name == library).expect("a library");
+    let program = PROGRAMS.into_iter().find(|known| known.0 == program).expect("a program");
+    let kind = Kind::all().into_iter().find(|known| format!("{known:?}").eq_ignore_ascii_case(kind)).expect("a kind of nodes");
+    survives(library, kind, program, deaths.parse().expect("how many deaths"), random);
 }
 
 #[test]
 fn a_node_dies_at_a_random_moment() {
     let mut random = Random::from_environment();
     let libraries = [MPICH, INTEL, OPENMPI];
+    if let Ok(case) = std::env::var("RADIC_CASE") {
+        return one_case(&case, &libraries, &mut random);
+    }
     if is_long() {
         for (library, kind) in libraries.iter().flat_map(|library| Kind::all().into_iter().map(move |kind| (library, kind))) {
             PROGRAMS.into_iter().for_each(|program| survives(library, kind, program, 20, &mut random));
@@ -178,6 +193,26 @@ fn the_terminal_s_node_dies() {
     let lines = before.lines().count() + out.lines().count();
     assert!(lines >= case.due.len() && case.due.ends_with(&result(&attached)), "{before}---\n{attached}");
     case.cluster.stop();
+}
+
+/// Intel MPI connects when it first sends. So the lost rank connects again as it did then, later connects to others, and is connected to, all from a
+/// node that has none of the addresses that it had: its program, and theirs, must not notice.
+#[test]
+fn connections_are_made_after_a_move() {
+    for kind in Kind::all().into_iter().filter(|kind| *kind != Kind::Logical) {
+        let command = command(&INTEL, PROGRAMS[2]);
+        let (due, _) = undisturbed(&INTEL, kind, &command);
+        for node in ["n5", "n2"] {
+            let cluster = cluster(kind, 1);
+            let mut events = cluster.events_at("n1");
+            let job = start(&INTEL, &cluster, FLAGS, &command);
+            first_checkpoints(&mut events, RANKS);
+            cluster.kill_all_of(node);
+            expect_same(&cluster, job, &due, &format!("{node} dies after the first checkpoints"));
+            cluster.assert_idle();
+            cluster.stop();
+        }
+    }
 }
 
 #[test]

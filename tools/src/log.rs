@@ -210,6 +210,10 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
             let connection = format!("{}#{}", connection.opener, connection.number);
             ("accept", json!({ "listener": listener, "fd": fd, "peer": peer.to_string(), "connection": connection }))
         }
+        Determinant::Bound { fd, address } => ("bound", json!({ "fd": fd, "address": address.to_string() })),
+        Determinant::Target { fd, local, peer } => {
+            ("target", json!({ "fd": fd, "local": local.to_string(), "peer": peer.map(|peer| peer.to_string()) }))
+        }
         Determinant::Connected { fd } => ("connected", json!({ "fd": fd })),
         Determinant::SoError { fd, errno } => ("so-error", json!({ "fd": fd, "errno": errno })),
         Determinant::Ready { epoll, set } => {

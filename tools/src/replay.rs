@@ -20,9 +20,9 @@ use nix::fcntl::OFlag;
 use radic_ckpt::control;
 use radic_wire::bytes::Reader;
 use radic_wire::codec;
-use radic_wire::determinant::{ConnectionId, Determinant, StreamId};
+use radic_wire::determinant::{Determinant, StreamId};
 use radic_wire::frame::{self, FrameReader};
-use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, Rank};
 use radic_wire::limits;
 use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart};
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
@@ -309,7 +309,6 @@ impl Session {
                     let bytes = self.own.received(stream, offset);
                     talk.say(&FromReplayer::Payload(bytes[..bytes.len().min(room as usize)].to_vec().into()))?;
                 }
-                ToReplayer::Peer(connection) => talk.say(&FromReplayer::Peer(self.peer(connection)?))?,
                 ToReplayer::Sent { stream, offset, bytes } => self.compare(stream, offset, &bytes)?,
                 ToReplayer::Settled => settled = true,
                 ToReplayer::Ended(why) => return Ok((settled, why)),
@@ -324,23 +323,6 @@ impl Session {
             (held.stream, units, held.ended)
         });
         FromReplayer::Setup { incarnation: Incarnation(log.incarnation.0 + 1), log_end: log.journal.end, held: held.collect() }
-    }
-
-    /// The rank that has received from the opener of `connection`, or has accepted it.
-    fn peer(&mut self, connection: ConnectionId) -> Result<Option<ProcessId>> {
-        let received = |log: &HeldLog| log.streams.iter().any(|held| held.stream == StreamId { connection, from_opener: true });
-        if received(&self.own.log) {
-            return Ok(Some(self.own.log.process));
-        }
-        if let Some(held) = self.peers.values().find(|held| received(&held.log)) {
-            return Ok(Some(held.log.process));
-        }
-        for held in self.peers.values_mut() {
-            if has_accepted(held, connection)? {
-                return Ok(Some(held.log.process));
-            }
-        }
-        Ok(None)
     }
 
     fn compare(&mut self, stream: StreamId, offset: u64, again: &[u8]) -> Result<()> {
@@ -425,27 +407,6 @@ fn chain(log: &HeldLog) -> Result<Vec<HeldImage>> {
     }
     images.reverse();
     Ok(images)
-}
-
-/// Whether the journal of this rank has the accept of `connection`, as far as it is held.
-fn has_accepted(held: &mut Held, connection: ConnectionId) -> Result<bool> {
-    let (mut journal, start) = (Vec::new(), held.log.journal.start);
-    while start + (journal.len() as u64) < held.log.journal.end {
-        let piece = held.read(LogPart::Journal, start + journal.len() as u64)?;
-        if piece.is_empty() {
-            break;
-        }
-        journal.extend_from_slice(&piece);
-    }
-    let mut from = Reader::new(&journal);
-    while from.at() < journal.len() {
-        match Determinant::read(&mut from) {
-            Ok(Determinant::Accept { connection: accepted, .. }) if accepted == connection => return Ok(true),
-            Ok(_) => {}
-            Err(_) => break,
-        }
-    }
-    Ok(false)
 }
 
 /// How many outcomes a piece of journal has.

@@ -28,8 +28,7 @@ pub struct ConnectionId {
 
 impl ConnectionId {
     pub(crate) fn write(&self, out: &mut Writer<'_>) {
-        out.varint(self.opener.job.bits());
-        out.varint(u64::from(self.opener.rank.0));
+        write_process(out, &self.opener);
         out.varint(self.number);
     }
 
@@ -37,6 +36,11 @@ impl ConnectionId {
         let opener = read_process(from)?;
         Ok(ConnectionId { opener, number: from.varint()? })
     }
+}
+
+fn write_process(out: &mut Writer<'_>, process: &ProcessId) {
+    out.varint(process.job.bits());
+    out.varint(u64::from(process.rank.0));
 }
 
 pub(crate) fn read_process(from: &mut Reader<'_>) -> Result<ProcessId, Malformed> {
@@ -230,10 +234,12 @@ pub enum Call {
     Connect,
     /// `poll`, `select` and `epoll_wait`, on no descriptor (0) or the epoll's.
     Ready,
+    /// `bind`.
+    Bind,
 }
 
 impl Call {
-    const ALL: [Call; 5] = [Call::Recv, Call::Send, Call::Accept, Call::Connect, Call::Ready];
+    const ALL: [Call; 6] = [Call::Recv, Call::Send, Call::Accept, Call::Connect, Call::Ready, Call::Bind];
 }
 
 /// One outcome, or where the next one belongs.
@@ -277,6 +283,22 @@ pub enum Determinant<'a> {
         connection: ConnectionId,
         /// The peer's address, as the program sees it for ever.
         peer: SocketAddr,
+    },
+    /// A socket got an address of this machine, by `bind`, or by `listen` without it.
+    Bound {
+        /// The program's descriptor.
+        fd: u32,
+        /// The address, as the program sees it for ever.
+        address: SocketAddr,
+    },
+    /// `connect` begins.
+    Target {
+        /// The program's descriptor.
+        fd: u32,
+        /// Its own address, as the program sees it for ever.
+        local: SocketAddr,
+        /// Who listens there, if that process is protected.
+        peer: Option<ProcessId>,
     },
     /// A `connect` that was waited for is complete.
     Connected {
@@ -376,6 +398,16 @@ impl<'a> Determinant<'a> {
                 head(out, 12, bytes.len() as u64);
                 out.raw(bytes);
             }
+            Determinant::Bound { fd, address } => {
+                head(out, 13, u64::from(fd));
+                write_address(out, &address);
+            }
+            Determinant::Target { fd, local, peer } => {
+                head(out, 14, u64::from(fd));
+                write_address(out, &local);
+                out.u8(u8::from(peer.is_some()));
+                peer.iter().for_each(|peer| write_process(out, peer));
+            }
         }
     }
 
@@ -418,6 +450,16 @@ impl<'a> Determinant<'a> {
                 Ok(length @ 0..=limits::INPUT) => Determinant::Input { bytes: from.raw(length)? },
                 _ => return Err(from.malformed("more input than one outcome holds")),
             },
+            13 => Determinant::Bound { fd: fd()?, address: read_address(from)? },
+            14 => {
+                let (fd, local) = (fd()?, read_address(from)?);
+                let peer = match from.u8()? {
+                    0 => None,
+                    1 => Some(read_process(from)?),
+                    _ => return Err(from.malformed("neither a peer nor none")),
+                };
+                Determinant::Target { fd, local, peer }
+            }
             _ => return Err(from.malformed("no such determinant")),
         })
     }
@@ -433,7 +475,7 @@ fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
     }
 }
 
-fn write_address(out: &mut Writer<'_>, address: &SocketAddr) {
+pub(crate) fn write_address(out: &mut Writer<'_>, address: &SocketAddr) {
     match address {
         SocketAddr::V4(v4) => {
             out.u8(4);
@@ -449,7 +491,7 @@ fn write_address(out: &mut Writer<'_>, address: &SocketAddr) {
     out.raw(&address.port().to_le_bytes());
 }
 
-fn read_address(from: &mut Reader<'_>) -> Result<SocketAddr, Malformed> {
+pub(crate) fn read_address(from: &mut Reader<'_>) -> Result<SocketAddr, Malformed> {
     let family = from.u8()?;
     let mut octets = [0; 16];
     match family {
@@ -510,7 +552,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(a in any_number(), b in any_number(), big in any::<u64>(), call in 0usize..5, v6: [u16; 8]) {
+        fn what_is_written_is_read(a in any_number(), b in any_number(), big in any::<u64>(), call in 0usize..6, v6: [u16; 8]) {
             let call = Call::ALL[call];
             let v4 = SocketAddr::from(([10, 0, 0, a as u8], b as u16));
             let v6 = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(v6), b as u16, a, b));
@@ -522,6 +564,9 @@ mod tests {
                 Determinant::Accept { listener: a, fd: b, connection: connection(big), peer: v4 },
                 Determinant::Accept { listener: a, fd: b, connection: connection(big), peer: v6 },
                 Determinant::Connected { fd: a },
+                Determinant::Bound { fd: a, address: v6 },
+                Determinant::Target { fd: a, local: v4, peer: Some(connection(big).opener) },
+                Determinant::Target { fd: a, local: v6, peer: None },
                 Determinant::SoError { fd: a, errno: b },
                 Determinant::SendPart { fd: a, len: b },
                 Determinant::Empty { count: big },
@@ -592,9 +637,11 @@ mod tests {
             (&[0x00u8, 0x80, 0x00][..], "a length with a needless byte"),
             (&[0x27, 0, 0x02, 1, 0x00, 1], "two runs that are one"),
             (&[0x17, 0, 0x03, 0xff, 0x7f, 1], "more descriptors than the limit"),
-            (&[0x03, 5, 1], "no such call"),
+            (&[0x03, 6, 1], "no such call"),
             (&[0xfc, 0xf2, 0x1f, 0], "more input than the limit"),
-            (&[0x0d], "no such kind"),
+            (&[0x0f], "no such kind"),
+            (&[0x7e, 4, 10, 0, 0, 1, 0, 0, 2], "neither a peer nor none"),
+            (&[0x7d, 5, 10, 0, 0, 1, 0, 0], "no such address family"),
             (&[0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0], "a descriptor over 64 bits"),
         ] {
             assert!(Determinant::read(&mut Reader::new(bytes)).is_err(), "{what}");

@@ -6,10 +6,12 @@
 //! for each image ([`crate::login`]). Positions are absolute and outlive connections, protectors and incarnations, but for those of the payload
 //! log, which count what one incarnation has received.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::bytes::{Malformed, Reader, Writer};
-use crate::determinant::{ConnectionId, StreamId, read_process};
+use crate::determinant::{ConnectionId, StreamId, read_address, read_process, write_address};
 use crate::ids::{Incarnation, ProcessId};
 use crate::limits;
 
@@ -508,6 +510,15 @@ impl<'a> FromProtector<'a> {
     }
 }
 
+/// Both ends of a connection, as the program that has opened it sees them: where processes have moved, the sockets have others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// Its own.
+    pub from: SocketAddr,
+    /// The other one's.
+    pub to: SocketAddr,
+}
+
 /// The hello of DESIGN's data path: what the connecting observer writes on a new socket, and what the accepting one answers
 /// when the connection was there before (`attempt` above 0). A MAC goes around it: the caller's affair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -529,10 +540,12 @@ pub struct Greeting {
     /// Whether the speaker has replayed its log: if not, it will take more than `received` as it was then, and who replays too must
     /// send that again before it goes live (Gate B).
     pub settled: bool,
+    /// Of the opener: what it sees. An answer, and who merely calls the opener, say nothing.
+    pub ends: Option<Ends>,
 }
 
 /// Longest greeting, in bytes.
-pub const GREETING: usize = 96;
+pub const GREETING: usize = 160;
 
 impl Greeting {
     /// Writes it: at most [`GREETING`] bytes.
@@ -545,6 +558,11 @@ impl Greeting {
         out.varint(self.stable);
         write_option(out, self.finish);
         out.u8(u8::from(self.settled));
+        out.u8(u8::from(self.ends.is_some()));
+        if let Some(Ends { from, to }) = &self.ends {
+            write_address(out, from);
+            write_address(out, to);
+        }
     }
 
     /// Reads it from all of `bytes`.
@@ -555,7 +573,8 @@ impl Greeting {
         let attempt = u32::try_from(attempt).map_err(|_| from.malformed("an attempt over 32 bits"))?;
         let (received, stable, finish) = (from.varint()?, from.varint()?, read_option(from)?);
         let settled = from.bool()?;
-        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, finish, settled };
+        let ends = if from.bool()? { Some(Ends { from: read_address(from)?, to: read_address(from)? }) } else { None };
+        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, finish, settled, ends };
         from.clone().finish()?;
         Ok(greeting)
     }
@@ -631,6 +650,8 @@ pub enum ImageState {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddrV6;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -703,7 +724,9 @@ mod tests {
                 let code = written(|out| message.write(out));
                 prop_assert_eq!(FromProtector::read(&code), Ok(message));
             }
-            let greeting = Greeting { process, incarnation, connection: stream.connection, attempt: c, received: a, stable: b, finish: from_opener.then_some(a), settled: from_opener };
+            let (from, to) = (SocketAddr::from(([10, 0, 0, 1], c as u16)), SocketAddr::from((a.to_le_bytes().map(u16::from), 1)));
+            let ends = (!from_opener).then_some(Ends { from, to });
+            let greeting = Greeting { process, incarnation, connection: stream.connection, attempt: c, received: a, stable: b, finish: from_opener.then_some(a), settled: from_opener, ends };
             let code = written(|out| greeting.write(out));
             prop_assert!(code.len() <= GREETING);
             prop_assert_eq!(Greeting::read(&code), Ok(greeting));
@@ -724,7 +747,9 @@ mod tests {
         let connection = ConnectionId { opener: process, number: u64::MAX };
         let incarnation = Incarnation(u32::MAX);
         let (attempt, received, stable, finish) = (u32::MAX, u64::MAX, u64::MAX, Some(u64::MAX));
-        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, finish, settled: true };
+        let address = SocketAddr::V6(SocketAddrV6::new([0xff; 16].into(), u16::MAX, u32::MAX, u32::MAX));
+        let ends = Some(Ends { from: address, to: address });
+        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, finish, settled: true, ends };
         assert!(written(|out| greeting.write(out)).len() <= GREETING);
     }
 

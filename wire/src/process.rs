@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::determinant::{ConnectionId, StreamId};
-use crate::ids::{Incarnation, ProcessId};
+use crate::ids::{Incarnation, JobId, ProcessId};
 
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "process.sock";
@@ -211,6 +211,15 @@ pub enum ToNode {
         /// Where to.
         to: SocketAddr,
     },
+    /// It makes a connection again, with a process of another job: the key for its greeting? The answer is `GreetingKey`.
+    GreetingKey {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The connection.
+        connection: ConnectionId,
+        /// The other job.
+        job: JobId,
+    },
     /// A connection was accepted: who is calling? The answer is `Caller`, and the node forgets it then.
     Accepted {
         /// Repeated in the answer.
@@ -317,6 +326,13 @@ pub enum FromNode {
         key: Option<[u8; 32]>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
+    },
+    /// To `GreetingKey`: [`crate::mac::JobKey::greeting_key`].
+    GreetingKey {
+        /// The question's number.
+        ask: u64,
+        /// The key.
+        key: [u8; 32],
     },
     /// To `Restored`: welcome back.
     Restart(Box<Restart>),

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::determinant::{ConnectionId, StreamId};
+use crate::determinant::StreamId;
 use crate::ids::{Incarnation, ProcessId};
 use crate::limits;
 
@@ -44,8 +44,6 @@ pub enum ToReplayer {
         /// Bytes.
         room: u32,
     },
-    /// With whom did it make this connection? The answer is `Peer`.
-    Peer(ConnectionId),
     /// It sends these bytes again.
     Sent {
         /// The stream.
@@ -77,14 +75,13 @@ pub enum FromReplayer {
     Journal(ByteBuf),
     /// Received bytes, from the offset that was asked for; none: they are not held.
     Payload(ByteBuf),
-    /// To `Peer`; none: nobody knows.
-    Peer(Option<ProcessId>),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::codec;
+    use crate::determinant::ConnectionId;
     use crate::ids::{JobId, Rank};
 
     #[test]

@@ -10,7 +10,7 @@ use super::{finish_int, is_connection};
 use crate::fds::{self, Kind, Mark};
 use crate::layer;
 use crate::ops::connect::{self, Accepted};
-use crate::ops::{descriptor, socket};
+use crate::ops::{address, descriptor, socket};
 use crate::real;
 
 /// The TCP address that the program means; none: another kind.
@@ -70,6 +70,15 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
     match ours {
         Some(result) => finish_int(result, |()| 0),
         None => unsafe { real::connect(fd, address, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
+    let ours = if layer::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
+    match ours {
+        Some(result) => finish_int(result, |()| 0),
+        None => unsafe { real::bind(fd, to, length) },
     }
 }
 
@@ -169,7 +178,12 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    match if is_connection(fd) { descriptor::names(fd).and_then(|names| names.local) } else { None } {
+    let told = match fds::kind(fd) {
+        Kind::Connection | Kind::Alias => descriptor::names(fd).and_then(|names| names.local),
+        Kind::Bound | Kind::Listener => address::told(fd),
+        _ => None,
+    };
+    match told {
         Some(local) => {
             unsafe { write_address(&local, address, length) };
             0

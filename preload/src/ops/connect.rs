@@ -1,6 +1,6 @@
 //! Making connections: connect, listen, accept.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,13 +9,14 @@ use radic_observer::replay::Ask;
 use radic_observer::{Accept, Ready, Wait};
 use radic_wire::determinant::{Call, ConnectionId, Determinant, StreamId};
 use radic_wire::ids::ProcessId;
+use radic_wire::log::Greeting;
 use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::{Errno, FdFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{SocketFlags, sockopt};
 
-use super::wait;
+use super::{address, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting;
@@ -26,18 +27,6 @@ use crate::sys;
 /// Time that a connect without waiting may take to write its greeting, in milliseconds: a peer's machine answers for a program that does not run.
 const GREET_MS: u64 = 3_000;
 
-/// Whether this is a TCP socket.
-fn is_tcp(fd: i32) -> bool {
-    let fd = sys::borrow(fd);
-    let family = sockopt::socket_domain(fd);
-    matches!(family, Ok(AddressFamily::INET | AddressFamily::INET6)) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
-}
-
-/// The address that a socket is bound to, as TCP knows it.
-fn local_address(fd: i32) -> Option<SocketAddr> {
-    SocketAddr::try_from(rustix::net::getsockname(sys::borrow(fd)).ok()?).ok()
-}
-
 fn flags_say_blocking(fd: i32) -> bool {
     rustix::fs::fcntl_getfl(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
@@ -45,65 +34,80 @@ fn flags_say_blocking(fd: i32) -> bool {
 /// `connect`. None: none of ours; it passes through.
 pub fn connect(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
     let to = to?;
-    if !is_tcp(fd) || fd as usize >= fds::DESCRIPTORS {
+    if !address::is_tcp(fd) || fd as usize >= fds::DESCRIPTORS {
         return None;
     }
-    let mut layer = layer::enter()?;
+    let layer = layer::enter()?;
     match fds::kind(fd) {
         // A second call asks how the first one fares: the kernel knows.
         Kind::Connection | Kind::Alias => return None,
         _ => {}
     }
-    if let Some(error) = refused(&mut layer, fd, Call::Connect) {
-        return Some(Err(error));
-    }
-    let from = match bind_source(fd, &to) {
-        Ok(from) => from,
+    let (mut layer, target) = match find_target(layer, fd, to) {
+        Ok(found) => found,
         Err(error) => return Some(Err(error)),
     };
-    match ask_peer(&mut layer, from, to) {
-        Some((peer, key, at)) => {
-            let (thread, blocking) = (layer::thread(), flags_say_blocking(fd));
-            Some(Connecting { fd, to, at, peer, key, thread, blocking }.run(layer))
-        }
-        None => {
-            // Unlogged, but what is sent there leaves the process, too.
-            layer.pass_gate();
-            layer.note_unprotected(&to);
-            None
-        }
+    if target.peer.is_some() {
+        let (thread, blocking) = (layer::thread(), flags_say_blocking(fd));
+        return Some(Connecting { fd, to, target, thread, blocking }.run(layer));
     }
+    if fds::kind(fd) == Kind::Bound {
+        layer.bound.remove(&fd);
+        fds::clear(fd);
+    }
+    // Unlogged, but what is sent there leaves the process, too.
+    layer.pass_gate();
+    layer.note_unprotected(&to);
+    None
 }
 
-/// Binds the socket as the kernel would when it connects, so that its address is known before anybody sees it.
-fn bind_source(fd: i32, to: &SocketAddr) -> Result<SocketAddr, Errno> {
-    let mut source = match local_address(fd).filter(|bound| !bound.ip().is_unspecified()) {
-        Some(bound) => bound,
-        None => route(to)?,
-    };
-    source.set_port(0);
-    // libfabric asks the kernel to choose the port as late as in connect().
-    sys::choose_port_at_bind(fd);
-    // After a connect that failed the kernel still tells the port, but has given it back: only bind knows whether there is one.
-    match rustix::net::bind(sys::borrow(fd), &source) {
-        Ok(()) => local_address(fd).ok_or(Errno::INVAL),
-        Err(Errno::INVAL) => {
-            let bound = local_address(fd).filter(|bound| bound.port() != 0).ok_or(Errno::INVAL)?;
-            source.set_port(bound.port());
-            Ok(source)
-        }
-        // No port is left, as connect would say it.
-        Err(Errno::ADDRINUSE) => Err(Errno::ADDRNOTAVAIL),
-        Err(error) => Err(error),
-    }
+/// Between whom a connection is to be.
+struct Target {
+    /// The socket's own address, as the program is told it.
+    local: SocketAddr,
+    /// Who listens; none: nobody who is protected.
+    peer: Option<Peer>,
+    /// This is what the log says.
+    again: bool,
 }
 
-/// The address from which packets to `to` go. None leaves: this asks the kernel's routes.
-fn route(to: &SocketAddr) -> Result<SocketAddr, Errno> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let probe = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    rustix::net::connect(&probe, to)?;
-    SocketAddr::try_from(rustix::net::getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+/// A protected process that is about to be called.
+#[derive(Clone)]
+struct Peer {
+    process: ProcessId,
+    /// For the greeting, if it is of another job.
+    key: Option<JobKey>,
+    /// Where it is now, if it has moved.
+    at: Option<SocketAddr>,
+}
+
+/// With whom this is, as it was then, or as the nodes say now.
+fn find_target(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target), Errno> {
+    let (mut layer, then) = address::consult(layer, Ask::Target { fd: fd as u32 })?;
+    if let Some((local, process)) = then {
+        let peer = process.map(|process| Peer { process, key: key_again(&mut layer, process), at: None });
+        return Ok((layer, Target { local, peer, again: true }));
+    }
+    if let Some(error) = refused(&mut layer, fd, Call::Connect) {
+        return Err(error);
+    }
+    let found = call_up(&mut layer, fd, to);
+    let known = found.as_ref().map(|(local, peer)| (*local, peer.as_ref().map(|peer| peer.process))).map_err(|error| *error);
+    let outcome = |(local, peer)| Determinant::Target { fd: fd as u32, local, peer };
+    if let Err(error) = address::record(&mut layer, fd, Call::Connect, known, outcome) {
+        layer.ship();
+        return Err(error);
+    }
+    let (local, peer) = found?;
+    Ok((layer, Target { local, peer, again: false }))
+}
+
+/// Binds the socket, and finds out who listens at `to`; its node then knows that we are going to call.
+fn call_up(layer: &mut Layer, fd: i32, to: SocketAddr) -> Result<(SocketAddr, Option<Peer>), Errno> {
+    let from = address::bind_source(fd, &to)?;
+    let told = layer.bound.get(&fd).filter(|told| !told.ip().is_unspecified());
+    let local = told.map_or(from, |told| SocketAddr::new(told.ip(), from.port()));
+    Ok((local, ask_peer(layer, from, to)))
 }
 
 /// Whether the table is so full that `call` fails. Closed connections leave it only when images of both ends cover that: one is asked for in time.
@@ -128,18 +132,29 @@ fn refused(layer: &mut Layer, fd: i32, call: Call) -> Option<Errno> {
     Some(Errno::NFILE)
 }
 
-/// Who listens at `to`, if that is a protected process, and the key for the greeting if it is of another job; its node then knows that we are going to call.
-fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> Option<(ProcessId, Option<JobKey>, Option<SocketAddr>)> {
-    if let Some(peer) = layer.replayed_peer() {
-        return peer.map(|peer| (peer, None, None));
-    }
+/// Who listens at `to`, if that is a protected process.
+fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> Option<Peer> {
     let ask = layer.node.number();
     let question = ToNode::Connecting { ask, connection: layer.observer.next_connection(), from: plain(from), to: plain(to) };
     let answer = layer.node.ask(&question, |message| matches!(message, FromNode::Peer { ask: number, .. } if *number == ask));
     match answer {
-        Ok(FromNode::Peer { peer, key, at, .. }) => peer.map(|peer| (peer, key.map(JobKey::from_bytes), at)),
+        Ok(FromNode::Peer { peer, key, at, .. }) => peer.map(|process| Peer { process, key: key.map(JobKey::from_bytes), at }),
         Ok(_) => None,
         Err(error) => layer::fail(&format!("its node does not say who listens at {to}: {error}")),
+    }
+}
+
+/// The key for the greeting on a connection that is made again. Keys are in no log.
+fn key_again(layer: &mut Layer, peer: ProcessId) -> Option<JobKey> {
+    if peer.job == layer.observer.process().job || layer.replayer.is_some() {
+        return None;
+    }
+    let (ask, connection) = (layer.node.number(), layer.observer.next_connection());
+    let question = ToNode::GreetingKey { ask, connection, job: peer.job };
+    match layer.node.ask(&question, |message| matches!(message, FromNode::GreetingKey { ask: number, .. } if *number == ask)) {
+        Ok(FromNode::GreetingKey { key, .. }) => Some(JobKey::from_bytes(key)),
+        Ok(_) => None,
+        Err(error) => layer::fail(&format!("its node does not say the key for {peer}: {error}")),
     }
 }
 
@@ -151,17 +166,13 @@ fn plain(address: SocketAddr) -> SocketAddr {
 struct Connecting {
     fd: i32,
     to: SocketAddr,
-    /// Where that is now, if its process has moved.
-    at: Option<SocketAddr>,
-    peer: ProcessId,
-    /// For the greeting, if the peer is of another job.
-    key: Option<JobKey>,
+    target: Target,
     thread: u32,
     blocking: bool,
 }
 
 impl Connecting {
-    fn run(self, mut layer: Held) -> Result<(), Errno> {
+    fn run(mut self, mut layer: Held) -> Result<(), Errno> {
         loop {
             match sure(layer.observer.ask(self.thread, Ask::Connect { fd: self.fd as u32 }, self.blocking)) {
                 Ready::Live => break,
@@ -173,14 +184,7 @@ impl Connecting {
                 Ready::Set(_) => return Err(Errno::INVAL),
             }
         }
-        layer.pass_gate();
-        let socket = sys::borrow(self.fd);
-        let result = match rustix::net::connect(socket, &self.at.unwrap_or(self.to)) {
-            Err(Errno::INPROGRESS) => self.wait_for_link(),
-            other => other,
-        };
-        let mut layer = layer;
-        match result {
+        match self.dial(&mut layer) {
             Ok(()) => self.greet(&mut layer),
             Err(error) => {
                 let errno = error.raw_os_error() as u32;
@@ -188,6 +192,21 @@ impl Connecting {
                 layer.ship();
                 Err(error)
             }
+        }
+    }
+
+    /// Makes the link. If the log knew with whom, but not what came of it, the peer may have left since: then nobody answers.
+    fn dial(&mut self, layer: &mut Layer) -> Result<(), Errno> {
+        if self.target.again {
+            let (_, peer) = call_up(layer, self.fd, self.to)?;
+            let same = |peer: &Peer| self.target.peer.as_ref().is_some_and(|then| then.process == peer.process);
+            self.target.peer = Some(peer.filter(same).ok_or(Errno::CONNREFUSED)?);
+        }
+        layer.pass_gate();
+        let at = self.target.peer.as_ref().and_then(|peer| peer.at);
+        match rustix::net::connect(sys::borrow(self.fd), &at.unwrap_or(self.to)) {
+            Err(Errno::INPROGRESS) => self.wait_for_link(),
+            other => other,
         }
     }
 
@@ -199,7 +218,7 @@ impl Connecting {
 
     fn greet(&self, layer: &mut Layer) -> Result<(), Errno> {
         let Ok(slot) = self.open(layer) else { layer::fail("the gate has shut again during connect") };
-        let Some(hello) = layer.observer.dial(slot) else { layer::fail("a new connection has no greeting") };
+        let Some(hello) = layer.hello(slot) else { layer::fail("a new connection has no greeting") };
         if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), &hello) {
             layer.link_ended(slot, Ending::Reset(error));
         }
@@ -224,11 +243,13 @@ impl Connecting {
 
     fn open(&self, layer: &mut Layer) -> Result<Slot, Wait> {
         let connection = layer.observer.next_connection();
-        if let Some(key) = &self.key {
+        let Some(peer) = &self.target.peer else { layer::fail("a connection is made with nobody") };
+        if let Some(key) = &peer.key {
             layer.set_greeting_key(connection, key.clone());
         }
-        layer.names.insert(self.fd, Names { local: local_address(self.fd), peer: self.to });
-        sure(layer.observer.connect(self.fd as u32, self.peer))
+        layer.bound.remove(&self.fd);
+        layer.names.insert(self.fd, Names { local: Some(self.target.local), peer: self.to });
+        sure(layer.observer.connect(self.fd as u32, peer.process))
     }
 }
 
@@ -246,22 +267,34 @@ fn begin(fd: i32, blocking: bool) {
 
 /// After a successful `listen`.
 pub fn listening(fd: i32) {
-    if !is_tcp(fd) {
+    if !address::is_tcp(fd) || fds::kind(fd) == Kind::Listener {
         return;
     }
-    let Some(mut layer) = layer::enter() else { return };
-    let Some(address) = local_address(fd).map(plain) else { return };
-    if fds::kind(fd) != Kind::Listener && fds::set(fd, Kind::Listener, flags_say_blocking(fd)) {
-        // A socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
-        let both = address.is_ipv6() && address.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
-        let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()));
-        for address in std::iter::once(address).chain(v4) {
-            layer.listeners.push((fd, address));
-            if let Err(error) = layer.node.send(&ToNode::Listening(address)) {
-                layer::fail(&format!("its node does not learn that it listens at {address}: {error}"));
-            }
+    let Some(layer) = layer::enter() else { return };
+    let Ok((mut layer, told)) = address::of_listener(layer, fd) else { return };
+    if !fds::set(fd, Kind::Listener, flags_say_blocking(fd)) {
+        return;
+    }
+    // A socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
+    let both = told.is_ipv6() && told.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
+    let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), told.port()));
+    for address in std::iter::once(plain(told)).chain(v4) {
+        layer.listeners.push((fd, address));
+        let said = match elsewhere(&layer, fd, told) {
+            Some(at) => ToNode::ListeningAt { address, at },
+            None => ToNode::Listening(address),
+        };
+        if let Err(error) = layer.node.send(&said) {
+            layer::fail(&format!("its node does not learn that it listens at {address}: {error}"));
         }
     }
+}
+
+/// Where the listener really is, if it is not where the program was told.
+fn elsewhere(layer: &Layer, fd: i32, told: SocketAddr) -> Option<SocketAddr> {
+    let real = address::local(fd).filter(|real| *real != told)?;
+    let ip = if real.ip().is_unspecified() { layer.door_ip()? } else { real.ip() };
+    Some(SocketAddr::new(ip.to_canonical(), real.port()))
 }
 
 /// A descriptor that was accepted, and the address of the peer.
@@ -364,37 +397,38 @@ impl Accepting {
                     layer.note_unprotected(&peer);
                     return Some(Ok(Accepted { fd: sys::give(fd), peer }));
                 }
-                Some(connection) if identify(layer, &fd, connection) => {
-                    layer.arrived.push(Arrived { connection, fd: sys::give(fd), peer });
+                Some(connection) => {
+                    // It is gone already, or no friend.
+                    let Some(hello) = identify(layer, &fd, connection) else { continue };
+                    let moved = |moved: bool| hello.ends.filter(|_| moved);
+                    let from = moved(hello.incarnation.0 > 0).map_or(peer, |ends| like(ends.from, &peer));
+                    let local = moved(layer.observer.incarnation().0 > 0).map(|ends| like(ends.to, &peer));
+                    layer.arrived.push(Arrived { connection, fd: sys::give(fd), peer: from, local });
                     return None;
                 }
-                Some(_) => {} // It is gone already, or no friend.
             }
         }
     }
 
     /// A connection that has come to the door looks as if it had come to the listener.
-    fn make_accepted(&self, layer: &mut Layer, fd: i32, peer: SocketAddr) {
+    fn make_accepted(&self, fd: i32) {
         let socket = sys::borrow(fd);
         let closes = if self.flags.contains(SocketFlags::CLOEXEC) { FdFlags::CLOEXEC } else { FdFlags::empty() };
         // Neither can fail on a socket that is open.
         _ = rustix::io::ioctl_fionbio(socket, self.flags.contains(SocketFlags::NONBLOCK));
         _ = rustix::io::fcntl_setfd(socket, closes);
-        let local = layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
-        layer.names.insert(fd, Names { local, peer });
     }
 
     /// Gives the program what was offered.
     fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Option<Accepted> {
         let at = layer.arrived.iter().position(|arrived| arrived.connection == connection)?;
-        let Arrived { fd, peer, .. } = layer.arrived.swap_remove(at);
+        let Arrived { fd, peer, local: told, .. } = layer.arrived.swap_remove(at);
         sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
-        let local = local_address(fd);
+        let local = address::local(fd);
         if local.map(|local| local.port()) == layer.door_port() {
-            self.make_accepted(layer, fd, peer);
-        } else {
-            layer.names.insert(fd, Names { local, peer });
+            self.make_accepted(fd);
         }
+        layer.names.insert(fd, Names { local: told.or(local), peer });
         begin(fd, !self.flags.contains(SocketFlags::NONBLOCK));
         counters::add(Counter::Events, 1);
         counters::add(Counter::Connections, 1);
@@ -432,22 +466,31 @@ fn ask_caller(layer: &mut Layer, from: SocketAddr) -> Option<ConnectionId> {
     }
 }
 
-/// Reads the greeting of a new connection. False: the other end is gone, or says something else than its node did.
-fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> bool {
+/// An address in the way in which a socket of this family tells it.
+fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if family.is_ipv6() => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        ip if family.is_ipv4() => SocketAddr::new(ip.to_canonical(), address.port()),
+        _ => address,
+    }
+}
+
+/// Reads the greeting of a new connection. None: the other end is gone, or says something else than its node did.
+fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
     let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), |connection| layer.key.greeting_key(connection)) {
         Ok(hello) if hello.connection == connection => hello,
         Ok(_) => {
             layer.note("a connection was closed: its greeting is for another one");
-            return false;
+            return None;
         }
         Err(error) => {
             layer.note(&format!("a connection was closed: no greeting on it: {error}"));
-            return false;
+            return None;
         }
     };
     match sure(layer.observer.handle_greeting(&hello)) {
-        Welcome::Link(_, None) => true,
+        Welcome::Link(_, None) => Some(hello),
         // An answer is wanted by reconnections only, which do not come to the program's listener.
-        Welcome::Link(..) | Welcome::Refuse | Welcome::Forgotten => false,
+        Welcome::Link(..) | Welcome::Refuse | Welcome::Forgotten => None,
     }
 }

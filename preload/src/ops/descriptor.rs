@@ -26,9 +26,18 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
             return Ok(());
         }
         Kind::Own => return Err(Errno::BADF),
+        // Nothing of it has left the process: whoever closes it need not wait.
+        Kind::Bound => {
+            fds::clear(fd);
+            if let Some(mut layer) = layer::enter() {
+                layer.bound.remove(&fd);
+            }
+            return Ok(());
+        }
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Output | Kind::Input | Kind::Pmi => {}
     }
     let Some(mut layer) = layer::enter_for_connection() else { return Ok(()) };
+    layer.bound.remove(&fd);
     match fds::kind(fd) {
         Kind::Listener => stop_listening(&mut layer, fd),
         Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),
@@ -128,7 +137,11 @@ pub fn duplicated(old: i32, new: i32) {
         return fds::set_like(new, kind, old);
     }
     let Some(mut layer) = layer::enter() else { return };
+    if let Some(address) = layer.bound.get(&old).copied() {
+        layer.bound.insert(new, address);
+    }
     match kind {
+        Kind::Bound => fds::set_like(new, kind, old),
         Kind::Connection | Kind::Alias => {
             let primary = layer.primary(old);
             layer.aliases.push((new, primary));

@@ -1,5 +1,6 @@
 //! What the program's calls do when they are about something of ours. No unsafe code: hooks hand in slices and numbers.
 
+pub mod address;
 pub mod connect;
 pub mod descriptor;
 pub mod epolls;

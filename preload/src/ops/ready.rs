@@ -141,7 +141,7 @@ fn watches_protected(epolls: &Epolls, epoll: i32, depth: u32) -> bool {
     let protected = |fd| match fds::kind(fd) {
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => inner(fd),
-        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
+        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound => false,
     };
     epolls.get(epoll).is_some_and(|table| table.watched().any(|watch| protected(watch.fd)))
 }
@@ -207,7 +207,7 @@ pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) ->
 pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>> {
     let kinds = || fds.iter().map(|entry| (entry.fd, fds::kind(entry.fd)));
     let waits = limit.time != Some(0);
-    if !waits && kinds().all(|(_, kind)| kind == Kind::Other) {
+    if !waits && kinds().all(|(_, kind)| matches!(kind, Kind::Other | Kind::Bound)) {
         layer::tend_in_passing();
         return None;
     }
@@ -215,7 +215,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     let logged = kinds().any(|(fd, kind)| match kind {
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => is_logged(&layer, fd),
-        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi => false,
+        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound => false,
     });
     if !logged && !must_tend(&layer, limit) {
         return None;
@@ -312,6 +312,22 @@ impl Asked<'_> {
         }
     }
 
+    /// What was ready then, and that it is not asked about now: the end of a replay, for those who have to find out why.
+    #[cold]
+    fn differs(&self, layer: &Layer, ready: &[ReadyFd]) -> String {
+        let named = |fd: i32| format!("{fd} ({:?})", fds::kind(fd));
+        let then: Vec<String> = ready.iter().map(|ready| format!("{} {:#x}", named(ready.fd as i32), ready.events)).collect();
+        let now: Vec<String> = match self {
+            Asked::Epoll { epoll, .. } => {
+                EPOLLS.lock().get(*epoll).into_iter().flat_map(Epoll::watched).map(|watch| named(watch.fd)).collect()
+            }
+            Asked::Poll { fds } => fds.iter().map(|entry| named(entry.fd)).collect(),
+        };
+        let (then, now, which) = (then.join(", "), now.join(", "), self.epoll());
+        let outcome = layer.observer.replayed();
+        format!("replay diverged at outcome {outcome}: ready then: {then}; asked about now (epoll {which:?}): {now}")
+    }
+
     /// What to wait for: the program's own.
     fn awaited(&self) -> Vec<pollfd> {
         match self {
@@ -395,7 +411,7 @@ fn is_readable(layer: &Layer, fd: i32, depth: u32) -> bool {
             let watched: Vec<i32> = EPOLLS.lock().get(fd).into_iter().flat_map(reading).collect();
             watched.into_iter().any(|fd| is_readable(layer, fd, depth + 1))
         }
-        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Input | Kind::Pmi => false,
+        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Input | Kind::Pmi | Kind::Bound => false,
     }
 }
 
@@ -483,7 +499,7 @@ impl Waiting<'_> {
             Ready::Live => return None,
             Ready::Set(count) => match self.asked.show(&room[..count]) {
                 Some(count) => Again::Over(Ok(count)),
-                None => layer::fail("replay diverged: what was ready then is not asked about"),
+                None => layer::fail(&self.asked.differs(layer, &room[..count])),
             },
             Ready::Outcome(errno) => Again::Over(Err(Errno::from_raw_os_error(errno as i32))),
             Ready::Nothing => {

@@ -246,7 +246,13 @@ impl Node {
             ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
                 self.look_up(now, observer, process, ask, Call { connection, from, to });
             }
-            ToNode::Connecting { .. } => self.dismiss(now, observer, process, "it speaks for another process's connection"),
+            ToNode::GreetingKey { ask, connection, job } if connection.opener == process => {
+                let key = self.greeting_key(job, connection);
+                self.outputs.push_back(Output::Observer(observer, FromNode::GreetingKey { ask, key }));
+            }
+            ToNode::Connecting { .. } | ToNode::GreetingKey { .. } => {
+                self.dismiss(now, observer, process, "it speaks for another process's connection");
+            }
             ToNode::Accepted { ask, from } => {
                 let caller = self.registry.accepted(process, from);
                 self.tell_if_unprotected(now, process, caller.is_some(), || format!("is called from {from}"));
@@ -399,6 +405,11 @@ impl Node {
         self.tell_peer(observer, process, (ask, call.connection), found);
     }
 
+    /// What the opener of a connection with a process of this job proves itself with.
+    fn greeting_key(&self, job: JobId, connection: ConnectionId) -> [u8; 32] {
+        JobKey::derive(&self.config.key, job).greeting_key(&connection).to_bytes()
+    }
+
     fn tell_peer(
         &mut self,
         observer: ObserverId,
@@ -409,7 +420,7 @@ impl Node {
         let (peer, at) = found.unzip();
         let at = at.flatten();
         let other = peer.filter(|peer| peer.job != process.job);
-        let key = other.map(|peer| JobKey::derive(&self.config.key, peer.job).greeting_key(&connection).to_bytes());
+        let key = other.map(|peer| self.greeting_key(peer.job, connection));
         self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at }));
     }
 

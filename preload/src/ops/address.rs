@@ -1,0 +1,169 @@
+//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one; who listens somewhere may have left when it
+//! catches up. So what `bind`, `listen` and `connect` find out is an outcome: a restarted process is told what it was told, and its sockets have what this
+//! machine has to give.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use radic_observer::replay::Ask;
+use radic_observer::{Address, Wait};
+use radic_wire::determinant::{Call, Determinant};
+use radic_wire::ids::ProcessId;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::fds::{self, Kind};
+use crate::layer::{self, Held, Layer, sure};
+use crate::sys;
+
+/// Time that a thread waits before it looks again whether its outcome is the next one, in nanoseconds.
+const TURN_NS: u64 = 1_000_000;
+
+/// Whether this is a TCP socket.
+pub fn is_tcp(fd: i32) -> bool {
+    let fd = sys::borrow(fd);
+    let family = sockopt::socket_domain(fd);
+    matches!(family, Ok(AddressFamily::INET | AddressFamily::INET6)) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+}
+
+/// The address that a socket is bound to, as the kernel knows it.
+pub fn local(fd: i32) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(sys::borrow(fd)).ok()?).ok()
+}
+
+/// The address of a socket without a peer, as the program was told it. None: as the kernel says it.
+pub fn told(fd: i32) -> Option<SocketAddr> {
+    layer::enter()?.bound.get(&fd).copied()
+}
+
+/// `bind`. None: it passes through.
+pub fn bind(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
+    let to = to?;
+    let may_be = matches!(fds::kind(fd), Kind::Other | Kind::Bound) && (0..fds::DESCRIPTORS as i32).contains(&fd);
+    if !may_be || !is_tcp(fd) {
+        return None;
+    }
+    Some(settle(layer::enter()?, fd, Some(to)).map(drop))
+}
+
+/// The address of a socket that listens, which has got one now if it had none.
+pub fn of_listener(layer: Held, fd: i32) -> Result<(Held, SocketAddr), Errno> {
+    match layer.bound.get(&fd).copied() {
+        Some(address) => Ok((layer, address)),
+        None => settle(layer, fd, None),
+    }
+}
+
+/// Gives the socket its address: `to`, or what the kernel has chosen already.
+fn settle(layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, SocketAddr), Errno> {
+    let (mut layer, then) = consult(layer, Ask::Bind { fd: fd as u32 })?;
+    let address = match then {
+        Some((address, _)) => {
+            if to.is_some() {
+                bind_again(fd, address);
+            }
+            address
+        }
+        None => {
+            let now = to.map_or_else(|| local(fd).ok_or(Errno::INVAL), |to| bind_now(&layer, fd, to));
+            record(&mut layer, fd, Call::Bind, now, |address| Determinant::Bound { fd: fd as u32, address })?
+        }
+    };
+    if fds::kind(fd) == Kind::Other && !fds::set(fd, Kind::Bound, true) {
+        return Err(Errno::INVAL);
+    }
+    layer.bound.insert(fd, address);
+    Ok((layer, address))
+}
+
+/// Logs what a call has found out.
+pub fn record<'a, T: Copy>(
+    layer: &mut Layer,
+    fd: i32,
+    call: Call,
+    found: Result<T, Errno>,
+    outcome: impl FnOnce(T) -> Determinant<'a>,
+) -> Result<T, Errno> {
+    let thread = layer::thread();
+    match found {
+        Ok(value) => sure(layer.observer.handle_outcome(thread, &outcome(value))),
+        Err(error) => sure(layer.observer.handle_failed(thread, fd as u32, call, error.raw_os_error() as u32)),
+    }
+    found
+}
+
+/// What the log says: an address, and who listens. None: the system is to be asked.
+pub fn consult(mut layer: Held, ask: Ask) -> Result<(Held, Option<(SocketAddr, Option<ProcessId>)>), Errno> {
+    let thread = layer::thread();
+    loop {
+        match sure(layer.observer.address(thread, ask)) {
+            Address::Live => return Ok((layer, None)),
+            Address::Again(address, peer) => return Ok((layer, Some((address, peer)))),
+            Address::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
+            Address::Wait(Wait::Event) => layer = step_aside(layer)?,
+            Address::Wait(other) => layer.wait_for(other),
+        }
+    }
+}
+
+/// Lets other threads go on, whose outcomes come first.
+fn step_aside(layer: Held) -> Result<Held, Errno> {
+    match super::wait(layer, &[], Some(sys::now() + TURN_NS)) {
+        Err(_) => layer::enter().ok_or(Errno::INTR),
+        layer => layer,
+    }
+}
+
+fn any(family: &SocketAddr, port: u16) -> SocketAddr {
+    let ip: IpAddr = if family.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    SocketAddr::new(ip, port)
+}
+
+/// A real `bind`. In a later life the address may be that of a machine of before, which the program goes on to see: there it is any of this one's.
+fn bind_now(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno> {
+    let socket = sys::borrow(fd);
+    let here = || local(fd).ok_or(Errno::INVAL);
+    match rustix::net::bind(socket, &to) {
+        Err(Errno::ADDRNOTAVAIL) if layer.observer.incarnation().0 > 0 => {
+            rustix::net::bind(socket, &any(&to, to.port()))?;
+            Ok(SocketAddr::new(to.ip(), here()?.port()))
+        }
+        other => other.and_then(|()| here()),
+    }
+}
+
+/// Replay: the socket gets what this machine has. If that is not even any port, the kernel gives one later, as it does without `bind`.
+fn bind_again(fd: i32, address: SocketAddr) {
+    let bind = |to| rustix::net::bind(sys::borrow(fd), &to);
+    _ = bind(address).or_else(|_| bind(any(&address, address.port()))).or_else(|_| bind(any(&address, 0)));
+}
+
+/// Binds the socket as the kernel would when it connects to `to`, so that its address is known before anybody sees it. Returns what others see.
+pub fn bind_source(fd: i32, to: &SocketAddr) -> Result<SocketAddr, Errno> {
+    let mut source = match local(fd).filter(|bound| !bound.ip().is_unspecified()) {
+        Some(bound) => bound,
+        None => route(to)?,
+    };
+    source.set_port(0);
+    // libfabric asks the kernel to choose the port as late as in connect().
+    sys::choose_port_at_bind(fd);
+    // After a connect that failed the kernel still tells the port, but has given it back: only bind knows whether there is one.
+    match rustix::net::bind(sys::borrow(fd), &source) {
+        Ok(()) => local(fd).ok_or(Errno::INVAL),
+        Err(Errno::INVAL) => {
+            let bound = local(fd).filter(|bound| bound.port() != 0).ok_or(Errno::INVAL)?;
+            source.set_port(bound.port());
+            Ok(source)
+        }
+        // No port is left, as connect would say it.
+        Err(Errno::ADDRINUSE) => Err(Errno::ADDRNOTAVAIL),
+        Err(error) => Err(error),
+    }
+}
+
+/// The address from which packets to `to` go. None leaves: this asks the kernel's routes.
+fn route(to: &SocketAddr) -> Result<SocketAddr, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let probe = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&probe, to)?;
+    SocketAddr::try_from(rustix::net::getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+}
