@@ -12,7 +12,7 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, Placement};
+use radic_wire::job::{ExitStatus, JobSpec, Placement};
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
@@ -86,6 +86,8 @@ pub(super) struct Recovery {
     returning: BTreeSet<ProcessId>,
     /// Jobs that begin anew here as soon as a process of a life before has ended: who said so, and how.
     pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
+    /// Jobs whose home is lost, until the next one has said that it is there.
+    homeless: BTreeSet<JobId>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
     /// Since when this side has no majority.
@@ -153,8 +155,9 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, launches, ended, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, launches, homeless, ended, .. } = &mut self.recovery;
         launches.remove(&job);
+        homeless.remove(&job);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
         if !ended.contains(&job) {
@@ -163,6 +166,11 @@ impl Node {
         if ended.len() > ENDED {
             ended.pop_front();
         }
+    }
+
+    /// Whether this node has anything of a job that goes on.
+    pub(super) fn knows(&self, job: JobId) -> bool {
+        self.homes.get(&job).is_some_and(|home| !home.is_over()) || self.hosts.contains_key(&job) || self.protects(job)
     }
 
     /// Whether this node protects anything of a job.
@@ -187,26 +195,15 @@ impl Node {
         self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
     }
 
-    /// A member is gone: its ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them.
-    pub(super) fn handle_loss(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
-        let protector = self.next_watcher(old, new, lost);
-        let homes: Vec<JobId> = self.homes.keys().copied().collect();
-        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
-        let known: BTreeSet<JobId> =
-            self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
-        for job in known {
-            let Some((ward_placement, spec)) = self.placement_of(job) else { continue };
-            if spec.protection.protect != Protect::On || !ward_placement.nodes.contains(&lost.id) {
-                continue;
-            }
-            let was_home = *ward_placement.home() == lost.id;
-            match placement::replace(new, &ward_placement, &lost.id, &protector, spec.restart_on) {
-                Some(placement) => self.place_anew(now, job, &lost.id, &placement, was_home),
-                None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
-            }
-            self.seek_lost(now, job);
-        }
-        let mine = |protected: &Protected| protected.host == lost.id && protected.left.is_none();
+    /// Members are gone: their ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them. What is told of
+    /// that is told when all of them are out of the placement: nobody speaks of one that is lost.
+    pub(super) fn handle_losses(&mut self, now: Duration, old: &View, new: &View, lost: &[Member]) {
+        lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
+        self.seek_next_homes(now);
+        let jobs: Vec<JobId> = self.homes.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.seek_lost(now, job));
+        let is_lost = |node: &NodeId| lost.iter().any(|member| member.id == *node);
+        let mine = |protected: &Protected| is_lost(&protected.host) && protected.left.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
             .flat_map(|(job, wards)| {
                 wards.ranks.iter().filter(|(_, p)| mine(p)).map(|(rank, _)| ProcessId { job: *job, rank: *rank })
@@ -217,6 +214,25 @@ impl Node {
         jobs.into_iter().for_each(|job| self.tell_home_of_ends(job));
         let jobs: Vec<JobId> = self.hosts.keys().copied().collect();
         jobs.into_iter().for_each(|job| self.tell_home_of_lost_logs(job));
+    }
+
+    /// Places the ranks of one node that is lost.
+    fn place_ranks_of(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
+        let protector = self.next_watcher(old, new, lost);
+        let homes: Vec<JobId> = self.homes.keys().copied().collect();
+        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
+        let known: BTreeSet<JobId> =
+            self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
+        for job in known {
+            let Some((before, spec)) = self.placement_with(job, &lost.id) else { continue };
+            if spec.protection.protect != Protect::On {
+                continue;
+            }
+            match placement::replace(new, &before, &lost.id, &protector, spec.restart_on) {
+                Some(placement) => self.place_anew(now, job, &lost.id, &before, &placement),
+                None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
+            }
+        }
     }
 
     /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
@@ -244,8 +260,10 @@ impl Node {
 
     /// The job has begun anew: of its lives before `life` nobody comes back.
     pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
-        if let Some(wards) = self.recovery.wards.get_mut(&job) {
+        if let Some(wards) = self.recovery.wards.get_mut(&job).filter(|wards| wards.ward.incarnation < life) {
             wards.ranks.retain(|_, protected| protected.incarnation >= life);
+            (wards.ward.incarnation, wards.ward.fence) = (life, 0);
+            wards.ward.keys.clear();
         }
     }
 
@@ -287,49 +305,83 @@ impl Node {
         self.me().clone()
     }
 
-    fn placement_of(&self, job: JobId) -> Option<(Placement, radic_wire::job::JobSpec)> {
+    /// What this node knows of a job that has something on `lost`. A home that has just been adopted may know already that it is gone.
+    fn placement_with(&self, job: JobId, lost: &NodeId) -> Option<(Placement, JobSpec)> {
         let home = self.homes.get(&job).filter(|home| !home.is_over()).map(|home| (home.placement(), home.spec()));
-        let host = || self.hosts.get(&job).map(|host| (host.placement(), host.spec()));
-        let ward = || self.recovery.wards.get(&job).map(|wards| (&wards.ward.placement, &wards.ward.spec));
-        let (placement, spec) = home.or_else(host).or_else(ward)?;
+        let host = self.hosts.get(&job).map(|host| (host.placement(), host.spec()));
+        let ward = self.recovery.wards.get(&job).map(|wards| (&wards.ward.placement, &wards.ward.spec));
+        let mut known = home.into_iter().chain(host).chain(ward);
+        let (placement, spec) = known.find(|(placement, _)| placement.nodes.contains(lost))?;
         Some((placement.clone(), spec.clone()))
     }
 
-    fn place_anew(&mut self, now: Duration, job: JobId, lost: &NodeId, placement: &Placement, was_home: bool) {
-        if let Some(host) = self.hosts.get_mut(&job) {
+    fn place_anew(&mut self, now: Duration, job: JobId, lost: &NodeId, before: &Placement, placement: &Placement) {
+        let was_home = before.home() == lost;
+        if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.involves(lost)) {
             host.handle_placement(placement.clone());
             if was_home {
                 host.handle_home_lost(now);
             }
         }
-        self.with_home(now, job, |home| home.handle_moved(now, lost, placement.clone()));
-        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
-        wards.ward.placement = placement.clone();
-        // Whoever protected rank 0 knows what the next home must know.
-        let protects_home = wards.ranks.get(&Rank(0)).is_some_and(|protected| protected.host == *lost);
-        if was_home && protects_home {
-            let adoption = Adoption { job, ward: wards.ward.clone(), started_ms: wards.started_ms };
+        if self.homes.get(&job).is_some_and(|home| home.placement().nodes.contains(lost)) {
+            self.with_home(now, job, |home| home.handle_moved(now, lost, placement.clone()));
+        }
+        if let Some(wards) = self.recovery.wards.get_mut(&job).filter(|wards| wards.ward.placement.nodes.contains(lost)) {
+            wards.ward.placement = placement.clone();
+        }
+        if was_home {
             let text = format!("its home, {}, is lost; {} is the next", lost.name, placement.home().name);
             self.record(now, EventName::Place, About::job(job), text);
-            self.send(placement.home(), PeerMessage::Adopt(Box::new(adoption)));
+            self.recovery.homeless.insert(job);
         }
     }
 
-    /// This node is the home of a job from now on.
-    pub(super) fn handle_adopt(&mut self, now: Duration, adoption: Adoption) {
-        let job = adoption.job;
-        if adoption.ward.placement.home() != self.me() || self.homes.contains_key(&job) || self.recovery.ended.contains(&job) {
-            return;
+    /// Wants the next home of each job that has none to be. Everybody does who has anything of it: whoever protected rank 0 may be lost with the home.
+    fn seek_next_homes(&mut self, now: Duration) {
+        for job in self.recovery.homeless.clone() {
+            let wards = self.recovery.wards.get(&job);
+            let host = || self.hosts.get(&job).map(|host| (host.incarnation(), host.spec(), host.placement()));
+            let ward = wards.map(|wards| (wards.ward.incarnation, &wards.ward.spec, &wards.ward.placement));
+            let Some((incarnation, spec, placement)) = host().or(ward) else { continue };
+            let ward = Ward { incarnation, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+            let started_ms = wards.map_or(self.config.wall_us / 1000 + now.as_millis() as u64, |wards| wards.started_ms);
+            let (home, adoption) = (placement.home().clone(), Adoption { job, ward, started_ms });
+            self.send(&home, PeerMessage::Adopt(Box::new(adoption)));
         }
-        self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
-        self.homes.insert(job, Home::adopt(now, adoption));
-        self.tell_all(&PeerMessage::NewHome(job));
-        self.seek_lost(now, job);
+    }
+
+    /// This node is to be the home of a job, says somebody who has something of it.
+    pub(super) fn handle_adopt(&mut self, now: Duration, from: &NodeId, adoption: Adoption) {
+        let (job, placement) = (adoption.job, &adoption.ward.placement);
+        if self.recovery.ended.contains(&job) {
+            // The home that is lost had not told everybody.
+            return self.send(from, PeerMessage::ToStore(job, ToStore::Remove));
+        }
+        if let Some(home) = self.homes.get_mut(&job) {
+            home.handle_adoption(&adoption);
+            // The sender may have been told before it knew that the home before is lost.
+            return self.send(from, PeerMessage::NewHome(job));
+        }
+        // Else the sender does not know yet that one more is lost. When it does, it says so once more.
+        if placement.home() == self.me() && !placement.nodes.iter().any(|node| self.has_departed(node)) {
+            self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
+            self.homes.insert(job, Home::adopt(now, adoption));
+            self.tell_all(&PeerMessage::NewHome(job));
+            self.seek_lost(now, job);
+        }
     }
 
     /// A job has a new home: what is here of it reports, and terminals attach again.
     pub(super) fn handle_new_home(&mut self, now: Duration, from: &NodeId, job: JobId) {
-        if self.hosts.get(&job).is_some_and(|host| host.placement().home() == from) {
+        if self.recovery.ended.contains(&job) {
+            return self.send(from, PeerMessage::ToStore(job, ToStore::Remove));
+        }
+        let of_host = self.hosts.get(&job).map(|host| host.placement().home() == from);
+        let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
+        if of_host.or_else(of_wards) == Some(true) {
+            self.recovery.homeless.remove(&job);
+        }
+        if of_host == Some(true) {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
         }
         self.attach_again(job, from);

@@ -154,6 +154,7 @@ impl Node {
                 self.stored.remove(&job);
                 self.forget_wards(job);
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
+                self.with_home(now, job, |home| home.handle_removed(now));
             }
         }
     }

@@ -1,0 +1,243 @@
+//! What is lost comes back, or its job begins anew, or says why it ends: whatever is lost, in whatever order the news of it comes.
+
+use super::*;
+
+/// Enough for everything that takes no time of its own.
+const SOON: Duration = Duration::from_millis(50);
+/// With [`Cluster::jitter`]: most that a message is under way.
+pub(super) const JITTER_US: u64 = 4_000;
+
+/// A program that puts a key, enters a fence, gets what the others have put, and so on.
+#[derive(Debug, Default)]
+pub(super) struct Program {
+    initialized: bool,
+    /// Fences that it was let out of.
+    fences: u64,
+    /// Questions since the last fence.
+    asked: u32,
+    /// Questions, and answers that it has had, in this life.
+    lines: (usize, usize),
+    finalized: bool,
+}
+
+impl Program {
+    pub(super) fn restored(fences: u64) -> Self {
+        Program { initialized: true, fences, ..Program::default() }
+    }
+}
+
+impl Cluster {
+    /// A protected job with one rank on each of the first `ranks` nodes, on all of which libraries are through with `MPI_Init`, and of which all have an image.
+    fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
+        let nodes = (1..=ranks as usize).map(name).collect();
+        let spec = JobSpec { protection: never(), nodes, ..spec(ranks) };
+        self.hello(node, 1, Request::Run { spec: Box::new(spec), attach: true });
+        self.run_until(|c| c.ranks.len() == ranks as usize);
+        let job = self.ranks.keys().next().expect("it has started").job;
+        for rank in 0..ranks {
+            self.say(job, rank, join(job, rank));
+            self.pmi(at(job, rank), "cmd=init pmi_version=1 pmi_subversion=1");
+        }
+        self.run_until(|c| (0..ranks).all(|rank| matches!(c.told(rank), [FromNode::Joined { .. }])));
+        (0..ranks).for_each(|rank| self.commit(job, rank, 0));
+        job
+    }
+
+    /// An image of a rank is committed at its protector, after so many fences.
+    fn commit(&mut self, job: JobId, rank: u32, fences: u64) {
+        let host = &self.ranks[&at(job, rank)].0;
+        let protector = self.nodes[host].holder_of(at(job, rank)).name;
+        self.images.insert((protector, at(job, rank)), fences);
+    }
+
+    /// Whether a rank runs that has joined, and its protector is there.
+    fn can_commit(&self, job: JobId, rank: u32) -> bool {
+        let (host, pretended) = &self.ranks[&at(job, rank)];
+        let node = &self.nodes[host];
+        if pretended.ended || self.dead.contains(host) || !node.observers.processes.contains_key(&at(job, rank)) {
+            return false;
+        }
+        !self.dead.contains(&node.holder_of(at(job, rank)).name)
+    }
+
+    /// Nodes that die at the same moment: what they had is gone with them.
+    fn kill_all(&mut self, nodes: &[usize]) {
+        for node in nodes {
+            self.kill(&name(*node));
+            self.images.retain(|(holder, _), _| *holder != name(*node));
+        }
+    }
+
+    fn begun_anew(&self, job: JobId) -> bool {
+        let lives = self.nodes.iter().filter(|(node, _)| !self.dead.contains(*node)).flat_map(|(_, node)| node.hosts.get(&job));
+        lives.map(|host| host.incarnation().0).collect::<BTreeSet<_>>() == BTreeSet::from([1 << 16])
+    }
+
+    /// All ranks of the job exit; it ends with 0.
+    fn end_well(&mut self, job: JobId, client: u64) {
+        let within: Vec<_> =
+            self.ranks.iter().filter(|(id, (_, rank))| id.job == job && !rank.ended).map(|(id, _)| *id).collect();
+        // Those that have been started once more have not called MPI_Init.
+        if !self.begun_anew(job) {
+            within.into_iter().for_each(|id| self.pmi(id, "cmd=finalize"));
+        }
+        self.run_for(SOON);
+        self.exit_all(job);
+        self.run_until(|c| c.outcome(client).is_some());
+        assert_eq!(self.outcome(client), Some(Outcome { code: 0, reason: EndReason::Finished }));
+        assert!(self.nothing_left());
+    }
+}
+
+#[test]
+fn a_rank_goes_on_at_the_protector_of_its_node() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.kill_all(&[2]);
+    cluster.run_until(|c| !c.restored.is_empty());
+    assert_eq!(cluster.restored, [(at(job, 1), Incarnation(1), name(3))]);
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
+    for lost in [[1, 2], [2, 1]] {
+        let mut cluster = Cluster::new(5);
+        let job = cluster.start_recoverable(5, 4);
+        let died = cluster.now;
+        cluster.kill_all(&lost);
+        cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 8);
+        assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
+        cluster.run_for(SOON);
+        cluster.end_well(job, 1);
+    }
+}
+
+#[test]
+fn nobody_who_knows_of_the_job_is_left_and_its_terminal_says_so_at_once() {
+    let mut cluster = Cluster::new(5);
+    cluster.start_recoverable(5, 1);
+    let died = cluster.now;
+    cluster.kill_all(&[1, 2]);
+    cluster.run_until(|c| c.outcome(1).is_some());
+    assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
+    match cluster.outcome(1) {
+        Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } }) => {
+            assert_eq!((node, ranks), (name(1), vec![Rank(0)]));
+            assert!(why.contains("everything is lost that was known of the job"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Cluster {
+    /// Every rank that has its answer does the next thing. `last`: the number of fences; then it finalizes and exits.
+    fn go_through_fences(&mut self, job: JobId, all: u32, last: u64, what: &str) {
+        let life = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.incarnation().0);
+        for rank in 0..all {
+            let Some((node, pretended)) = self.ranks.get(&at(job, rank)) else { continue };
+            let (node, ended) = (node.clone(), pretended.ended);
+            let Some(life) = life(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
+            let (_, pretended) = self.ranks.get_mut(&at(job, rank)).expect("it is there");
+            let (answers, program) = (&pretended.answers, &mut pretended.program);
+            if program.lines.0 > program.lines.1 {
+                let Some(answer) = answers.lines().nth(program.lines.1) else { continue };
+                assert!(answer.contains("rc=0"), "{what}: rank {rank}: {answer:?} after {program:?}");
+                program.lines.1 += 1;
+            }
+            if program.finalized {
+                self.exit(at(job, rank), ExitStatus::Code(0));
+                continue;
+            }
+            program.asked += 1;
+            program.lines.0 += 1;
+            let (number, kvs) = (program.fences + 1, format!("kvsname=radic_{job}_{life}"));
+            let line = match program.asked {
+                1 if !std::mem::replace(&mut program.initialized, true) => {
+                    program.asked = 0;
+                    "cmd=init pmi_version=1 pmi_subversion=1".to_owned()
+                }
+                1 if program.fences == last => {
+                    program.finalized = true;
+                    "cmd=finalize".to_owned()
+                }
+                1 => format!("cmd=put {kvs} key=k{number}_{rank} value=v"),
+                2 => "cmd=barrier_in".to_owned(),
+                asked => {
+                    let of = asked - 3;
+                    if of + 1 == all {
+                        (program.asked, program.fences) = (0, number);
+                    }
+                    format!("cmd=get {kvs} key=k{number}_{of}")
+                }
+            };
+            self.pmi(at(job, rank), &line);
+        }
+    }
+}
+
+/// Nodes that host ranks and protect others, the home among them, die at random moments of a job that goes through fences, also two of them: it comes to its end.
+#[test]
+fn a_fence_is_never_lost() {
+    const RANKS: u32 = 4;
+    const FENCES: u64 = 12;
+    let seeds = std::env::var("RADIC_SIM_SEEDS")
+        .ok()
+        .and_then(|text| text.split_once("..").map(|(a, b)| (a.parse().ok(), b.parse().ok())));
+    let (from, to) = match seeds {
+        Some((Some(from), Some(to))) => (from, to),
+        _ => (0, 300),
+    };
+    let mut anew = 0;
+    for seed in from..to {
+        let mut random = Random::new(seed);
+        let mut below = |bound: u64| random.next() % bound;
+        let mut cluster = Cluster::new(7);
+        let job = cluster.start_recoverable(7, RANKS);
+        cluster.jitter = Some(Random::new(seed));
+        let mut deaths: Vec<(Duration, usize)> = Vec::new();
+        let first = 1 + below(5) as usize;
+        deaths.push((cluster.now + Duration::from_micros(below(60_000)), first));
+        if below(2) == 0 {
+            let apart = [0, 3_000, 30_000, 2_000_000][below(4) as usize];
+            let second = 1 + (first + below(4) as usize) % 5;
+            deaths.push((deaths[0].0 + Duration::from_micros(below(apart + 1)), second));
+        }
+        let what = format!("seed {seed}: {deaths:?}");
+        let until = cluster.now + Duration::from_secs(30);
+        for rank in 0..RANKS {
+            // init was said already.
+            cluster.ranks.get_mut(&at(job, rank)).expect("it runs").1.program =
+                Program { initialized: true, lines: (1, 0), ..Program::default() };
+        }
+        while cluster.outcome(1).is_none() {
+            assert!(
+                cluster.now < until,
+                "{what}: it hangs; {:?}",
+                cluster
+                    .ranks
+                    .iter()
+                    .map(|(id, (node, r))| (id.rank.0, node.to_string(), r.ended, &r.program))
+                    .collect::<Vec<_>>()
+            );
+            while deaths.first().is_some_and(|(at, _)| *at <= cluster.now) {
+                let (_, node) = deaths.remove(0);
+                cluster.kill_all(&[node]);
+            }
+            cluster.run_for(Duration::from_micros(500 + below(1_500)));
+            let rank = below(RANKS.into()) as u32;
+            if below(20) == 0 && cluster.can_commit(job, rank) {
+                let fences = cluster.ranks[&at(job, rank)].1.program.fences;
+                cluster.commit(job, rank, fences);
+            }
+            cluster.go_through_fences(job, RANKS, FENCES, &what);
+        }
+        anew += usize::from(cluster.launched.len() > RANKS as usize);
+        assert_eq!(cluster.outcome(1), Some(Outcome { code: 0, reason: EndReason::Finished }), "{what}");
+        cluster.run_for(SOON);
+        assert!(cluster.nothing_left(), "{what}");
+    }
+    let all = (to - from) as usize;
+    assert!(anew * 2 < all, "{anew} of {all} jobs have begun anew: nothing else was tried");
+}
