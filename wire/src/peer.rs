@@ -172,8 +172,8 @@ pub enum PeerMessage {
 pub enum ToStore {
     /// From a host: you are the protector of these ranks.
     Protect {
-        /// Which.
-        ranks: Vec<Rank>,
+        /// Which, and the life that each is in.
+        ranks: Vec<(Rank, Incarnation)>,
         /// Of those of them that were first launched elsewhere: the address there.
         origins: BTreeMap<Rank, IpAddr>,
         /// Their job.
@@ -633,8 +633,13 @@ pub enum Answer {
     Released,
     /// To `Revive`: if it cannot, why.
     Revived(Result<(), String>),
-    /// To `Where`; none: it is not here.
-    Where(Option<Place>),
+    /// To `Where`.
+    Where {
+        /// None: it is not here.
+        place: Option<Place>,
+        /// This is its job's home, and was told that it has ended. Of one that is brought back, to print what it has printed, others know more.
+        ended: bool,
+    },
     /// To `Knows`.
     Knows(bool),
     /// To `Final`: where, and whether the sender has closed the connection; none, if it has not, or is not known here.

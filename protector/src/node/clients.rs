@@ -587,12 +587,13 @@ impl Node {
                 self.finish_anew(now, observer, process, forgotten, then);
             }
             Purpose::Where { observer, process, ask, other } => {
-                let of = |answer: &Answer| if let Answer::Where(place) = answer { *place } else { None };
+                let of = |answer: &Answer| if let Answer::Where { place, .. } = answer { *place } else { None };
                 let places: Vec<_> = answers.values().filter_map(of).collect();
-                self.finish_where(observer, process, ask, other, &places);
+                let ended = answers.values().any(|answer| matches!(answer, Answer::Where { ended: true, .. }));
+                self.finish_where((observer, process, ask), other, &places, ended);
             }
             Purpose::Lost(process) => {
-                let known = answers.values().any(|answer| matches!(answer, Answer::Where(Some(_))));
+                let known = answers.values().any(|answer| matches!(answer, Answer::Where { place: Some(_), .. }));
                 self.finish_lost(now, process, known, !waiting.is_empty());
             }
             Purpose::Knows(client, job) => {

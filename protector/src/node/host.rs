@@ -367,6 +367,13 @@ impl Host {
         }
     }
 
+    /// Whether the rank is being brought back here, or is to be: nothing is left of it without its log.
+    pub fn needs_log(&self, rank: Rank) -> bool {
+        let returns = |state: &LocalRank| state.catching_up && state.exited.is_none();
+        let needs = |state: &LocalRank| state.lost.is_some() || state.crashed.is_some() || returns(state);
+        self.ranks.get(&rank).is_some_and(needs)
+    }
+
     /// It cannot be brought back.
     pub fn handle_not_restored(&mut self, now: Duration, rank: Rank, why: String) {
         if let Some(state) = self.ranks.get_mut(&rank) {

@@ -55,6 +55,7 @@ impl Node {
                     let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
                     self.record(now, EventName::Suspect, About::rank(job, rank), text);
                     let holder = self.holder_of(ProcessId { job, rank });
+                    self.need_log(ProcessId { job, rank }, holder.clone());
                     if !self.is_member(&holder) {
                         let why = "its log is lost".to_owned();
                         let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };

@@ -462,7 +462,10 @@ impl Node {
             }
             Query::Listener { connection, from, to } => self.answer_listener(*connection, *from, *to),
             Query::Knows(job) => Answer::Knows(self.knows(*job)),
-            Query::Where(process) => Answer::Where(self.place_of(*process)),
+            Query::Where(process) => {
+                let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));
+                Answer::Where { place: self.place_of(*process), ended }
+            }
             Query::Final { stream, sender } => Answer::Final(self.final_of(*stream, *sender)),
             Query::Release(process) => {
                 self.handle_release(*process);

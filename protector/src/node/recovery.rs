@@ -74,16 +74,19 @@ pub(super) struct Recovery {
     doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
     /// Newest lives of processes that were restarted anywhere.
     restarted: BTreeMap<ProcessId, Incarnation>,
-    /// What processes of this node have been brought back with, and the node that has their log, until it is this node's protector.
-    orders: BTreeMap<ProcessId, (RestartOrder, Option<NodeId>)>,
+    /// What processes are brought back here with, until they are there.
+    orders: BTreeMap<ProcessId, RestartOrder>,
+    /// The node that has the log of a process of this node: from a crash, or an order to bring it back, until it has caught up and its log is with this
+    /// node's protector, whoever that is then.
+    holders: BTreeMap<ProcessId, NodeId>,
+    /// In which life a process of this node is that was brought back here.
+    lives: BTreeMap<ProcessId, Incarnation>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
     /// Of processes of this node that were first launched elsewhere: the address there.
     origins: BTreeMap<ProcessId, IpAddr>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
-    /// Processes that were ordered to come back here and have not caught up: they need the log that they come back with.
-    returning: BTreeSet<ProcessId>,
     /// Jobs that begin anew here as soon as a process of a life before has ended: who said so, and how.
     pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
     /// Jobs whose home is lost, until the next one has said that it is there.
@@ -98,17 +101,19 @@ impl Node {
     /// From a host: this node protects these ranks.
     pub(super) fn handle_protect(
         &mut self,
+        now: Duration,
         from: &NodeId,
         job: JobId,
-        ranks: &[Rank],
+        ranks: &[(Rank, Incarnation)],
         origins: &BTreeMap<Rank, IpAddr>,
         ward: Ward,
     ) {
-        let started_ms = self.config.wall_us / 1000;
+        let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
         let wards =
             self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
-        for rank in ranks {
-            let known = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or(ward.incarnation);
+        for (rank, life) in ranks {
+            let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
+            let known = told.max(*life).max(ward.incarnation);
             let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected {
                 host: from.clone(),
                 incarnation: known,
@@ -123,7 +128,7 @@ impl Node {
                 // What is known of it is of the job's life before.
                 (protected.left, protected.recovering, protected.crashed) = (None, false, None);
             }
-            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
+            protected.incarnation = protected.incarnation.max(known);
         }
         wards.ward = ward;
     }
@@ -237,13 +242,16 @@ impl Node {
 
     /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
     fn tell_home_of_lost_logs(&mut self, job: JobId) {
-        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
-        let held = |process: &&ProcessId| self.is_member(&self.holder_of(**process));
-        let of_job: Vec<ProcessId> = self.recovery.returning.iter().filter(|p| p.job == job && !held(p)).copied().collect();
-        for process in of_job {
-            let why = "its log was lost while it was brought back".to_owned();
-            self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank: process.rank, why, signal: None }));
-        }
+        let Some(host) = self.hosts.get(&job) else { return };
+        let held = |rank: &Rank| self.is_member(&self.holder_of(ProcessId { job, rank: *rank }));
+        let without: Vec<Rank> = host.ranks().filter(|rank| host.needs_log(*rank) && !held(rank)).collect();
+        without.into_iter().for_each(|rank| self.tell_home_of_lost_log(ProcessId { job, rank }));
+    }
+
+    fn tell_home_of_lost_log(&mut self, process: ProcessId) {
+        let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
+        let why = "its log was lost while it was brought back".to_owned();
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank: process.rank, why, signal: None }));
     }
 
     /// Tells the home of a job how those have ended whose node is lost: nobody else can, and it may have died before it was told.
@@ -484,9 +492,10 @@ impl Node {
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
         self.recovery.origins.insert(process, order.origin);
-        self.recovery.orders.insert(process, (order, Some(from.clone())));
+        self.recovery.holders.insert(process, from.clone());
+        self.recovery.lives.insert(process, order.incarnation);
         self.recovery.degraded.insert(process);
-        self.recovery.returning.insert(process);
+        self.recovery.orders.insert(process, order);
         self.with_host(now, job, |_| ());
     }
 
@@ -509,7 +518,8 @@ impl Node {
 
     /// A restored process is there.
     pub(super) fn handle_restored(&mut self, now: Duration, observer: ObserverId, process: ProcessId, point: Point) {
-        let Some((order, _)) = self.recovery.orders.get(&process) else {
+        // Fulfilled, or refused: another one would be for another life.
+        let Some(order) = self.recovery.orders.remove(&process) else {
             return self.refuse(observer, format!("nobody has ordered that rank {} comes back here", process.rank));
         };
         if point.cut != order.cut {
@@ -527,7 +537,7 @@ impl Node {
             protector: order.log,
             protection: host.protection().clone(),
             log_end: order.log_end,
-            held: order.held.clone(),
+            held: order.held,
             restarted: self.recovery.restarted.iter().map(|(process, life)| (*process, *life)).collect(),
         };
         let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
@@ -560,10 +570,9 @@ impl Node {
 
     /// A process of this node says where it is dialed.
     pub(super) fn handle_door(&mut self, process: ProcessId, door: SocketAddr) {
-        let order = self.recovery.orders.get(&process).map(|(order, _)| order.incarnation);
-        let first = self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
-        self.recovery.doors.insert(process, (order.unwrap_or(first), door));
-        if let Some(incarnation) = order {
+        let incarnation = self.life_here(process);
+        self.recovery.doors.insert(process, (incarnation, door));
+        if self.recovery.lives.contains_key(&process) {
             self.tell_all(&PeerMessage::Restarted { process, incarnation, door });
         }
     }
@@ -590,15 +599,13 @@ impl Node {
             process.rank
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
-        self.recovery.returning.remove(&process);
         self.with_host(now, process.job, |host| host.handle_live(process.rank));
         self.reprotect(now, process);
     }
 
     /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
     fn reprotect(&mut self, now: Duration, process: ProcessId) {
-        let Some((_, Some(holder))) = self.recovery.orders.get(&process) else { return };
-        let holder = holder.clone();
+        let Some(holder) = self.recovery.holders.get(&process).cloned() else { return };
         self.recovery.degraded.insert(process);
         if holder == self.protector().id {
             self.leave_holder(process);
@@ -610,14 +617,20 @@ impl Node {
 
     /// The one that had its log lets go of a process, or is gone.
     pub(super) fn finish_release(&mut self, now: Duration, process: ProcessId, holder: &NodeId, released: bool) {
+        let ProcessId { job, rank } = process;
+        if self.recovery.holders.get(&process) != Some(holder) {
+            return;
+        }
         if !released && self.is_member(holder) {
             // It has not said so: it may still bring the process back.
-            return self.record(
-                now,
-                EventName::Store,
-                About::rank(process.job, process.rank),
-                format!("rank {}: {} does not let go of it; its log stays there", process.rank, holder.name),
-            );
+            let text = format!("rank {rank}: {} does not let go of it yet; its log stays there", holder.name);
+            self.record(now, EventName::Store, About::rank(job, rank), text);
+            let purpose = Purpose::Release { process, holder: holder.clone() };
+            return self.gather_from(now, purpose, &Query::Release(process), vec![holder.clone()], RELEASE);
+        }
+        if self.hosts.get(&job).is_some_and(|host| host.needs_log(rank)) {
+            // It has crashed meanwhile, and nobody brings it back.
+            return self.tell_home_of_lost_log(process);
         }
         self.leave_holder(process);
         self.protect_ranks(process.job, vec![process.rank]);
@@ -630,9 +643,18 @@ impl Node {
 
     /// The log of a process that was brought back is with this node's protector from now on, whoever that is.
     fn leave_holder(&mut self, process: ProcessId) {
-        if let Some((_, holder)) = self.recovery.orders.get_mut(&process) {
-            *holder = None;
-        }
+        self.recovery.holders.remove(&process);
+    }
+
+    /// A process of this node has crashed: `holder` has its log, and is to bring it back with it.
+    pub(super) fn need_log(&mut self, process: ProcessId, holder: NodeId) {
+        self.recovery.holders.insert(process, holder);
+    }
+
+    /// In which life a process of this node is.
+    pub(super) fn life_here(&self, process: ProcessId) -> Incarnation {
+        let first = || self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
+        self.recovery.lives.get(&process).copied().unwrap_or_else(first)
     }
 
     /// Another node wants to protect a process from now on.
@@ -681,7 +703,7 @@ impl Node {
 
     /// Whether the log of a process of this node is not with this node's protector.
     pub(super) fn is_elsewhere(&self, process: ProcessId) -> bool {
-        matches!(self.recovery.orders.get(&process), Some((_, Some(_))))
+        self.recovery.holders.contains_key(&process)
     }
 
     /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its protector yet.
@@ -691,8 +713,9 @@ impl Node {
 
     /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
     pub(super) fn forget_lives(&mut self, job: JobId) {
-        let Recovery { doors, orders, finals, origins, degraded, returning, .. } = &mut self.recovery;
-        returning.retain(|process| process.job != job);
+        let Recovery { doors, orders, holders, lives, finals, origins, degraded, .. } = &mut self.recovery;
+        holders.retain(|process, _| process.job != job);
+        lives.retain(|process, _| process.job != job);
         doors.retain(|process, _| process.job != job);
         orders.retain(|process, _| process.job != job);
         finals.retain(|process, _| process.job != job);
@@ -702,8 +725,7 @@ impl Node {
 
     /// Who has the log of a process of this node.
     pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
-        let holder = self.recovery.orders.get(&process).and_then(|(_, holder)| holder.clone());
-        holder.unwrap_or_else(|| self.protector().id.clone())
+        self.recovery.holders.get(&process).unwrap_or(&self.protector().id).clone()
     }
 
     /// Kills a rank, as asked: it is to be brought back.

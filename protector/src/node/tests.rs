@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use proptest::prelude::*;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{BootId, Incarnation, NodeName};
-use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome, Placement};
+use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome, Placement, RestartOn};
 use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::MembershipBody;
@@ -62,6 +62,7 @@ struct Cluster {
     restored: Vec<(ProcessId, Incarnation, NodeName)>,
     /// Those do not say that they have caught up.
     silent: bool,
+    restart_on: RestartOn,
     /// What nodes say to each other takes different times; what one says to another stays in its order.
     jitter: Option<Random>,
     arrivals: BTreeMap<(NodeId, NodeName), Duration>,
@@ -107,6 +108,7 @@ impl Cluster {
             images: BTreeMap::new(),
             restored: Vec::new(),
             silent: false,
+            restart_on: RestartOn::default(),
             jitter: None,
             arrivals: BTreeMap::new(),
         };
@@ -420,7 +422,7 @@ fn spec(ranks: u32) -> JobSpec {
         umask: 0o022,
         protection: Protection { protect: Protect::None, ..Protection::default() },
         mtbf_s: 86_400,
-        restart_on: radic_wire::job::RestartOn::default(),
+        restart_on: RestartOn::default(),
     }
 }
 

@@ -30,7 +30,7 @@ impl Cluster {
     /// A protected job with one rank on each of the first `ranks` nodes, on all of which libraries are through with `MPI_Init`, and of which all have an image.
     fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
         let nodes = (1..=ranks as usize).map(name).collect();
-        let spec = JobSpec { protection: never(), nodes, ..spec(ranks) };
+        let spec = JobSpec { protection: never(), nodes, restart_on: self.restart_on, ..spec(ranks) };
         self.hello(node, 1, Request::Run { spec: Box::new(spec), attach: true });
         self.run_until(|c| c.ranks.len() == ranks as usize);
         let job = self.ranks.keys().next().expect("it has started").job;
@@ -240,4 +240,135 @@ fn a_fence_is_never_lost() {
     }
     let all = (to - from) as usize;
     assert!(anew * 2 < all, "{anew} of {all} jobs have begun anew: nothing else was tried");
+}
+
+impl Cluster {
+    /// A rank is ended by a signal that nobody has sent it.
+    fn crash(&mut self, job: JobId, rank: u32) {
+        self.exit(at(job, rank), ExitStatus::Signal(libc::SIGSEGV));
+    }
+
+    fn lives(&self, job: JobId, rank: u32) -> Vec<u32> {
+        self.restored.iter().filter(|(process, ..)| *process == at(job, rank)).map(|(_, life, _)| life.0).collect()
+    }
+
+    fn holder(&self, node: usize, job: JobId, rank: u32) -> NodeId {
+        self.nodes[&name(node)].holder_of(at(job, rank))
+    }
+}
+
+#[test]
+fn a_rank_crashes_while_its_protector_dies_and_the_job_begins_anew() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.crash(job, 1);
+    cluster.run_for(Duration::from_micros(50));
+    cluster.kill_all(&[3]);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn a_protector_that_has_come_late_knows_which_life_a_process_is_in() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(1, 2);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.commit(job, 1, 0);
+    // The node that is next in the ring has heard of nothing that was before it came.
+    cluster.kill_all(&[4]);
+    cluster.run_for(Duration::from_secs(1));
+    cluster.add(5);
+    cluster.run_until(|c| c.nodes[&name(5)].view().is_some());
+    cluster.run_for(SOON);
+    cluster.kill_all(&[3]);
+    cluster.run_for(Duration::from_secs(1));
+    assert_eq!(cluster.holder(2, job, 1), id(5));
+    cluster.commit(job, 1, 0);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1).len() == 2);
+    assert_eq!(cluster.lives(job, 1), [1, 2], "G4: two lives cannot have one number");
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn an_order_brings_a_process_back_once() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(1, 2);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.run_for(SOON);
+    let point = Point { incarnation: Incarnation(1), cut: 0, output: [0; 2], fences: 0, pmi: (true, false) };
+    let message = ToNode::Restored { version: radic_wire::PROTOCOL_VERSION, process: at(job, 1), point };
+    cluster.post(&name(2), Input::Observer(ObserverId(77), 1001, message));
+    cluster.run_for(SOON);
+    assert!(matches!(cluster.told[&ObserverId(77)][..], [FromNode::Refused(_)]), "{:?}", cluster.told[&ObserverId(77)]);
+    assert!(cluster.closed.contains(&ObserverId(77)));
+}
+
+impl Cluster {
+    /// A job on three nodes; the rank of the second goes on at the fourth, its log being at the third. It has not caught up.
+    fn start_apart(&mut self) -> JobId {
+        // That is where there is least.
+        self.restart_on = RestartOn::Any;
+        let job = self.start_recoverable(6, 3);
+        self.silent = true;
+        self.kill_all(&[2]);
+        self.run_until(|c| c.lives(job, 1) == [1]);
+        self.run_for(SOON);
+        assert_eq!(self.restored[0].2, name(4));
+        assert_eq!(self.holder(4, job, 1), id(3));
+        job
+    }
+}
+
+#[test]
+fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.live(&name(4), 1, Incarnation(1));
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn a_protector_that_is_slow_to_let_go_is_asked_again() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.deaf = Some(name(3));
+    cluster.live(&name(4), 1, Incarnation(1));
+    cluster.run_for(Duration::from_secs(7));
+    assert_eq!(cluster.holder(4, job, 1), id(3), "it may still bring it back");
+    cluster.deaf = None;
+    for query in std::mem::take(&mut cluster.unheard) {
+        cluster.post(&name(3), query);
+    }
+    cluster.run_for(Duration::from_secs(6));
+    assert_eq!(cluster.holder(4, job, 1), id(5));
+    let place = cluster.nodes[&name(3)].place_of(at(job, 1));
+    assert_eq!(place, None, "two nodes would bring it back");
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable(6, 4);
+    cluster.pmi(at(job, 1), "cmd=finalize");
+    cluster.run_for(SOON);
+    cluster.exit(at(job, 1), ExitStatus::Code(0));
+    cluster.run_for(SOON);
+    cluster.kill_all(&[2]);
+    cluster.run_for(Duration::from_secs(1));
+    cluster.kill_all(&[3]);
+    cluster.run_until(|c| c.lives(job, 2) == [1]);
+    cluster.run_for(Duration::from_secs(1));
+    let end = FromNode::Place { ask: 5, place: radic_wire::process::Place::Left };
+    cluster.say(job, 0, ToNode::Where { ask: 5, process: at(job, 1) });
+    cluster.run_until(|c| matches!(c.last_told(0), FromNode::Place { .. }));
+    assert_eq!(*cluster.last_told(0), end, "whoever asks would wait for it for ever");
+    cluster.end_well(job, 1);
 }
