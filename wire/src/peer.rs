@@ -398,6 +398,8 @@ pub enum ToHome {
     NoImage {
         /// The rank.
         rank: Rank,
+        /// The life that was lost, or was to be: a job that has begun anew since does not do so again.
+        life: Incarnation,
         /// Why not, for people.
         why: String,
         /// The signal that has ended it, if it has crashed.

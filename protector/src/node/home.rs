@@ -300,6 +300,11 @@ impl Home {
         self.printing.waiting_bytes
     }
 
+    /// Which life of it this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
     /// Where its ranks are.
     pub fn placement(&self) -> &Placement {
         &self.placement
@@ -350,7 +355,9 @@ impl Home {
             ToHome::Fence { number, ranks, entries } => self.handle_fence(from, number, ranks, entries),
             ToHome::Gone => self.handle_gone(now, from),
             ToHome::Report(report) => self.handle_report(from, report),
-            ToHome::NoImage { rank, why, signal } if self.knows(rank) => self.begin_anew(rank, &why, signal),
+            ToHome::NoImage { rank, life, why, signal } if self.knows(rank) && life >= self.incarnation => {
+                self.begin_anew(rank, &why, signal);
+            }
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
             ToHome::Launched { rank, .. }

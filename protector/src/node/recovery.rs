@@ -52,6 +52,8 @@ struct Protected {
     left: Option<Left>,
     /// It was fenced, and not sent anywhere yet.
     recovering: bool,
+    /// Why it is not brought back, as its home was told; perhaps one that is lost.
+    hopeless: Option<ToHome>,
     /// The signal that ended it, if it is brought back for that.
     crashed: Option<i32>,
     /// The address of the node where it was first launched, if that is not its host.
@@ -119,6 +121,7 @@ impl Node {
                 incarnation: known,
                 left: None,
                 recovering: false,
+                hopeless: None,
                 crashed: None,
                 origin: None,
             });
@@ -126,7 +129,7 @@ impl Node {
             protected.origin = origins.get(rank).copied();
             if ward.incarnation > protected.incarnation {
                 // What is known of it is of the job's life before.
-                (protected.left, protected.recovering, protected.crashed) = (None, false, None);
+                (protected.left, protected.recovering, protected.hopeless, protected.crashed) = (None, false, None, None);
             }
             protected.incarnation = protected.incarnation.max(known);
         }
@@ -193,8 +196,8 @@ impl Node {
         let started_ms = self.config.wall_us / 1000;
         let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
         let protected = |&(rank, incarnation, origin)| {
-            let (left, recovering, crashed) = (None, false, None);
-            (rank, Protected { host: host(rank), incarnation, left, recovering, crashed, origin: Some(origin) })
+            let (left, recovering, hopeless, crashed) = (None, false, None, None);
+            (rank, Protected { host: host(rank), incarnation, left, recovering, hopeless, crashed, origin: Some(origin) })
         };
         let ranks = ranks.iter().map(protected).collect();
         self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
@@ -248,19 +251,25 @@ impl Node {
         without.into_iter().for_each(|rank| self.tell_home_of_lost_log(ProcessId { job, rank }));
     }
 
-    fn tell_home_of_lost_log(&mut self, process: ProcessId) {
-        let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
-        let why = "its log was lost while it was brought back".to_owned();
-        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank: process.rank, why, signal: None }));
+    pub(super) fn tell_home_of_lost_log(&mut self, process: ProcessId) {
+        self.tell_home_of_no_image(process, "its log was lost while it was brought back".to_owned());
     }
 
-    /// Tells the home of a job how those have ended whose node is lost: nobody else can, and it may have died before it was told.
+    /// Tells the home that a process of this node is not brought back.
+    fn tell_home_of_no_image(&mut self, process: ProcessId, why: String) {
+        let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
+        let (rank, life) = (process.rank, self.life_here(process));
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal: None }));
+    }
+
+    /// Tells the home of a job how those have ended whose node is lost, and who is not brought back: nobody else can, and it may have died before it was told.
     fn tell_home_of_ends(&mut self, job: JobId) {
         let Some(wards) = self.recovery.wards.get(&job) else { return };
         let home = wards.ward.placement.home().clone();
         let ended = |(rank, p): (&Rank, &Protected)| {
-            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host))?;
-            Some(ToHome::Left { rank: *rank, status: left.status, phase: left.phase })
+            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host));
+            let left = left.map(|left| ToHome::Left { rank: *rank, status: left.status, phase: left.phase });
+            left.or_else(|| p.hopeless.clone())
         };
         let ended: Vec<ToHome> = wards.ranks.iter().filter_map(ended).collect();
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
@@ -297,7 +306,10 @@ impl Node {
         let why = "its node is lost, and so is whoever had its log".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         let me = self.me().clone();
-        self.with_home(now, job, |home| home.handle_message(now, &me, ToHome::NoImage { rank, why, signal: None }));
+        self.with_home(now, job, |home| {
+            let life = home.incarnation();
+            home.handle_message(now, &me, ToHome::NoImage { rank, life, why, signal: None });
+        });
     }
 
     /// Who watched `lost`, or the next after that who is still there.
@@ -402,7 +414,7 @@ impl Node {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         protected.incarnation.0 += 1;
-        protected.recovering = true;
+        (protected.recovering, protected.hopeless) = (true, None);
         let incarnation = protected.incarnation;
         let text = format!("rank {}: lives before {} are not listened to any more", process.rank, incarnation.0);
         self.record(now, EventName::Fence, About::rank(process.job, process.rank), text);
@@ -426,14 +438,19 @@ impl Node {
         let home = wards.ward.placement.home().clone();
         let restart = match result {
             Ok(restart) => restart,
-            Err(store::NoRestart::NoImage) => {
-                let why = "it was lost before a checkpoint of it was committed".to_owned();
-                return self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why, signal }));
-            }
             Err(error) => {
-                let why = format!("it cannot be brought back: {error}");
-                self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-                return self.send(&home, PeerMessage::ToHome(job, ToHome::Lost { rank, why }));
+                let hopeless = match error {
+                    store::NoRestart::NoImage => {
+                        let why = "it was lost before a checkpoint of it was committed".to_owned();
+                        ToHome::NoImage { rank, life: incarnation, why, signal }
+                    }
+                    error => ToHome::Lost { rank, why: format!("it cannot be brought back: {error}") },
+                };
+                protected.hopeless = Some(hopeless.clone());
+                if let ToHome::Lost { why, .. } = &hopeless {
+                    self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+                }
+                return self.send(&home, PeerMessage::ToHome(job, hopeless));
             }
         };
         let Some(target) = wards.ward.placement.node_of(rank).cloned() else { return };
@@ -507,9 +524,7 @@ impl Node {
             Err(why) => {
                 let why = format!("its images cannot be had: {why}");
                 self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
-                let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
-                let no_image = ToHome::NoImage { rank: process.rank, why: why.clone(), signal: None };
-                self.send(&home, PeerMessage::ToHome(process.job, no_image));
+                self.tell_home_of_no_image(process, why.clone());
                 // Which the home need not hear: the job begins anew.
                 self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
             }
@@ -558,8 +573,7 @@ impl Node {
         let (job, rank) = (process.job, process.rank);
         let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
-        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why: why.clone(), signal: None }));
+        self.tell_home_of_no_image(process, why.clone());
         self.refuse(observer, why);
     }
 

@@ -52,12 +52,24 @@ impl Cluster {
 
     /// Whether a rank runs that has joined, and its protector is there.
     fn can_commit(&self, job: JobId, rank: u32) -> bool {
+        let node = &self.nodes[&self.ranks[&at(job, rank)].0];
+        let joined = node.observers.processes.contains_key(&at(job, rank));
+        self.runs(job, rank) && joined && !self.dead.contains(&node.holder_of(at(job, rank)).name)
+    }
+
+    /// What has happened since it began, and where everybody stands.
+    fn story(&self, job: JobId, ranks: u32) -> String {
+        let mut events: Vec<_> = self.nodes.values().flat_map(|node| node.events.all()).filter(|e| e.job == Some(job)).collect();
+        events.sort_by_key(|event| event.at_ms);
+        let told = events.into_iter().map(|e| format!("{} {}: {:?}: {}\n", e.at_ms, e.node, e.event, e.text));
+        let stands = (0..ranks).filter_map(|rank| self.ranks.get(&at(job, rank)).map(|rank_there| (rank, rank_there)));
+        let stands = stands.map(|(rank, (node, r))| format!("rank {rank} at {node}, ended: {}, {:?}\n", r.ended, r.program));
+        told.chain(stands).collect()
+    }
+
+    fn runs(&self, job: JobId, rank: u32) -> bool {
         let (host, pretended) = &self.ranks[&at(job, rank)];
-        let node = &self.nodes[host];
-        if pretended.ended || self.dead.contains(host) || !node.observers.processes.contains_key(&at(job, rank)) {
-            return false;
-        }
-        !self.dead.contains(&node.holder_of(at(job, rank)).name)
+        !pretended.ended && !self.dead.contains(host)
     }
 
     /// Nodes that die at the same moment: what they had is gone with them.
@@ -204,7 +216,8 @@ fn a_fence_is_never_lost() {
             let second = 1 + (first + below(4) as usize) % 5;
             deaths.push((deaths[0].0 + Duration::from_micros(below(apart + 1)), second));
         }
-        let what = format!("seed {seed}: {deaths:?}");
+        let mut crash = (below(3) == 0).then(|| (cluster.now + Duration::from_micros(below(90_000)), below(RANKS.into()) as u32));
+        let what = format!("seed {seed}: nodes die: {deaths:?}, rank crashes: {crash:?}");
         let until = cluster.now + Duration::from_secs(30);
         for rank in 0..RANKS {
             // init was said already.
@@ -212,18 +225,13 @@ fn a_fence_is_never_lost() {
                 Program { initialized: true, lines: (1, 0), ..Program::default() };
         }
         while cluster.outcome(1).is_none() {
-            assert!(
-                cluster.now < until,
-                "{what}: it hangs; {:?}",
-                cluster
-                    .ranks
-                    .iter()
-                    .map(|(id, (node, r))| (id.rank.0, node.to_string(), r.ended, &r.program))
-                    .collect::<Vec<_>>()
-            );
+            assert!(cluster.now < until, "{what}: it hangs\n{}", cluster.story(job, RANKS));
             while deaths.first().is_some_and(|(at, _)| *at <= cluster.now) {
                 let (_, node) = deaths.remove(0);
                 cluster.kill_all(&[node]);
+            }
+            if let Some((_, rank)) = crash.take_if(|(at, rank)| *at <= cluster.now && cluster.runs(job, *rank)) {
+                cluster.crash(job, rank);
             }
             cluster.run_for(Duration::from_micros(500 + below(1_500)));
             let rank = below(RANKS.into()) as u32;
