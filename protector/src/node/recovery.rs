@@ -206,6 +206,9 @@ impl Node {
     /// Members are gone: their ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them. What is told of
     /// that is told when all of them are out of the placement: nobody speaks of one that is lost.
     pub(super) fn handle_losses(&mut self, now: Duration, old: &View, new: &View, lost: &[Member]) {
+        if lost.is_empty() {
+            return;
+        }
         lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
         self.seek_next_homes(now);
         let jobs: Vec<JobId> = self.homes.keys().copied().collect();

@@ -10,7 +10,7 @@ use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::MembershipBody;
 use radic_wire::peer::ToHost;
-use radic_wire::process::{Interval, Point, Protect, Protection};
+use radic_wire::process::{Interval, Place, Point, Protect, Protection};
 
 use super::*;
 
