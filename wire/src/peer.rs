@@ -153,9 +153,9 @@ pub enum PeerMessage {
         /// Where it is dialed.
         door: SocketAddr,
     },
-    /// From a protector of a lost home to the node where it goes on.
+    /// From whoever has something of a job whose home is lost to the node where that goes on, until `NewHome` has come from there.
     Adopt(Box<Adoption>),
-    /// From a job's new home, to everybody: hosts of the job report, nodes of its terminals attach again.
+    /// From a job's new home, to everybody and to whoever wants it adopted once more: hosts of the job report, nodes of its terminals attach again.
     NewHome(JobId),
     /// Kill this rank with SIGKILL (`radic inject kill-rank`).
     KillRank(ProcessId),
@@ -172,8 +172,8 @@ pub enum PeerMessage {
 pub enum ToStore {
     /// From a host: you are the protector of these ranks.
     Protect {
-        /// Which.
-        ranks: Vec<Rank>,
+        /// Which, and the life that each is in.
+        ranks: Vec<(Rank, Incarnation)>,
         /// Of those of them that were first launched elsewhere: the address there.
         origins: BTreeMap<Rank, IpAddr>,
         /// Their job.
@@ -260,7 +260,7 @@ pub struct RestartOrder {
 pub struct Adoption {
     /// Which.
     pub job: JobId,
-    /// What is known of it.
+    /// What is known of it, but for its fences and keys: hosts report those.
     pub ward: Ward,
     /// When it was started, in milliseconds since 1970.
     pub started_ms: u64,
@@ -380,10 +380,13 @@ pub enum ToHome {
         /// The library's message.
         message: String,
     },
-    /// From a host: all its ranks have entered the fence with this number.
+    /// From a host: all its ranks are in the fence with this number, or were let out of it in a life before. It may be said again: a home that has released
+    /// the fence says so again.
     Fence {
         /// Counted from 1.
         number: u64,
+        /// Its ranks: one that is brought back there later has not entered it.
+        ranks: Vec<Rank>,
         /// What they have put since the last one.
         entries: Vec<(String, String)>,
     },
@@ -395,6 +398,8 @@ pub enum ToHome {
     NoImage {
         /// The rank.
         rank: Rank,
+        /// The life that was lost, or was to be: a job that has begun anew since does not do so again.
+        life: Incarnation,
         /// Why not, for people.
         why: String,
         /// The signal that has ended it, if it has crashed.
@@ -418,10 +423,12 @@ pub struct HostReport {
     pub running: Vec<Rank>,
     /// Ranks that have ended, and how.
     pub ended: Vec<(Rank, ExitStatus, MpiPhase)>,
-    /// Fences that it was released from, and whether all its ranks wait in the next one, with what they have put.
+    /// Fences that it was released from.
     pub fence: u64,
-    /// What they have put, if they wait in the next fence.
-    pub waiting: Option<Vec<(String, String)>>,
+    /// All keys that it knows.
+    pub keys: Vec<(String, String)>,
+    /// Its ranks, if all of them are in the next fence.
+    pub waiting: Vec<Rank>,
 }
 
 /// From a job's home to a host.
@@ -571,6 +578,8 @@ pub enum Query {
     },
     /// Where is this process?
     Where(ProcessId),
+    /// Have you anything of this job, as a part of which you would want another home for it?
+    Knows(JobId),
     /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
     Release(ProcessId),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
@@ -626,8 +635,15 @@ pub enum Answer {
     Released,
     /// To `Revive`: if it cannot, why.
     Revived(Result<(), String>),
-    /// To `Where`; none: it is not here.
-    Where(Option<Place>),
+    /// To `Where`.
+    Where {
+        /// None: it is not here.
+        place: Option<Place>,
+        /// This is its job's home, and was told that it has ended. Of one that is brought back, to print what it has printed, others know more.
+        ended: bool,
+    },
+    /// To `Knows`.
+    Knows(bool),
     /// To `Final`: where, and whether the sender has closed the connection; none, if it has not, or is not known here.
     Final(Option<(u64, bool)>),
 }

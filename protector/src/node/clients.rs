@@ -134,6 +134,8 @@ pub(super) enum Purpose {
     Fault(ClientId, NodeId, Fault),
     /// Whether anybody knows of a lost rank.
     Lost(ProcessId),
+    /// Whether anybody is left who knows of the job of this terminal.
+    Knows(ClientId, JobId),
 }
 
 /// What a command wants of a job that is to be found.
@@ -585,13 +587,18 @@ impl Node {
                 self.finish_anew(now, observer, process, forgotten, then);
             }
             Purpose::Where { observer, process, ask, other } => {
-                let of = |answer: &Answer| if let Answer::Where(place) = answer { *place } else { None };
+                let of = |answer: &Answer| if let Answer::Where { place, .. } = answer { *place } else { None };
                 let places: Vec<_> = answers.values().filter_map(of).collect();
-                self.finish_where(observer, process, ask, other, &places);
+                let ended = answers.values().any(|answer| matches!(answer, Answer::Where { ended: true, .. }));
+                self.finish_where((observer, process, ask), other, &places, ended);
             }
             Purpose::Lost(process) => {
-                let known = answers.values().any(|answer| matches!(answer, Answer::Where(Some(_))));
+                let known = answers.values().any(|answer| matches!(answer, Answer::Where { place: Some(_), .. }));
                 self.finish_lost(now, process, known, !waiting.is_empty());
+            }
+            Purpose::Knows(client, job) => {
+                let known = answers.values().any(|answer| *answer == Answer::Knows(true));
+                self.finish_knows(now, client, job, known, !waiting.is_empty());
             }
             Purpose::Final { observer, process, ask } => {
                 let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };
@@ -811,6 +818,7 @@ impl Node {
             let killing = matches!(state, Client::Killing { .. });
             if let Client::Session { job: shown, home, .. } | Client::Killing { job: shown, home } = state
                 && *shown == job
+                && home != new
             {
                 *home = new.clone();
                 again.push((*client, killing));
@@ -823,6 +831,41 @@ impl Node {
         }
     }
 
+    /// Is there anybody who would want another home for the jobs of terminals that wait for one? There is nothing to wait for else.
+    pub(super) fn seek_homes(&mut self, now: Duration) {
+        let waits = |(client, state): (&ClientId, &Client)| match state {
+            Client::Session { job, shown: Shown { waits: Some(_), .. }, .. } => Some((*client, *job)),
+            _ => None,
+        };
+        let waiting: Vec<_> = self.clients.iter().filter_map(waits).collect();
+        for (client, job) in waiting {
+            self.gather(now, Purpose::Knows(client, job), &Query::Knows(job));
+        }
+    }
+
+    fn finish_knows(&mut self, now: Duration, client: ClientId, job: JobId, known: bool, silent: bool) {
+        let waits = matches!(self.clients.get(&client), Some(Client::Session { shown: Shown { waits: Some(_), .. }, .. }));
+        match (known, silent) {
+            _ if !waits => {}
+            (true, _) => {}
+            // It will answer, or be declared dead.
+            (false, true) => self.gather(now, Purpose::Knows(client, job), &Query::Knows(job)),
+            (false, false) => {
+                let why = "with it everything is lost that was known of the job: it can only be started again";
+                self.end_orphan(client, why.to_owned());
+            }
+        }
+    }
+
+    /// Whatever becomes of the job, this terminal will not hear of it.
+    fn end_orphan(&mut self, client: ClientId, why: String) {
+        let Some(Client::Session { home, placement, .. }) = self.clients.get(&client) else { return };
+        let node = home.clone();
+        let ranks = placement.iter().flat_map(|placement| placement.ranks_on(&node)).collect();
+        let reason = EndReason::NodeLost { node: node.name, ranks, why };
+        self.finish(client, Reply::Ended(Outcome { code: exit_code::NODE_LOST, reason }));
+    }
+
     /// When the first terminal gives up waiting for a new home.
     pub(super) fn next_orphan(&self) -> Option<Duration> {
         self.clients.values().filter_map(|c| if let Client::Session { shown, .. } = c { shown.waits } else { None }).min()
@@ -833,12 +876,8 @@ impl Node {
         let late = |c: &Client| matches!(c, Client::Session { shown: Shown { waits: Some(at), .. }, .. } if *at <= now);
         let late: Vec<_> = self.clients.iter().filter(|(_, c)| late(c)).map(|(id, _)| *id).collect();
         for client in late {
-            let Some(Client::Session { home, placement, .. }) = self.clients.get(&client) else { continue };
-            let node = home.clone();
-            let ranks = placement.iter().flat_map(|placement| placement.ranks_on(&node)).collect();
             let why = format!("the job's home is gone, and no other one has come within {} s", NEW_HOME.as_secs());
-            let reason = EndReason::NodeLost { node: node.name, ranks, why };
-            self.finish(client, Reply::Ended(Outcome { code: exit_code::NODE_LOST, reason }));
+            self.end_orphan(client, why);
         }
     }
 

@@ -12,6 +12,7 @@ use radic_wire::process::{Protect, Protection};
 use radic_wire::suspension::Suspension;
 use serde_bytes::ByteBuf;
 
+use super::fences::{Behind, Entered, Fences};
 use super::stdin::{Next, Stdin};
 
 /// Lives of processes within one life of their job: a job that begins anew has so much higher numbers.
@@ -69,8 +70,6 @@ struct Progress {
 
 #[derive(Debug, Default)]
 struct HostState {
-    /// The last fence that all ranks of the host have entered.
-    fence: u64,
     /// Nothing of the job is left there.
     gone: bool,
 }
@@ -145,8 +144,7 @@ pub struct Home {
     ended: Option<Duration>,
     ranks: Vec<RankState>,
     hosts: BTreeMap<NodeId, HostState>,
-    fence: u64,
-    entries: Vec<(String, String)>,
+    fences: Fences,
     printing: Printing,
     stdin: Stdin,
     /// Sessions that only wait for the end (`radic kill`).
@@ -188,11 +186,38 @@ impl Home {
     pub fn adopt(now: Duration, adoption: Adoption) -> Self {
         let Adoption { job, ward, started_ms } = adoption;
         let mut home = Home::new(now, started_ms, job, ward);
+        // What is released its hosts say, with the keys of it.
+        home.fences = Fences::default();
         home.ranks.fill(RankState::Running);
         home.stdin.wanted = StdinWanted::Nothing; // Rank 0 was on the lost node.
         home.lost = (0..home.spec.ranks).map(Rank).collect();
         home.unreported = home.hosts.keys().cloned().collect();
         home
+    }
+
+    /// Somebody else wants this home to be.
+    pub fn handle_adoption(&mut self, adoption: &Adoption) {
+        self.started_ms = self.started_ms.min(adoption.started_ms);
+    }
+
+    /// The job is over, says somebody who has heard it of the home before: this one has come for nothing.
+    pub fn handle_removed(&mut self, now: Duration) {
+        if self.is_over() {
+            return;
+        }
+        let node = self.placement.home().name.clone();
+        let why = "the job had ended when its home was lost, and how is not known".to_owned();
+        (self.anew, self.ending) = (false, true);
+        self.unreported.clear();
+        self.ranks.fill(RankState::Ended);
+        self.outcome = Some(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: Vec::new(), why } });
+        self.tell_hosts(&ToHost::End { kill: true });
+        self.check_end(now);
+    }
+
+    /// Whether a rank has ended by itself.
+    pub fn has_ended(&self, rank: Rank) -> bool {
+        self.is_over() || self.ranks.get(rank.0 as usize) == Some(&RankState::Ended)
     }
 
     /// A job that was suspended goes on; the placement is a new one. Its protectors bring its ranks back.
@@ -211,7 +236,7 @@ impl Home {
     }
 
     fn new(now: Duration, started_ms: u64, job: JobId, ward: Ward) -> Self {
-        let Ward { incarnation, spec, placement, fence, .. } = ward;
+        let Ward { incarnation, spec, placement, fence, keys } = ward;
         Home {
             job,
             incarnation,
@@ -223,9 +248,8 @@ impl Home {
             started_ms,
             ended: None,
             ranks: vec![RankState::Starting; spec.ranks as usize],
-            hosts: placement.nodes.iter().map(|n| (n.clone(), HostState { fence, gone: false })).collect(),
-            fence,
-            entries: Vec::new(),
+            hosts: placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect(),
+            fences: Fences::new(fence, keys),
             printing: Printing::default(),
             stdin: Stdin::new(StdinWanted::From(0)),
             waiters: BTreeSet::new(),
@@ -276,6 +300,11 @@ impl Home {
         self.printing.waiting_bytes
     }
 
+    /// Which life of it this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
     /// Where its ranks are.
     pub fn placement(&self) -> &Placement {
         &self.placement
@@ -323,10 +352,12 @@ impl Home {
             ToHome::Kill { session } => self.kill(session),
             ToHome::StdinTaken(number) if from == self.placement.home() => self.handle_stdin_taken(number),
             ToHome::StdinWanted(wanted) if from == self.placement.home() => self.restart_stdin(wanted),
-            ToHome::Fence { number, entries } => self.handle_fence(from, number, entries),
+            ToHome::Fence { number, ranks, entries } => self.handle_fence(from, number, ranks, entries),
             ToHome::Gone => self.handle_gone(now, from),
             ToHome::Report(report) => self.handle_report(from, report),
-            ToHome::NoImage { rank, why, signal } if self.knows(rank) => self.begin_anew(rank, &why, signal),
+            ToHome::NoImage { rank, life, why, signal } if self.knows(rank) && life >= self.incarnation => {
+                self.begin_anew(rank, &why, signal);
+            }
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
             ToHome::Launched { rank, .. }
@@ -454,7 +485,21 @@ impl Home {
 
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, report: HostReport) {
-        if !self.unreported.remove(from) || report.incarnation != self.incarnation {
+        let is_first = self.unreported.remove(from);
+        if is_first && report.incarnation != self.incarnation {
+            // The home before was lost while the job began anew: nobody has got far.
+            self.incarnation = self.incarnation.max(report.incarnation);
+            let rank = self.placement.ranks_on(from).next().unwrap_or(Rank(0));
+            return self.begin_anew(rank, "its home was lost while the job began anew", None);
+        }
+        if report.incarnation != self.incarnation || self.anew {
+            return;
+        }
+        self.learn_fence(report.fence, report.keys);
+        if !report.waiting.is_empty() {
+            self.handle_fence(from, report.fence + 1, report.waiting, Vec::new());
+        }
+        if !is_first {
             return;
         }
         report.running.iter().for_each(|rank| _ = self.lost.remove(rank));
@@ -465,12 +510,13 @@ impl Home {
                 self.handle_exit(rank, from.name.clone(), status, phase);
             }
         }
-        if report.fence > self.fence {
-            // The home before has released it; those who have not heard so are told again.
-            self.fence = report.fence;
-        }
-        if let Some(entries) = report.waiting {
-            self.handle_fence(from, report.fence + 1, entries);
+    }
+
+    /// A host was let out of this fence. Who waits in one that the home before has released is told again.
+    fn learn_fence(&mut self, fence: u64, keys: Vec<(String, String)>) {
+        let Some(Behind { number, nodes, entries }) = self.fences.learn(fence, keys) else { return };
+        for node in nodes {
+            self.tell_host(node, ToHost::Release { number, entries: entries.clone() });
         }
     }
 
@@ -507,8 +553,7 @@ impl Home {
         }
         self.anew = false;
         self.incarnation = Incarnation((self.incarnation.0 / LIVES + 1) * LIVES);
-        self.fence = 0;
-        self.entries.clear();
+        self.fences = Fences::default();
         self.unreported.clear();
         self.lost.clear();
         self.ranks.fill(RankState::Starting);
@@ -546,12 +591,12 @@ impl Home {
         self.unreported.remove(node);
         self.placement = placement;
         if self.anew || !ending {
-            // Whoever takes a rank over enters the next fence when that rank does. The others may be in it: they do not say so again.
-            let (fence, gone) = (self.fence, self.anew);
+            let gone = self.anew;
             for node in running.iter().filter_map(|rank| self.placement.node_of(*rank)) {
-                self.hosts.entry(node.clone()).or_insert(HostState { fence, gone }).fence = fence;
+                self.hosts.entry(node.clone()).or_insert(HostState { gone });
             }
         }
+        self.fences.lose(node);
         self.lose_terminal(node);
         self.launch_anew();
         self.check_end(now);
@@ -604,7 +649,7 @@ impl Home {
         let next = |rank, stream| progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
         let output = |rank| [OutputStream::Stdout, OutputStream::Stderr].map(|stream| next(rank, stream));
         let (spec, placement) = (self.spec.clone(), self.placement.clone());
-        let ward = Ward { incarnation: self.incarnation, spec, placement, fence: self.fence, keys: Vec::new() };
+        let ward = Ward { incarnation: self.incarnation, spec, placement, fence: self.fences.released(), keys: Vec::new() };
         let output = (0..self.spec.ranks).map(|rank| output(Rank(rank))).collect();
         let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output };
         let unprinted = self.printing.waiting.iter();
@@ -726,17 +771,13 @@ impl Home {
         self.check_end(now);
     }
 
-    fn handle_fence(&mut self, from: &NodeId, number: u64, entries: Vec<(String, String)>) {
-        let Some(host) = self.hosts.get_mut(from) else { return };
-        if number != self.fence + 1 || host.fence == number {
-            return;
-        }
-        host.fence = number;
-        self.entries.extend(entries);
-        if self.hosts.values().all(|h| h.fence == number) {
-            self.fence = number;
-            let entries = std::mem::take(&mut self.entries);
-            self.tell_hosts(&ToHost::Release { number, entries });
+    fn handle_fence(&mut self, from: &NodeId, number: u64, ranks: Vec<Rank>, entries: Vec<(String, String)>) {
+        match self.fences.enter(from, number, ranks, entries, self.spec.ranks) {
+            Entered::Waits => {}
+            Entered::Released(entries) => self.tell_hosts(&ToHost::Release { number, entries }),
+            Entered::Before(entries) => {
+                self.outputs.push_back(HomeOutput::ToHost(from.clone(), ToHost::Release { number, entries }));
+            }
         }
     }
 

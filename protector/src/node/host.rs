@@ -235,7 +235,7 @@ pub struct Host {
     ranks: BTreeMap<Rank, LocalRank>,
     keys: KeySpace,
     fence: u64,
-    /// Ranks that wait in the next fence.
+    /// Ranks that wait in the fence after the last one that each was let out of.
     waiting: BTreeSet<Rank>,
     ending: bool,
     kill_at: Option<Duration>,
@@ -350,6 +350,8 @@ impl Host {
         state.session.resume(point.pmi.0, point.pmi.1);
         state.fences = point.fences;
         state.returning = false;
+        self.look_at_fence();
+        let Some(state) = self.ranks.get_mut(&rank) else { return Ok(()) };
         for (outlet, at) in state.outlets.iter_mut().zip(point.output) {
             let first = !outlet.is_known();
             outlet.open(at, first)?;
@@ -363,6 +365,13 @@ impl Host {
         if let Some(state) = self.ranks.get_mut(&rank) {
             state.catching_up = false;
         }
+    }
+
+    /// Whether the rank is being brought back here, or is to be: nothing is left of it without its log.
+    pub fn needs_log(&self, rank: Rank) -> bool {
+        let returns = |state: &LocalRank| state.catching_up && state.exited.is_none();
+        let needs = |state: &LocalRank| state.lost.is_some() || state.crashed.is_some() || returns(state);
+        self.ranks.get(&rank).is_some_and(needs)
     }
 
     /// It cannot be brought back.
@@ -398,8 +407,9 @@ impl Host {
                 None => running.push(*rank),
             }
         }
-        let waiting = (self.all_wait() && !self.ranks.is_empty()).then(|| self.keys.all());
-        let report = HostReport { incarnation: self.incarnation, running, ended, fence: self.fence, waiting };
+        let waiting = if self.is_in_fence() { self.ranks().collect() } else { Vec::new() };
+        let (fence, keys) = (self.fence, self.keys.all());
+        let report = HostReport { incarnation: self.incarnation, running, ended, fence, keys, waiting };
         self.outputs.push_back(HostOutput::ToHome(ToHome::Report(report)));
         for (rank, state) in &self.ranks {
             for (outlet, stream) in state.outlets.iter().zip(STREAMS) {
@@ -784,8 +794,20 @@ impl Host {
         }
     }
 
-    fn all_wait(&self) -> bool {
-        self.waiting.len() == self.ranks.len()
+    /// Whether all ranks here are in the next fence. A rank that was let out of it before it was lost does not enter it again.
+    fn is_in_fence(&self) -> bool {
+        let is_in = |(rank, state): (&Rank, &LocalRank)| state.fences > self.fence || self.waiting.contains(rank);
+        !self.ranks.is_empty() && self.ranks.iter().all(is_in)
+    }
+
+    /// Tells the home if all ranks here are in the next fence; perhaps once more, which changes nothing.
+    fn look_at_fence(&mut self) {
+        if self.is_in_fence() {
+            // What was told a home that is lost the next one does not know before this host has reported.
+            let entries = if self.orphaned.is_some() { self.keys.all() } else { self.keys.take_fresh() };
+            let (number, ranks) = (self.fence + 1, self.ranks().collect());
+            self.outputs.push_back(HostOutput::ToHome(ToHome::Fence { number, ranks, entries }));
+        }
     }
 
     fn enter_fence(&mut self, rank: Rank) {
@@ -795,30 +817,29 @@ impl Host {
             return self.reply(rank, Reply::Done);
         }
         self.waiting.insert(rank);
-        if self.all_wait() {
-            let (number, entries) = (self.fence + 1, self.keys.take_fresh());
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Fence { number, entries }));
-        }
+        self.look_at_fence();
     }
 
+    /// A fence is over. A rank that is brought back here may not have come to it yet: it goes through when it does.
     fn handle_release(&mut self, number: u64, entries: Vec<(String, String)>) {
-        if number != self.fence + 1 || !self.all_wait() {
+        if number != self.fence + 1 {
             return;
         }
         self.fence = number;
         let merged = self.keys.merge(entries);
         for rank in std::mem::take(&mut self.waiting) {
-            let reply = match &merged {
-                Ok(()) => Reply::Done,
-                Err(error) => Reply::Failed(error.to_string()),
-            };
-            if let Some(state) = self.ranks.get_mut(&rank) {
-                state.fences = number;
+            let Some(state) = self.ranks.get_mut(&rank) else { continue };
+            if state.fences >= number {
+                // It is in a later one.
+                self.waiting.insert(rank);
+                continue;
             }
-            self.reply(rank, reply);
+            state.fences = number;
+            self.reply(rank, merged.as_ref().map_or_else(|error| Reply::Failed(error.to_string()), |()| Reply::Done));
             self.flush(rank);
         }
         self.outputs.push_back(HostOutput::Fenced);
+        self.look_at_fence();
     }
 
     /// The answer to [`HostOutput::Name`]: the port, or why not.

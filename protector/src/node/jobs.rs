@@ -55,10 +55,9 @@ impl Node {
                     let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
                     self.record(now, EventName::Suspect, About::rank(job, rank), text);
                     let holder = self.holder_of(ProcessId { job, rank });
+                    self.need_log(ProcessId { job, rank }, holder.clone());
                     if !self.is_member(&holder) {
-                        let why = "its log is lost".to_owned();
-                        let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
-                        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why, signal: None }));
+                        self.tell_home_of_lost_log(ProcessId { job, rank });
                         continue;
                     }
                     self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal }));

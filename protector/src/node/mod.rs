@@ -12,6 +12,7 @@ mod checkpoints;
 mod clients;
 mod early;
 pub mod events;
+mod fences;
 pub mod home;
 pub mod host;
 mod jobs;
@@ -410,7 +411,7 @@ impl Node {
             PeerMessage::Events(events) => self.handle_events(&events),
             PeerMessage::Restart(order) => self.handle_restart(now, from, *order),
             PeerMessage::Restarted { process, incarnation, door } => self.handle_returned(process, incarnation, door),
-            PeerMessage::Adopt(adoption) => self.handle_adopt(now, *adoption),
+            PeerMessage::Adopt(adoption) => self.handle_adopt(now, from, *adoption),
             PeerMessage::NewHome(job) => self.handle_new_home(now, from, job),
             PeerMessage::KillRank(process) => self.kill_rank(now, process),
             PeerMessage::Fault(fault) => self.outputs.push_back(Output::Fault(fault)),
@@ -460,7 +461,11 @@ impl Node {
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
             Query::Listener { connection, from, to } => self.answer_listener(*connection, *from, *to),
-            Query::Where(process) => Answer::Where(self.place_of(*process)),
+            Query::Knows(job) => Answer::Knows(self.knows(*job)),
+            Query::Where(process) => {
+                let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));
+                Answer::Where { place: self.place_of(*process), ended }
+            }
             Query::Final { stream, sender } => Answer::Final(self.final_of(*stream, *sender)),
             Query::Release(process) => {
                 self.handle_release(*process);
@@ -570,15 +575,14 @@ impl Node {
             self.ready = true;
             self.outputs.push_back(Output::Ready(new.number));
         }
-        for member in &lost {
-            self.handle_loss(now, old.unwrap_or(new), new, member);
-        }
+        self.handle_losses(now, old.unwrap_or(new), new, &lost);
         for member in lost {
             self.handle_departure(now, member, why);
         }
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
         self.subscribe_to(&joined);
         self.seek_protection(now, None);
+        self.seek_homes(now);
         self.handle_early(now);
     }
 

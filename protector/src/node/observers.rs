@@ -292,19 +292,19 @@ impl Node {
         }
     }
 
-    /// What an observer asked by `Where`. Of this job's ranks one that nobody knows of is on its way: whoever brings it back will say so.
+    /// What an observer asked by `Where`. Of this job's ranks one that nobody knows of is on its way, unless the home knows
+    /// that it has ended: whoever brings it back will say so.
     pub(super) fn finish_where(
         &mut self,
-        observer: ObserverId,
-        process: ProcessId,
-        ask: u64,
+        (observer, process, ask): (ObserverId, ProcessId, u64),
         other: ProcessId,
         places: &[Place],
+        ended: bool,
     ) {
         self.end_ask(process);
         let find = |wanted: fn(&Place) -> bool| places.iter().copied().find(wanted);
         let known = find(|place| matches!(place, Place::Here { .. })).or(find(|place| *place == Place::Left)).or(find(|_| true));
-        let default = if self.hosts.contains_key(&other.job) { Place::Away } else { Place::Left };
+        let default = if self.hosts.contains_key(&other.job) && !ended { Place::Away } else { Place::Left };
         if self.is_newest(observer, process) {
             let place = known.unwrap_or(default);
             self.outputs.push_back(Output::Observer(observer, FromNode::Place { ask, place }));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, Placement};
+use radic_wire::job::{ExitStatus, JobSpec, Placement};
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
@@ -52,6 +52,8 @@ struct Protected {
     left: Option<Left>,
     /// It was fenced, and not sent anywhere yet.
     recovering: bool,
+    /// Why it is not brought back, as its home was told; perhaps one that is lost.
+    hopeless: Option<ToHome>,
     /// The signal that ended it, if it is brought back for that.
     crashed: Option<i32>,
     /// The address of the node where it was first launched, if that is not its host.
@@ -74,18 +76,23 @@ pub(super) struct Recovery {
     doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
     /// Newest lives of processes that were restarted anywhere.
     restarted: BTreeMap<ProcessId, Incarnation>,
-    /// What processes of this node have been brought back with, and the node that has their log, until it is this node's protector.
-    orders: BTreeMap<ProcessId, (RestartOrder, Option<NodeId>)>,
+    /// What processes are brought back here with, until they are there.
+    orders: BTreeMap<ProcessId, RestartOrder>,
+    /// The node that has the log of a process of this node: from a crash, or an order to bring it back, until it has caught up and its log is with this
+    /// node's protector, whoever that is then.
+    holders: BTreeMap<ProcessId, NodeId>,
+    /// In which life a process of this node is that was brought back here.
+    lives: BTreeMap<ProcessId, Incarnation>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
     /// Of processes of this node that were first launched elsewhere: the address there.
     origins: BTreeMap<ProcessId, IpAddr>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
-    /// Processes that were ordered to come back here and have not caught up: they need the log that they come back with.
-    returning: BTreeSet<ProcessId>,
     /// Jobs that begin anew here as soon as a process of a life before has ended: who said so, and how.
     pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
+    /// Jobs whose home is lost, until the next one has said that it is there.
+    homeless: BTreeSet<JobId>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
     /// Since when this side has no majority.
@@ -96,22 +103,25 @@ impl Node {
     /// From a host: this node protects these ranks.
     pub(super) fn handle_protect(
         &mut self,
+        now: Duration,
         from: &NodeId,
         job: JobId,
-        ranks: &[Rank],
+        ranks: &[(Rank, Incarnation)],
         origins: &BTreeMap<Rank, IpAddr>,
         ward: Ward,
     ) {
-        let started_ms = self.config.wall_us / 1000;
+        let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
         let wards =
             self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
-        for rank in ranks {
-            let known = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or(ward.incarnation);
+        for (rank, life) in ranks {
+            let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
+            let known = told.max(*life).max(ward.incarnation);
             let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected {
                 host: from.clone(),
                 incarnation: known,
                 left: None,
                 recovering: false,
+                hopeless: None,
                 crashed: None,
                 origin: None,
             });
@@ -119,9 +129,9 @@ impl Node {
             protected.origin = origins.get(rank).copied();
             if ward.incarnation > protected.incarnation {
                 // What is known of it is of the job's life before.
-                (protected.left, protected.recovering, protected.crashed) = (None, false, None);
+                (protected.left, protected.recovering, protected.hopeless, protected.crashed) = (None, false, None, None);
             }
-            protected.incarnation = protected.incarnation.max(known).max(ward.incarnation);
+            protected.incarnation = protected.incarnation.max(known);
         }
         wards.ward = ward;
     }
@@ -153,8 +163,9 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, launches, ended, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, launches, homeless, ended, .. } = &mut self.recovery;
         launches.remove(&job);
+        homeless.remove(&job);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
         if !ended.contains(&job) {
@@ -163,6 +174,11 @@ impl Node {
         if ended.len() > ENDED {
             ended.pop_front();
         }
+    }
+
+    /// Whether this node has anything of a job that goes on.
+    pub(super) fn knows(&self, job: JobId) -> bool {
+        self.homes.get(&job).is_some_and(|home| !home.is_over()) || self.hosts.contains_key(&job) || self.protects(job)
     }
 
     /// Whether this node protects anything of a job.
@@ -180,33 +196,25 @@ impl Node {
         let started_ms = self.config.wall_us / 1000;
         let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
         let protected = |&(rank, incarnation, origin)| {
-            let (left, recovering, crashed) = (None, false, None);
-            (rank, Protected { host: host(rank), incarnation, left, recovering, crashed, origin: Some(origin) })
+            let (left, recovering, hopeless, crashed) = (None, false, None, None);
+            (rank, Protected { host: host(rank), incarnation, left, recovering, hopeless, crashed, origin: Some(origin) })
         };
         let ranks = ranks.iter().map(protected).collect();
         self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
     }
 
-    /// A member is gone: its ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them.
-    pub(super) fn handle_loss(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
-        let protector = self.next_watcher(old, new, lost);
-        let homes: Vec<JobId> = self.homes.keys().copied().collect();
-        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
-        let known: BTreeSet<JobId> =
-            self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
-        for job in known {
-            let Some((ward_placement, spec)) = self.placement_of(job) else { continue };
-            if spec.protection.protect != Protect::On || !ward_placement.nodes.contains(&lost.id) {
-                continue;
-            }
-            let was_home = *ward_placement.home() == lost.id;
-            match placement::replace(new, &ward_placement, &lost.id, &protector, spec.restart_on) {
-                Some(placement) => self.place_anew(now, job, &lost.id, &placement, was_home),
-                None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
-            }
-            self.seek_lost(now, job);
+    /// Members are gone: their ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them. What is told of
+    /// that is told when all of them are out of the placement: nobody speaks of one that is lost.
+    pub(super) fn handle_losses(&mut self, now: Duration, old: &View, new: &View, lost: &[Member]) {
+        if lost.is_empty() {
+            return;
         }
-        let mine = |protected: &Protected| protected.host == lost.id && protected.left.is_none();
+        lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
+        self.seek_next_homes(now);
+        let jobs: Vec<JobId> = self.homes.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.seek_lost(now, job));
+        let is_lost = |node: &NodeId| lost.iter().any(|member| member.id == *node);
+        let mine = |protected: &Protected| is_lost(&protected.host) && protected.left.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
             .flat_map(|(job, wards)| {
                 wards.ranks.iter().filter(|(_, p)| mine(p)).map(|(rank, _)| ProcessId { job: *job, rank: *rank })
@@ -219,24 +227,52 @@ impl Node {
         jobs.into_iter().for_each(|job| self.tell_home_of_lost_logs(job));
     }
 
-    /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
-    fn tell_home_of_lost_logs(&mut self, job: JobId) {
-        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
-        let held = |process: &&ProcessId| self.is_member(&self.holder_of(**process));
-        let of_job: Vec<ProcessId> = self.recovery.returning.iter().filter(|p| p.job == job && !held(p)).copied().collect();
-        for process in of_job {
-            let why = "its log was lost while it was brought back".to_owned();
-            self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank: process.rank, why, signal: None }));
+    /// Places the ranks of one node that is lost.
+    fn place_ranks_of(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
+        let protector = self.next_watcher(old, new, lost);
+        let homes: Vec<JobId> = self.homes.keys().copied().collect();
+        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
+        let known: BTreeSet<JobId> =
+            self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
+        for job in known {
+            let Some((before, spec)) = self.placement_with(job, &lost.id) else { continue };
+            if spec.protection.protect != Protect::On {
+                continue;
+            }
+            match placement::replace(new, &before, &lost.id, &protector, spec.restart_on) {
+                Some(placement) => self.place_anew(now, job, &lost.id, &before, &placement),
+                None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
+            }
         }
     }
 
-    /// Tells the home of a job how those have ended whose node is lost: nobody else can, and it may have died before it was told.
+    /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
+    fn tell_home_of_lost_logs(&mut self, job: JobId) {
+        let Some(host) = self.hosts.get(&job) else { return };
+        let held = |rank: &Rank| self.is_member(&self.holder_of(ProcessId { job, rank: *rank }));
+        let without: Vec<Rank> = host.ranks().filter(|rank| host.needs_log(*rank) && !held(rank)).collect();
+        without.into_iter().for_each(|rank| self.tell_home_of_lost_log(ProcessId { job, rank }));
+    }
+
+    pub(super) fn tell_home_of_lost_log(&mut self, process: ProcessId) {
+        self.tell_home_of_no_image(process, "its log was lost while it was brought back".to_owned());
+    }
+
+    /// Tells the home that a process of this node is not brought back.
+    fn tell_home_of_no_image(&mut self, process: ProcessId, why: String) {
+        let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
+        let (rank, life) = (process.rank, self.life_here(process));
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal: None }));
+    }
+
+    /// Tells the home of a job how those have ended whose node is lost, and who is not brought back: nobody else can, and it may have died before it was told.
     fn tell_home_of_ends(&mut self, job: JobId) {
         let Some(wards) = self.recovery.wards.get(&job) else { return };
         let home = wards.ward.placement.home().clone();
         let ended = |(rank, p): (&Rank, &Protected)| {
-            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host))?;
-            Some(ToHome::Left { rank: *rank, status: left.status, phase: left.phase })
+            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host));
+            let left = left.map(|left| ToHome::Left { rank: *rank, status: left.status, phase: left.phase });
+            left.or_else(|| p.hopeless.clone())
         };
         let ended: Vec<ToHome> = wards.ranks.iter().filter_map(ended).collect();
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
@@ -244,8 +280,10 @@ impl Node {
 
     /// The job has begun anew: of its lives before `life` nobody comes back.
     pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
-        if let Some(wards) = self.recovery.wards.get_mut(&job) {
+        if let Some(wards) = self.recovery.wards.get_mut(&job).filter(|wards| wards.ward.incarnation < life) {
             wards.ranks.retain(|_, protected| protected.incarnation >= life);
+            (wards.ward.incarnation, wards.ward.fence) = (life, 0);
+            wards.ward.keys.clear();
         }
     }
 
@@ -271,7 +309,10 @@ impl Node {
         let why = "its node is lost, and so is whoever had its log".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         let me = self.me().clone();
-        self.with_home(now, job, |home| home.handle_message(now, &me, ToHome::NoImage { rank, why, signal: None }));
+        self.with_home(now, job, |home| {
+            let life = home.incarnation();
+            home.handle_message(now, &me, ToHome::NoImage { rank, life, why, signal: None });
+        });
     }
 
     /// Who watched `lost`, or the next after that who is still there.
@@ -287,49 +328,83 @@ impl Node {
         self.me().clone()
     }
 
-    fn placement_of(&self, job: JobId) -> Option<(Placement, radic_wire::job::JobSpec)> {
+    /// What this node knows of a job that has something on `lost`. A home that has just been adopted may know already that it is gone.
+    fn placement_with(&self, job: JobId, lost: &NodeId) -> Option<(Placement, JobSpec)> {
         let home = self.homes.get(&job).filter(|home| !home.is_over()).map(|home| (home.placement(), home.spec()));
-        let host = || self.hosts.get(&job).map(|host| (host.placement(), host.spec()));
-        let ward = || self.recovery.wards.get(&job).map(|wards| (&wards.ward.placement, &wards.ward.spec));
-        let (placement, spec) = home.or_else(host).or_else(ward)?;
+        let host = self.hosts.get(&job).map(|host| (host.placement(), host.spec()));
+        let ward = self.recovery.wards.get(&job).map(|wards| (&wards.ward.placement, &wards.ward.spec));
+        let mut known = home.into_iter().chain(host).chain(ward);
+        let (placement, spec) = known.find(|(placement, _)| placement.nodes.contains(lost))?;
         Some((placement.clone(), spec.clone()))
     }
 
-    fn place_anew(&mut self, now: Duration, job: JobId, lost: &NodeId, placement: &Placement, was_home: bool) {
-        if let Some(host) = self.hosts.get_mut(&job) {
+    fn place_anew(&mut self, now: Duration, job: JobId, lost: &NodeId, before: &Placement, placement: &Placement) {
+        let was_home = before.home() == lost;
+        if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.involves(lost)) {
             host.handle_placement(placement.clone());
             if was_home {
                 host.handle_home_lost(now);
             }
         }
-        self.with_home(now, job, |home| home.handle_moved(now, lost, placement.clone()));
-        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
-        wards.ward.placement = placement.clone();
-        // Whoever protected rank 0 knows what the next home must know.
-        let protects_home = wards.ranks.get(&Rank(0)).is_some_and(|protected| protected.host == *lost);
-        if was_home && protects_home {
-            let adoption = Adoption { job, ward: wards.ward.clone(), started_ms: wards.started_ms };
+        if self.homes.get(&job).is_some_and(|home| home.placement().nodes.contains(lost)) {
+            self.with_home(now, job, |home| home.handle_moved(now, lost, placement.clone()));
+        }
+        if let Some(wards) = self.recovery.wards.get_mut(&job).filter(|wards| wards.ward.placement.nodes.contains(lost)) {
+            wards.ward.placement = placement.clone();
+        }
+        if was_home {
             let text = format!("its home, {}, is lost; {} is the next", lost.name, placement.home().name);
             self.record(now, EventName::Place, About::job(job), text);
-            self.send(placement.home(), PeerMessage::Adopt(Box::new(adoption)));
+            self.recovery.homeless.insert(job);
         }
     }
 
-    /// This node is the home of a job from now on.
-    pub(super) fn handle_adopt(&mut self, now: Duration, adoption: Adoption) {
-        let job = adoption.job;
-        if adoption.ward.placement.home() != self.me() || self.homes.contains_key(&job) || self.recovery.ended.contains(&job) {
-            return;
+    /// Wants the next home of each job that has none to be. Everybody does who has anything of it: whoever protected rank 0 may be lost with the home.
+    fn seek_next_homes(&mut self, now: Duration) {
+        for job in self.recovery.homeless.clone() {
+            let wards = self.recovery.wards.get(&job);
+            let host = || self.hosts.get(&job).map(|host| (host.incarnation(), host.spec(), host.placement()));
+            let ward = wards.map(|wards| (wards.ward.incarnation, &wards.ward.spec, &wards.ward.placement));
+            let Some((incarnation, spec, placement)) = host().or(ward) else { continue };
+            let ward = Ward { incarnation, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+            let started_ms = wards.map_or(self.config.wall_us / 1000 + now.as_millis() as u64, |wards| wards.started_ms);
+            let (home, adoption) = (placement.home().clone(), Adoption { job, ward, started_ms });
+            self.send(&home, PeerMessage::Adopt(Box::new(adoption)));
         }
-        self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
-        self.homes.insert(job, Home::adopt(now, adoption));
-        self.tell_all(&PeerMessage::NewHome(job));
-        self.seek_lost(now, job);
+    }
+
+    /// This node is to be the home of a job, says somebody who has something of it.
+    pub(super) fn handle_adopt(&mut self, now: Duration, from: &NodeId, adoption: Adoption) {
+        let (job, placement) = (adoption.job, &adoption.ward.placement);
+        if self.recovery.ended.contains(&job) {
+            // The home that is lost had not told everybody.
+            return self.send(from, PeerMessage::ToStore(job, ToStore::Remove));
+        }
+        if let Some(home) = self.homes.get_mut(&job) {
+            home.handle_adoption(&adoption);
+            // The sender may have been told before it knew that the home before is lost.
+            return self.send(from, PeerMessage::NewHome(job));
+        }
+        // Else the sender does not know yet that one more is lost. When it does, it says so once more.
+        if placement.home() == self.me() && !placement.nodes.iter().any(|node| self.has_departed(node)) {
+            self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
+            self.homes.insert(job, Home::adopt(now, adoption));
+            self.tell_all(&PeerMessage::NewHome(job));
+            self.seek_lost(now, job);
+        }
     }
 
     /// A job has a new home: what is here of it reports, and terminals attach again.
     pub(super) fn handle_new_home(&mut self, now: Duration, from: &NodeId, job: JobId) {
-        if self.hosts.get(&job).is_some_and(|host| host.placement().home() == from) {
+        if self.recovery.ended.contains(&job) {
+            return self.send(from, PeerMessage::ToStore(job, ToStore::Remove));
+        }
+        let of_host = self.hosts.get(&job).map(|host| host.placement().home() == from);
+        let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
+        if of_host.or_else(of_wards) == Some(true) {
+            self.recovery.homeless.remove(&job);
+        }
+        if of_host == Some(true) {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
         }
         self.attach_again(job, from);
@@ -342,7 +417,7 @@ impl Node {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         protected.incarnation.0 += 1;
-        protected.recovering = true;
+        (protected.recovering, protected.hopeless) = (true, None);
         let incarnation = protected.incarnation;
         let text = format!("rank {}: lives before {} are not listened to any more", process.rank, incarnation.0);
         self.record(now, EventName::Fence, About::rank(process.job, process.rank), text);
@@ -366,14 +441,19 @@ impl Node {
         let home = wards.ward.placement.home().clone();
         let restart = match result {
             Ok(restart) => restart,
-            Err(store::NoRestart::NoImage) => {
-                let why = "it was lost before a checkpoint of it was committed".to_owned();
-                return self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why, signal }));
-            }
             Err(error) => {
-                let why = format!("it cannot be brought back: {error}");
-                self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-                return self.send(&home, PeerMessage::ToHome(job, ToHome::Lost { rank, why }));
+                let hopeless = match error {
+                    store::NoRestart::NoImage => {
+                        let why = "it was lost before a checkpoint of it was committed".to_owned();
+                        ToHome::NoImage { rank, life: incarnation, why, signal }
+                    }
+                    error => ToHome::Lost { rank, why: format!("it cannot be brought back: {error}") },
+                };
+                protected.hopeless = Some(hopeless.clone());
+                if let ToHome::Lost { why, .. } = &hopeless {
+                    self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+                }
+                return self.send(&home, PeerMessage::ToHome(job, hopeless));
             }
         };
         let Some(target) = wards.ward.placement.node_of(rank).cloned() else { return };
@@ -432,9 +512,10 @@ impl Node {
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
         self.recovery.origins.insert(process, order.origin);
-        self.recovery.orders.insert(process, (order, Some(from.clone())));
+        self.recovery.holders.insert(process, from.clone());
+        self.recovery.lives.insert(process, order.incarnation);
         self.recovery.degraded.insert(process);
-        self.recovery.returning.insert(process);
+        self.recovery.orders.insert(process, order);
         self.with_host(now, job, |_| ());
     }
 
@@ -446,9 +527,7 @@ impl Node {
             Err(why) => {
                 let why = format!("its images cannot be had: {why}");
                 self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
-                let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
-                let no_image = ToHome::NoImage { rank: process.rank, why: why.clone(), signal: None };
-                self.send(&home, PeerMessage::ToHome(process.job, no_image));
+                self.tell_home_of_no_image(process, why.clone());
                 // Which the home need not hear: the job begins anew.
                 self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
             }
@@ -457,7 +536,8 @@ impl Node {
 
     /// A restored process is there.
     pub(super) fn handle_restored(&mut self, now: Duration, observer: ObserverId, process: ProcessId, point: Point) {
-        let Some((order, _)) = self.recovery.orders.get(&process) else {
+        // Fulfilled, or refused: another one would be for another life.
+        let Some(order) = self.recovery.orders.remove(&process) else {
             return self.refuse(observer, format!("nobody has ordered that rank {} comes back here", process.rank));
         };
         if point.cut != order.cut {
@@ -475,7 +555,7 @@ impl Node {
             protector: order.log,
             protection: host.protection().clone(),
             log_end: order.log_end,
-            held: order.held.clone(),
+            held: order.held,
             restarted: self.recovery.restarted.iter().map(|(process, life)| (*process, *life)).collect(),
         };
         let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
@@ -496,8 +576,7 @@ impl Node {
         let (job, rank) = (process.job, process.rank);
         let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-        let Some(home) = self.hosts.get(&job).map(|host| host.home().clone()) else { return };
-        self.send(&home, PeerMessage::ToHome(job, ToHome::NoImage { rank, why: why.clone(), signal: None }));
+        self.tell_home_of_no_image(process, why.clone());
         self.refuse(observer, why);
     }
 
@@ -508,10 +587,9 @@ impl Node {
 
     /// A process of this node says where it is dialed.
     pub(super) fn handle_door(&mut self, process: ProcessId, door: SocketAddr) {
-        let order = self.recovery.orders.get(&process).map(|(order, _)| order.incarnation);
-        let first = self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
-        self.recovery.doors.insert(process, (order.unwrap_or(first), door));
-        if let Some(incarnation) = order {
+        let incarnation = self.life_here(process);
+        self.recovery.doors.insert(process, (incarnation, door));
+        if self.recovery.lives.contains_key(&process) {
             self.tell_all(&PeerMessage::Restarted { process, incarnation, door });
         }
     }
@@ -538,15 +616,13 @@ impl Node {
             process.rank
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
-        self.recovery.returning.remove(&process);
         self.with_host(now, process.job, |host| host.handle_live(process.rank));
         self.reprotect(now, process);
     }
 
     /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
     fn reprotect(&mut self, now: Duration, process: ProcessId) {
-        let Some((_, Some(holder))) = self.recovery.orders.get(&process) else { return };
-        let holder = holder.clone();
+        let Some(holder) = self.recovery.holders.get(&process).cloned() else { return };
         self.recovery.degraded.insert(process);
         if holder == self.protector().id {
             self.leave_holder(process);
@@ -558,14 +634,20 @@ impl Node {
 
     /// The one that had its log lets go of a process, or is gone.
     pub(super) fn finish_release(&mut self, now: Duration, process: ProcessId, holder: &NodeId, released: bool) {
+        let ProcessId { job, rank } = process;
+        if self.recovery.holders.get(&process) != Some(holder) {
+            return;
+        }
         if !released && self.is_member(holder) {
             // It has not said so: it may still bring the process back.
-            return self.record(
-                now,
-                EventName::Store,
-                About::rank(process.job, process.rank),
-                format!("rank {}: {} does not let go of it; its log stays there", process.rank, holder.name),
-            );
+            let text = format!("rank {rank}: {} does not let go of it yet; its log stays there", holder.name);
+            self.record(now, EventName::Store, About::rank(job, rank), text);
+            let purpose = Purpose::Release { process, holder: holder.clone() };
+            return self.gather_from(now, purpose, &Query::Release(process), vec![holder.clone()], RELEASE);
+        }
+        if self.hosts.get(&job).is_some_and(|host| host.needs_log(rank)) {
+            // It has crashed meanwhile, and nobody brings it back.
+            return self.tell_home_of_lost_log(process);
         }
         self.leave_holder(process);
         self.protect_ranks(process.job, vec![process.rank]);
@@ -578,9 +660,18 @@ impl Node {
 
     /// The log of a process that was brought back is with this node's protector from now on, whoever that is.
     fn leave_holder(&mut self, process: ProcessId) {
-        if let Some((_, holder)) = self.recovery.orders.get_mut(&process) {
-            *holder = None;
-        }
+        self.recovery.holders.remove(&process);
+    }
+
+    /// A process of this node has crashed: `holder` has its log, and is to bring it back with it.
+    pub(super) fn need_log(&mut self, process: ProcessId, holder: NodeId) {
+        self.recovery.holders.insert(process, holder);
+    }
+
+    /// In which life a process of this node is.
+    pub(super) fn life_here(&self, process: ProcessId) -> Incarnation {
+        let first = || self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
+        self.recovery.lives.get(&process).copied().unwrap_or_else(first)
     }
 
     /// Another node wants to protect a process from now on.
@@ -629,7 +720,7 @@ impl Node {
 
     /// Whether the log of a process of this node is not with this node's protector.
     pub(super) fn is_elsewhere(&self, process: ProcessId) -> bool {
-        matches!(self.recovery.orders.get(&process), Some((_, Some(_))))
+        self.recovery.holders.contains_key(&process)
     }
 
     /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its protector yet.
@@ -639,8 +730,9 @@ impl Node {
 
     /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
     pub(super) fn forget_lives(&mut self, job: JobId) {
-        let Recovery { doors, orders, finals, origins, degraded, returning, .. } = &mut self.recovery;
-        returning.retain(|process| process.job != job);
+        let Recovery { doors, orders, holders, lives, finals, origins, degraded, .. } = &mut self.recovery;
+        holders.retain(|process, _| process.job != job);
+        lives.retain(|process, _| process.job != job);
         doors.retain(|process, _| process.job != job);
         orders.retain(|process, _| process.job != job);
         finals.retain(|process, _| process.job != job);
@@ -650,8 +742,7 @@ impl Node {
 
     /// Who has the log of a process of this node.
     pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
-        let holder = self.recovery.orders.get(&process).and_then(|(_, holder)| holder.clone());
-        holder.unwrap_or_else(|| self.protector().id.clone())
+        self.recovery.holders.get(&process).unwrap_or(&self.protector().id).clone()
     }
 
     /// Kills a rank, as asked: it is to be brought back.

@@ -113,9 +113,11 @@ impl Node {
         let ranks: Vec<_> = ranks.into_iter().filter(|rank| !self.is_elsewhere(ProcessId { job, rank: *rank })).collect();
         let origin = |rank: &Rank| Some((*rank, self.origin_of(ProcessId { job, rank: *rank })?));
         let origins = ranks.iter().filter_map(origin).collect();
+        let life = |rank: &Rank| (*rank, self.life_here(ProcessId { job, rank: *rank }));
+        let lives = ranks.iter().map(life).collect();
         let protector = self.protector().id.clone();
         if !ranks.is_empty() {
-            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: ranks.clone(), origins, ward }));
+            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: lives, origins, ward }));
             // It is not to bring back who has ended.
             ranks.into_iter().for_each(|rank| self.tell_end(&protector, ProcessId { job, rank }));
         }
@@ -127,7 +129,8 @@ impl Node {
             ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;
-                self.handle_protect(from, job, &ranks, &origins, *ward);
+                self.handle_protect(now, from, job, &ranks, &origins, *ward);
+                let ranks: Vec<_> = ranks.into_iter().map(|(rank, _)| rank).collect();
                 self.stored.insert(job);
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
@@ -154,6 +157,7 @@ impl Node {
                 self.stored.remove(&job);
                 self.forget_wards(job);
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
+                self.with_home(now, job, |home| home.handle_removed(now));
             }
         }
     }

@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use proptest::prelude::*;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{BootId, Incarnation, NodeName};
-use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome, Placement};
+use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome, Placement, RestartOn};
 use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::MembershipBody;
 use radic_wire::peer::ToHost;
-use radic_wire::process::{Interval, Protect, Protection};
+use radic_wire::process::{Interval, Place, Point, Protect, Protection};
 
 use super::*;
+
+mod lost;
 
 /// A job's rank as far as the node can see: what it reads and writes.
 #[derive(Default)]
@@ -24,6 +26,8 @@ struct Pretended {
     answers: String,
     signals: Vec<i32>,
     ended: bool,
+    /// What it is at, if it goes through fences ([`lost`]).
+    program: lost::Program,
 }
 
 struct Cluster {
@@ -52,6 +56,16 @@ struct Cluster {
     launched: Vec<Launched>,
     /// Those that are to be caused.
     faults: Vec<(NodeName, Fault)>,
+    /// Images that are committed: where, whose, and how many fences it had left then.
+    images: BTreeMap<(NodeName, ProcessId), u64>,
+    /// Those that were brought back: in which life, and where.
+    restored: Vec<(ProcessId, Incarnation, NodeName)>,
+    /// Those do not say that they have caught up.
+    silent: bool,
+    restart_on: RestartOn,
+    /// What nodes say to each other takes different times; what one says to another stays in its order.
+    jitter: Option<Random>,
+    arrivals: BTreeMap<(NodeId, NodeName), Duration>,
 }
 
 type Launched = (Vec<(ByteBuf, ByteBuf)>, Option<String>);
@@ -91,6 +105,12 @@ impl Cluster {
             unheard: Vec::new(),
             launched: Vec::new(),
             faults: Vec::new(),
+            images: BTreeMap::new(),
+            restored: Vec::new(),
+            silent: false,
+            restart_on: RestartOn::default(),
+            jitter: None,
+            arrivals: BTreeMap::new(),
         };
         (1..=count).for_each(|index| cluster.add(index));
         cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == count)));
@@ -173,7 +193,16 @@ impl Cluster {
         if self.deaf.as_ref() == Some(to) && matches!(input, Input::Message(_, PeerMessage::Query(..))) {
             return self.unheard.push(input);
         }
-        self.wire.push_back((self.now + LATENCY, to.clone(), input));
+        let mut arrives = self.now + LATENCY;
+        if let (Some(random), Input::Message(from, _)) = (&mut self.jitter, &input)
+            && from.name != *to
+        {
+            let last = self.arrivals.entry((from.clone(), to.clone())).or_default();
+            arrives = (arrives + Duration::from_micros(random.next() % lost::JITTER_US)).max(*last);
+            *last = arrives;
+        }
+        let place = self.wire.partition_point(|(at, ..)| *at <= arrives);
+        self.wire.insert(place, (arrives, to.clone(), input));
     }
 
     fn carry_out(&mut self, from: &NodeName, output: Output) {
@@ -192,7 +221,12 @@ impl Cluster {
             Output::Process(job, output) => self.process(from, job, output),
             Output::Die => self.kill(from),
             Output::Fault(fault) => self.faults.push((from.clone(), fault)),
-            Output::Observer(observer, message) => self.told.entry(observer).or_default().push(message),
+            Output::Observer(observer, message) => {
+                if let FromNode::Restart(restart) = &message {
+                    self.catch_up(from, observer, restart.incarnation);
+                }
+                self.told.entry(observer).or_default().push(message);
+            }
             Output::CloseObserver(observer) => _ = self.closed.insert(observer),
             Output::Nudge(process) => self.nudged.push(process),
             Output::Store(order) => {
@@ -202,6 +236,12 @@ impl Cluster {
                     StoreOrder::StableOf(node, number, ..) => Some((node, *number, Answer::Stable(77))),
                     _ => None,
                 };
+                if let StoreOrder::Fence(process, life) = order {
+                    let held = self.images.contains_key(&(from.clone(), process));
+                    let restart = Restart { images: vec![(1, 1)], cut: 0, log_end: 0, held: Vec::new() };
+                    let result = if held { Ok(restart) } else { Err(NoRestart::NoImage) };
+                    self.post(from, Input::Fenced(process, life, result));
+                }
                 answer.into_iter().for_each(|(node, number, a)| self.post(from, Input::StoreAnswer(node.clone(), number, a)));
                 self.orders.push((from.clone(), order));
             }
@@ -218,6 +258,8 @@ impl Cluster {
                 let result = if self.broken {
                     Err(SpawnError { error: "no such file".into(), code: 127 })
                 } else {
+                    // It logs anew.
+                    self.images.retain(|(_, process), _| *process != id(rank));
                     self.ranks.insert(id(rank), (node.clone(), Pretended::default()));
                     Ok(1000 + rank.0)
                 };
@@ -246,9 +288,8 @@ impl Cluster {
                     self.exit(id(rank), ExitStatus::Signal(signal));
                 }
             }
-            HostOutput::Restore(..) | HostOutput::Lost(..) | HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => {
-                unreachable!("nothing is brought back in these tests")
-            }
+            HostOutput::Restore(_, order) => self.restore(node, &order),
+            HostOutput::Lost(..) | HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => unreachable!(),
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),
         }
     }
@@ -271,6 +312,37 @@ impl Cluster {
     fn print(&mut self, id: ProcessId, bytes: &[u8]) {
         self.ranks.get_mut(&id).unwrap().1.output.entry(OutputStream::Stdout).or_default().push_back(bytes.to_vec());
         self.pump(id);
+    }
+
+    /// A process comes back from its image, as another one with the same number.
+    fn restore(&mut self, node: &NodeName, order: &host::RestoreOrder) {
+        let (process, life) = (order.process, order.incarnation);
+        let fences = self.images.iter().find(|((_, of), _)| *of == process).map_or(0, |(_, fences)| *fences);
+        let pretended = Pretended { program: lost::Program::restored(fences), ..Pretended::default() };
+        self.ranks.insert(process, (node.clone(), pretended));
+        self.restored.push((process, life, node.clone()));
+        let point = Point { incarnation: life, cut: 0, output: [0; 2], fences, pmi: (true, false) };
+        let message = ToNode::Restored { version: radic_wire::PROTOCOL_VERSION, process, point };
+        let pid = 1000 + process.rank.0;
+        self.post(node, Input::Fetched(process, Ok(())));
+        self.post(node, Input::Spawned(process, Ok(pid)));
+        self.post(node, Input::Observer(observer_of(process.rank.0, life), pid, message));
+    }
+
+    /// It was told what it needs.
+    fn catch_up(&mut self, node: &NodeName, observer: ObserverId, life: Incarnation) {
+        let rank = (observer.0 % LIFE) as u32;
+        let mut say = |message| self.post(node, Input::Observer(observer, 1000 + rank, message));
+        say(ToNode::Door(([10, 0, 0, 99], 9000 + life.0 as u16).into()));
+        if !self.silent {
+            self.live(node, rank, life);
+        }
+    }
+
+    /// It has caught up.
+    fn live(&mut self, node: &NodeName, rank: u32, life: Incarnation) {
+        let live = ToNode::Live { events: 0, different: 0, input: Some(0) };
+        self.post(node, Input::Observer(observer_of(rank, life), 1000 + rank, live));
     }
 
     fn exit(&mut self, id: ProcessId, status: ExitStatus) {
@@ -350,7 +422,7 @@ fn spec(ranks: u32) -> JobSpec {
         umask: 0o022,
         protection: Protection { protect: Protect::None, ..Protection::default() },
         mtbf_s: 86_400,
-        restart_on: radic_wire::job::RestartOn::default(),
+        restart_on: RestartOn::default(),
     }
 }
 
@@ -802,6 +874,14 @@ proptest! {
         show(&cluster, terminal, usize::MAX, &mut shown);
         prop_assert!(shown == expected, "shown and printed differ");
     }
+}
+
+/// Numbers of the observers of one life.
+const LIFE: u64 = 1000;
+
+/// The observer of a process in a later life.
+fn observer_of(rank: u32, life: Incarnation) -> ObserverId {
+    ObserverId(u64::from(life.0) * LIFE + u64::from(rank))
 }
 
 /// A rank of [`protected`] jobs: its observer has the number of its rank, its process id is 1000 and its rank.

@@ -1,0 +1,167 @@
+//! The PMI fences of a job at its home. All ranks enter a fence, with what they have put into the key space, and are let out together.
+//!
+//! Ranks are counted, not nodes: a rank that is lost in a fence enters it again when it is brought back, at a node whose other ranks may have said long ago
+//! that they are in. Whatever is said may be said again, to this home or the next one, and whoever has missed a release gets it when it asks once more: so
+//! neither a message nor its answer can be lost with a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use radic_wire::ids::{NodeId, Rank};
+use radic_wire::limits;
+
+type Entries = Vec<(String, String)>;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Fences {
+    /// The last one that was released.
+    released: u64,
+    /// All that ranks have put.
+    keys: BTreeMap<String, String>,
+    /// Those of them that hosts may not know before the next release.
+    fresh: BTreeSet<String>,
+    /// Who is in the next one, and which node has said so.
+    inside: BTreeMap<Rank, NodeId>,
+}
+
+/// What becomes of ranks that have entered a fence.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entered {
+    /// They wait for others, or have said so before.
+    Waits,
+    /// All are in: everybody goes on, with these entries.
+    Released(Entries),
+    /// That one was released long ago: their node goes on, with these entries.
+    Before(Entries),
+}
+
+/// What is new to a home by what a host knows: these nodes wait in a fence that was released.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Behind {
+    pub(super) number: u64,
+    pub(super) nodes: Vec<NodeId>,
+    pub(super) entries: Entries,
+}
+
+impl Fences {
+    /// A job that goes on after so many fences, with these keys.
+    pub(super) fn new(released: u64, keys: Entries) -> Self {
+        Fences { released, keys: keys.into_iter().collect(), ..Fences::default() }
+    }
+
+    /// The last one that was released.
+    pub(super) fn released(&self) -> u64 {
+        self.released
+    }
+
+    /// All ranks of a node are in fence `number`. `all`: how many ranks the job has.
+    pub(super) fn enter(&mut self, from: &NodeId, number: u64, ranks: Vec<Rank>, entries: Entries, all: u32) -> Entered {
+        self.keep(entries);
+        if number <= self.released {
+            return Entered::Before(self.all());
+        }
+        if number > self.released + 1 {
+            // This home is new, and what the host knows of the fence before is on its way: it comes with where its ranks are.
+            return Entered::Waits;
+        }
+        self.inside.extend(ranks.into_iter().filter(|rank| rank.0 < all).map(|rank| (rank, from.clone())));
+        if self.inside.len() < all as usize {
+            return Entered::Waits;
+        }
+        self.released = number;
+        self.inside.clear();
+        let fresh = std::mem::take(&mut self.fresh).into_iter();
+        Entered::Released(fresh.map(|key| (key.clone(), self.keys[&key].clone())).collect())
+    }
+
+    /// A host has been let out of fence `number`, and knows these keys. Who waits in one that the home before has released?
+    pub(super) fn learn(&mut self, number: u64, keys: Entries) -> Option<Behind> {
+        self.keep(keys);
+        if number <= self.released {
+            return None;
+        }
+        let waits_in = self.released + 1;
+        self.released = number;
+        let mut nodes: Vec<_> = std::mem::take(&mut self.inside).into_values().collect();
+        nodes.sort();
+        nodes.dedup();
+        Some(Behind { number: waits_in, nodes, entries: self.all() })
+    }
+
+    /// A node is lost, and with it the ranks there: they enter again, elsewhere.
+    pub(super) fn lose(&mut self, node: &NodeId) {
+        self.inside.retain(|_, of| of != node);
+    }
+
+    /// One more than a key space holds is enough: no host takes so many, and the fence fails there.
+    fn keep(&mut self, entries: Entries) {
+        for (key, value) in entries {
+            let room = self.keys.len() <= limits::PMI_KEYS || self.keys.contains_key(&key);
+            if room && self.keys.get(&key) != Some(&value) {
+                self.fresh.insert(key.clone());
+                self.keys.insert(key, value);
+            }
+        }
+    }
+
+    fn all(&self) -> Entries {
+        self.keys.clone().into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::ids::BootId;
+
+    use super::*;
+
+    fn node(number: u64) -> NodeId {
+        NodeId { name: format!("n{number}").parse().expect("a name"), boot: BootId(number) }
+    }
+
+    fn ranks(ranks: &[u32]) -> Vec<Rank> {
+        ranks.iter().copied().map(Rank).collect()
+    }
+
+    fn put(key: &str) -> Entries {
+        vec![(key.to_owned(), "1".to_owned())]
+    }
+
+    #[test]
+    fn whoever_says_it_again_changes_nothing_and_is_answered() {
+        let mut fences = Fences::default();
+        assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), put("a"), 2), Entered::Waits);
+        assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), vec![], 2), Entered::Waits);
+        let both = [put("a"), put("b")].concat();
+        assert_eq!(fences.enter(&node(2), 1, ranks(&[1]), put("b"), 2), Entered::Released(both.clone()));
+        assert_eq!(fences.enter(&node(2), 1, ranks(&[1]), put("b"), 2), Entered::Before(both));
+        assert_eq!(fences.released(), 1);
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_in_a_fence_enters_it_again_before_it_is_released() {
+        let mut fences = Fences::default();
+        assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), vec![], 3), Entered::Waits);
+        assert_eq!(fences.enter(&node(2), 1, ranks(&[1]), vec![], 3), Entered::Waits);
+        fences.lose(&node(1));
+        // It goes on at node 2, and is not in the fence yet.
+        assert_eq!(fences.enter(&node(3), 1, ranks(&[2]), vec![], 3), Entered::Waits);
+        assert_eq!(fences.enter(&node(2), 1, ranks(&[0, 1]), vec![], 3), Entered::Released(vec![]));
+    }
+
+    #[test]
+    fn what_the_home_before_has_released_is_released_for_all() {
+        let mut fences = Fences::default();
+        assert_eq!(fences.learn(1, put("a")), Some(Behind { number: 1, nodes: vec![], entries: put("a") }));
+        assert_eq!(fences.enter(&node(1), 2, ranks(&[0]), put("b"), 3), Entered::Waits);
+        let both = [put("a"), put("b")].concat();
+        assert_eq!(fences.learn(2, both.clone()), Some(Behind { number: 2, nodes: vec![node(1)], entries: both.clone() }));
+        assert_eq!(fences.learn(1, put("a")), None, "a host that is behind");
+        assert_eq!(fences.enter(&node(3), 2, ranks(&[2]), vec![], 3), Entered::Before(both));
+        assert_eq!(
+            fences.enter(&node(3), 4, ranks(&[2]), vec![], 3),
+            Entered::Waits,
+            "of a fence that nobody has said to be over"
+        );
+    }
+}

@@ -1,0 +1,395 @@
+//! What is lost comes back, or its job begins anew, or says why it ends: whatever is lost, in whatever order the news of it comes.
+
+use super::*;
+
+/// Enough for everything that takes no time of its own.
+const SOON: Duration = Duration::from_millis(50);
+/// With [`Cluster::jitter`]: most that a message is under way.
+pub(super) const JITTER_US: u64 = 4_000;
+
+/// A program that puts a key, enters a fence, gets what the others have put, and so on.
+#[derive(Debug, Default)]
+pub(super) struct Program {
+    initialized: bool,
+    /// Fences that it was let out of.
+    fences: u64,
+    /// Questions since the last fence.
+    asked: u32,
+    /// Questions, and answers that it has had, in this life.
+    lines: (usize, usize),
+    finalized: bool,
+}
+
+impl Program {
+    pub(super) fn restored(fences: u64) -> Self {
+        Program { initialized: true, fences, ..Program::default() }
+    }
+}
+
+impl Cluster {
+    /// A protected job with one rank on each of the first `ranks` nodes, on all of which libraries are through with `MPI_Init`, and of which all have an image.
+    fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
+        let nodes = (1..=ranks as usize).map(name).collect();
+        let spec = JobSpec { protection: never(), nodes, restart_on: self.restart_on, ..spec(ranks) };
+        self.hello(node, 1, Request::Run { spec: Box::new(spec), attach: true });
+        self.run_until(|c| c.ranks.len() == ranks as usize);
+        let job = self.ranks.keys().next().expect("it has started").job;
+        for rank in 0..ranks {
+            self.say(job, rank, join(job, rank));
+            self.pmi(at(job, rank), "cmd=init pmi_version=1 pmi_subversion=1");
+        }
+        self.run_until(|c| (0..ranks).all(|rank| matches!(c.told(rank), [FromNode::Joined { .. }])));
+        (0..ranks).for_each(|rank| self.commit(job, rank, 0));
+        job
+    }
+
+    /// An image of a rank is committed at its protector, after so many fences.
+    fn commit(&mut self, job: JobId, rank: u32, fences: u64) {
+        let host = &self.ranks[&at(job, rank)].0;
+        let protector = self.nodes[host].holder_of(at(job, rank)).name;
+        self.images.insert((protector, at(job, rank)), fences);
+    }
+
+    /// Whether a rank runs that has joined, and its protector is there.
+    fn can_commit(&self, job: JobId, rank: u32) -> bool {
+        let node = &self.nodes[&self.ranks[&at(job, rank)].0];
+        let joined = node.observers.processes.contains_key(&at(job, rank));
+        self.runs(job, rank) && joined && !self.dead.contains(&node.holder_of(at(job, rank)).name)
+    }
+
+    /// What has happened since it began, and where everybody stands.
+    fn story(&self, job: JobId, ranks: u32) -> String {
+        let mut events: Vec<_> = self.nodes.values().flat_map(|node| node.events.all()).filter(|e| e.job == Some(job)).collect();
+        events.sort_by_key(|event| event.at_ms);
+        let told = events.into_iter().map(|e| format!("{} {}: {:?}: {}\n", e.at_ms, e.node, e.event, e.text));
+        let stands = (0..ranks).filter_map(|rank| self.ranks.get(&at(job, rank)).map(|rank_there| (rank, rank_there)));
+        let stands = stands.map(|(rank, (node, r))| format!("rank {rank} at {node}, ended: {}, {:?}\n", r.ended, r.program));
+        told.chain(stands).collect()
+    }
+
+    fn runs(&self, job: JobId, rank: u32) -> bool {
+        let (host, pretended) = &self.ranks[&at(job, rank)];
+        !pretended.ended && !self.dead.contains(host)
+    }
+
+    /// Nodes that die at the same moment: what they had is gone with them.
+    fn kill_all(&mut self, nodes: &[usize]) {
+        for node in nodes {
+            self.kill(&name(*node));
+            self.images.retain(|(holder, _), _| *holder != name(*node));
+        }
+    }
+
+    fn begun_anew(&self, job: JobId) -> bool {
+        let lives = self.nodes.iter().filter(|(node, _)| !self.dead.contains(*node)).flat_map(|(_, node)| node.hosts.get(&job));
+        lives.map(|host| host.incarnation().0).collect::<BTreeSet<_>>() == BTreeSet::from([1 << 16])
+    }
+
+    /// All ranks of the job exit; it ends with 0.
+    fn end_well(&mut self, job: JobId, client: u64) {
+        let within: Vec<_> =
+            self.ranks.iter().filter(|(id, (_, rank))| id.job == job && !rank.ended).map(|(id, _)| *id).collect();
+        // Those that have been started once more have not called MPI_Init.
+        if !self.begun_anew(job) {
+            within.into_iter().for_each(|id| self.pmi(id, "cmd=finalize"));
+        }
+        self.run_for(SOON);
+        self.exit_all(job);
+        self.run_until(|c| c.outcome(client).is_some());
+        assert_eq!(self.outcome(client), Some(Outcome { code: 0, reason: EndReason::Finished }));
+        assert!(self.nothing_left());
+    }
+}
+
+#[test]
+fn a_rank_goes_on_at_the_protector_of_its_node() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.kill_all(&[2]);
+    cluster.run_until(|c| !c.restored.is_empty());
+    assert_eq!(cluster.restored, [(at(job, 1), Incarnation(1), name(3))]);
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
+    for lost in [[1, 2], [2, 1]] {
+        let mut cluster = Cluster::new(5);
+        let job = cluster.start_recoverable(5, 4);
+        let died = cluster.now;
+        cluster.kill_all(&lost);
+        cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 8);
+        assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
+        cluster.run_for(SOON);
+        cluster.end_well(job, 1);
+    }
+}
+
+#[test]
+fn nobody_who_knows_of_the_job_is_left_and_its_terminal_says_so_at_once() {
+    let mut cluster = Cluster::new(5);
+    cluster.start_recoverable(5, 1);
+    let died = cluster.now;
+    cluster.kill_all(&[1, 2]);
+    cluster.run_until(|c| c.outcome(1).is_some());
+    assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
+    match cluster.outcome(1) {
+        Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } }) => {
+            assert_eq!((node, ranks), (name(1), vec![Rank(0)]));
+            assert!(why.contains("everything is lost that was known of the job"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Cluster {
+    /// Every rank that has its answer does the next thing. `last`: the number of fences; then it finalizes and exits.
+    fn go_through_fences(&mut self, job: JobId, all: u32, last: u64, what: &str) {
+        let life = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.incarnation().0);
+        for rank in 0..all {
+            let Some((node, pretended)) = self.ranks.get(&at(job, rank)) else { continue };
+            let (node, ended) = (node.clone(), pretended.ended);
+            let Some(life) = life(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
+            let (_, pretended) = self.ranks.get_mut(&at(job, rank)).expect("it is there");
+            let (answers, program) = (&pretended.answers, &mut pretended.program);
+            if program.lines.0 > program.lines.1 {
+                let Some(answer) = answers.lines().nth(program.lines.1) else { continue };
+                assert!(answer.contains("rc=0"), "{what}: rank {rank}: {answer:?} after {program:?}");
+                program.lines.1 += 1;
+            }
+            if program.finalized {
+                self.exit(at(job, rank), ExitStatus::Code(0));
+                continue;
+            }
+            program.asked += 1;
+            program.lines.0 += 1;
+            let (number, kvs) = (program.fences + 1, format!("kvsname=radic_{job}_{life}"));
+            let line = match program.asked {
+                1 if !std::mem::replace(&mut program.initialized, true) => {
+                    program.asked = 0;
+                    "cmd=init pmi_version=1 pmi_subversion=1".to_owned()
+                }
+                1 if program.fences == last => {
+                    program.finalized = true;
+                    "cmd=finalize".to_owned()
+                }
+                1 => format!("cmd=put {kvs} key=k{number}_{rank} value=v"),
+                2 => "cmd=barrier_in".to_owned(),
+                asked => {
+                    let of = asked - 3;
+                    if of + 1 == all {
+                        (program.asked, program.fences) = (0, number);
+                    }
+                    format!("cmd=get {kvs} key=k{number}_{of}")
+                }
+            };
+            self.pmi(at(job, rank), &line);
+        }
+    }
+}
+
+/// Nodes that host ranks and protect others, the home among them, die at random moments of a job that goes through fences, also two of them: it comes to its end.
+#[test]
+fn a_fence_is_never_lost() {
+    const RANKS: u32 = 4;
+    const FENCES: u64 = 12;
+    let seeds = std::env::var("RADIC_SIM_SEEDS")
+        .ok()
+        .and_then(|text| text.split_once("..").map(|(a, b)| (a.parse().ok(), b.parse().ok())));
+    let (from, to) = match seeds {
+        Some((Some(from), Some(to))) => (from, to),
+        _ => (0, 300),
+    };
+    let mut anew = 0;
+    for seed in from..to {
+        let mut random = Random::new(seed);
+        let mut below = |bound: u64| random.next() % bound;
+        let mut cluster = Cluster::new(7);
+        let job = cluster.start_recoverable(7, RANKS);
+        cluster.jitter = Some(Random::new(seed));
+        let mut deaths: Vec<(Duration, usize)> = Vec::new();
+        let first = 1 + below(5) as usize;
+        deaths.push((cluster.now + Duration::from_micros(below(60_000)), first));
+        if below(2) == 0 {
+            let apart = [0, 3_000, 30_000, 2_000_000][below(4) as usize];
+            let second = 1 + (first + below(4) as usize) % 5;
+            deaths.push((deaths[0].0 + Duration::from_micros(below(apart + 1)), second));
+        }
+        let mut crash = (below(3) == 0).then(|| (cluster.now + Duration::from_micros(below(90_000)), below(RANKS.into()) as u32));
+        let what = format!("seed {seed}: nodes die: {deaths:?}, rank crashes: {crash:?}");
+        let until = cluster.now + Duration::from_secs(30);
+        for rank in 0..RANKS {
+            // init was said already.
+            cluster.ranks.get_mut(&at(job, rank)).expect("it runs").1.program =
+                Program { initialized: true, lines: (1, 0), ..Program::default() };
+        }
+        while cluster.outcome(1).is_none() {
+            assert!(cluster.now < until, "{what}: it hangs\n{}", cluster.story(job, RANKS));
+            while deaths.first().is_some_and(|(at, _)| *at <= cluster.now) {
+                let (_, node) = deaths.remove(0);
+                cluster.kill_all(&[node]);
+            }
+            if let Some((_, rank)) = crash.take_if(|(at, rank)| *at <= cluster.now && cluster.runs(job, *rank)) {
+                cluster.crash(job, rank);
+            }
+            cluster.run_for(Duration::from_micros(500 + below(1_500)));
+            let rank = below(RANKS.into()) as u32;
+            if below(20) == 0 && cluster.can_commit(job, rank) {
+                let fences = cluster.ranks[&at(job, rank)].1.program.fences;
+                cluster.commit(job, rank, fences);
+            }
+            cluster.go_through_fences(job, RANKS, FENCES, &what);
+        }
+        anew += usize::from(cluster.launched.len() > RANKS as usize);
+        assert_eq!(cluster.outcome(1), Some(Outcome { code: 0, reason: EndReason::Finished }), "{what}");
+        cluster.run_for(SOON);
+        assert!(cluster.nothing_left(), "{what}");
+    }
+    let all = (to - from) as usize;
+    assert!(anew * 2 < all, "{anew} of {all} jobs have begun anew: nothing else was tried");
+}
+
+impl Cluster {
+    /// A rank is ended by a signal that nobody has sent it.
+    fn crash(&mut self, job: JobId, rank: u32) {
+        self.exit(at(job, rank), ExitStatus::Signal(libc::SIGSEGV));
+    }
+
+    fn lives(&self, job: JobId, rank: u32) -> Vec<u32> {
+        self.restored.iter().filter(|(process, ..)| *process == at(job, rank)).map(|(_, life, _)| life.0).collect()
+    }
+
+    fn holder(&self, node: usize, job: JobId, rank: u32) -> NodeId {
+        self.nodes[&name(node)].holder_of(at(job, rank))
+    }
+}
+
+#[test]
+fn a_rank_crashes_while_its_protector_dies_and_the_job_begins_anew() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.crash(job, 1);
+    cluster.run_for(Duration::from_micros(50));
+    cluster.kill_all(&[3]);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn a_protector_that_has_come_late_knows_which_life_a_process_is_in() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(1, 2);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.commit(job, 1, 0);
+    // The node that is next in the ring has heard of nothing that was before it came.
+    cluster.kill_all(&[4]);
+    cluster.run_for(Duration::from_secs(1));
+    cluster.add(5);
+    cluster.run_until(|c| c.nodes[&name(5)].view().is_some());
+    cluster.run_for(SOON);
+    cluster.kill_all(&[3]);
+    cluster.run_for(Duration::from_secs(1));
+    assert_eq!(cluster.holder(2, job, 1), id(5));
+    cluster.commit(job, 1, 0);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1).len() == 2);
+    assert_eq!(cluster.lives(job, 1), [1, 2], "G4: two lives cannot have one number");
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn an_order_brings_a_process_back_once() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(1, 2);
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.run_for(SOON);
+    let point = Point { incarnation: Incarnation(1), cut: 0, output: [0; 2], fences: 0, pmi: (true, false) };
+    let message = ToNode::Restored { version: radic_wire::PROTOCOL_VERSION, process: at(job, 1), point };
+    cluster.post(&name(2), Input::Observer(ObserverId(77), 1001, message));
+    cluster.run_for(SOON);
+    assert!(matches!(cluster.told[&ObserverId(77)][..], [FromNode::Refused(_)]), "{:?}", cluster.told[&ObserverId(77)]);
+    assert!(cluster.closed.contains(&ObserverId(77)));
+}
+
+impl Cluster {
+    /// A job on three nodes; the rank of the second goes on at the fourth, its log being at the third. It has not caught up.
+    fn start_apart(&mut self) -> JobId {
+        // That is where there is least.
+        self.restart_on = RestartOn::Any;
+        let job = self.start_recoverable(6, 3);
+        self.silent = true;
+        self.kill_all(&[2]);
+        self.run_until(|c| c.lives(job, 1) == [1]);
+        self.run_for(SOON);
+        assert_eq!(self.restored[0].2, name(4));
+        assert_eq!(self.holder(4, job, 1), id(3));
+        job
+    }
+}
+
+#[test]
+fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.live(&name(4), 1, Incarnation(1));
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+#[test]
+fn a_protector_that_is_slow_to_let_go_is_asked_again() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.deaf = Some(name(3));
+    cluster.live(&name(4), 1, Incarnation(1));
+    cluster.run_for(Duration::from_secs(7));
+    assert_eq!(cluster.holder(4, job, 1), id(3), "it may still bring it back");
+    cluster.deaf = None;
+    for query in std::mem::take(&mut cluster.unheard) {
+        cluster.post(&name(3), query);
+    }
+    cluster.run_for(Duration::from_secs(6));
+    assert_eq!(cluster.holder(4, job, 1), id(5));
+    let place = cluster.nodes[&name(3)].place_of(at(job, 1));
+    assert_eq!(place, None, "two nodes would bring it back");
+    cluster.end_well(job, 1);
+}
+
+/// Whoever is replayed, and had to do with a rank that has ended since, must not wait for it: its protector answers, and when that is lost, too, the home.
+#[test]
+fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable(6, 4);
+    let stream = StreamId { connection: ConnectionId { opener: at(job, 0), number: 7 }, from_opener: false };
+    cluster.say(job, 1, ToNode::Finished { stream, offset: 9, closed: true });
+    cluster.pmi(at(job, 1), "cmd=finalize");
+    cluster.run_for(SOON);
+    cluster.exit(at(job, 1), ExitStatus::Code(0));
+    cluster.run_for(SOON);
+    let mut ask = |cluster: &mut Cluster, ask| {
+        cluster.say(job, 0, ToNode::Where { ask, process: at(job, 1) });
+        cluster.say(job, 0, ToNode::Ended { ask: ask + 1, stream, sender: at(job, 1) });
+        cluster.run_for(SOON);
+        let [.., FromNode::Place { ask: first, place }, FromNode::Final { ask: second, offset, .. }] = *cluster.told(0) else {
+            panic!("{:?}", cluster.last_told(0))
+        };
+        assert_eq!((first, second), (ask, ask + 1));
+        (place, offset)
+    };
+    assert_eq!(ask(&mut cluster, 10), (Place::Left, Some(9)), "its node");
+    cluster.kill_all(&[2]);
+    cluster.run_for(Duration::from_secs(1));
+    assert_eq!(ask(&mut cluster, 20), (Place::Left, Some(9)), "its protector");
+    cluster.kill_all(&[3]);
+    cluster.run_until(|c| c.lives(job, 2) == [1]);
+    cluster.run_for(Duration::from_secs(1));
+    // Everything that it has sent was safe before it left: where the log ends, the stream does.
+    assert_eq!(ask(&mut cluster, 30), (Place::Left, None), "the home");
+    cluster.end_well(job, 1);
+}
