@@ -75,6 +75,12 @@ impl Outgoing {
         self.queue.start()
     }
 
+    /// What is not kept is wanted by nobody: no link has to take it. (A peer that has closed the connection wants nothing; a replayed `send` to it waited
+    /// for ever for a link to take bytes that were passed over.)
+    pub(crate) fn handle_trimmed(&mut self) {
+        self.sent = self.sent.max(self.queue.start());
+    }
+
     /// Bytes that no link has taken yet.
     pub fn unsent(&self) -> u64 {
         self.queue.end().saturating_sub(self.sent)
@@ -274,6 +280,7 @@ impl Connection {
     pub(crate) fn handle_stable(&mut self, outbox: &mut Outbox, offset: u64) {
         self.outgoing.stable = self.outgoing.stable.max(offset);
         outbox.trim(&mut self.outgoing.queue, offset);
+        self.outgoing.handle_trimmed();
     }
 }
 

@@ -722,6 +722,7 @@ impl Observer {
         let skipped = bytes.len().min(usize::try_from(held).unwrap_or(usize::MAX));
         if skipped > 0 {
             self.outbox.skip(&mut outgoing.queue, skipped as u64);
+            outgoing.handle_trimmed();
         }
         let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
         let again = self.replay.is_some();
@@ -906,7 +907,14 @@ impl Observer {
         let connection = self.table.get(slot)?;
         let Connection { link: Link::Up, outgoing, .. } = connection else { return None };
         match outgoing.sent {
-            sent if sent < outgoing.queue.end() => Some(Transmit::Bytes(sent)),
+            sent if sent < outgoing.queue.end() => {
+                assert!(
+                    sent >= outgoing.queue.start(),
+                    "{sent} is to leave on the link, and kept is what follows {}",
+                    outgoing.queue.start()
+                );
+                Some(Transmit::Bytes(sent))
+            }
             sent if Some(sent) == outgoing.finish => Some(Transmit::End),
             _ => None,
         }
@@ -1116,5 +1124,47 @@ impl Observer {
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
         (self.incarnation, self.replayed) = (incarnation, 0);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::ids::{JobId, Rank};
+
+    use super::*;
+
+    /// A peer that has closed its end wants nothing more. What is still sent to it is passed over, and waits for no link: a blocking `send`, which returns
+    /// when the link has everything, waited for ever.
+    #[test]
+    fn what_nobody_wants_waits_for_no_link() {
+        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+        let (me, opener) = (process(0), process(1));
+        let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+        let connection = ConnectionId { opener, number: 0 };
+        let greeting = |attempt, received, stable| Greeting {
+            process: opener,
+            incarnation: Incarnation(0),
+            connection,
+            attempt,
+            received,
+            stable,
+            finish: None,
+            settled: true,
+            ends: None,
+        };
+        let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&greeting(0, 0, 0)) else { panic!("no link") };
+        observer.handle_accepted(0, 3, 4, connection, ([10, 0, 0, 1], 1).into()).unwrap();
+        let position = observer.journal().end();
+        observer.poll_journal();
+        observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+        assert_eq!(observer.send(0, 4, b"wanted", 0, true), Ok(Send::Taken { len: 6, whole: true }));
+        assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
+        observer.handle_transmitted(slot, 6);
+        // It comes again, closed.
+        let again = observer.handle_greeting(&greeting(1, 6, u64::MAX));
+        assert!(matches!(again, Ok(Welcome::Link(same, _)) if same == slot), "{again:?}");
+        assert_eq!(observer.send(0, 4, b"too late", 0, true), Ok(Send::Taken { len: 8, whole: true }));
+        assert_eq!(observer.poll_transmit(slot), None);
+        assert_eq!(observer.table().get(slot).unwrap().outgoing().unsent(), 0);
     }
 }

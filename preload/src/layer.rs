@@ -247,7 +247,7 @@ pub struct Names {
 pub struct Arrived {
     /// Which.
     pub connection: ConnectionId,
-    /// Its socket.
+    /// Its socket: one of the layer's own if it came to the door, else already the program's number.
     pub fd: i32,
     /// The address that `accept` tells.
     pub peer: SocketAddr,
@@ -901,11 +901,6 @@ impl Layer {
         if counters::get(Counter::Unprotected) == 1 {
             self.note(&format!("a connection with {address}, where nobody is protected: it will not survive a death"));
         }
-    }
-
-    /// Makes sure that the program finds `fd` taken.
-    pub fn place(&self, fd: i32) -> Result<(), Errno> {
-        crate::ops::descriptor::place(fd)
     }
 
     /// What a call that replays, or one that must not go on yet, waits for.

@@ -484,20 +484,17 @@ impl Layer {
         }
     }
 
-    /// A connection that is new here has come to the door: the program gets it by its next `accept`.
+    /// A connection that is new here has come to the door: the program gets it by its next `accept`. Until then it is out of the way of the program's descriptors:
+    /// when it came is no outcome, and which numbers the program gets must not depend on it.
     fn arrive(&mut self, connection: ConnectionId, socket: OwnedFd, ends: Option<Ends>) {
         let peer = rustix::net::getpeername(&socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
         let peer = ends.map(|ends| ends.from).or(peer);
-        let low = rustix::io::fcntl_dupfd_cloexec(&socket, 0);
-        sys::close_own(socket);
-        match (low, peer) {
-            (Ok(fd), Some(peer)) => {
-                let local = ends.map(|ends| ends.to);
-                self.arrived.push(Arrived { connection, fd: sys::give(fd), peer, local });
-            }
+        let Some(peer) = peer else {
             // It comes again: its opener finds the link broken.
-            _ => self.note("a connection that came again could not be taken"),
-        }
+            sys::close_own(socket);
+            return self.note("a connection that came again could not be taken");
+        };
+        self.arrived.push(Arrived { connection, fd: sys::give(socket), peer, local: ends.map(|ends| ends.to) });
     }
 
     // ---- ends

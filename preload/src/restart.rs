@@ -389,13 +389,21 @@ impl Layer {
         }
     }
 
-    /// In replay: the connection had arrived before the image, and now the program accepts it, on `fd`, as it did then.
-    pub(crate) fn forget_arrived(&mut self, connection: ConnectionId, fd: i32) {
-        let Some(at) = self.arrived.iter().position(|arrived| arrived.connection == connection) else { return };
-        let arrived = self.arrived.swap_remove(at);
-        if arrived.fd != fd {
-            drop(sys::own(arrived.fd));
+    /// In replay: the program accepts a connection, on `fd`, as it did then. Its link may be here already.
+    pub(crate) fn place(&mut self, connection: ConnectionId, fd: i32) -> Result<(), Errno> {
+        let at = self.arrived.iter().position(|arrived| arrived.connection == connection);
+        let arrived = at.map(|at| self.arrived.swap_remove(at));
+        if arrived.as_ref().is_some_and(|arrived| arrived.fd == fd) {
+            return Ok(());
         }
+        if rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok() {
+            fail(&format!("replay diverged: descriptor {fd}, which was free for an accept then, is open"));
+        }
+        let Some(arrived) = arrived else { return crate::ops::descriptor::place(fd) };
+        let socket = sys::own(arrived.fd);
+        let placed = sys::replace(socket.as_fd(), fd);
+        sys::close_own(socket);
+        placed
     }
 
     /// The node names a protector. The one that is in use may be dead; if it is not, it is left as soon as the process needs nothing of it.

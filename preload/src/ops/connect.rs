@@ -331,13 +331,10 @@ impl Accepting {
                 return result;
             }
             match sure(layer.observer.accept(self.thread, listener, self.blocking)) {
-                Accept::Offered(connection) => match self.give(&mut layer, connection) {
-                    Some(accepted) => return Ok(accepted),
-                    None => layer::fail("a connection is offered that never arrived"),
-                },
+                Accept::Offered(connection) => return self.give(&mut layer, connection),
                 Accept::Again { fd, connection, peer } => {
-                    layer.forget_arrived(connection, fd as i32);
-                    layer.place(fd as i32)?;
+                    layer.place(connection, fd as i32)?;
+                    self.make_accepted(fd as i32);
                     let local =
                         layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
                     layer.names.insert(fd as i32, Names { local, peer });
@@ -420,9 +417,26 @@ impl Accepting {
     }
 
     /// Gives the program what was offered.
-    fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Option<Accepted> {
-        let at = layer.arrived.iter().position(|arrived| arrived.connection == connection)?;
+    fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Result<Accepted, Errno> {
+        let Some(at) = layer.arrived.iter().position(|arrived| arrived.connection == connection) else {
+            layer::fail("a connection is offered that never arrived")
+        };
+        let low = (fds::kind(layer.arrived[at].fd) == Kind::Own)
+            .then(|| rustix::io::fcntl_dupfd_cloexec(sys::borrow(layer.arrived[at].fd), 0));
+        if let Some(Err(error)) = low {
+            let errno = error.raw_os_error() as u32;
+            sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, errno));
+            layer.ship();
+            return Err(error);
+        }
         let Arrived { fd, peer, local: told, .. } = layer.arrived.swap_remove(at);
+        let fd = match low {
+            Some(Ok(low)) => {
+                sys::close_own(sys::own(fd));
+                sys::give(low)
+            }
+            _ => fd,
+        };
         sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
         let local = address::local(fd);
         if local.map(|local| local.port()) == layer.door_port() {
@@ -433,7 +447,7 @@ impl Accepting {
         counters::add(Counter::Events, 1);
         counters::add(Counter::Connections, 1);
         layer.ship();
-        Some(Accepted { fd, peer })
+        Ok(Accepted { fd, peer })
     }
 }
 
