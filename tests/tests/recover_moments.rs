@@ -231,23 +231,24 @@ fn a_rank_crashes_and_then_its_protector_dies() {
 }
 
 /// A node, and the one that has the logs of its processes, at the same time or while these are brought back: there is nothing to go on from. The job begins
-/// anew, by itself.
+/// anew, by itself, also if the node is its home.
 #[test]
 fn a_node_and_its_protector_die() {
     let mut random = Random::from_environment();
     let command = rounds(&MPICH, "--rounds 1000 --mib 16 --pause 1");
     let mut due = None;
-    for at in 0..times(20, 2) {
+    for at in 0..times(20, 3) {
+        let (node, protector) = if at % 2 == 0 { ("n2", "n3") } else { ("n3", "n4") };
         let cluster = cluster(Kind::Logical, 1);
         let due = due.get_or_insert_with(|| result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0)));
         let mut events = cluster.events_at("n1");
         let job = start(&MPICH, &cluster, FLAGS, &command);
         let id = first_checkpoints(&mut events, RANKS);
-        let after = Duration::from_millis(if at == 0 { 0 } else { random.below(500) as u64 });
-        let what = format!("n3 dies, and n4, its protector, {after:.1?} later");
-        cluster.kill("n3");
+        let after = Duration::from_millis(if at < 2 { 0 } else { random.below(500) as u64 });
+        let what = format!("{node} dies, and {protector}, its protector, {after:.1?} later");
+        cluster.kill(node);
         assert!(!job.ends_within(after), "{what}: the job is too short");
-        cluster.kill("n4");
+        cluster.kill(protector);
         let finished = expect_same(&cluster, job, due, &what);
         let anew = events_of(&cluster, id).iter().filter(|e| e.event == EventName::Restart).count();
         println!("{what}: {:.2} s; it began anew {anew} times", finished.elapsed.as_secs_f64());

@@ -178,6 +178,8 @@ struct LocalRank {
     catching_up: bool,
     /// It was ended by this signal, and its protector is to bring it back: there is no process.
     lost: Option<i32>,
+    /// It cannot be brought back.
+    hopeless: bool,
     /// It was killed for a mistake of its library's: no crash.
     condemned: bool,
 }
@@ -198,6 +200,7 @@ impl LocalRank {
             returning: false,
             catching_up: false,
             lost: None,
+            hopeless: false,
             condemned: false,
         }
     }
@@ -367,6 +370,11 @@ impl Host {
         }
     }
 
+    /// Whether the rank cannot be brought back here.
+    pub fn is_hopeless(&self, rank: Rank) -> bool {
+        self.ranks.get(&rank).is_some_and(|state| state.hopeless)
+    }
+
     /// Whether the rank is being brought back here, or is to be: nothing is left of it without its log.
     pub fn needs_log(&self, rank: Rank) -> bool {
         let returns = |state: &LocalRank| state.catching_up && state.exited.is_none();
@@ -378,7 +386,7 @@ impl Host {
     pub fn handle_not_restored(&mut self, now: Duration, rank: Rank, why: String) {
         if let Some(state) = self.ranks.get_mut(&rank) {
             state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now));
-            (state.reported, state.returning) = (true, false);
+            (state.reported, state.returning, state.hopeless) = (true, false, true);
             state.outlets.iter_mut().for_each(Outlet::close);
         }
         self.outputs.push_back(HostOutput::ToHome(ToHome::Lost { rank, why }));
@@ -401,7 +409,8 @@ impl Host {
         self.home = home;
         self.orphaned = None;
         let (mut running, mut ended) = (Vec::new(), Vec::new());
-        for (rank, state) in &self.ranks {
+        // Of those who cannot be brought back the node speaks.
+        for (rank, state) in self.ranks.iter().filter(|(_, state)| !state.hopeless) {
             match state.exited.filter(|_| state.reported) {
                 Some((status, _)) => ended.push((*rank, status, state.phase())),
                 None => running.push(*rank),
@@ -427,7 +436,7 @@ impl Host {
 
     /// Whether the rank has ended by itself, or never was here.
     pub fn has_left(&self, rank: Rank) -> bool {
-        self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none())
+        self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none() && !state.hopeless)
     }
 
     /// The job.

@@ -246,11 +246,12 @@ impl Node {
         }
     }
 
-    /// Tells the home of a job which of its processes were to come back here with a log that is lost now.
+    /// Tells the home of a job, perhaps the next one, which of its processes were to come back here with a log that is lost now, or could not.
     fn tell_home_of_lost_logs(&mut self, job: JobId) {
         let Some(host) = self.hosts.get(&job) else { return };
         let held = |rank: &Rank| self.is_member(&self.holder_of(ProcessId { job, rank: *rank }));
-        let without: Vec<Rank> = host.ranks().filter(|rank| host.needs_log(*rank) && !held(rank)).collect();
+        let without: Vec<Rank> =
+            host.ranks().filter(|rank| host.is_hopeless(*rank) || host.needs_log(*rank) && !held(rank)).collect();
         without.into_iter().for_each(|rank| self.tell_home_of_lost_log(ProcessId { job, rank }));
     }
 

@@ -317,7 +317,10 @@ impl Cluster {
     /// A process comes back from its image, as another one with the same number.
     fn restore(&mut self, node: &NodeName, order: &host::RestoreOrder) {
         let (process, life) = (order.process, order.incarnation);
-        let fences = self.images.iter().find(|((_, of), _)| *of == process).map_or(0, |(_, fences)| *fences);
+        let holder = name((order.log.port() - 100).into());
+        let Some(fences) = self.images.get(&(holder, process)).copied() else {
+            return self.post(node, Input::Fetched(process, Err("nobody has them any more".into())));
+        };
         let pretended = Pretended { program: lost::Program::restored(fences), ..Pretended::default() };
         self.ranks.insert(process, (node.clone(), pretended));
         self.restored.push((process, life, node.clone()));

@@ -372,7 +372,7 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     cluster.run_for(SOON);
     cluster.exit(at(job, 1), ExitStatus::Code(0));
     cluster.run_for(SOON);
-    let mut ask = |cluster: &mut Cluster, ask| {
+    let ask = |cluster: &mut Cluster, ask| {
         cluster.say(job, 0, ToNode::Where { ask, process: at(job, 1) });
         cluster.say(job, 0, ToNode::Ended { ask: ask + 1, stream, sender: at(job, 1) });
         cluster.run_for(SOON);
