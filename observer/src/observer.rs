@@ -331,6 +331,11 @@ impl Observer {
         self.replay.as_ref()?.overdue(&self.journal, patience)
     }
 
+    /// Bytes of the journal of then that were not served yet.
+    pub fn left_of_log(&self) -> u64 {
+        self.replay.as_ref().map_or(0, |replay| replay.end() - replay.position())
+    }
+
     /// How far this incarnation has come.
     pub fn phase(&self) -> Phase {
         match &self.replay {

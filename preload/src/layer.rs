@@ -1008,7 +1008,12 @@ impl Layer {
     /// last the node gets the counters.
     pub fn leave(&mut self) {
         if let Some(replayer) = &mut self.replayer {
-            replayer.end("the program has ended");
+            // The last outcome may have been a readiness set, after which nothing was received or sent.
+            replayer.look(&self.observer);
+            match self.observer.left_of_log() {
+                0 => replayer.end("the program has ended"),
+                left => replayer.end(&format!("the program has ended, {left} bytes before the end of its journal")),
+            }
         }
         self.write_owed_output();
         self.pass_gate();

@@ -71,7 +71,7 @@ enum Stage {
     /// A socket connects to the peer's door.
     Connecting { socket: OwnedFd, door: SocketAddr, deadline: u64 },
     /// The greeting was written, the answer has not come.
-    Greeted { socket: OwnedFd, door: SocketAddr, answer: Incoming, deadline: u64, ask: Option<u64> },
+    Greeted { socket: OwnedFd, door: SocketAddr, answer: Box<Incoming>, deadline: u64, ask: Option<u64> },
     /// The peer has left: the node was asked whether it had ended the stream.
     Parting { ask: u64 },
     /// The peer has left, and nothing more will come.
@@ -962,7 +962,7 @@ impl Layer {
             return;
         };
         let written = greeting::write(socket.as_fd(), &key, &hello);
-        let (answer, deadline) = (Incoming::default(), now + ANSWER_NS);
+        let (answer, deadline) = (Box::default(), now + ANSWER_NS);
         self.links.repairs[at].stage = Stage::Greeted { socket, door, answer, deadline, ask: None };
         if written.is_err() {
             self.try_again(at, AGAIN_NS);

@@ -57,7 +57,7 @@ pub fn of_listener(layer: Held, fd: i32) -> Result<(Held, SocketAddr), Errno> {
 fn settle(layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, SocketAddr), Errno> {
     let (mut layer, then) = consult(layer, Ask::Bind { fd: fd as u32 })?;
     let address = match then {
-        Some((address, _)) => {
+        Some(Then { address, .. }) => {
             if to.is_some() {
                 bind_again(fd, address);
             }
@@ -91,13 +91,21 @@ pub fn record<'a, T: Copy>(
     found
 }
 
-/// What the log says: an address, and who listens. None: the system is to be asked.
-pub fn consult(mut layer: Held, ask: Ask) -> Result<(Held, Option<(SocketAddr, Option<ProcessId>)>), Errno> {
+/// What the log says of an address.
+pub struct Then {
+    /// The socket's own.
+    pub address: SocketAddr,
+    /// Who listens at the other one.
+    pub peer: Option<ProcessId>,
+}
+
+/// What the log says. None: the system is to be asked.
+pub fn consult(mut layer: Held, ask: Ask) -> Result<(Held, Option<Then>), Errno> {
     let thread = layer::thread();
     loop {
         match sure(layer.observer.address(thread, ask)) {
             Address::Live => return Ok((layer, None)),
-            Address::Again(address, peer) => return Ok((layer, Some((address, peer)))),
+            Address::Again(address, peer) => return Ok((layer, Some(Then { address, peer }))),
             Address::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
             Address::Wait(Wait::Event) => layer = step_aside(layer)?,
             Address::Wait(other) => layer.wait_for(other),

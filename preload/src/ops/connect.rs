@@ -84,8 +84,8 @@ struct Peer {
 /// With whom this is, as it was then, or as the nodes say now.
 fn find_target(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target), Errno> {
     let (mut layer, then) = address::consult(layer, Ask::Target { fd: fd as u32 })?;
-    if let Some((local, process)) = then {
-        let peer = process.map(|process| Peer { process, key: key_again(&mut layer, process), at: None });
+    if let Some(address::Then { address: local, peer }) = then {
+        let peer = peer.map(|process| Peer { process, key: key_again(&mut layer, process), at: None });
         return Ok((layer, Target { local, peer, again: true }));
     }
     if let Some(error) = refused(&mut layer, fd, Call::Connect) {
