@@ -21,12 +21,16 @@ lint:
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --document-private-items
 
+# Always of the whole workspace: of a part of it Cargo would choose other features of what is below, and compile all of that once more.
+SCENARIOS := $(basename $(notdir $(wildcard tests/tests/*.rs)))
+TESTS := $(filter-out $(SCENARIOS),$(basename $(notdir $(wildcard */tests/*.rs)))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 unit:
-	$(CARGO) test --release --workspace --exclude radic-tests
+	$(CARGO) test --release --workspace --lib --bins $(addprefix --test ,$(TESTS))
+	$(CARGO) test --release --workspace --doc
 
 # One scenario at a time: each measures times on a machine that may have two cores.
 integration: build
-	$(CARGO) test --release -p radic-tests -- --test-threads=1 --nocapture
+	$(CARGO) test --release --workspace $(addprefix --test ,$(SCENARIOS)) -- --test-threads=1 --nocapture
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it.

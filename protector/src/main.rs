@@ -7,6 +7,10 @@ use clap::Parser;
 use radic_protector::config::{Config, ConfigError, LogFormat, Settings};
 use radic_protector::daemon;
 use radic_wire::key::ClusterKey;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -53,11 +57,14 @@ fn run(config: Config) -> ExitCode {
 }
 
 fn start_log(config: &Config) {
-    let filter = tracing_subscriber::EnvFilter::new(format!("radic_protector={0},radicd={0}", config.log_level));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // The configuration has only names of levels.
+    let level = config.log_level.parse().unwrap_or(LevelFilter::INFO);
+    let ours = Targets::new().with_targets([("radic_protector", level), ("radicd", level)]);
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let registry = tracing_subscriber::registry();
     match config.log_format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Text => registry.with(log.with_ansi(false).with_filter(ours)).init(),
+        LogFormat::Json => registry.with(log.json().flatten_event(true).with_filter(ours)).init(),
     }
 }
 
