@@ -49,6 +49,17 @@ static void tell_holder(int port) {
         if (strstr(line, wanted)) printf("%s", line);
 }
 
+/* Listens at a port that the kernel gives to nobody by itself (its range begins at 32768, if nobody has changed that): while this process is dead, another
+ * connection of this machine could get one of those. */
+static int listen_below(int listener, struct sockaddr_in *address) {
+    for (int try = 0; try < 10000; try++) {
+        address->sin_port = htons(20000 + (getpid() + try) % 10000);
+        if (!bind(listener, (void *)address, sizeof *address)) return listen(listener, 5);
+        if (errno != EADDRINUSE) return -1;
+    }
+    return -1;
+}
+
 int main(void) {
     long number = 0;
     struct flock record = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 10, .l_len = 5};
@@ -59,7 +70,7 @@ int main(void) {
     char *memory = mmap(0, 8 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), name[32];
     if (counter < 0 || locked < 0 || memory == MAP_FAILED) fail("open");
     if (fcntl(counter, F_SETLK, &record) || flock(locked, LOCK_EX)) fail("locks");
-    if (bind(listener, (void *)&address, length) || listen(listener, 5) || getsockname(listener, (void *)&address, &length)) fail("listen");
+    if (listen_below(listener, &address) || getsockname(listener, (void *)&address, &length)) fail("listen");
     memset(memory, 7, 8 * 4096);
     int guarded = madvise(memory + 4096, 2 * 4096, MADV_GUARD_INSTALL) == 0;
     if (pwrite(counter, &number, sizeof number, 0) != sizeof number) fail("pwrite");
