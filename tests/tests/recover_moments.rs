@@ -52,7 +52,11 @@ fn a_node_dies_while_checkpoints_stream() {
     let mut random = Random::from_environment();
     let command = rounds(&MPICH, "--rounds 1500 --mib 48 --pause 1");
     let (deaths, mut in_time, mut due) = (times(50, 2), 0, None);
-    for _ in 0..deaths {
+    let mut runs = 0;
+    // How long a checkpoint takes differs from one to the next: a death that came too late for it is one more that is survived, but not what this is about.
+    while runs < deaths || in_time * 2 < deaths {
+        assert!(runs < 4 * deaths, "only {in_time} of {runs} deaths came before the dead rank's checkpoint was committed");
+        runs += 1;
         let cluster = cluster(Kind::Logical, random.below(2));
         let due = due.get_or_insert_with(|| result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0)));
         let mut events = cluster.events_at("n1");
@@ -60,7 +64,7 @@ fn a_node_dies_while_checkpoints_stream() {
         let id = first_checkpoints(&mut events, RANKS);
         job.until_line(BEGIN);
         let time = checkpoint_all(&cluster, id);
-        let (rank, part) = (random.below(RANKS), random.below(700) as f64 / 1000.0);
+        let (rank, part) = (random.below(RANKS), random.below(500) as f64 / 1000.0);
         let (asked, after) = (checkpoint(&cluster, id), time.mul_f64(part));
         let what = format!("{} dies {after:.2?} after the begin of checkpoints that take {time:.2?}", HOSTS[rank]);
         assert!(strike(&cluster, &job, HOSTS[rank], after), "{what}: the job is too short");
@@ -71,7 +75,6 @@ fn a_node_dies_while_checkpoints_stream() {
         cluster.assert_idle();
         cluster.stop();
     }
-    assert!(in_time * 2 >= deaths, "only {in_time} of {deaths} deaths came before the dead rank's checkpoint was committed");
 }
 
 /// Ranks print in any order.
