@@ -134,7 +134,7 @@ impl Library {
     /// and with RADIC_LONG=1 on each kind.
     fn run_all(&self) {
         let mut kinds = Kind::all();
-        if std::env::var_os("RADIC_LONG").is_none() {
+        if !radic_tests::recovery::is_long() {
             kinds.drain(..kinds.len() - 1);
         }
         for kind in kinds {

@@ -30,7 +30,7 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
 
 /// How often each program is run under protection.
 fn times() -> usize {
-    if std::env::var_os("RADIC_LONG").is_some() { 20 } else { 1 }
+    if radic_tests::recovery::is_long() { 20 } else { 1 }
 }
 
 /// What must be the same with and without protection: everything but the times that the ping-pong and mpi4py's benchmarks print.

@@ -71,7 +71,7 @@ fn run(library: &Library, cluster: &Cluster, name: &str, args: &[&str]) -> JobId
 /// is replayed unless RADIC_LONG is set, of MPICH what is sent to many and what is waited for by any.
 fn replay_all(library: &Library, to_the_byte: bool) {
     let cluster = Cluster::start(Kind::Logical, RANKS);
-    let long = std::env::var_os("RADIC_LONG").is_some();
+    let long = radic_tests::recovery::is_long();
     let sample = |name: &str| name == "ring" || to_the_byte && ["master_worker", "collectives"].contains(&name);
     for (name, args) in PROGRAMS.iter().filter(|(name, _)| long || sample(name)) {
         let id = run(library, &cluster, name, args);

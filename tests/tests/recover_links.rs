@@ -120,7 +120,7 @@ fn run(cluster: &Cluster, library: &Library, program: &str, args: &[&str], kinds
 /// Each way by itself is tried with one library only, unless RADIC_LONG is set: they differ below the libraries.
 fn every_way(library: &Library) {
     let cluster = Cluster::start(Kind::Logical, NODES);
-    let alone = library.name == MPICH.name || std::env::var_os("RADIC_LONG").is_some();
+    let alone = library.name == MPICH.name || radic_tests::recovery::is_long();
     let ways = [&[Break::End, Break::Reset, Break::HalfEnd][..], &[Break::End], &[Break::Reset], &[Break::HalfEnd]];
     for kinds in &ways[..if alone { ways.len() } else { 1 }] {
         run(&cluster, library, "ring", &["--laps", "600"], kinds);

@@ -186,7 +186,7 @@ impl Drop for Load {
 
 /// Time that a phase lasts in which nobody may be declared dead.
 fn phase() -> Duration {
-    let long = std::env::var_os("RADIC_LONG").is_some();
+    let long = radic_tests::recovery::is_long();
     Duration::from_secs(if long { 300 } else { 20 })
 }
 

@@ -96,7 +96,7 @@ fn a_suspended_job_goes_on_in_another_cluster() {
 /// crashed here, in some forty runs, and that is not explained.
 #[test]
 fn a_job_is_suspended_twice_and_then_a_node_dies() {
-    let long = std::env::var_os("RADIC_LONG").is_some();
+    let long = radic_tests::recovery::is_long();
     for library in [MPICH, INTEL, OPENMPI].into_iter().take(if long { 3 } else { 1 }) {
         let cluster = Setup::new(Kind::Logical, 4).spares(1).start();
         let due = undisturbed(&library, &cluster);

@@ -72,7 +72,6 @@ struct Target {
 }
 
 /// A protected process that is about to be called.
-#[derive(Clone)]
 struct Peer {
     process: ProcessId,
     /// For the greeting, if it is of another job.
@@ -278,9 +277,10 @@ pub fn listening(fd: i32) {
     // A socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
     let both = told.is_ipv6() && told.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
     let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), told.port()));
+    let really = elsewhere(&layer, fd, told);
     for address in std::iter::once(plain(told)).chain(v4) {
         layer.listeners.push((fd, address));
-        let said = match elsewhere(&layer, fd, told) {
+        let said = match really {
             Some(at) => ToNode::ListeningAt { address, at },
             None => ToNode::Listening(address),
         };
@@ -356,9 +356,7 @@ impl Accepting {
         match wait(layer, &[(self.listener, PollFlags::IN)], None) {
             Err(Errno::INTR) => {
                 let mut layer = layer::enter().ok_or(Errno::INTR)?;
-                sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, libc::EINTR as u32));
-                layer.ship();
-                Err(Errno::INTR)
+                Err(self.failed(&mut layer, Errno::INTR))
             }
             other => other,
         }
@@ -381,12 +379,7 @@ impl Accepting {
                 Ok((_, None)) => continue,
                 Err(Errno::AGAIN) => return None,
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
-                Err(error) => {
-                    let errno = error.raw_os_error() as u32;
-                    sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, errno));
-                    layer.ship();
-                    return Some(Err(error));
-                }
+                Err(error) => return Some(Err(self.failed(layer, error))),
             };
             let Ok(peer) = SocketAddr::try_from(peer) else { continue };
             match ask_caller(layer, plain(peer)) {
@@ -407,6 +400,13 @@ impl Accepting {
         }
     }
 
+    /// The call fails: an outcome.
+    fn failed(&self, layer: &mut Layer, error: Errno) -> Errno {
+        sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, error.raw_os_error() as u32));
+        layer.ship();
+        error
+    }
+
     /// A connection that has come to the door looks as if it had come to the listener.
     fn make_accepted(&self, fd: i32) {
         let socket = sys::borrow(fd);
@@ -421,22 +421,8 @@ impl Accepting {
         let Some(at) = layer.arrived.iter().position(|arrived| arrived.connection == connection) else {
             layer::fail("a connection is offered that never arrived")
         };
-        let low = (fds::kind(layer.arrived[at].fd) == Kind::Own)
-            .then(|| rustix::io::fcntl_dupfd_cloexec(sys::borrow(layer.arrived[at].fd), 0));
-        if let Some(Err(error)) = low {
-            let errno = error.raw_os_error() as u32;
-            sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, errno));
-            layer.ship();
-            return Err(error);
-        }
-        let Arrived { fd, peer, local: told, .. } = layer.arrived.swap_remove(at);
-        let fd = match low {
-            Some(Ok(low)) => {
-                sys::close_own(sys::own(fd));
-                sys::give(low)
-            }
-            _ => fd,
-        };
+        let fd = number_for(layer.arrived[at].fd).map_err(|error| self.failed(layer, error))?;
+        let Arrived { peer, local: told, .. } = layer.arrived.swap_remove(at);
         sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
         let local = address::local(fd);
         if local.map(|local| local.port()) == layer.door_port() {
@@ -478,6 +464,16 @@ fn ask_caller(layer: &mut Layer, from: SocketAddr) -> Option<ConnectionId> {
         Ok(_) => None,
         Err(error) => layer::fail(&format!("its node does not say who calls from {from}: {error}")),
     }
+}
+
+/// The program's number for what has arrived as `fd`: the lowest, if that is one of the layer's own.
+fn number_for(fd: i32) -> Result<i32, Errno> {
+    if fds::kind(fd) != Kind::Own {
+        return Ok(fd);
+    }
+    let low = rustix::io::fcntl_dupfd_cloexec(sys::borrow(fd), 0)?;
+    sys::close_own(sys::own(fd));
+    Ok(sys::give(low))
 }
 
 /// An address in the way in which a socket of this family tells it.
