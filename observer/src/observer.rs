@@ -673,10 +673,10 @@ impl Observer {
                 Ok(Send::Failed(errno))
             }
             Some(Determinant::SendPart { len, .. }) => {
-                let part = (len as usize).checked_sub(done).and_then(|left| bytes.get(..left));
-                let part = part.ok_or(self.diverged("send offers less than was taken then"))?;
-                let sent = self.send_again(fd, part)?;
-                if matches!(sent, Send::Taken { whole: true, .. }) {
+                // What is offered may be one of the call's buffers: the part ends in the first that was not taken whole.
+                let left = (len as usize).checked_sub(done).ok_or(self.diverged("send offers other pieces than then"))?;
+                let sent = self.send_again(fd, &bytes[..left.min(bytes.len())])?;
+                if left < bytes.len() && matches!(sent, Send::Taken { whole: true, .. }) {
                     self.handle_served();
                 }
                 Ok(sent)
