@@ -934,8 +934,10 @@ impl Observer {
     /// So many units left on the link of `slot` (the end is one).
     pub fn handle_transmitted(&mut self, slot: Slot, units: u64) {
         if let Some(connection) = self.table.get_mut(slot) {
-            connection.outgoing.sent += units;
-            assert!(connection.outgoing.sent <= connection.outgoing.end(), "more left than there is");
+            let outgoing = &mut connection.outgoing;
+            outgoing.sent += units;
+            assert!(outgoing.sent <= outgoing.end(), "more left than there is");
+            self.outbox.handle_left(&mut outgoing.queue, outgoing.sent);
         }
     }
 

@@ -18,11 +18,14 @@ pub struct Queue {
     base: u64,
     start: u64,
     end: u64,
+    /// A block of the chain up to which bytes have left, and the offset at which it begins: what leaves next need not be looked for from `head` on.
+    near: u32,
+    near_base: u64,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Queue { head: NONE, tail: NONE, base: 0, start: 0, end: 0 }
+        Queue { head: NONE, tail: NONE, base: 0, start: 0, end: 0, near: NONE, near_base: 0 }
     }
 }
 
@@ -151,6 +154,9 @@ impl Outbox {
         queue.start = queue.start.max(offset.min(queue.end));
         while queue.head != NONE && (queue.start == queue.end || queue.base + self.block as u64 <= queue.start) {
             let block = queue.head;
+            if block == queue.near {
+                queue.near = NONE;
+            }
             queue.head = self.next[block as usize];
             queue.base += self.block as u64;
             self.next[block as usize] = self.free;
@@ -162,13 +168,29 @@ impl Outbox {
         }
     }
 
+    /// Bytes have left up to `offset`: those after them are found at once.
+    pub fn handle_left(&self, queue: &mut Queue, offset: u64) {
+        let (mut block, mut base) = self.before(queue, offset);
+        while block != NONE && base + self.block as u64 <= offset && self.next[block as usize] != NONE {
+            block = self.next[block as usize];
+            base += self.block as u64;
+        }
+        (queue.near, queue.near_base) = (block, base);
+    }
+
+    /// A block at or before `offset` from which the chain leads there, and where it begins.
+    fn before(&self, queue: &Queue, offset: u64) -> (u32, u64) {
+        let is_near = queue.near != NONE && queue.near_base <= offset;
+        if is_near { (queue.near, queue.near_base) } else { (queue.head, queue.base) }
+    }
+
     /// The bytes from `from` on, in order, block by block.
     ///
     /// # Panics
     /// If they are not kept any more.
     pub fn pieces<'a>(&'a self, queue: &'a Queue, from: u64) -> impl Iterator<Item = &'a [u8]> {
         assert!(queue.start <= from, "bytes from {from} wanted, kept from {}", queue.start);
-        let (mut block, mut base, mut from) = (queue.head, queue.base, from);
+        let ((mut block, mut base), mut from) = (self.before(queue, from), from);
         std::iter::from_fn(move || {
             while block != NONE && base + self.block as u64 <= from {
                 block = self.next[block as usize];
@@ -194,7 +216,7 @@ mod tests {
     proptest! {
         /// Against a model of plain vectors: three streams share a pool.
         #[test]
-        fn it_keeps_what_was_not_trimmed(block in 1usize..9, steps in prop::collection::vec((0u8..4, 0usize..3, 0usize..40), 0..120)) {
+        fn it_keeps_what_was_not_trimmed(block in 1usize..9, steps in prop::collection::vec((0u8..5, 0usize..3, 0usize..40), 0..120)) {
             let mut outbox = Outbox::new(10, block);
             let mut queues = [Queue::default(), Queue::default(), Queue::default()];
             let mut all: [Vec<u8>; 3] = Default::default();
@@ -209,6 +231,7 @@ mod tests {
                         all.extend(&bytes[..taken]);
                     }
                     2 => outbox.trim(queue, queue.start() + number as u64),
+                    4 => outbox.handle_left(queue, (queue.start() + number as u64).min(queue.end())),
                     _ => if queue.start() == queue.end() {
                         outbox.skip(queue, number as u64);
                         all.resize(all.len() + number, 0);
