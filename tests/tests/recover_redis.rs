@@ -1,4 +1,5 @@
-//! Two different programs as one job: a redis server and a client on one connection. A node dies, and the client has seen each value once.
+//! Two different programs as one job, without MPI: a redis server and a client on one connection (a node dies, and the client has seen each value once); a
+//! server and a client that connects anew for each question.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -51,6 +52,32 @@ fn survives(kind: Kind, node: &str, spares: usize, counted: u32, after: Duration
     println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
     cluster.assert_idle();
     cluster.stop();
+}
+
+/// Who connects while the node of the listener dies, is lost, or is brought back, connects to it all the same, and only a moment later.
+#[test]
+fn who_calls_a_process_that_is_lost_waits_for_it() {
+    /// Calls, one after the other: some seconds.
+    const CALLS: u32 = 4_000;
+    let mut random = Random::from_environment();
+    for (kind, spares) in Kind::all().into_iter().flat_map(|kind| [(kind, 0), (kind, 1)]) {
+        let after = Duration::from_millis(random.below(300) as u64);
+        let what = format!("calls on {kind:?}, {spares} spares, n3 dies {after:.1?} after the first fifth");
+        let cluster = Setup::new(kind, 4).spares(spares).start();
+        let (address, port) = place(kind);
+        let mut events = cluster.events_at("n1");
+        let (program, calls) = (script("calls.py"), CALLS.to_string());
+        let mut job = cluster.job(2, FLAGS, &["python3", &program, &address, &port, &calls]).limit(LIMIT).start();
+        first_checkpoints(&mut events, 2);
+        job.until_line(&format!("called {}", CALLS / 5));
+        assert!(!job.ends_within(after), "{what}: too late");
+        cluster.kill_all_of("n3");
+        let finished = end_well(&cluster, job, &what);
+        assert!(finished.stdout().ends_with(&format!("OK calls {CALLS}\n")), "{what}: {finished}");
+        println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
+        cluster.assert_idle();
+        cluster.stop();
+    }
 }
 
 #[test]

@@ -618,6 +618,10 @@ pub enum Answer {
         process: Option<ProcessId>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
+        /// A process that may have listened there is about to be back.
+        away: bool,
+        /// The view of who answers: what it knows of deaths.
+        view: u64,
     },
     /// To `Stable`; 0 if nothing is known of it.
     Stable(u64),

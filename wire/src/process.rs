@@ -326,6 +326,8 @@ pub enum FromNode {
         key: Option<[u8; 32]>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
+        /// Nobody who is protected, as far as can be said now: a process that may have listened there is lost, and about to be back. To be asked again.
+        later: bool,
     },
     /// To `GreetingKey`: [`crate::mac::JobKey::greeting_key`].
     GreetingKey {

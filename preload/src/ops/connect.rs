@@ -26,6 +26,12 @@ use crate::sys;
 
 /// Time that a connect without waiting may take to write its greeting, in milliseconds: a peer's machine answers for a program that does not run.
 const GREET_MS: u64 = 3_000;
+/// Time that a process may take to be brought back before it is taken for one that nobody protects, in nanoseconds.
+const RETURN_NS: u64 = 60_000_000_000;
+/// Time between two questions whether it is back, in nanoseconds.
+const AGAIN_NS: u64 = 20_000_000;
+/// How often a process is called that listens and does not answer: the node learns in milliseconds that one has died, in a second or two that a machine has.
+const CALLS: u32 = 100;
 
 fn flags_say_blocking(fd: i32) -> bool {
     rustix::fs::fcntl_getfl(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK))
@@ -90,7 +96,7 @@ fn find_target(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target), E
     if let Some(error) = refused(&mut layer, fd, Call::Connect) {
         return Err(error);
     }
-    let found = call_up(&mut layer, fd, to);
+    let (mut layer, found) = call_up(layer, fd, to)?;
     let known = found.as_ref().map(|(local, peer)| (*local, peer.as_ref().map(|peer| peer.process))).map_err(|error| *error);
     let outcome = |(local, peer)| Determinant::Target { fd: fd as u32, local, peer };
     if let Err(error) = address::record(&mut layer, fd, Call::Connect, known, outcome) {
@@ -101,12 +107,34 @@ fn find_target(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target), E
     Ok((layer, Target { local, peer, again: false }))
 }
 
-/// Binds the socket, and finds out who listens at `to`; its node then knows that we are going to call.
-fn call_up(layer: &mut Layer, fd: i32, to: SocketAddr) -> Result<(SocketAddr, Option<Peer>), Errno> {
-    let from = address::bind_source(fd, &to)?;
+/// What [`call_up`] finds: the socket's own address, as the program is told it, and who listens.
+type Called = Result<(SocketAddr, Option<Peer>), Errno>;
+
+/// Binds the socket, and finds out who listens at `to`; its node then knows that we are going to call. While that cannot be said, because a process that may
+/// have listened there is lost, and on its way back, this waits: nobody would be there, and the program would be told so.
+fn call_up(mut layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Called), Errno> {
+    let from = match address::bind_source(fd, &to) {
+        Ok(from) => from,
+        Err(error) => return Ok((layer, Err(error))),
+    };
     let told = layer.bound.get(&fd).filter(|told| !told.ip().is_unspecified());
     let local = told.map_or(from, |told| SocketAddr::new(told.ip(), from.port()));
-    Ok((local, ask_peer(layer, from, to)))
+    let until = sys::now() + RETURN_NS;
+    loop {
+        let (peer, later) = ask_peer(&mut layer, from, to);
+        if !later || sys::now() >= until {
+            return Ok((layer, Ok((local, peer))));
+        }
+        layer = pause(layer)?;
+    }
+}
+
+/// Looks after everything for a moment: those who come back may need what this process has sent them.
+fn pause(layer: Held) -> Result<Held, Errno> {
+    match wait(layer, &[], Some(sys::now() + AGAIN_NS)) {
+        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
+        other => other,
+    }
 }
 
 /// Whether the table is so full that `call` fails. Closed connections leave it only when images of both ends cover that: one is asked for in time.
@@ -131,14 +159,16 @@ fn refused(layer: &mut Layer, fd: i32, call: Call) -> Option<Errno> {
     Some(Errno::NFILE)
 }
 
-/// Who listens at `to`, if that is a protected process.
-fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> Option<Peer> {
+/// Who listens at `to`, if that is a protected process; and whether, if nobody was found, it must be asked again.
+fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> (Option<Peer>, bool) {
     let ask = layer.node.number();
     let question = ToNode::Connecting { ask, connection: layer.observer.next_connection(), from: plain(from), to: plain(to) };
     let answer = layer.node.ask(&question, |message| matches!(message, FromNode::Peer { ask: number, .. } if *number == ask));
     match answer {
-        Ok(FromNode::Peer { peer, key, at, .. }) => peer.map(|process| Peer { process, key: key.map(JobKey::from_bytes), at }),
-        Ok(_) => None,
+        Ok(FromNode::Peer { peer, key, at, later, .. }) => {
+            (peer.map(|process| Peer { process, key: key.map(JobKey::from_bytes), at }), later)
+        }
+        Ok(_) => (None, false),
         Err(error) => layer::fail(&format!("its node does not say who listens at {to}: {error}")),
     }
 }
@@ -183,7 +213,8 @@ impl Connecting {
                 Ready::Set(_) => return Err(Errno::INVAL),
             }
         }
-        match self.dial(&mut layer) {
+        let (mut layer, dialed) = self.dial(layer)?;
+        match dialed {
             Ok(()) => self.greet(&mut layer),
             Err(error) => {
                 let errno = error.raw_os_error() as u32;
@@ -194,14 +225,37 @@ impl Connecting {
         }
     }
 
-    /// Makes the link. If the log knew with whom, but not what came of it, the peer may have left since: then nobody answers.
-    fn dial(&mut self, layer: &mut Layer) -> Result<(), Errno> {
-        if self.target.again {
-            let (_, peer) = call_up(layer, self.fd, self.to)?;
-            let same = |peer: &Peer| self.target.peer.as_ref().is_some_and(|then| then.process == peer.process);
-            self.target.peer = Some(peer.filter(same).ok_or(Errno::CONNREFUSED)?);
+    /// Makes the link. If the log knew with whom, but not what came of it, the peer may have left since: then nobody answers. If it is lost just now, it
+    /// is called again where it is brought back.
+    fn dial(&mut self, mut layer: Held) -> Result<(Held, Result<(), Errno>), Errno> {
+        let mut again = self.target.again;
+        for _ in 0..CALLS {
+            if again {
+                let (held, called) = call_up(layer, self.fd, self.to)?;
+                layer = held;
+                let same = |peer: &Peer| self.target.peer.as_ref().is_some_and(|then| then.process == peer.process);
+                match called {
+                    Ok((_, peer)) if peer.as_ref().is_some_and(same) => self.target.peer = peer,
+                    Ok(_) => return Ok((layer, Err(Errno::CONNREFUSED))),
+                    Err(error) => return Ok((layer, Err(error))),
+                }
+            }
+            layer.pass_gate();
+            match self.link() {
+                Err(Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+                    // What it still has under way goes nowhere.
+                    _ = rustix::net::connect_unspec(sys::borrow(self.fd));
+                    layer = pause(layer)?;
+                    again = true;
+                }
+                other => return Ok((layer, other)),
+            }
         }
-        layer.pass_gate();
+        Ok((layer, Err(Errno::CONNREFUSED)))
+    }
+
+    /// Connects the socket to where the peer is.
+    fn link(&self) -> Result<(), Errno> {
         let at = self.target.peer.as_ref().and_then(|peer| peer.at);
         match rustix::net::connect(sys::borrow(self.fd), &at.unwrap_or(self.to)) {
             Err(Errno::INPROGRESS) => self.wait_for_link(),

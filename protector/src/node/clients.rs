@@ -155,6 +155,8 @@ pub(super) struct Gather {
     purpose: Purpose,
     waiting: BTreeSet<NodeId>,
     answers: BTreeMap<NodeId, Answer>,
+    /// One of those who were asked is no member any more, and has not answered.
+    lost: bool,
     pub(super) deadline: Duration,
 }
 
@@ -547,7 +549,7 @@ impl Node {
             self.send(node, PeerMessage::Query(number, query.clone()));
         }
         let nobody = waiting.is_empty();
-        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), deadline: now + within });
+        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), lost: false, deadline: now + within });
         if nobody {
             self.finish_gather(now, number);
         }
@@ -568,7 +570,7 @@ impl Node {
     }
 
     pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {
-        let Some(Gather { purpose, answers, waiting, .. }) = self.gathers.remove(&number) else { return };
+        let Some(Gather { purpose, answers, waiting, lost, .. }) = self.gathers.remove(&number) else { return };
         match purpose {
             Purpose::Status(client) => {
                 let status = self.status(answers);
@@ -610,7 +612,8 @@ impl Node {
                     if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }
                 };
                 let (found, silent) = (answers.values().find_map(of), waiting.into_iter().collect::<Vec<_>>());
-                self.finish_listener(now, (observer, process, ask, call), found, &silent);
+                let later = found.is_none() && silent.is_empty() && (lost || self.may_listen_later(answers.values()));
+                self.finish_listener(now, (observer, process, ask, call), found, later, &silent);
             }
             Purpose::Stable { observer, process, stream } => {
                 let of = |answer: &Answer| if let Answer::Stable(offset) = answer { *offset } else { 0 };
@@ -884,6 +887,7 @@ impl Node {
     pub(super) fn clients_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
         let waiting: Vec<_> = self.gathers.iter_mut().filter_map(|(n, g)| g.waiting.remove(node).then_some(*n)).collect();
         for number in waiting {
+            self.gathers.get_mut(&number).into_iter().for_each(|gather| gather.lost = true);
             if self.gathers.get(&number).is_some_and(|g| g.waiting.is_empty()) {
                 self.finish_gather(now, number);
             }

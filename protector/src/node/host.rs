@@ -439,6 +439,12 @@ impl Host {
         self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none() && !state.hopeless)
     }
 
+    /// Whether the rank was here, is not now, and is going to be again.
+    pub fn is_away(&self, rank: Rank) -> bool {
+        let is_away = |state: &LocalRank| state.catching_up || state.crashed.is_some() && !state.hopeless;
+        !self.ending && self.ranks.get(&rank).is_some_and(is_away)
+    }
+
     /// The job.
     pub fn job(&self) -> JobId {
         self.job

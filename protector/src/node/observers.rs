@@ -354,9 +354,12 @@ impl Node {
         if let Some(peer) = self.registry.find(to, mine) {
             self.registry.expect(peer, from, call.connection);
             let at = self.registry.moved_to(to);
-            return self.tell_peer(observer, process, (ask, call.connection), Some((peer, at)));
+            return self.tell_peer(observer, process, (ask, call.connection), Some((peer, at)), false);
         }
-        let nodes = self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine));
+        let mut nodes = self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine));
+        // It knows which of the job's ranks are lost, and may have listened there.
+        let home = self.hosts.get(&process.job).map(Host::home).filter(|home| !nodes.contains(home) && *home != self.me());
+        nodes.extend(home.cloned());
         if !self.begin_ask(now, observer, process) {
             return;
         }
@@ -376,7 +379,26 @@ impl Node {
             self.registry.expect(process, from, connection);
         }
         let at = process.and_then(|_| self.registry.moved_to(to));
-        Answer::Listener { connection, from, process, at }
+        let view = self.view().map_or(0, |view| view.number);
+        Answer::Listener { connection, from, process, at, away: self.is_any_away(connection.opener.job), view }
+    }
+
+    /// Whether a process that listened somewhere is about to be back: one of this node, or one of a job whose home is here, or is to be.
+    fn is_any_away(&self, job: JobId) -> bool {
+        let is_home = self.hosts.get(&job).is_some_and(|host| host.home() == self.me());
+        let lost = self.homes.get(&job).map_or(is_home, |home| home.lost().next().is_some());
+        let gone = |host: &Host, rank| {
+            let observed = self.observers.processes.get(&ProcessId { job: host.job(), rank });
+            observed.is_some_and(|observed| observed.known && observed.observer.is_none()) && host.pid(rank).is_some()
+        };
+        lost || self.hosts.values().any(|host| host.ranks().any(|rank| host.is_away(rank) || gone(host, rank)))
+    }
+
+    /// Whether somebody may listen where nobody was found: a process is lost and not back yet, or who answered has not heard of the last death.
+    pub(super) fn may_listen_later<'a>(&self, answers: impl IntoIterator<Item = &'a Answer>) -> bool {
+        let newest = self.view().map_or(0, |view| view.number);
+        let later = |answer: &Answer| matches!(answer, Answer::Listener { away, view, .. } if *away || *view < newest);
+        answers.into_iter().any(later) || self.hosts.keys().any(|job| self.is_any_away(*job))
     }
 
     /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).
@@ -385,6 +407,7 @@ impl Node {
         now: Duration,
         (observer, process, ask, call): (ObserverId, ProcessId, u64, Call),
         found: Option<(ProcessId, Option<SocketAddr>)>,
+        later: bool,
         silent: &[NodeId],
     ) {
         self.end_ask(process);
@@ -401,8 +424,8 @@ impl Node {
             }
             return;
         }
-        self.tell_if_unprotected(now, process, found.is_some(), || format!("connects to {}", call.to));
-        self.tell_peer(observer, process, (ask, call.connection), found);
+        self.tell_if_unprotected(now, process, found.is_some() || later, || format!("connects to {}", call.to));
+        self.tell_peer(observer, process, (ask, call.connection), found, later);
     }
 
     /// What the opener of a connection with a process of this job proves itself with.
@@ -416,12 +439,13 @@ impl Node {
         process: ProcessId,
         (ask, connection): (u64, ConnectionId),
         found: Option<(ProcessId, Option<SocketAddr>)>,
+        later: bool,
     ) {
         let (peer, at) = found.unzip();
         let at = at.flatten();
         let other = peer.filter(|peer| peer.job != process.job);
         let key = other.map(|peer| self.greeting_key(peer.job, connection));
-        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at }));
+        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at, later }));
     }
 
     /// Says once for each process that it talks to somebody who is not protected.

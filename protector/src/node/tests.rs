@@ -980,7 +980,7 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
     cluster.say(job, 1, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
     cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
     cluster.run_until(|c| c.told(0).len() == 2);
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: Some(at(job, 1)), key: None, at: None });
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: Some(at(job, 1)), key: None, at: None, later: false });
     for expected in [true, false] {
         cluster.say(job, 1, ToNode::Accepted { ask: 4, from: caller(0) });
         let before = cluster.told(1).len();
@@ -993,13 +993,13 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
     cluster.say(job, 0, calling(job, 0, "127.0.0.1:80"));
     cluster.say(job, 2, calling(job, 2, "192.168.0.1:80"));
     cluster.run_until(|c| c.told(0).len() == 3 && c.told(2).len() == 2);
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None });
-    assert_eq!(*cluster.last_told(2), FromNode::Peer { ask: 3, peer: None, key: None, at: None });
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
+    assert_eq!(*cluster.last_told(2), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
     // Listeners go with their process.
     cluster.exit(at(job, 1), ExitStatus::Code(0));
     cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
     cluster.run_until(|c| c.told(0).len() == 4);
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None });
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
 }
 
 #[test]
@@ -1013,7 +1013,7 @@ fn a_node_that_does_not_answer_is_not_waited_for_and_expects_nobody_in_the_end()
     cluster.run_for(Duration::from_secs(4));
     assert_eq!(cluster.told(0).len(), 1, "it may still say that somebody listens");
     cluster.run_for(Duration::from_secs(2));
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None });
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
     assert_eq!(cluster.recorded(EventName::Limit), 1);
     cluster.deaf = None;
     for query in std::mem::take(&mut cluster.unheard) {
@@ -1048,7 +1048,11 @@ fn a_process_that_executes_another_program_begins_anew() {
         let before = cluster.told[&ObserverId(50)].len();
         cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, calling(job, 0, to)));
         cluster.run_until(|c| c.told[&ObserverId(50)].len() > before);
-        assert_eq!(cluster.told[&ObserverId(50)].last(), Some(&FromNode::Peer { ask: 3, peer, key: None, at: None }), "{to}");
+        assert_eq!(
+            cluster.told[&ObserverId(50)].last(),
+            Some(&FromNode::Peer { ask: 3, peer, key: None, at: None, later: false }),
+            "{to}"
+        );
     }
 }
 

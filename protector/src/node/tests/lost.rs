@@ -393,3 +393,52 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     assert_eq!(ask(&mut cluster, 30), (Place::Left, None), "the home");
     cluster.end_well(job, 1);
 }
+
+/// Whoever connects to a process that is lost is never told that nobody listens there: it asks again until the process listens where it is brought back.
+#[test]
+fn a_listener_that_is_lost_is_waited_for() {
+    for jitter in [None, Some(1), Some(2), Some(3)] {
+        let mut cluster = Cluster::new(5);
+        let job = cluster.start_recoverable(5, 3);
+        let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
+        cluster.say(job, 1, ToNode::Listening(address));
+        cluster.run_for(SOON);
+        cluster.jitter = jitter.map(Random::new);
+        cluster.silent = true;
+        cluster.kill_all(&[2]);
+        let mut later = 0;
+        let call = |cluster: &mut Cluster, rank: u32, to: &str| {
+            let answers = |c: &Cluster| {
+                c.told(rank).iter().filter(|told| matches!(told, FromNode::Peer { .. })).cloned().collect::<Vec<_>>()
+            };
+            let before = answers(cluster).len();
+            cluster.say(job, rank, calling(job, rank, to));
+            cluster.run_until(|c| answers(c).len() > before);
+            answers(cluster).pop().expect("there is a new one")
+        };
+        let restored = |c: &Cluster| c.restored.first().map(|(_, life, node)| (*life, node.clone()));
+        while restored(&cluster).is_none() || later < 20 {
+            for rank in [0, 2] {
+                match call(&mut cluster, rank, "10.0.0.2:80") {
+                    FromNode::Peer { peer: None, later: true, .. } => later += 1,
+                    told => panic!("{jitter:?}, after {later} questions: {told:?}"),
+                }
+            }
+            cluster.run_for(Duration::from_millis(1));
+        }
+        let (life, node) = restored(&cluster).expect("it is");
+        let at_last: SocketAddr = "10.0.0.9:1234".parse().unwrap();
+        cluster.post(&node, Input::Observer(observer_of(1, life), 1001, ToNode::ListeningAt { address, at: at_last }));
+        cluster.run_for(SOON);
+        let found = call(&mut cluster, 2, "10.0.0.2:80");
+        assert!(
+            matches!(found, FromNode::Peer { peer: Some(peer), at: Some(to), .. } if peer == at(job, 1) && to == at_last),
+            "{found:?}"
+        );
+        // Where really nobody listens, that is said again when everybody is back.
+        cluster.live(&node, 1, life);
+        cluster.run_for(SOON);
+        let nobody = call(&mut cluster, 0, "10.0.0.77:80");
+        assert!(matches!(nobody, FromNode::Peer { peer: None, later: false, .. }), "{nobody:?}");
+    }
+}
