@@ -58,9 +58,11 @@ fn survives(kind: Kind, node: &str, spares: usize, counted: u32, after: Duration
 #[test]
 fn who_calls_a_process_that_is_lost_waits_for_it() {
     /// Calls, one after the other: some seconds.
-    const CALLS: u32 = 4_000;
+    const CALLS: u32 = 3_000;
     let mut random = Random::from_environment();
-    for (kind, spares) in Kind::all().into_iter().flat_map(|kind| [(kind, 0), (kind, 1)]) {
+    let all = Kind::all().into_iter().flat_map(|kind| [(kind, 0), (kind, 1)]);
+    let sample = |(kind, spares): &(Kind, usize)| is_long() || (*kind == Kind::Logical) == (*spares == 0);
+    for (kind, spares) in all.filter(sample) {
         let after = Duration::from_millis(random.below(300) as u64);
         let what = format!("calls on {kind:?}, {spares} spares, n3 dies {after:.1?} after the first fifth");
         let cluster = Setup::new(kind, 4).spares(spares).start();
