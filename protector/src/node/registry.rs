@@ -147,20 +147,23 @@ pub fn source(from: SocketAddr, to: SocketAddr, me: IpAddr) -> SocketAddr {
 }
 
 /// The other nodes that may have a listener at `to`: those that share this machine's address if it is this machine's (`mine`), else
-/// those that are known by that address, else all: it may be a second address of any.
+/// those that are known by that address, else all: it may be a second address of any. All, too, if a node of that address has died and come back: what listened
+/// there goes on elsewhere, under the address that it had.
 pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<NodeId> {
     let others = || view.members.iter().filter(|member| member.id != me.id);
-    let at = |ip: IpAddr| others().filter(|m| m.address.ip() == ip).map(|m| m.id.clone()).collect::<Vec<_>>();
-    if mine {
-        return at(me.address.ip());
+    let ip = if mine { me.address.ip() } else { to.ip() };
+    let there = || view.members.iter().filter(|member| member.address.ip() == ip);
+    let came_back = |member: &Member| view.departed.iter().any(|departed| departed.id.name == member.id.name);
+    if there().any(came_back) || (!mine && there().next().is_none()) {
+        return others().map(|member| member.id.clone()).collect();
     }
-    let there = at(to.ip());
-    if there.is_empty() { others().map(|m| m.id.clone()).collect() } else { there }
+    others().filter(|member| member.address.ip() == ip).map(|member| member.id.clone()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use radic_wire::ids::{BootId, JobId, Rank};
+    use radic_wire::membership::{Departed, Departure};
 
     use super::*;
 
@@ -234,15 +237,19 @@ mod tests {
             slots: 1,
         };
         let members = vec![member(1, "10.0.0.1"), member(2, "10.0.0.1"), member(3, "10.0.0.3")];
-        let view = View { cluster: BootId(1), number: 1, members, departed: vec![] };
-        let asked = |to: &str, mine| {
-            let nodes = candidates(&view, &view.members[0], target(at(to)), mine);
+        let mut view = View { cluster: BootId(1), number: 1, members, departed: vec![] };
+        let asked = |view: &View, to: &str, mine| {
+            let nodes = candidates(view, &view.members[0], target(at(to)), mine);
             nodes.iter().map(|n| n.name.to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(asked("127.0.0.1:1", true), ["n2"], "loopback does not leave the machine");
-        assert_eq!(asked("10.0.0.1:1", true), ["n2"]);
-        assert_eq!(asked("10.0.0.3:1", false), ["n3"]);
-        assert_eq!(asked("192.168.7.3:1", false), ["n2", "n3"], "perhaps a second address");
+        assert_eq!(asked(&view, "127.0.0.1:1", true), ["n2"], "loopback does not leave the machine");
+        assert_eq!(asked(&view, "10.0.0.1:1", true), ["n2"]);
+        assert_eq!(asked(&view, "10.0.0.3:1", false), ["n3"]);
+        assert_eq!(asked(&view, "192.168.7.3:1", false), ["n2", "n3"], "perhaps a second address");
+        let before = NodeId { boot: BootId(77), ..view.members[2].id.clone() };
+        view.departed.push(Departed { id: before, how: Departure::Died });
+        assert_eq!(asked(&view, "10.0.0.3:1", false), ["n2", "n3"], "it died, came back, and what listened there is elsewhere");
+        assert_eq!(asked(&view, "10.0.0.1:1", true), ["n2"], "nobody of that address has died");
     }
 
     #[test]
