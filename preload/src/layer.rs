@@ -674,16 +674,29 @@ impl Layer {
         counters::add(Counter::GateWaits, 1);
         while self.observer.gate().is_some() {
             self.ship();
-            self.hear_protector(true);
-            self.hear_node_if_slow(since);
+            if self.await_protector() {
+                self.hear_node();
+            }
+            self.hear_protector(false);
         }
         counters::add(Counter::GateNs, sys::now() - since);
     }
 
-    fn hear_node_if_slow(&mut self, since: u64) {
-        if sys::now() - since > 100_000_000 {
-            self.hear_node();
+    /// Waits for a word of the protector, a moment at most. True: the node has something to say, perhaps that there is another protector: one whose machine is
+    /// cut off says nothing, and breaks no connection.
+    fn await_protector(&mut self) -> bool {
+        const MOMENT: u64 = 100_000_000;
+        let events = if self.journal.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds =
+            [PollFd::from_borrowed_fd(self.journal.fd(), events), PollFd::from_borrowed_fd(self.node.fd(), PollFlags::IN)];
+        _ = sys::poll(&mut fds, Some(sys::span(MOMENT)));
+        let told = !fds[1].revents().is_empty();
+        if self.journal.has_unsent()
+            && let Err(error) = self.journal.flush()
+        {
+            self.reconnect(error);
         }
+        told
     }
 
     /// Waits until there is room for what is received.

@@ -55,7 +55,10 @@ fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usi
         assert!(runs <= 2 * deaths + 2, "only {struck} of {runs} nodes died before the end of {}", program.0);
         let spares = random.below(2);
         let cluster = cluster(kind, spares);
+        let mut events = cluster.events_at("n1");
         let job = start(library, &cluster, FLAGS, &command);
+        // Before that there is no job, and its node would be missed by name.
+        events.expect("the job to start", SOON, |e| e.event == EventName::JobStart);
         let (node, after) = (HOSTS[random.below(HOSTS.len())], time.mul_f64(random.below(800) as f64 / 1000.0));
         let what = format!("{} {} on {kind:?}, {spares} spares, {node} dies after {after:.2?}", library.name, program.0);
         let in_time = strike(&cluster, &job, node, after);

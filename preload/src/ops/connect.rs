@@ -24,8 +24,8 @@ use crate::layer::{self, Arrived, Held, Layer, Names, sure};
 use crate::links::Ending;
 use crate::sys;
 
-/// Time that a connect without waiting may take to write its greeting, in milliseconds: a peer's machine answers for a program that does not run.
-const GREET_MS: u64 = 3_000;
+/// Time that a connection may take to be made, in nanoseconds: a peer's machine answers for a program that does not run. Then it is asked again where the peer is.
+const LINK_NS: u64 = 1_000_000_000;
 /// Time that a process may take to be brought back before it is taken for one that nobody protects, in nanoseconds.
 const RETURN_NS: u64 = 60_000_000_000;
 /// Time between two questions whether it is back, in nanoseconds.
@@ -215,7 +215,10 @@ impl Connecting {
         }
         let (mut layer, dialed) = self.dial(layer)?;
         match dialed {
-            Ok(()) => self.greet(&mut layer),
+            Ok(()) => {
+                layer.pass_gate(); // Another thread may have learnt something meanwhile.
+                self.greet(&mut layer)
+            }
             Err(error) => {
                 let errno = error.raw_os_error() as u32;
                 sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Connect, errno));
@@ -241,7 +244,9 @@ impl Connecting {
                 }
             }
             layer.pass_gate();
-            match self.link() {
+            let (held, linked) = self.link(layer)?;
+            layer = held;
+            match linked {
                 Err(Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
                     // What it still has under way goes nowhere.
                     _ = rustix::net::connect_unspec(sys::borrow(self.fd));
@@ -254,19 +259,28 @@ impl Connecting {
         Ok((layer, Err(Errno::CONNREFUSED)))
     }
 
-    /// Connects the socket to where the peer is.
-    fn link(&self) -> Result<(), Errno> {
-        let at = self.target.peer.as_ref().and_then(|peer| peer.at);
-        match rustix::net::connect(sys::borrow(self.fd), &at.unwrap_or(self.to)) {
-            Err(Errno::INPROGRESS) => self.wait_for_link(),
-            other => other,
+    /// Connects the socket to where the peer is, before the call returns, though the program may not wait: the greeting is to be the first on it. It never waits
+    /// for as long as the kernel would for a machine that says nothing: that one may be dead, and the peer elsewhere.
+    fn link(&self, mut layer: Held) -> Result<(Held, Result<(), Errno>), Errno> {
+        let (socket, at) = (sys::borrow(self.fd), self.target.peer.as_ref().and_then(|peer| peer.at));
+        let set_waiting = |waits: bool| if self.blocking { rustix::io::ioctl_fionbio(socket, !waits) } else { Ok(()) };
+        if let Err(error) = set_waiting(false) {
+            return Ok((layer, Err(error)));
         }
-    }
-
-    /// A socket that does not wait: the link is made all the same, for the greeting to be the first on it.
-    fn wait_for_link(&self) -> Result<(), Errno> {
-        sys::wait_for(sys::borrow(self.fd), PollFlags::OUT, GREET_MS)?;
-        sockopt::socket_error(sys::borrow(self.fd))?
+        let mut result = rustix::net::connect(socket, &at.unwrap_or(self.to));
+        let until = sys::now() + LINK_NS;
+        while result == Err(Errno::INPROGRESS) {
+            layer = match wait(layer, &[(self.fd, PollFlags::OUT)], Some(until)) {
+                Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR)?,
+                other => other?,
+            };
+            result = match sys::wait_for(socket, PollFlags::OUT, 0) {
+                Ok(()) => sockopt::socket_error(socket).and_then(|error| error),
+                Err(Errno::TIMEDOUT) if sys::now() < until => Err(Errno::INPROGRESS),
+                Err(error) => Err(error),
+            };
+        }
+        Ok((layer, set_waiting(true).and(result)))
     }
 
     fn greet(&self, layer: &mut Layer) -> Result<(), Errno> {
