@@ -612,7 +612,8 @@ impl Node {
                     if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }
                 };
                 let (found, silent) = (answers.values().find_map(of), waiting.into_iter().collect::<Vec<_>>());
-                let later = found.is_none() && silent.is_empty() && (lost || self.may_listen_later(answers.values()));
+                let later =
+                    found.is_none() && silent.is_empty() && (lost || self.may_listen_later(now, process.job, answers.values()));
                 self.finish_listener(now, (observer, process, ask, call), found, later, &silent);
             }
             Purpose::Stable { observer, process, stream } => {

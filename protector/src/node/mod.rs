@@ -460,7 +460,7 @@ impl Node {
                 let theirs = self.names.get(name).is_some_and(|(owner, _)| owner == job);
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
-            Query::Listener { connection, from, to } => self.answer_listener(*connection, *from, *to),
+            Query::Listener { connection, from, to } => self.answer_listener(now, *connection, *from, *to),
             Query::Knows(job) => Answer::Knows(self.knows(*job)),
             Query::Where(process) => {
                 let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));

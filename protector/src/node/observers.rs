@@ -24,6 +24,8 @@ use crate::membership::ring::watcher_of;
 
 /// Time that nodes have to say who listens at an address. Who is silent for so long is dead, and will be declared so.
 const LOOK_UP: Duration = Duration::from_secs(5);
+/// Time in which it is seen that a process has ended whose connection has.
+const ENDING: Duration = Duration::from_secs(1);
 /// Time that a protector has to forget a process that begins anew, or to say what it holds.
 const STORE: Duration = Duration::from_secs(5);
 
@@ -54,6 +56,8 @@ pub(super) struct Observed {
     notes: u32,
     /// It ends, and reads nothing more.
     pub(super) closing: bool,
+    /// Since when it runs and has no observer, as far as somebody has looked.
+    gone: Option<Duration>,
     /// What was said already, once for each process.
     child_told: bool,
     peer_told: bool,
@@ -112,7 +116,7 @@ impl Node {
             }
             return self.refuse(observer, text);
         }
-        observed.observer = Some(observer);
+        (observed.observer, observed.gone) = (Some(observer), None);
         observed.inherited = observed.pid.replace(pid) == Some(pid);
         let again = std::mem::replace(&mut observed.known, true) || later_life;
         self.observers.joined.insert(observer, process);
@@ -131,7 +135,7 @@ impl Node {
             return self.refuse(observer, text);
         }
         let observed = self.observers.processes.entry(process).or_default();
-        (observed.observer, observed.known, observed.pid) = (Some(observer), true, Some(pid));
+        (observed.observer, observed.known, observed.pid, observed.gone) = (Some(observer), true, Some(pid), None);
         self.observers.joined.insert(observer, process);
         self.handle_restored(now, observer, process, point);
     }
@@ -373,32 +377,48 @@ impl Node {
     }
 
     /// Another node's process is about to connect.
-    pub(super) fn answer_listener(&mut self, connection: ConnectionId, from: SocketAddr, to: SocketAddr) -> Answer {
+    pub(super) fn answer_listener(
+        &mut self,
+        now: Duration,
+        connection: ConnectionId,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> Answer {
         let process = self.registry.find(to, self.is_mine(to.ip()));
         if let Some(process) = process {
             self.registry.expect(process, from, connection);
         }
         let at = process.and_then(|_| self.registry.moved_to(to));
         let view = self.view().map_or(0, |view| view.number);
-        Answer::Listener { connection, from, process, at, away: self.is_any_away(connection.opener.job), view }
+        Answer::Listener { connection, from, process, at, away: self.is_any_away(now, connection.opener.job), view }
     }
 
     /// Whether a process that listened somewhere is about to be back: one of this node, or one of a job whose home is here, or is to be.
-    fn is_any_away(&self, job: JobId) -> bool {
+    fn is_any_away(&mut self, now: Duration, job: JobId) -> bool {
         let is_home = self.hosts.get(&job).is_some_and(|host| host.home() == self.me());
         let lost = self.homes.get(&job).map_or(is_home, |home| home.lost().next().is_some());
-        let gone = |host: &Host, rank| {
-            let observed = self.observers.processes.get(&ProcessId { job: host.job(), rank });
-            observed.is_some_and(|observed| observed.known && observed.observer.is_none()) && host.pid(rank).is_some()
-        };
-        lost || self.hosts.values().any(|host| host.ranks().any(|rank| host.is_away(rank) || gone(host, rank)))
+        let away = self.hosts.values().any(|host| host.ranks().any(|rank| host.is_away(rank)));
+        lost || away || self.is_any_ending(now)
+    }
+
+    /// Whether a process here has no observer any more, and has not been seen to end: it may have crashed. Not for long: it may execute something that is not protected.
+    fn is_any_ending(&mut self, now: Duration) -> bool {
+        let hosts = &self.hosts;
+        let runs = |process: &ProcessId| hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some());
+        let gone = self.observers.processes.iter_mut().filter(|(process, o)| o.known && o.observer.is_none() && runs(process));
+        gone.map(|(_, observed)| *observed.gone.get_or_insert(now)).any(|since| now < since + ENDING)
     }
 
     /// Whether somebody may listen where nobody was found: a process is lost and not back yet, or who answered has not heard of the last death.
-    pub(super) fn may_listen_later<'a>(&self, answers: impl IntoIterator<Item = &'a Answer>) -> bool {
+    pub(super) fn may_listen_later<'a>(
+        &mut self,
+        now: Duration,
+        job: JobId,
+        answers: impl IntoIterator<Item = &'a Answer>,
+    ) -> bool {
         let newest = self.view().map_or(0, |view| view.number);
         let later = |answer: &Answer| matches!(answer, Answer::Listener { away, view, .. } if *away || *view < newest);
-        answers.into_iter().any(later) || self.hosts.keys().any(|job| self.is_any_away(*job))
+        answers.into_iter().any(later) || self.is_any_away(now, job)
     }
 
     /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).

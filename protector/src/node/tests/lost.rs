@@ -442,3 +442,20 @@ fn a_listener_that_is_lost_is_waited_for() {
         assert!(matches!(nobody, FromNode::Peer { peer: None, later: false, .. }), "{nobody:?}");
     }
 }
+
+/// A process whose connection has ended may have crashed: who calls it is told so late that the node has seen which. If it runs on, it executes something else.
+#[test]
+fn a_process_that_has_left_its_node_s_protection_is_not_waited_for_long() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    cluster.say(job, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
+    cluster.run_for(SOON);
+    cluster.post(&name(2), Input::ObserverGone(observer(1)));
+    for (after, expected) in [(Duration::ZERO, true), (Duration::from_secs(1), false)] {
+        cluster.run_for(after);
+        cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
+        cluster.run_for(SOON);
+        let answer = cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. }));
+        assert!(matches!(answer, Some(FromNode::Peer { peer: None, later, .. }) if *later == expected), "{answer:?}");
+    }
+}
