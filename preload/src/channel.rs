@@ -123,6 +123,11 @@ impl Channel {
         self.taken < self.out.len()
     }
 
+    /// What whoever listens to it waits for.
+    pub fn awaited(&self) -> PollFlags {
+        if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
+
     /// Sends a message without bytes of any length.
     pub fn send(&mut self, message: &ToProtector<'_>) -> Result<(), Errno> {
         let mut head = [0; HEAD];
@@ -189,8 +194,7 @@ impl Channel {
     /// Reads what has come; with `wait` at least something, or the time is over. The connection's end is an error.
     pub fn read(&mut self, wait: bool) -> Result<(), Errno> {
         if wait {
-            let events = if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            sys::wait_for(self.fd.as_fd(), events, LOGIN_MS)?;
+            sys::wait_for(self.fd.as_fd(), self.awaited(), LOGIN_MS)?;
             self.flush()?;
         }
         match rustix::net::recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {

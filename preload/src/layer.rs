@@ -686,9 +686,9 @@ impl Layer {
     /// cut off says nothing, and breaks no connection.
     fn await_protector(&mut self) -> bool {
         const MOMENT: u64 = 100_000_000;
-        let events = if self.journal.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let journal = self.journal.awaited();
         let mut fds =
-            [PollFd::from_borrowed_fd(self.journal.fd(), events), PollFd::from_borrowed_fd(self.node.fd(), PollFlags::IN)];
+            [PollFd::from_borrowed_fd(self.journal.fd(), journal), PollFd::from_borrowed_fd(self.node.fd(), PollFlags::IN)];
         _ = sys::poll(&mut fds, Some(sys::span(MOMENT)));
         let told = !fds[1].revents().is_empty();
         if self.journal.has_unsent()
@@ -822,10 +822,9 @@ impl Layer {
     /// What a waiting call listens to besides its own: the protector, the node, sockets that bytes wait for. Nothing must be left to do
     /// when it waits: [`Layer::tend`] comes before.
     pub fn awaited(&self) -> impl Iterator<Item = (i32, PollFlags)> {
-        let journal = if self.journal.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
         let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
-        let own = [(self.journal.fd().as_raw_fd(), journal), (self.node.fd().as_raw_fd(), PollFlags::IN)];
+        let own = [(self.journal.fd().as_raw_fd(), self.journal.awaited()), (self.node.fd().as_raw_fd(), PollFlags::IN)];
         own.into_iter().chain(bulk).chain(self.links.awaited()).chain(unsent).take(AWAITED)
     }
 

@@ -16,7 +16,7 @@ use rustix::event::PollFlags;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{SocketFlags, sockopt};
 
-use super::{address, wait};
+use super::{address, wait, wait_awhile};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting;
@@ -131,10 +131,7 @@ fn call_up(mut layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Called), E
 
 /// Looks after everything for a moment: those who come back may need what this process has sent them.
 fn pause(layer: Held) -> Result<Held, Errno> {
-    match wait(layer, &[], Some(sys::now() + AGAIN_NS)) {
-        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
-        other => other,
-    }
+    wait_awhile(layer, &[], sys::now() + AGAIN_NS)
 }
 
 /// Whether the table is so full that `call` fails. Closed connections leave it only when images of both ends cover that: one is asked for in time.
@@ -270,10 +267,7 @@ impl Connecting {
         let mut result = rustix::net::connect(socket, &at.unwrap_or(self.to));
         let until = sys::now() + LINK_NS;
         while result == Err(Errno::INPROGRESS) {
-            layer = match wait(layer, &[(self.fd, PollFlags::OUT)], Some(until)) {
-                Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR)?,
-                other => other?,
-            };
+            layer = wait_awhile(layer, &[(self.fd, PollFlags::OUT)], until)?;
             result = match sys::wait_for(socket, PollFlags::OUT, 0) {
                 Ok(()) => sockopt::socket_error(socket).and_then(|error| error),
                 Err(Errno::TIMEDOUT) if sys::now() < until => Err(Errno::INPROGRESS),

@@ -45,6 +45,14 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     }
 }
 
+/// The same for a call that goes on when the time is over, or a signal came: neither is an outcome of it.
+pub fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> Result<Held, Errno> {
+    match wait(layer, fds, Some(until)) {
+        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
+        other => other,
+    }
+}
+
 /// The first `len` bytes of what the program offers, as slices for a call.
 pub fn clip<'a>(buffers: &'a [IoSlice<'_>], mut len: usize) -> Vec<IoSlice<'a>> {
     let mut clipped = Vec::with_capacity(buffers.len());

@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 
-use super::{clip, clip_mut, pieces, wait};
+use super::{clip, clip_mut, pieces, wait, wait_awhile};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Mark};
 use crate::layer::{self, Held, Layer, sure};
@@ -386,10 +386,7 @@ fn wait_for_room(mut layer: Held) -> Result<Held, Errno> {
     const AGAIN: u64 = 2_000_000;
     layer.hear_node();
     layer.ask_stable();
-    match wait(layer, &[], Some(sys::now() + AGAIN)) {
-        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
-        other => other,
-    }
+    wait_awhile(layer, &[], sys::now() + AGAIN)
 }
 
 /// `shutdown`.
