@@ -1,7 +1,9 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
 # make test    what CI runs: format, lints, documentation, unit and integration tests, ten seconds of fuzzing
 # make fuzz    fuzzes the image reader: make fuzz SECONDS=600
-.PHONY: demo test deps build lint unit integration long fuzz clean
+# make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000
+# make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
+.PHONY: demo test deps build lint unit integration long fuzz sim chaos clean
 
 CARGO ?= cargo
 
@@ -49,7 +51,16 @@ fuzz: deps
 	@grep cov: $(FUZZ)/log | tail -1
 	@grep stat:: $(FUZZ)/log
 
-# The same with the long variants: every combination of the checkpoint tests (15 minutes), no false death in five minutes, and so on.
+# Whole clusters of the real state machines with virtual time; a seed that fails is printed with the command that shows it once more.
+SEEDS ?= 1..1000
+sim:
+	$(CARGO) run --quiet --release -p radic-sim -- --seeds $(SEEDS)
+
+MINUTES ?= 10
+chaos: deps build
+	RADIC_CHAOS_MINUTES=$(MINUTES) $(if $(SEED),RADIC_SEED=$(SEED)) $(CARGO) test --release --workspace --test chaos -- --nocapture
+
+# Scenarios with the long variants: every combination of the checkpoint tests (15 minutes), no false death in five minutes, and so on.
 long: build
 	RADIC_LONG=1 $(CARGO) test --release -p radic-ckpt --test restore -- --nocapture
 	RADIC_LONG=1 $(CARGO) test --release -p radic-tests -- --test-threads=1 --nocapture

@@ -5,6 +5,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
+use crate::dense::Dense;
 use crate::interrupted::{WAITS, Wait};
 use crate::pages::Extent;
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
@@ -66,6 +67,9 @@ pub const SCRATCH_PACKED: (u64, usize) = (114 << 20, 2 << 20);
 pub const SCRATCH_COPY: (u64, usize) = (116 << 20, 1 << 20);
 /// Small files of /proc; the longest tells of an epoll that watches `MAX_FDS` descriptors, with fewer than 128 bytes for each.
 pub const SCRATCH_SMALL: (u64, usize) = (117 << 20, 8 << 20);
+/// All parts.
+pub const SCRATCH: [(u64, usize); 7] =
+    [SCRATCH_MAPS, SCRATCH_META, SCRATCH_EXTENTS, SCRATCH_ADVICE, SCRATCH_PACKED, SCRATCH_COPY, SCRATCH_SMALL];
 /// Bytes of all of it.
 pub const SCRATCH_SPAN: u64 = 128 << 20;
 
@@ -386,6 +390,8 @@ pub struct Tables {
     pub guards: Table<Guard, MAX_GUARDS>,
     /// Shared mappings.
     pub shared: Table<Shared, MAX_SHARED>,
+    /// Dense memory, as of the last image.
+    pub dense: Dense,
     /// Bytes of contents so far.
     pub content_used: u64,
     /// Texts.
@@ -474,6 +480,8 @@ pub struct State {
     pub hashes: AtomicU32,
     /// The image since which userfaultfd has noted every change; 0: none.
     pub tracked: AtomicU64,
+    /// Bytes of the snapshot's memory that are present.
+    pub snapshot: AtomicU64,
     /// Signals on their way to threads.
     pub handed: [Handed; MAX_HANDED],
     /// Times of interrupted calls.

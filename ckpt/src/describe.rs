@@ -3,11 +3,12 @@
 
 use crate::arena::{self, Guard, Kind, MAX_GUARDS, MAX_SHARED, Shared, Tables, state};
 use crate::crc::crc32c;
+use crate::dense::{self, Stretch};
 use crate::gather::{self, Refusal};
 use crate::image::MetaWriter;
 use crate::image::meta::{Backing, RegionRef};
 use crate::maps::{self, Line};
-use crate::pages::{Extent, HIDDEN, Scanner, WRITTEN};
+use crate::pages::{Extent, HIDDEN, Scanner, TRACKED, WRITTEN};
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
 use crate::request::Advised;
 use crate::sys::{self, Answer, Errno, call, plain};
@@ -160,9 +161,7 @@ pub fn describe(
             // The file is gone: all of it that can be read.
             Backing::Anonymous if line.inode != 0 => readable(&line, extents, used).map_err(failed)?,
             // A page of a private file mapping that the program gives up leaves a mark that looks like a kept page: never tracked.
-            _ if tracked && line.inode == 0 && !arena::own(line.start) => {
-                changes(&mut scanner, &line, extents, used).map_err(failed)?
-            }
+            _ if tracked && trackable(&line) => changes(&mut scanner, &line, &tables.dense, extents, used).map_err(failed)?,
             _ => scanner.extents(line.start, line.end, line.inode != 0, extents, used).map_err(failed)?,
         };
         if line.prot & 1 == 0 {
@@ -192,35 +191,48 @@ pub fn describe(
     Ok((len, used))
 }
 
-/// Lists guard pages, which only the kernel's page tables know.
+/// Can the kernel track this mapping, and are all its pages the process's own?
+fn trackable(line: &Line<'_>) -> bool {
+    line.inode == 0 && !line.shared && !arena::own(line.start)
+}
+
+/// Lists guard pages, which only the kernel's page tables know. In dense memory, which was confirmed, there are none.
 pub fn guards(tables: &mut Tables, extents: &mut [Extent]) -> Result<(), Refusal> {
     let mut scanner = Scanner::open().map_err(Refusal::failed("/proc/self/pagemap cannot be opened: error"))?;
     for line in maps::lines(maps_text()?).filter_map(maps::parse).filter(|l| shown(l) && !arena::own(l.start) && l.prot & 2 != 0)
     {
-        let found = scanner.guards(line.start, line.end, extents);
-        for extent in &extents[..found.map_err(Refusal::failed("guard pages cannot be listed: error"))?] {
-            if !tables.guards.push(Guard { start: extent.start, end: extent.end }) {
-                return Err(Refusal { what: "more ranges of guard pages than can be saved:", number: MAX_GUARDS as i32 });
+        let dense: &[Stretch] = if trackable(&line) { &tables.dense } else { &[] };
+        for (start, end, _) in dense::pieces(dense, line.start, line.end).filter(|(_, _, dense)| !dense) {
+            let found = scanner.guards(start, end, extents).map_err(Refusal::failed("guard pages cannot be listed: error"))?;
+            for extent in &extents[..found] {
+                if !tables.guards.push(Guard { start: extent.start, end: extent.end }) {
+                    return Err(Refusal { what: "more ranges of guard pages than can be saved:", number: MAX_GUARDS as i32 });
+                }
             }
         }
     }
     Ok(())
 }
 
-/// The pages of a region that is tracked, or is from now on: then all its pages are new.
-fn changes(scanner: &mut Scanner, line: &Line<'_>, extents: &mut [Extent], used: usize) -> Answer {
-    match scanner.changes(line.start, line.end, extents, used) {
-        Err(Errno(libc::EPERM)) => {}
-        result => return result,
-    }
-    let end = match track::register(line.start, line.end).and_then(|()| scanner.changes(line.start, line.end, extents, used)) {
-        // This mapping cannot be tracked: it never is, so it is always new.
-        Err(_) => scanner.extents(line.start, line.end, false, extents, used)?,
-        Ok(end) => end,
+/// The pages of a region that is tracked, or is from now on: then all its pages are new. `dense` was confirmed.
+pub fn changes(scanner: &mut Scanner, line: &Line<'_>, dense: &[Stretch], extents: &mut [Extent], used: usize) -> Answer {
+    let known = dense::pieces(dense, line.start, line.end).try_fold(used, |used, (start, end, dense)| {
+        if dense { scanner.changes_of_dense(start, end, extents, used) } else { scanner.changes(start, end, extents, used) }
+    });
+    let end = match known {
+        Err(Errno(libc::EPERM)) => {
+            match track::register(line.start, line.end).and_then(|()| scanner.changes(line.start, line.end, extents, used)) {
+                // This mapping cannot be tracked: it never is, so it is always new.
+                Err(_) => return scanner.extents(line.start, line.end, false, extents, used),
+                Ok(end) => {
+                    extents[used..end].iter_mut().for_each(|extent| extent.categories = WRITTEN);
+                    end
+                }
+            }
+        }
+        result => result?,
     };
-    for extent in &mut extents[used..end] {
-        extent.categories = WRITTEN;
-    }
+    extents[used..end].iter_mut().for_each(|extent| extent.categories |= TRACKED);
     Ok(end)
 }
 

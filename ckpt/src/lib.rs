@@ -17,6 +17,7 @@ mod arena;
 pub mod control;
 #[allow(unsafe_code)]
 mod crc;
+mod dense;
 #[allow(unsafe_code)]
 mod describe;
 #[allow(unsafe_code)]
@@ -26,6 +27,9 @@ mod hashes;
 #[allow(unsafe_code)]
 mod identity;
 pub mod image;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod increments;
 #[allow(unsafe_code)]
 mod interrupted;
 #[allow(unsafe_code)]

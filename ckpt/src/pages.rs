@@ -11,7 +11,7 @@ pub struct Extent {
     pub start: u64,
     /// First address after them.
     pub end: u64,
-    /// The kernel's categories: WRITTEN, or not; and HIDDEN.
+    /// The kernel's categories: WRITTEN, or not; and HIDDEN, TRACKED.
     pub categories: u64,
 }
 
@@ -20,6 +20,12 @@ impl Extent {
     #[must_use]
     pub fn hidden(&self) -> bool {
         self.categories & HIDDEN != 0
+    }
+
+    /// Will the kernel tell whether it is written to from now on?
+    #[must_use]
+    pub fn tracked(&self) -> bool {
+        self.categories & TRACKED != 0
     }
 
     /// Is it as it was in the last image?
@@ -38,6 +44,8 @@ const MUST_BE_TRACKED: u64 = 2;
 pub const WRITTEN: u64 = 2;
 /// Not the kernel's: pages of a region without PROT_READ.
 pub const HIDDEN: u64 = 1 << 63;
+/// Not the kernel's: pages that were protected just now.
+pub const TRACKED: u64 = 1 << 62;
 const FILE: u64 = 4;
 const PRESENT: u64 = 8;
 const SWAPPED: u64 = 16;
@@ -66,6 +74,12 @@ impl Query {
     /// Pages that hold something, except those of the excluded categories.
     fn content(flags: u64, excluded: u64) -> Self {
         Self { flags, inverted: excluded, mask: excluded, any: PRESENT | SWAPPED, report: WRITTEN }
+    }
+
+    /// Pages that were written, and nothing else about them: for exactly this the kernel has a way that takes a seventh of the time. A page that is
+    /// not there may count as written, or not.
+    fn written() -> Self {
+        Self { flags: PROTECT | MUST_BE_TRACKED, inverted: 0, mask: WRITTEN, any: 0, report: WRITTEN }
     }
 }
 
@@ -102,6 +116,12 @@ impl Scanner {
             }
             result => result,
         }
+    }
+
+    /// Like `changes`, for dense memory that was confirmed: every page of it is there, and those that are not written are kept.
+    pub fn changes_of_dense(&mut self, start: u64, end: u64, out: &mut [Extent], used: usize) -> Answer {
+        let found = self.scan_ioctl(Query::written(), start, end, out, used)?;
+        name_kept(start, end, out, used, found)
     }
 
     /// The guard pages in `start..end`, into the front of `out`; how many extents these are.
@@ -178,6 +198,42 @@ impl Scanner {
         }
         Ok(used)
     }
+}
+
+/// Puts the kept pages of `start..end` between the written ones, which are `out[used..found]`; gives how many entries are used then.
+fn name_kept(start: u64, end: u64, out: &mut [Extent], used: usize, found: usize) -> Answer {
+    let mut at = start;
+    let mut gap_before = |extent: &Extent| {
+        assert!(
+            extent.start >= at && extent.start < extent.end && extent.end <= end,
+            "the kernel names pages that it was asked for, in order"
+        );
+        core::mem::replace(&mut at, extent.end) < extent.start
+    };
+    let gaps = out[used..found].iter().filter(|extent| gap_before(extent)).count();
+    let all = found + gaps + usize::from(at < end);
+    if all > out.len() {
+        return Err(Errno(libc::ENOSPC));
+    }
+    // From the end on: each moves to a place that is free.
+    let (mut to, mut above) = (all, end);
+    let mut put = |out: &mut [Extent], extent: Extent| {
+        to -= 1;
+        out[to] = extent;
+    };
+    for from in (used..found).rev() {
+        let written = out[from];
+        if written.end < above {
+            put(out, Extent { start: written.end, end: above, categories: 0 });
+        }
+        put(out, written);
+        above = written.start;
+    }
+    if start < above {
+        put(out, Extent { start, end: above, categories: 0 });
+    }
+    assert_eq!(to, used, "as many gaps were filled as were counted");
+    Ok(all)
 }
 
 impl Drop for Scanner {

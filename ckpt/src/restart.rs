@@ -119,6 +119,8 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
     state().userfaultfd.store(0, Relaxed);
     state().tracked.store(0, Relaxed);
     state().hashes.store(0, Relaxed);
+    // Nor is there a snapshot.
+    state().snapshot.store(0, Relaxed);
     state().restored.fetch_add(1, Relaxed);
     hook(|h| h.after_restore);
     state().released.store(state().round.load(Relaxed), Relaxed);

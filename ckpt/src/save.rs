@@ -13,7 +13,7 @@ use crate::image::meta::advice;
 use crate::output::{self, Job};
 use crate::request::{Advised, Mode, Request, Tracking};
 use crate::sys::{self, Answer, Errno, call, plain};
-use crate::{describe, identity, restart, signals, stop, track};
+use crate::{dense, describe, identity, restart, signals, stop, track};
 
 /// Functions that whoever embeds the engine has called at certain moments. They run in a signal handler, and but for the last two while everybody is
 /// stopped: no allocation, no lock, no libc.
@@ -187,7 +187,7 @@ pub unsafe fn make(request: &Request, fd: i32, context: *mut libc::ucontext_t, r
     stop::release();
     state().pause.store(sys::clock(libc::CLOCK_MONOTONIC) - began, Relaxed);
     if result != Ok(Writer::Sharing) {
-        forget_buffers(true);
+        forget_buffers(!matches!(tracker, Tracker::Kernel { .. }));
     }
     result.map(drop)
 }
@@ -234,15 +234,23 @@ impl Tracker {
     }
 }
 
-/// Gives buffers that are needed only during a checkpoint back to the kernel. After an increment that was copied the snapshot's memory stays for the next
-/// one: new memory costs a fault a page, while everybody waits. It is a sixteenth of the program's at most.
+/// Gives buffers that are needed only during a checkpoint back to the kernel, but for the beginning of each: new memory costs a fault a page, while
+/// everybody waits. For the same reason the snapshot's memory stays for the next increment, if there may be one: it is a sixteenth of the program's at most.
 fn forget_buffers(snapshot: bool) {
-    let snapshot = snapshot.then_some((SNAPSHOT_BASE, SNAPSHOT_SPAN));
-    for (base, span) in [(arena::SCRATCH_BASE, arena::SCRATCH_SPAN)].into_iter().chain(snapshot) {
-        // SAFETY: nothing in them is in use between checkpoints.
-        unsafe { sys::forget(base, span) };
+    for (offset, len) in arena::SCRATCH {
+        if len as u64 > SCRATCH_KEPT {
+            // SAFETY: nothing in it is in use between checkpoints.
+            unsafe { sys::forget(arena::SCRATCH_BASE + offset + SCRATCH_KEPT, len as u64 - SCRATCH_KEPT) };
+        }
+    }
+    if snapshot && state().snapshot.swap(0, Relaxed) != 0 {
+        // SAFETY: as above.
+        unsafe { sys::forget(SNAPSHOT_BASE, SNAPSHOT_SPAN) };
     }
 }
+
+/// Bytes of each buffer that stay.
+const SCRATCH_KEPT: u64 = 256 << 10;
 
 /// How long to wait for the child of the last checkpoint, whose image its reader has got already.
 const CHILD_PATIENCE_NS: i64 = 200_000_000;
@@ -295,6 +303,7 @@ unsafe fn stopped_part(
     describe::leader_first(threads);
     gather::process(tables, fd, threads)?;
     describe::shared(tables)?;
+    dense::confirm(&mut tables.dense);
     describe::guards(tables, extents)?;
     let generation = state().generation.fetch_add(1, Relaxed) + 1;
     let id = identity::new_id();
@@ -303,6 +312,7 @@ unsafe fn stopped_part(
     state().tracked.store(0, Relaxed);
     let by_kernel = matches!(tracker, Tracker::Kernel { .. });
     let (meta_len, used) = describe::describe(tables, meta, extents, threads, by_kernel)?;
+    dense::note(&mut tables.dense, &extents[..used]);
     let header = Header {
         entry: restart::entry as *const () as u64,
         stack: arena::coordinator_stack(),
@@ -345,6 +355,7 @@ const NO_CHILD: &str = "the child that writes the image cannot be made: error";
 /// Has the snapshot written by a child that shares the memory: no page table is copied.
 fn share(job: Job<'_>) -> Result<Writer, Refusal> {
     let at = (arena::writer_stack() - size_of::<Job<'_>>() as u64) & !63;
+    let departure = Departure::prepare();
     // SAFETY: the writer's stack is mapped, and there is no writer now: the last one was reaped. What the job refers to lies in the scratch
     // memory, which the writer itself gives back.
     unsafe {
@@ -352,6 +363,7 @@ fn share(job: Job<'_>) -> Result<Writer, Refusal> {
         beside(writer, at, at)
     }
     .map(|pid| {
+        departure.wait();
         state().child.store(pid as u32, Relaxed);
         Writer::Sharing
     })
@@ -385,6 +397,7 @@ extern "C" fn writer(job: u64) -> ! {
 /// Has the image written by a child with a copy of the memory.
 fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
     forkable(advised, true);
+    let departure = Departure::prepare();
     // SAFETY: like fork, without anybody's handlers: the child makes system calls only, from this function on.
     let forked = unsafe { call!(libc::SYS_clone, 0, 0, 0, 0, 0) };
     if forked == Ok(0) {
@@ -392,10 +405,29 @@ fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
         let code = i32::from(output::write(job).is_err());
         sys::exit_group(code)
     }
+    departure.wait();
     forkable(advised, false);
     let pid = forked.map_err(Refusal::failed(NO_CHILD))?;
     state().child.store(pid as u32, Relaxed);
     Ok(Writer::Forked)
+}
+
+/// The program goes on only when the child has let go of its descriptors: it may close a listener, and be in its own way when it opens it again; and who connects
+/// meanwhile would wait for a listener that is the child's alone. A pipe says so: its end is open in the child as long as the program's descriptors are.
+struct Departure(Option<[i32; 2]>);
+
+impl Departure {
+    fn prepare() -> Departure {
+        // If the program has used all numbers it goes on a moment too early: that is no reason to have no image.
+        Departure(sys::pipe().ok())
+    }
+
+    fn wait(self) {
+        let Some([reader, writer]) = self.0 else { return };
+        sys::close(writer);
+        while sys::read(reader, &mut [0]) == Err(Errno(libc::EINTR)) {}
+        sys::close(reader);
+    }
 }
 
 /// In a child: nothing inherited stays open, or a peer would not learn when the program ends.

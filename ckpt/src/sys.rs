@@ -407,6 +407,12 @@ pub fn peek(at: u64, buffer: &mut [u8]) -> Answer {
     unsafe { call!(libc::SYS_process_vm_readv, getpid(), &raw const to, 1, &raw const from, 1, 0) }
 }
 
+/// Which pages from `start` on are present, one byte each, its lowest bit: true of mappings of no file. ENOMEM: not all of it is mapped.
+pub fn present(start: u64, pages: &mut [u8]) -> Result<(), Errno> {
+    // SAFETY: the kernel writes one byte a page.
+    unsafe { call!(libc::SYS_mincore, start, pages.len() * 4096, pages.as_mut_ptr()) }.map(drop)
+}
+
 /// Gives the content of pages back to the kernel.
 ///
 /// # Safety

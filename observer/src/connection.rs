@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::log::Greeting;
 
 use crate::error::Error;
@@ -190,6 +190,11 @@ impl Connection {
         }
     }
 
+    /// The peer has closed it, and will not be brought back to before that: it never wants a byte more.
+    pub fn is_over_there(&self) -> bool {
+        self.forgettable.1
+    }
+
     /// The stream that comes in.
     pub fn stream_in(&self) -> StreamId {
         StreamId { connection: self.id, from_opener: !self.opened_here }
@@ -332,6 +337,8 @@ pub struct Table {
     by_id: Index,
     /// Processes that were restarted, and as what; as few as there were deaths.
     restarted: HashMap<ProcessId, Incarnation, BuildHasherDefault<DefaultHasher>>,
+    /// This process's job, and the first life of its processes since it has begun anew: an older one, that is not dead everywhere yet, knows the same connections.
+    job: Option<(JobId, Incarnation)>,
     /// Number of the next connection that this process opens.
     next_number: u64,
     /// Connections that wait to be accepted, in the order in which they came.
@@ -357,6 +364,7 @@ impl Table {
             // Twice the room: hashbrown then cleans up in place instead of growing.
             by_id: Index::with_capacity_and_hasher(connections * 2, Default::default()),
             restarted: HashMap::default(),
+            job: None,
             next_number: 0,
             offered: VecDeque::with_capacity(connections),
             to_tell: Vec::with_capacity(connections),
@@ -703,8 +711,14 @@ impl Table {
         Some(slot)
     }
 
+    /// Nobody of this process's job is in an older life than of this one's.
+    pub(crate) fn begin(&mut self, job: JobId, life: Incarnation) {
+        self.job = Some((job, life.first_of_job()));
+    }
+
     fn incarnation_of(&self, process: ProcessId) -> Incarnation {
-        self.restarted.get(&process).copied().unwrap_or_default()
+        let least = self.job.filter(|(job, _)| *job == process.job).map(|(_, first)| first);
+        self.restarted.get(&process).copied().max(least).unwrap_or_default()
     }
 
     /// `process` speaks as `incarnation` now: older ones are not listened to, and links to them are given up.

@@ -3,6 +3,8 @@
 //! It knows three positions: `end` (what happened), `shipped` (what the protector was sent) and `stable` (what it holds, all
 //! its replicas included). Beside the log it counts what makes the next outcome's place: empty outcomes of each thread, and
 //! bytes sent. These counters go on counting during replay, so a checkpoint between two outcomes needs nothing special.
+//! Empty outcomes that no other follows are in the log only once something leaves that nobody asks for again
+//! (`record_empties`).
 //!
 //! A ship is everything that is not shipped, hence whole determinants: a protector never holds half of one, and a log ends
 //! between two.
@@ -26,16 +28,26 @@ pub struct Ship<'a> {
     pub tail: &'a [u8],
 }
 
+/// Empty outcomes of a thread.
+#[derive(Debug, Clone, Copy, Default)]
+struct Empties {
+    count: u64,
+    /// What [`Journal::all_sent`] was at the last one.
+    at: u64,
+}
+
 /// The log of determinants of one process.
 #[derive(Debug, Clone)]
 pub struct Journal {
     ring: Ring,
     stable: u64,
     shipped: u64,
-    /// Empty outcomes of each thread since its last outcome.
-    empties: Box<[u64]>,
+    /// Of each thread, since its last outcome.
+    empties: Box<[Empties]>,
     /// Bytes sent since the last outcome, on all streams.
     sent: u64,
+    /// Bytes sent ever.
+    all_sent: u64,
     /// The thread of the last outcome.
     thread: u32,
     /// Where an outcome is coded before it enters the ring whole.
@@ -52,8 +64,8 @@ impl Journal {
         let scratch = longest + 48;
         assert!(capacity >= 2 * scratch && capacity <= limits::LOG_CHUNK && threads > 0, "a journal of {capacity} bytes");
         let scratch = vec![0; scratch].into_boxed_slice();
-        let empties = vec![0; threads].into_boxed_slice();
-        Journal { ring: Ring::new(capacity), stable: 0, shipped: 0, empties, sent: 0, thread: 0, scratch }
+        let empties = vec![Empties::default(); threads].into_boxed_slice();
+        Journal { ring: Ring::new(capacity), stable: 0, shipped: 0, empties, sent: 0, all_sent: 0, thread: 0, scratch }
     }
 
     /// The position after the last outcome.
@@ -83,7 +95,7 @@ impl Journal {
 
     /// Records an outcome that stands before the last `bytes` sent: a `send` that took a part is told with its part.
     pub(crate) fn append_before(&mut self, thread: u32, outcome: &Determinant<'_>, bytes: u64) -> Result<(), Error> {
-        let empties = *self.empties.get(thread as usize).ok_or(Error::Thread(thread))?;
+        let empties = self.empties.get(thread as usize).ok_or(Error::Thread(thread))?.count;
         if !self.has_room() {
             return Err(Error::Full("journal"));
         }
@@ -107,27 +119,39 @@ impl Journal {
         Ok(())
     }
 
+    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher), and that may depend on how often nothing was found: the last empty
+    /// outcome becomes one of the log, at its place. After a death it is repeated, then, whether or not anybody waits for what this process sends.
+    pub(crate) fn record_empties(&mut self, thread: u32) -> Result<(), Error> {
+        let of_thread = self.empties.get_mut(thread as usize).ok_or(Error::Thread(thread))?;
+        let Some(before) = of_thread.count.checked_sub(1) else { return Ok(()) };
+        of_thread.count = before;
+        let since = self.all_sent - of_thread.at;
+        self.append_before(thread, &Determinant::Nothing, since)
+    }
+
     /// An outcome of `thread` was recorded, or served from the log, that stood after `sent` bytes.
     pub(crate) fn handle_outcome(&mut self, thread: u32, sent: u64) {
-        self.empties[thread as usize] = 0;
+        self.empties[thread as usize].count = 0;
         self.sent = self.sent.saturating_sub(sent);
         self.thread = thread;
     }
 
     /// A call of `thread` had an empty outcome.
     pub fn handle_empty(&mut self, thread: u32) -> Result<(), Error> {
-        *self.empties.get_mut(thread as usize).ok_or(Error::Thread(thread))? += 1;
+        let empties = self.empties.get_mut(thread as usize).ok_or(Error::Thread(thread))?;
+        *empties = Empties { count: empties.count + 1, at: self.all_sent };
         Ok(())
     }
 
     /// The program has sent so many bytes.
     pub fn handle_sent(&mut self, bytes: u64) {
         self.sent += bytes;
+        self.all_sent += bytes;
     }
 
     /// Empty outcomes of `thread` since its last outcome.
     pub fn empties(&self, thread: u32) -> u64 {
-        self.empties.get(thread as usize).copied().unwrap_or(0)
+        self.empties.get(thread as usize).map_or(0, |empties| empties.count)
     }
 
     /// Bytes sent since the last outcome.
@@ -248,6 +272,27 @@ mod tests {
             Determinant::Eof { fd: 4 },
             Determinant::Eof { fd: 5 },
         ] {
+            assert_eq!(Determinant::read(&mut from), Ok(expected));
+        }
+        assert!(from.finish().is_ok());
+    }
+
+    /// The empty outcomes before something is printed: the last of them stands after the bytes that were sent before it, not after those of later.
+    #[test]
+    fn empty_outcomes_are_recorded_at_their_place() {
+        let mut journal = journal();
+        journal.record_empties(0).unwrap();
+        assert_eq!(journal.end(), 0, "there are none");
+        (0..2).for_each(|_| journal.handle_empty(0).unwrap());
+        journal.handle_sent(5);
+        journal.handle_empty(0).unwrap();
+        journal.handle_sent(7);
+        journal.record_empties(0).unwrap();
+        journal.record_empties(0).unwrap();
+        assert_eq!((journal.empties(0), journal.sent()), (0, 7));
+        let ship = journal.poll_ship().unwrap();
+        let mut from = Reader::new(ship.head);
+        for expected in [Determinant::Empty { count: 2 }, Determinant::Sent { bytes: 5 }, Determinant::Nothing] {
             assert_eq!(Determinant::read(&mut from), Ok(expected));
         }
         assert!(from.finish().is_ok());

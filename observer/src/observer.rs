@@ -248,6 +248,8 @@ pub struct Observer {
     checkpoints: Checkpoints,
     /// While this incarnation catches up.
     replay: Option<Replay>,
+    /// It has printed something when its log was over, before it lived: from there on its journal is its own.
+    resumed: bool,
     /// Outcomes that this incarnation was served from its log.
     replayed: u64,
     /// What the protector held of each stream when this incarnation began, and where it has ended; sorted.
@@ -265,15 +267,18 @@ impl Observer {
 
     /// The observer of a process that begins, in this life: the job may have been begun anew.
     pub fn in_life(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
+        let mut table = Table::new(config.connections, config.descriptors);
+        table.begin(me.job, incarnation);
         Observer {
             me,
             incarnation,
             journal: Journal::new(config.journal, config.threads, config.determinant),
             payload: PayloadLog::new(config.payload, config.payload_pieces),
             outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
-            table: Table::new(config.connections, config.descriptors),
+            table,
             checkpoints: Checkpoints::default(),
             replay: None,
+            resumed: false,
             replayed: 0,
             held: Vec::new(),
             fenced: None,
@@ -361,18 +366,25 @@ impl Observer {
     /// What the log says to `ask`; live, that there is room to record what comes of it.
     fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
-        let Some(replay) = &mut self.replay else {
-            return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
-        };
         let sends = matches!(ask, Ask::Send { .. });
-        let wait = match replay.offer(&self.journal, thread, ask, blocking)? {
-            Served::Outcome => return Ok(Verdict::Outcome),
-            Served::Over if self.table.all_sent_again() => {
-                let end = replay.end();
-                self.replay = None;
-                self.journal.handle_replayed(end);
-                return Ok(Verdict::Live);
+        let served = loop {
+            let Some(replay) = &mut self.replay else {
+                return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
+            };
+            let served = replay.offer(&self.journal, thread, ask, blocking)?;
+            if served != Served::Outcome || !replay.is_nothing() {
+                break served;
             }
+            let is_before_image = replay.is_before_image(&self.journal);
+            self.handle_served();
+            // A call that cannot find nothing comes after it: this time nothing was found less often.
+            if !blocking && !sends && !is_before_image {
+                return Ok(Verdict::Nothing);
+            }
+        };
+        let wait = match served {
+            Served::Outcome => return Ok(Verdict::Outcome),
+            Served::Over if self.settle() => return Ok(Verdict::Live),
             // Sends do not wait at Gate B: they are what it waits for.
             Served::Nothing | Served::Over if sends => return Ok(Verdict::Live),
             Served::Fetch => return Ok(Verdict::Wait(Wait::Log)),
@@ -388,13 +400,35 @@ impl Observer {
 
     /// A process that asks nothing goes live, too, as soon as its log is over and every connection has sent again what its peer has. True: it lives.
     pub fn settle(&mut self) -> bool {
-        if let Some(end) = self.replay.as_ref().filter(|replay| replay.position() == replay.end()).map(Replay::end)
-            && self.table.all_sent_again()
-        {
+        if self.phase() == Phase::Settled && self.table.all_sent_again() {
+            self.resume_journal();
             self.replay = None;
-            self.journal.handle_replayed(end);
         }
         self.replay.is_none()
+    }
+
+    /// The log is over: what follows in the journal is this incarnation's own.
+    fn resume_journal(&mut self) {
+        if let Some(replay) = self.replay.as_ref().filter(|_| !self.resumed) {
+            self.journal.handle_replayed(replay.end());
+            self.resumed = true;
+        }
+    }
+
+    /// Whether what is in the journal is this incarnation's own.
+    fn writes_journal(&self) -> bool {
+        self.replay.is_none() || self.resumed
+    }
+
+    /// The program ends, and asks nothing any more. It may have been told that there is nothing more often then than now, if it goes by the clock: the log
+    /// is over all the same.
+    pub fn handle_leaving(&mut self) -> Result<(), Error> {
+        while let Some(replay) = &mut self.replay
+            && replay.is_nothing_next()?
+        {
+            self.handle_served();
+        }
+        Ok(())
     }
 
     /// The outcome that the log has; only after [`Verdict::Outcome`].
@@ -787,9 +821,22 @@ impl Observer {
     /// The gate: the position that must be stable before anything leaves, if it is shut. Not asked in replay.
     pub fn gate(&self) -> Option<u64> {
         match Gate::of(&self.journal) {
-            Gate::Shut(position) if self.replay.is_none() => Some(position),
+            Gate::Shut(position) if self.writes_journal() => Some(position),
             _ => None,
         }
+    }
+
+    /// The gate of what leaves `thread` to nobody who says how much of it has come: output, what the launcher is told. Peers ask for the rest of what this process has sent,
+    /// and until they have it re-execution finds nothing (Gate B); here nobody does, so how often nothing was found is recorded first. So it is at Gate B: what is printed
+    /// there after nothing was found was not printed before, else it would be in the log.
+    pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
+        if self.phase() == Phase::Settled && self.journal.empties(thread) > 0 {
+            self.resume_journal();
+        }
+        if self.writes_journal() && self.journal.has_room() {
+            self.journal.record_empties(thread)?;
+        }
+        Ok(self.gate())
     }
 
     /// Is there an outcome of then for a question that has no bytes: `Connect` or `SoError`?
@@ -986,15 +1033,15 @@ impl Observer {
         let payload = self.payload.span();
         // What is replayed counts as written: the protector holds it.
         let journal = match &self.replay {
-            Some(replay) => Span { start: self.journal.end(), end: replay.end() },
-            None => self.journal.span(),
+            Some(replay) if !self.resumed => Span { start: self.journal.end(), end: replay.end() },
+            _ => self.journal.span(),
         };
         ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload }
     }
 
     /// Journal to be shipped, at once.
     pub fn poll_journal(&mut self) -> Option<Ship<'_>> {
-        if self.replay.is_some() { None } else { self.journal.poll_ship() }
+        if self.writes_journal() { self.journal.poll_ship() } else { None }
     }
 
     /// Payload to be shipped: when the process idles, or when [`PayloadLog::is_due`].
@@ -1012,7 +1059,7 @@ impl Observer {
         match *message {
             // During replay its hello was not about the journal that is being replayed.
             FromProtector::Welcome { journal, payload } => {
-                if self.replay.is_none() {
+                if self.writes_journal() {
                     self.journal.handle_welcome(journal)?;
                 }
                 self.payload.handle_welcome(payload)
@@ -1022,7 +1069,7 @@ impl Observer {
                 Err(Error::Fenced(newest))
             }
             FromProtector::Fenced { .. } => Err(Error::Protector("it fences the newest incarnation")),
-            FromProtector::JournalStable { .. } if self.replay.is_some() => Ok(()),
+            FromProtector::JournalStable { .. } if !self.writes_journal() => Ok(()),
             FromProtector::JournalStable { position } => self.journal.handle_stable(position),
             FromProtector::PayloadStable { position } => self.payload.handle_stable(position),
             FromProtector::Committed { image } => self.handle_committed(image),
@@ -1129,7 +1176,7 @@ impl Observer {
             self.table.handle_committed(mark.image, &mut self.outbox);
         }
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
-        (self.incarnation, self.replayed) = (incarnation, 0);
+        (self.incarnation, self.replayed, self.resumed) = (incarnation, 0, false);
         Ok(())
     }
 }
@@ -1140,6 +1187,13 @@ mod tests {
 
     use super::*;
 
+    /// What `process` says first on its first connection.
+    fn first_greeting(process: ProcessId, incarnation: Incarnation) -> Greeting {
+        let connection = ConnectionId { opener: process, number: 0 };
+        let (attempt, received, stable) = (0, 0, 0);
+        Greeting { process, incarnation, connection, attempt, received, stable, finish: None, settled: true, ends: None }
+    }
+
     /// A peer that has closed its end wants nothing more. What is still sent to it is passed over, and waits for no link: a blocking `send`, which returns
     /// when the link has everything, waited for ever.
     #[test]
@@ -1148,17 +1202,8 @@ mod tests {
         let (me, opener) = (process(0), process(1));
         let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
         let connection = ConnectionId { opener, number: 0 };
-        let greeting = |attempt, received, stable| Greeting {
-            process: opener,
-            incarnation: Incarnation(0),
-            connection,
-            attempt,
-            received,
-            stable,
-            finish: None,
-            settled: true,
-            ends: None,
-        };
+        let greeting =
+            |attempt, received, stable| Greeting { attempt, received, stable, ..first_greeting(opener, Incarnation(0)) };
         let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&greeting(0, 0, 0)) else { panic!("no link") };
         observer.handle_accepted(0, 3, 4, connection, ([10, 0, 0, 1], 1).into()).unwrap();
         let position = observer.journal().end();
@@ -1173,5 +1218,92 @@ mod tests {
         assert_eq!(observer.send(0, 4, b"too late", 0, true), Ok(Send::Taken { len: 8, whole: true }));
         assert_eq!(observer.poll_transmit(slot), None);
         assert_eq!(observer.table().get(slot).unwrap().outgoing().unsent(), 0);
+    }
+
+    /// A process that found nothing three times, printed, and died; its image is of after so many of these calls.
+    fn printed_after_nothing(image_after: usize) -> (Observer, u64) {
+        let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+        let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+        let mut again = observer.clone();
+        for call in 0..3 {
+            assert_eq!(observer.ready(0, None, false, &mut []), Ok(Ready::Live));
+            observer.handle_ready(0, None, &[]).unwrap();
+            if call + 1 == image_after {
+                again = observer.clone();
+            }
+        }
+        assert_eq!(observer.gate(), None, "peers need no record");
+        let end = observer.gate_of_output(0).unwrap().expect("the output waits");
+        let log = observer.poll_journal().unwrap().head.to_vec();
+        observer.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
+        assert_eq!(observer.gate_of_output(0), Ok(None));
+        again.restart(Incarnation(1), end, Vec::new(), 64).unwrap();
+        again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+        (again, end)
+    }
+
+    #[test]
+    fn what_is_printed_after_nothing_was_found_is_printed_after_as_much() {
+        for image_after in 0..=3 {
+            let (mut again, end) = printed_after_nothing(image_after);
+            for _ in image_after..3 {
+                assert!(!again.settle());
+                assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Nothing));
+            }
+            assert_eq!(again.gate_of_output(0), Ok(None));
+            assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Live), "an image after {image_after} calls");
+            assert_eq!(again.journal().end(), end);
+        }
+    }
+
+    /// Its log is over, but it does not live yet: nobody has asked for what it prints now, and the next life is to print the same.
+    #[test]
+    fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
+        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+        let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+        let mut image = Observer::new(process(0), &config);
+        image.connect(3, process(1)).unwrap().unwrap();
+        let mut first = image.clone();
+        first.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
+        assert_eq!(first.gate_of_output(0), Ok(None), "it may be what it has printed before");
+        assert_eq!(first.ready(0, None, false, &mut []), Ok(Ready::Nothing), "its peer has not been reached");
+        let end = first.gate_of_output(0).unwrap().expect("the output waits");
+        let log = first.poll_journal().unwrap().head.to_vec();
+        first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
+        assert_eq!((first.gate_of_output(0), first.settle()), (Ok(None), false));
+        let mut second = image;
+        second.restart(Incarnation(2), end, Vec::new(), 64).unwrap();
+        second.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+        assert_eq!(second.phase(), Phase::Replaying);
+        assert_eq!(second.ready(0, None, false, &mut []), Ok(Ready::Nothing));
+        assert_eq!(second.phase(), Phase::Settled);
+    }
+
+    /// A program that goes by the clock finds nothing less often this time: it waits, or ends, all the same.
+    #[test]
+    fn who_finds_nothing_less_often_goes_on() {
+        let (mut again, _) = printed_after_nothing(0);
+        assert_eq!(again.ready(0, None, true, &mut []), Ok(Ready::Live));
+        let (mut again, _) = printed_after_nothing(0);
+        again.handle_leaving().unwrap();
+        assert!(again.settle());
+    }
+
+    /// Processes of before the job began anew are not dead everywhere at once, and know connections by the same names.
+    #[test]
+    fn a_life_of_before_the_job_began_anew_is_refused() {
+        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+        let (me, peer) = (process(0), process(1));
+        let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+        let mut observer = Observer::in_life(me, Incarnation(Incarnation::LIVES), &config);
+        let stranger = ProcessId { job: JobId::from_bits(99), ..peer };
+        let greeting = |process, incarnation| first_greeting(process, Incarnation(incarnation));
+        observer.handle_restarted(peer, Incarnation(3));
+        assert_eq!(observer.handle_greeting(&greeting(peer, 3)).unwrap(), Welcome::Refuse);
+        assert!(matches!(observer.handle_greeting(&greeting(peer, Incarnation::LIVES)), Ok(Welcome::Link(..))));
+        assert!(
+            matches!(observer.handle_greeting(&greeting(stranger, 0)), Ok(Welcome::Link(..))),
+            "lives of another job are its own"
+        );
     }
 }

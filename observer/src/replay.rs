@@ -79,6 +79,7 @@ impl Ask {
             (Ask::Input, Determinant::Input { .. }) => true,
             (Ask::Ready { epoll }, Determinant::Ready { epoll: got, .. }) => epoll == got,
             (Ask::Send { fd }, Determinant::SendPart { fd: got, .. }) => fd == got,
+            (_, Determinant::Nothing) => true,
             (ask, Determinant::Errno { fd, call, .. }) => match (ask, call) {
                 (Ask::Recv { fd: asked } | Ask::Peek { fd: asked }, Call::Recv) => asked == fd,
                 (Ask::Accept { fd: asked }, Call::Accept) => asked == fd,
@@ -251,6 +252,22 @@ impl Replay {
             empties: (empties, head.empties),
             sent: (sent, head.sent),
         })
+    }
+
+    /// Whether the outcome that was offered is that nothing was found.
+    pub fn is_nothing(&self) -> bool {
+        matches!(self.outcome(), Some(Determinant::Nothing))
+    }
+
+    /// Whether the image has that call already: it stands between the call and what was printed then.
+    pub fn is_before_image(&self, journal: &Journal) -> bool {
+        self.head.is_some_and(|head| journal.empties(head.thread) > head.empties)
+    }
+
+    /// Whether the next outcome is that nothing was found; not if it is not here.
+    pub fn is_nothing_next(&mut self) -> Result<bool, Error> {
+        self.read_head()?;
+        Ok(self.is_nothing())
     }
 
     /// The outcome that was offered.

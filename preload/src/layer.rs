@@ -456,8 +456,14 @@ pub fn fail(what: &str) -> ! {
     end_process(125)
 }
 
-/// Ends the process for an error of the observer.
+/// Ends the process for an error of the observer. If another life speaks for it, that must not look like an exit: a home that does not know yet that this node was taken
+/// for lost would end the job. A crash is the protector's to judge, which knows. It says nothing: what it prints is in the place of what the other life prints.
 pub fn fail_with(error: &Error) -> ! {
+    if let Error::Fenced(_) = error {
+        switch_off();
+        // The kernel's word for it: the program may have another one.
+        _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
     fail(&error.to_string())
 }
 
@@ -652,9 +658,11 @@ impl Layer {
             }
             FromNode::Checkpoint { request } => self.images.request(request),
             // Whoever asks does nothing else until it is answered, with the layer locked: then somebody else was in it at the same time.
-            FromNode::Peer { .. } | FromNode::GreetingKey { .. } | FromNode::Caller { .. } => {
-                fail("its node answers what nobody has asked")
-            }
+            FromNode::Peer { .. }
+            | FromNode::Announced { .. }
+            | FromNode::Claimed { .. }
+            | FromNode::GreetingKey { .. }
+            | FromNode::Caller { .. } => fail("its node answers what nobody has asked"),
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}
             message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => {
                 self.handle_link_message(message)
@@ -662,9 +670,37 @@ impl Layer {
         }
     }
 
+    /// Asks the node a question, which is told its number, and waits for the message in which `take` finds that number; `what` it is to say.
+    pub fn inquire<T>(
+        &mut self,
+        question: impl FnOnce(u64) -> ToNode,
+        take: impl Fn(&FromNode) -> Option<(u64, T)>,
+        what: impl FnOnce() -> String,
+    ) -> T {
+        let number = self.node.number();
+        let answer = |message: &FromNode| take(message).filter(|(of, _)| *of == number).map(|(_, answer)| answer);
+        let message = self.node.ask(&question(number), |message| answer(message).is_some());
+        match message.and_then(|message| answer(&message).ok_or(Errno::PROTO)) {
+            Ok(answer) => answer,
+            Err(error) => fail(&format!("its node does not say {}: {error}", what())),
+        }
+    }
+
     /// G1: waits until nothing that precedes is unstable.
     pub fn pass_gate(&mut self) {
         if self.observer.gate().is_some() {
+            self.wait_at_gate();
+        }
+    }
+
+    /// The same for what leaves to nobody who says how much of it has come: output, what the launcher is told.
+    pub fn pass_gate_of_output(&mut self) {
+        let thread = THREAD.get();
+        // A thread without a number has not found nothing yet.
+        if thread == u32::MAX {
+            return self.pass_gate();
+        }
+        while sure(self.observer.gate_of_output(thread)).is_some() {
             self.wait_at_gate();
         }
     }
@@ -1028,10 +1064,11 @@ impl Layer {
             }
         }
         self.write_owed_output();
-        self.pass_gate();
+        self.pass_gate_of_output();
         signals::end_at_once();
         self.finish_all();
         loop {
+            sure(self.observer.handle_leaving());
             self.tend();
             let is_shipped = self.unsent.is_empty() && !self.bulk.has_unsent() && !self.unshipped;
             if self.is_all_safe() && is_shipped {

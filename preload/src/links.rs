@@ -143,6 +143,8 @@ pub struct Links {
     /// This life began with a restart: connections that replay makes, and those that it gives up, have no link.
     catching_up: bool,
     looked: u64,
+    /// Words that a process has come back.
+    returned: u64,
     countdown: u32,
     /// Since the process is at its end.
     leaving: Option<Leaving>,
@@ -163,6 +165,11 @@ impl Links {
     /// Whether something has changed since this was asked last.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
+    }
+
+    /// How often it was said that a process has come back.
+    pub fn returned(&self) -> u64 {
+        self.returned
     }
 
     /// Whether any link is not up, or in question.
@@ -301,7 +308,7 @@ impl Layer {
                 Some((_, at)) => *at,
                 None => {
                     let (socket, at) = listen(ip)?;
-                    self.put(fd, socket.as_fd())?;
+                    self.put(fd, socket.as_fd())?.into_iter().for_each(sys::close_own);
                     sys::close_own(socket);
                     done.push((fd, at));
                     at
@@ -414,7 +421,7 @@ impl Layer {
     // ---- sockets behind descriptors
 
     /// Another socket for the descriptors of what is on `primary`. The one before, if it was open.
-    fn put(&mut self, primary: i32, new: rustix::fd::BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+    pub(crate) fn put(&mut self, primary: i32, new: rustix::fd::BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
         let old = match rustix::io::fcntl_dupfd_cloexec(sys::borrow(primary), 3) {
             Ok(old) => Some(sys::high(old)?),
             Err(Errno::BADF) => None,
@@ -688,7 +695,7 @@ impl Layer {
     }
 
     /// The peer has closed the connection: what is sent is refused from now on, as the kernel says it. What was sent is kept for it all the same.
-    fn refuse_sends(&mut self, slot: Slot, error: Errno) {
+    pub fn refuse_sends(&mut self, slot: Slot, error: Errno) {
         self.unsent.retain(|waiting| *waiting != slot);
         self.drop_lingering(slot);
         if self.broken(slot).is_none() {
@@ -744,6 +751,7 @@ impl Layer {
 
     /// A process has come back: the sockets of its earlier life are dead, whatever they look like.
     fn handle_restarted(&mut self, process: ProcessId, incarnation: Incarnation, door: SocketAddr) {
+        self.links.returned += 1;
         self.hear_of(process, incarnation);
         // In question, and now there is no question; or closed by the program long ago, and now wanted again.
         let is_down = |connection: &Connection| connection.peer == process && connection.link() == Link::Down;

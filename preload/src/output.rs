@@ -198,7 +198,7 @@ impl Writing {
         let mut piece = [0; PIECE];
         while self.done < self.total {
             layer.ship();
-            layer.pass_gate();
+            layer.pass_gate_of_output();
             layer.outputs.write_again();
             let length = copy(parts, self.done, &mut piece);
             let stream = &mut layer.outputs.streams[self.which];

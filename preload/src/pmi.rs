@@ -169,7 +169,7 @@ pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
     let mut layer = layer::enter()?;
     layer.pmi.fd.filter(|known| *known == fd)?;
     // It leaves the process, too (G1).
-    layer.pass_gate();
+    layer.pass_gate_of_output();
     let Some(part) = parts.iter().find(|part| !part.is_empty()) else { return Some(Ok(0)) };
     if layer.pmi.conversation.question.len() + part.len() > QUESTION {
         layer.note("it asks its process manager something very long: that may be lost in a restart");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use radic_wire::ids::NodeName;
+use radic_wire::membership::Role;
 use serde::{Deserialize, Serialize};
 
 use crate::membership::Timing;
@@ -73,6 +74,9 @@ pub struct Settings {
     /// Host nothing until a node has died
     #[arg(long, env = "RADIC_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub spare: Option<bool>,
+    /// Vote, and never host anything: a third machine by which two can tell a death from a broken network
+    #[arg(long, env = "RADIC_WITNESS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub witness: Option<bool>,
     /// Ranks that `radic run --map-by slot` places here before it goes to the next node [default: the number of cores]
     #[arg(long, env = "RADIC_SLOTS", value_name = "N")]
     pub slots: Option<u32>,
@@ -113,8 +117,8 @@ pub struct Config {
     pub store: PathBuf,
     /// Whether they are acknowledged only when they are on the disk.
     pub durable: bool,
-    /// Whether it is a spare.
-    pub spare: bool,
+    /// What the node is for.
+    pub role: Role,
     /// Slots.
     pub slots: u32,
     /// The membership's times.
@@ -148,6 +152,9 @@ pub enum ConfigError {
         /// What is possible.
         range: &'static str,
     },
+    /// Two settings that exclude each other.
+    #[error("{0} and {1} exclude each other: a spare takes the ranks of a node that dies, a witness never hosts any")]
+    Both(&'static str, &'static str),
     /// A value is needed that cannot be guessed.
     #[error("{what}: {remedy}")]
     Missing {
@@ -173,6 +180,7 @@ impl Settings {
             store: self.store.or(file.store),
             durable: self.durable.or(file.durable),
             spare: self.spare.or(file.spare),
+            witness: self.witness.or(file.witness),
             slots: self.slots.or(file.slots),
             heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
             missed: self.missed.or(file.missed),
@@ -206,6 +214,12 @@ impl Settings {
             let range = "error, warn, info, debug or trace";
             return Err(ConfigError::Range { what: "log-level", value: log_level, range });
         }
+        let role = match (self.spare.unwrap_or(false), self.witness.unwrap_or(false)) {
+            (true, true) => return Err(ConfigError::Both("spare", "witness")),
+            (true, false) => Role::Spare,
+            (false, true) => Role::Witness,
+            (false, false) => Role::Node,
+        };
         let name = self.name.map_or_else(host_name, Ok)?;
         let store = self.store.unwrap_or_else(|| node_dir(&dir, &name).join("store"));
         Ok(Config {
@@ -217,7 +231,7 @@ impl Settings {
             dir,
             store: std::path::absolute(&store).map_err(|e| ConfigError::File { path: store, error: e.to_string() })?,
             durable: self.durable.unwrap_or(false),
-            spare: self.spare.unwrap_or(false),
+            role,
             slots,
             timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
             log_format: self.log_format.unwrap_or(LogFormat::Text),
@@ -235,7 +249,8 @@ impl Config {
 
     /// The settings in force, as a file that would give them again.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        let (listen, spare, log_format) = (Some(self.listen), Some(self.spare), Some(self.log_format));
+        let (listen, log_format) = (Some(self.listen), Some(self.log_format));
+        let is = |role| Some(self.role == role);
         toml::to_string(&Settings {
             name: Some(self.name.clone()),
             listen,
@@ -245,7 +260,8 @@ impl Config {
             dir: Some(self.dir.clone()),
             store: Some(self.store.clone()),
             durable: Some(self.durable),
-            spare,
+            spare: is(Role::Spare),
+            witness: is(Role::Witness),
             slots: Some(self.slots),
             heartbeat_ms: Some(self.timing.heartbeat.as_millis() as u64),
             missed: Some(self.timing.missed),
@@ -307,10 +323,21 @@ mod tests {
         let file = file.to_str().unwrap();
         let args = ["--config", file, "--name", "flagged", "--listen", "127.0.0.1:0", "--dir", "/d"];
         let config = settings(&args).with_file().unwrap().complete().unwrap();
-        assert_eq!((config.name.as_str(), config.timing.missed, config.spare), ("flagged", 7, true));
+        assert_eq!((config.name.as_str(), config.timing.missed, config.role), ("flagged", 7, Role::Spare));
         assert_eq!((config.timing.heartbeat.as_millis(), config.join.len()), (100, 1));
         assert_eq!((config.key, config.durable), ("/d/key".into(), false));
         assert_eq!(config.store, Path::new("/d/nodes/flagged/store"));
+    }
+
+    #[test]
+    fn a_witness_is_no_spare() {
+        let args = ["--name", "a", "--listen", "127.0.0.1:5", "--dir", "/d", "--witness"];
+        let config = settings(&args).complete().unwrap();
+        assert_eq!(config.role, Role::Witness);
+        let again: Settings = toml::from_str(&config.to_toml().unwrap()).unwrap();
+        assert_eq!(again.complete().unwrap().role, Role::Witness);
+        let both = settings(&[&args[..], &["--spare"]].concat()).complete().unwrap_err();
+        assert!(both.to_string().starts_with("spare and witness exclude each other"), "{both}");
     }
 
     #[test]

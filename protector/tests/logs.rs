@@ -230,8 +230,8 @@ fn what_is_logged_is_acknowledged_and_comes_back() {
     assert_eq!((held.journal, held.stable), (Span { start: 0, end: 12 }, 12));
     assert_eq!((held.streams[0].bytes, held.streams[0].ended), (Span { start: 0, end: 7 }, Some(7)));
     assert_eq!(service.read(process, LogPart::Journal, 2).unwrap(), b"terminants");
-    assert_eq!(service.logs.stable_of(process, stream(1)).blocking_recv(), Ok(8));
-    assert_eq!(service.logs.stable_of(process, stream(2)).blocking_recv(), Ok(0));
+    assert_eq!(service.logs.stable_of(process, Incarnation(0), stream(1)).blocking_recv(), Ok(8));
+    assert_eq!(service.logs.stable_of(process, Incarnation(0), stream(2)).blocking_recv(), Ok(0));
     let status = service.logs.status(job()).blocking_recv().unwrap();
     assert_eq!(
         (status[0].0, status[0].1.usage.journal, status[0].1.usage.payload, status[0].1.connected),
@@ -512,6 +512,13 @@ fn the_replica_decides() {
     assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
     first.image(observer.speaker, &begin(1, None, 150, &[]), &image(2, 0, 3));
     while observer.next() != "Committed { image: 1 }" {}
+    // While it follows it cannot know whether somebody else does since, and brings nobody back. Then the protector is lost, and the process speaks to the replica.
+    let refused = third.logs.fence(process, Incarnation(0)).blocking_recv().unwrap();
+    assert_eq!(refused, Err(NoRestart::NoImage));
+    drop(first);
+    let mut next = Observer { speaker: observer.speaker, journal: third.open(observer.speaker, Channel::Journal) };
+    next.send(&hello(observer.speaker, 200, 7));
+    while next.next() != "Committed { image: 1 }" {}
     assert!(third.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().is_ok(), "the replica can restart it");
 }
 

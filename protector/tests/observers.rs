@@ -249,7 +249,10 @@ fn caller_and_listener() {
     } else {
         let address: SocketAddr = await_file("address").parse().unwrap();
         assert_eq!(me.connecting("127.0.0.1:777", address).map(|peer| peer.rank), Some(Rank(1)));
-        assert_eq!(me.connecting("127.0.0.1:776", "127.0.0.1:1".parse().unwrap()), None);
+        let (from, nobody) = ("127.0.0.1:776", "127.0.0.1:1".parse().unwrap());
+        assert_eq!(me.connecting(from, nobody), None);
+        let connection = ConnectionId { opener: me.process, number: 1 };
+        me.talk.say(&ToNode::CallsNobody { connection, from: from.parse().unwrap(), to: nobody, made: true });
         make_file("called", "");
         await_file("done");
     }

@@ -412,6 +412,23 @@ static void close_with_bytes_under_way(void)
     EXPECT(close(fd), 0);
 }
 
+/* The same when the end of the connection was seen long ago: under protection, several checkpoints. */
+static void peer_long_gone(void)
+{
+    const int fd = meet();
+    if (!server) {
+        expect_end(fd);
+        EXPECT(poll(NULL, 0, SECOND_MS), 0);
+        char byte = 'a';
+        EXPECT(send(fd, &byte, 1, MSG_NOSIGNAL), 1);
+        ssize_t sent = 1;
+        for (int64_t deadline = now_ms() + SOON_MS; sent != -1 && now_ms() < deadline;)
+            sent = send(fd, &byte, 1, MSG_NOSIGNAL);
+        CHECK(sent == -1 && (errno == EPIPE || errno == ECONNRESET));
+    }
+    EXPECT(close(fd), 0);
+}
+
 static volatile sig_atomic_t pipe_signals;
 
 static void count_pipe_signal(int number)
@@ -734,6 +751,7 @@ int main(int argc, char **argv)
         {"shut_read", shut_read, 0},
         {"close_with_bytes_under_way", close_with_bytes_under_way, 0},
         {"peer_gone", peer_gone, 0},
+        {"peer_long_gone", peer_long_gone, 0},
         {"reset", reset, 0},
         {"close_unread", close_unread, 0},
         {"wildcard", wildcard, 0},

@@ -51,6 +51,8 @@ pub struct Setup {
     pub nodes: usize,
     /// Spares, named s1, s2, ...
     pub spares: usize,
+    /// Whether there is a witness, named w1.
+    pub witness: bool,
     /// Slots of each, if not the default.
     pub slots: Option<u32>,
 }
@@ -58,12 +60,17 @@ pub struct Setup {
 impl Setup {
     /// Nodes of a kind.
     pub fn new(kind: Kind, nodes: usize) -> Self {
-        Setup { kind, nodes, spares: 0, slots: None }
+        Setup { kind, nodes, spares: 0, witness: false, slots: None }
     }
 
     /// With so many spares.
     pub fn spares(self, spares: usize) -> Self {
         Setup { spares, ..self }
+    }
+
+    /// With a witness.
+    pub fn witness(self) -> Self {
+        Setup { witness: true, ..self }
     }
 
     /// With so many slots each.
@@ -118,17 +125,18 @@ impl Cluster {
         let (nodes, spares) = (setup.nodes.to_string(), setup.spares.to_string());
         let slots = setup.slots.map(|slots| format!("--slots={slots}"));
         let args = ["cluster", "start", "--nodes", &nodes, "--spares", &spares];
-        self.radic(args.into_iter().chain(slots.as_deref())).limit(Duration::from_secs(40)).run().expect(0);
+        let witness = setup.witness.then_some("--witness");
+        self.radic(args.into_iter().chain(slots.as_deref()).chain(witness)).limit(Duration::from_secs(40)).run().expect(0);
     }
 
     fn start_namespaces(&mut self, setup: &Setup) {
         self.make_key();
-        let names = (1..=setup.nodes).map(|i| (format!("n{i}"), false));
-        let names = names.chain((1..=setup.spares).map(|i| (format!("s{i}"), true)));
+        let names = (1..=setup.nodes).map(|i| (format!("n{i}"), None));
+        let names = names.chain((1..=setup.spares).map(|i| (format!("s{i}"), Some("--spare"))));
+        let names = names.chain(setup.witness.then(|| ("w1".to_owned(), Some("--witness"))));
         let slots = setup.slots.map(|slots| format!("--slots={slots}"));
-        for (name, spare) in names {
-            let spare = spare.then_some("--spare");
-            let extra: Vec<&str> = spare.into_iter().chain(slots.as_deref()).collect();
+        for (name, role) in names {
+            let extra: Vec<&str> = role.into_iter().chain(slots.as_deref()).collect();
             self.start_node(&name, &extra);
         }
     }

@@ -16,6 +16,11 @@ impl Random {
         Random(seed)
     }
 
+    /// Seeded by `seed`.
+    pub fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
     /// Any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

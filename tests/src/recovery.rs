@@ -10,7 +10,7 @@ use radic_wire::ids::JobId;
 use crate::client::Events;
 use crate::cluster::{Cluster, Kind, Setup};
 use crate::command::{Finished, Running};
-use crate::library::Library;
+use crate::library::{Library, script};
 
 /// Time for one job, with all that happens to it.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -24,6 +24,22 @@ pub const HOSTS: [&str; RANKS] = ["n2", "n3", "n4", "n5"];
 pub const FLAGS: &str = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval 0.3";
 /// The same nodes, without protection.
 pub const PLAIN: &str = "--nodes n2,n3,n4,n5 --protect none";
+
+/// What runs: compiled programs by name, the others by their script.
+pub const PROGRAMS: [(&str, &[&str]); 6] = [
+    ("ring", &["--laps", "600"]),
+    ("pingpong", &[]),
+    ("jacobi", &["--size", "800", "--iterations", "600", "--progress", "20", "--alone", "0"]),
+    ("master_worker", &["--tasks", "4000"]),
+    ("collectives", &["--rounds", "100"]),
+    ("objects.py", &["50"]),
+];
+
+/// The command line of one of them.
+pub fn command_of(library: &Library, (name, args): (&str, &[&str])) -> Vec<String> {
+    let program = if name.ends_with(".py") { vec![library.python(), script(name)] } else { vec![library.program(name)] };
+    program.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect()
+}
 
 /// Whether everything is to be tried, and not a sample of it.
 pub fn is_long() -> bool {

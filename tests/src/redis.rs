@@ -11,6 +11,18 @@ pub fn free_port() -> String {
     listener.local_addr().expect("it is bound").port().to_string()
 }
 
+/// The same for many calls at it while nobody listens: the kernel gives it to none of the callers, who would be in the listener's way.
+///
+/// # Panics
+/// If every such port is taken.
+pub fn free_fixed_port() -> String {
+    /// Below all that the kernel chooses itself, unless it is told to.
+    const PORTS: std::ops::Range<u16> = 20_000..30_000;
+    let first = PORTS.start + (std::process::id() % PORTS.len() as u32) as u16;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (first..PORTS.end).chain(PORTS.start..first).find(free).expect("a free port").to_string()
+}
+
 /// The command line of a server that keeps nothing on disk. Debian has it under another name in the package with the client; it goes by the name it is
 /// called by.
 ///

@@ -13,7 +13,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::Request;
-use radic_wire::membership::Member;
+use radic_wire::membership::{Member, Role};
 use radic_wire::peer::{Hello, LinkFrame, PeerMessage, Purpose, Welcome};
 use radic_wire::{PROTOCOL_VERSION, codec, frame, limits};
 
@@ -81,7 +81,7 @@ fn rest(socket: &mut TcpStream) -> Vec<u8> {
 /// A member that nobody knows.
 fn stranger() -> Member {
     let id = NodeId { name: "stranger".parse().expect("a name"), boot: BootId(77) };
-    Member { id, address: ([127, 0, 0, 1], 9).into(), log_port: 1, spare: false, slots: 1 }
+    Member { id, address: ([127, 0, 0, 1], 9).into(), log_port: 1, role: Role::Node, slots: 1 }
 }
 
 fn hello(to: Option<NodeId>, purpose: Purpose) -> Hello {

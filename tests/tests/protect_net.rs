@@ -11,8 +11,10 @@ use std::time::Duration;
 use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::command::Invocation;
 use radic_tests::library::{compiled, script};
+use radic_tests::netns;
 use radic_tests::protection::{ON, Protected};
-use radic_tests::redis::{self, free_port};
+use radic_tests::recovery::is_long;
+use radic_tests::redis::{self, free_fixed_port, free_port};
 use radic_tests::{Finished, Running};
 use radic_wire::event::{Event, EventName};
 use serde::Deserialize;
@@ -253,6 +255,30 @@ fn checkpoints_in_the_middle_of_select() {
     println!("selects: {}", protected.in_words());
     cluster.assert_idle();
     cluster.stop();
+}
+
+/// A caller that is told that nobody is protected there, because the listener is only about to be, gets a connection a moment later: it is protected like any other.
+#[test]
+fn who_calls_until_somebody_listens_is_protected() {
+    let calls = if is_long() { 5000 } else { 500 };
+    for kind in Kind::all() {
+        let cluster = Cluster::start(kind, 2);
+        let (address, port) = match kind {
+            Kind::Logical => ("127.0.0.1".to_owned(), free_fixed_port()),
+            // The second node has rank 1.
+            Kind::Namespaces => (netns::address(1).to_string(), "7000".to_owned()),
+        };
+        let program = ["python3", &script("knocks.py"), &address, &port, &calls.to_string()];
+        let finished = cluster.job(2, ON, &program).limit(LIMIT).run().expect(0);
+        assert_eq!(finished.stdout(), format!("OK knocks {calls}, refused True\n"), "the calls must come early: {finished}");
+        let protected = Protected::newest(&cluster, 2);
+        protected.check();
+        let sums = (protected.sum(|c| c.unprotected), protected.sum(|c| c.bytes_in));
+        assert_eq!(sums, (0, (4 + 5) * calls), "unprotected connections, bytes on the others: {protected:#?}");
+        println!("knocks on {kind:?}: {:.2} s", finished.elapsed.as_secs_f64());
+        cluster.assert_idle();
+        cluster.stop();
+    }
 }
 
 const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 5000 -c 20 -d 300 --csv";

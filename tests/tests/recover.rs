@@ -8,29 +8,15 @@ use std::time::{Duration, Instant};
 
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, script};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    self, FLAGS, HOSTS, LIMIT, PLAIN, RANKS, SOON, cluster, expect_same, first_checkpoints, is_long, result, start, story, strike,
+    self, FLAGS, HOSTS, LIMIT, PLAIN, PROGRAMS, RANKS, SOON, cluster, command_of, expect_same, first_checkpoints, is_long,
+    result, start, story, strike,
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
 use rustix::process::Signal;
-
-/// What runs: compiled programs by name, the others by their script.
-const PROGRAMS: [(&str, &[&str]); 6] = [
-    ("ring", &["--laps", "600"]),
-    ("pingpong", &[]),
-    ("jacobi", &["--size", "800", "--iterations", "600", "--progress", "20", "--alone", "0"]),
-    ("master_worker", &["--tasks", "4000"]),
-    ("collectives", &["--rounds", "100"]),
-    ("objects.py", &["50"]),
-];
-
-fn command(library: &Library, (name, args): (&str, &[&str])) -> Vec<String> {
-    let program = if name.ends_with(".py") { vec![library.python(), script(name)] } else { vec![library.program(name)] };
-    program.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect()
-}
 
 /// How the undisturbed run of a program ends, and how long it takes under protection.
 fn undisturbed(library: &Library, kind: Kind, command: &[String]) -> (Vec<String>, Duration) {
@@ -46,9 +32,10 @@ fn undisturbed(library: &Library, kind: Kind, command: &[String]) -> (Vec<String
 ///
 /// A run that was over before its moment came has to be right, too, but is no death: another moment is taken, within what that run took. How long a
 /// run takes differs between runs, the more so on a busy machine.
-fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usize, random: &mut Random) {
-    let command = command(library, program);
-    let (due, mut time) = undisturbed(library, kind, &command);
+fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usize, within: Duration, random: &mut Random) {
+    let command = command_of(library, program);
+    let (due, time) = undisturbed(library, kind, &command);
+    let mut time = time.min(within);
     let (mut struck, mut runs) = (0, 0);
     while struck < deaths {
         runs += 1;
@@ -74,13 +61,16 @@ fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usi
     }
 }
 
-/// One case of the matrix, for those who look for what happens seldom: `RADIC_CASE="impi jacobi namespaces 20"`.
+/// One case of the matrix, for those who look for what happens seldom: `RADIC_CASE="impi jacobi namespaces 20"`. A fifth word says within how many
+/// milliseconds nodes die.
 fn one_case(case: &str, libraries: &[Library], random: &mut Random) {
-    let [library, program, kind, deaths] = case.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{case}: four words") };
+    let words: Vec<_> = case.split_whitespace().collect();
+    let [library, program, kind, deaths, ref rest @ ..] = words[..] else { panic!("{case}: four or five words") };
+    let within = rest.first().map_or(Duration::MAX, |ms| Duration::from_millis(ms.parse().expect("milliseconds")));
     let library = libraries.iter().find(|known| known.name == library).expect("a library");
     let program = PROGRAMS.into_iter().find(|known| known.0 == program).expect("a program");
     let kind = Kind::all().into_iter().find(|known| format!("{known:?}").eq_ignore_ascii_case(kind)).expect("a kind of nodes");
-    survives(library, kind, program, deaths.parse().expect("how many deaths"), random);
+    survives(library, kind, program, deaths.parse().expect("how many deaths"), within, random);
 }
 
 #[test]
@@ -92,15 +82,17 @@ fn a_node_dies_at_a_random_moment() {
     }
     if is_long() {
         for (library, kind) in libraries.iter().flat_map(|library| Kind::all().into_iter().map(move |kind| (library, kind))) {
-            PROGRAMS.into_iter().for_each(|program| survives(library, kind, program, 20, &mut random));
+            PROGRAMS.into_iter().for_each(|program| survives(library, kind, program, 20, Duration::MAX, &mut random));
         }
         return;
     }
     for program in PROGRAMS {
-        survives(&libraries[random.below(3)], Kind::Logical, program, 1, &mut random);
+        survives(&libraries[random.below(3)], Kind::Logical, program, 1, Duration::MAX, &mut random);
     }
     for kind in Kind::all().into_iter().filter(|kind| *kind != Kind::Logical) {
-        libraries.iter().for_each(|library| survives(library, kind, PROGRAMS[random.below(PROGRAMS.len())], 1, &mut random));
+        libraries
+            .iter()
+            .for_each(|library| survives(library, kind, PROGRAMS[random.below(PROGRAMS.len())], 1, Duration::MAX, &mut random));
     }
 }
 
@@ -115,7 +107,7 @@ struct Case {
 
 impl Case {
     fn start(spares: usize, flags: &str) -> Case {
-        let command = command(&MPICH, PROGRAMS[2]);
+        let command = command_of(&MPICH, PROGRAMS[2]);
         let cluster = cluster(Kind::Logical, spares);
         let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
         let mut events = cluster.events_at("n1");
@@ -203,7 +195,7 @@ fn the_terminal_s_node_dies() {
 #[test]
 fn connections_are_made_after_a_move() {
     for kind in Kind::all().into_iter().filter(|kind| *kind != Kind::Logical) {
-        let command = command(&INTEL, PROGRAMS[2]);
+        let command = command_of(&INTEL, PROGRAMS[2]);
         let (due, _) = undisturbed(&INTEL, kind, &command);
         for node in ["n5", "n2"] {
             let cluster = cluster(kind, 1);
@@ -221,7 +213,7 @@ fn connections_are_made_after_a_move() {
 #[test]
 fn two_ranks_on_the_dead_node() {
     let cluster = Setup::new(Kind::Logical, 4).spares(1).slots(2).start();
-    let command = command(&MPICH, PROGRAMS[0]);
+    let command = command_of(&MPICH, PROGRAMS[0]);
     let flags = "--nodes n2,n3 --protect on --ckpt-interval 0.3";
     let due = result(&start(&MPICH, &cluster, "--nodes n2,n3 --protect none", &command).wait().expect(0));
     let job = start(&MPICH, &cluster, flags, &command);
@@ -241,7 +233,7 @@ fn two_ranks_on_the_dead_node() {
 #[test]
 fn a_death_just_after_the_start() {
     let cluster = cluster(Kind::Logical, 1);
-    let command = command(&MPICH, PROGRAMS[2]);
+    let command = command_of(&MPICH, PROGRAMS[2]);
     let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);

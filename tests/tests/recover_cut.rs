@@ -12,6 +12,7 @@ use radic_tests::recovery::{
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::local::NodeState;
+use radic_wire::membership::Role;
 
 /// Time in which a silent node must be known to be dead: 0.8 s on a quiet machine, and as much again on one that is not.
 const DETECTED_MS: u64 = 1600;
@@ -52,7 +53,7 @@ fn expect_fenced(cluster: &mut Cluster, node: &str, what: &str) {
     cluster.start_node(node, &["--spare"]);
     let nodes = cluster.status_at("n1").nodes;
     let back = nodes.iter().find(|n| n.name.as_str() == node).expect("it is a member again");
-    assert!(back.spare && back.state == NodeState::Alive && back.ranks.is_empty(), "{what}: {back:?}");
+    assert!(back.role == Role::Spare && back.state == NodeState::Alive && back.ranks.is_empty(), "{what}: {back:?}");
 }
 
 /// What a cut has shown: whether the node was given up, and the events until the job's end.

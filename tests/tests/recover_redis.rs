@@ -95,6 +95,32 @@ fn who_calls_a_process_that_is_lost_waits_for_it() {
     }
 }
 
+/// While a listener is lost, and when it listens elsewhere, nobody else is given its address, which the kernel thinks is free: callers would get to the wrong one.
+/// Nodes of one machine; Open MPI hung so, when a node died while other ranks were about to listen.
+#[test]
+fn the_address_of_a_lost_listener_stays_its_own() {
+    const CALLS: u32 = 8;
+    let mut random = Random::from_environment();
+    for spares in [0, 1] {
+        let cluster = Setup::new(Kind::Logical, 4).spares(spares).start();
+        let after = Duration::from_millis(random.below(30) as u64);
+        let what = format!("binds, {spares} spares, n3 dies {after:.1?} after the second call");
+        let (address, port) = place(Kind::Logical);
+        let mut events = cluster.events_at("n1");
+        let (program, calls) = (script("binds.py"), CALLS.to_string());
+        let mut job = cluster.job(2, FLAGS, &["python3", &program, &address, &port, &calls]).limit(LIMIT).start();
+        first_checkpoints(&mut events, 2);
+        job.until_line("called 2");
+        assert!(!job.ends_within(after), "{what}: too late");
+        cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
+        let finished = end_well(&cluster, job, &what);
+        assert!(finished.stdout().ends_with(&format!("OK calls {CALLS}\n")), "{what}: {finished}");
+        println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
+        cluster.assert_idle();
+        cluster.stop();
+    }
+}
+
 #[test]
 fn each_value_is_seen_once() {
     let mut random = Random::from_environment();

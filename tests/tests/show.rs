@@ -9,6 +9,7 @@ use radic_tests::{Finished, process};
 use radic_wire::event::{Event, EventName};
 use radic_wire::job::{EndReason, JobInfo};
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState};
+use radic_wire::membership::Role;
 use serde::de::DeserializeOwned;
 
 fn json<T: DeserializeOwned>(finished: &Finished) -> T {
@@ -26,7 +27,7 @@ fn json_is_what_it_says() {
     let names: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(names, ["n1", "n2", "n3", "s1"]);
     for node in &nodes {
-        assert_eq!((node.state, node.slots, node.spare), (NodeState::Alive, 5, node.name.as_str() == "s1"));
+        assert_eq!((node.state, node.slots, node.role == Role::Spare), (NodeState::Alive, 5, node.name.as_str() == "s1"));
         assert_eq!(node.pid, cluster.protector(node.name.as_str()).pid());
         assert!(node.memory > 0 && node.address.port() > 0);
     }
@@ -36,7 +37,7 @@ fn json_is_what_it_says() {
     let ranks: BTreeSet<u32> = nodes.iter().flat_map(|node| node.ranks.iter().map(|rank| rank.rank.0)).collect();
     assert_eq!(ranks.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
     let value: serde_json::Value = json(&show(&["nodes", "--json"]));
-    for field in ["name", "address", "state", "spare", "ranks"] {
+    for field in ["name", "address", "state", "role", "ranks"] {
         assert!(value[0].get(field).is_some(), "an object of `radic nodes --json` lacks {field}");
     }
     let status: ClusterStatus = json(&show(&["status", "--json"]));

@@ -14,6 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::Request;
+use radic_wire::membership::Role;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
@@ -41,6 +42,7 @@ const TAIL: u64 = 2000;
 pub(crate) struct StartOptions {
     pub(crate) nodes: u32,
     pub(crate) spares: u32,
+    pub(crate) witness: bool,
     pub(crate) slots: Option<u32>,
     pub(crate) heartbeat_ms: Option<u64>,
 }
@@ -50,14 +52,14 @@ pub(crate) struct StartOptions {
 pub(crate) struct StartedNode {
     name: String,
     address: SocketAddr,
-    spare: bool,
+    role: Role,
     pid: u32,
 }
 
 /// A node that is not yet a member.
 struct Starting {
     name: String,
-    spare: bool,
+    role: Role,
     child: Child,
     stdout: ChildStdout,
     line: Vec<u8>,
@@ -87,7 +89,7 @@ pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<Sta
     }
     let finished = |node: Starting| {
         let address = node.address.ok_or_else(|| anyhow!("{} is not ready", node.name))?;
-        Ok(StartedNode { name: node.name, address, spare: node.spare, pid: node.child.id() })
+        Ok(StartedNode { name: node.name, address, role: node.role, pid: node.child.id() })
     };
     started.into_iter().map(finished).collect()
 }
@@ -97,7 +99,7 @@ pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool)
     if nodes.len() <= 2 {
         report(&format!(
             "radic: warning: of {} nodes no majority is left when one is gone, so a death cannot be told from a broken network: \
-             jobs freeze then; take 3 or more",
+             jobs freeze then; take 3 or more, or add --witness",
             nodes.len()
         ));
     }
@@ -105,12 +107,13 @@ pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool)
     if json {
         return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes }));
     }
-    let spares = nodes.iter().filter(|n| n.spare).count();
-    let count = |n, what| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
-    let and_spares = if spares > 0 { format!(" and {}", count(spares, "spare")) } else { String::new() };
-    let regular = nodes.len() - spares;
+    let number = |role| nodes.iter().filter(|n| n.role == role).count();
+    let count = |n, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
+    let others = [(Role::Spare, "spare"), (Role::Witness, "witness")].into_iter().filter(|(role, _)| number(*role) > 0);
+    let and_others: String = others.map(|(role, what)| format!(" and {}", count(number(role), what))).collect();
+    let regular = number(Role::Node);
     let text = format!(
-        "cluster of {}{and_spares} in {dir}\n\n  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
+        "cluster of {}{and_others} in {dir}\n\n  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
         count(regular, "node"),
         quoted(&dir)
     );
@@ -148,21 +151,22 @@ fn start_all(
     started: &mut Vec<Starting>,
 ) -> Result<()> {
     let deadline = Instant::now() + READY;
-    let names = (1..=options.nodes).map(|i| (format!("n{i}"), false));
-    let mut names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), true)));
-    let spawn = |name: &str, spare, join, signals: &mut Signals| {
-        let command = protector(cluster, radicd, options, name, spare, join)?;
+    let names = (1..=options.nodes).map(|i| (format!("n{i}"), Role::Node));
+    let names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), Role::Spare)));
+    let mut names = names.chain(options.witness.then(|| ("w1".to_owned(), Role::Witness)));
+    let spawn = |name: &str, role, join, signals: &mut Signals| {
+        let command = protector(cluster, radicd, options, name, role, join)?;
         check_interrupt(signals)?;
-        let child = signals.unblocked(|| spawn(command, name, spare)).context("signals")??;
+        let child = signals.unblocked(|| spawn(command, name, role)).context("signals")??;
         Ok::<_, anyhow::Error>(child)
     };
-    let (first, spare) = names.next().context("a cluster has at least one node")?;
-    started.push(spawn(&first, spare, None, signals)?);
+    let (first, role) = names.next().context("a cluster has at least one node")?;
+    started.push(spawn(&first, role, None, signals)?);
     wait_ready(cluster, started, signals, deadline)?;
     let founder = started[0].address;
     // One after the other, so that the order of the ring is that of the names; each takes some milliseconds.
-    for (name, spare) in names {
-        started.push(spawn(&name, spare, founder, signals)?);
+    for (name, role) in names {
+        started.push(spawn(&name, role, founder, signals)?);
         wait_ready(cluster, started, signals, deadline)?;
     }
     Ok(())
@@ -174,7 +178,7 @@ fn protector(
     radicd: &Path,
     options: &StartOptions,
     name: &str,
-    spare: bool,
+    role: Role,
     join: Option<SocketAddr>,
 ) -> Result<Command> {
     let dir = cluster.node_dir(name);
@@ -184,21 +188,25 @@ fn protector(
     let mut command = Command::new(radicd);
     command.arg("--dir").arg(cluster.dir()).args(["--name", name, "--listen", "127.0.0.1:0", "--own-session"]);
     command.args(join.map(|address| format!("--join={address}")));
-    command.args(spare.then_some("--spare"));
+    command.args(match role {
+        Role::Node => None,
+        Role::Spare => Some("--spare"),
+        Role::Witness => Some("--witness"),
+    });
     command.args(options.slots.map(|slots| format!("--slots={slots}")));
     command.args(options.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
     // What the environment says about one protector is not meant for all of these.
-    for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
+    for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
         command.env_remove(variable);
     }
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     Ok(command)
 }
 
-fn spawn(mut command: Command, name: &str, spare: bool) -> Result<Starting> {
+fn spawn(mut command: Command, name: &str, role: Role) -> Result<Starting> {
     let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
     let stdout = child.stdout.take().context("the pipe that was asked for")?;
-    Ok(Starting { name: name.to_owned(), spare, child, stdout, line: Vec::new(), address: None })
+    Ok(Starting { name: name.to_owned(), role, child, stdout, line: Vec::new(), address: None })
 }
 
 /// Waits until every started node has said that it is ready.

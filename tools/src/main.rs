@@ -167,7 +167,8 @@ enum Command {
 enum ClusterCommand {
     /// Start a cluster in the background; no root needed
     #[command(after_help = "Example:\n  radic cluster start --nodes 4 --spares 1\n  radic run -n 4 -- ./program\n\n\
-        Every node is a protector with an address of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ...; \
+        Every node is a protector with an address of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ..., \
+        a witness w1; \
         DIR/nodes/NAME/log holds what a node has to say.")]
     Start {
         /// How many nodes
@@ -176,6 +177,9 @@ enum ClusterCommand {
         /// How many spares: nodes that host nothing until another has died
         #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
         spares: u32,
+        /// Add a witness, w1: it votes on who is dead, and hosts nothing; so two nodes, or the last two of more, survive the death of one
+        #[arg(long)]
+        witness: bool,
         /// Ranks that `radic run --map-by slot` places on a node before it goes to the next [default: the number of cores]
         #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
         slots: Option<u32>,
@@ -267,9 +271,9 @@ fn make_key(path: &std::path::Path) -> Result<()> {
 
 fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<()> {
     match command {
-        ClusterCommand::Start { nodes, spares, slots, heartbeat_ms, dir, format } => {
+        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let started = cluster::start(&cluster, &cluster::StartOptions { nodes, spares, slots, heartbeat_ms })?;
+            let started = cluster::start(&cluster, &cluster::StartOptions { nodes, spares, witness, slots, heartbeat_ms })?;
             cluster::show_started(&cluster, &started, format.json)
         }
         ClusterCommand::Stop { dir, format } => {

@@ -142,14 +142,24 @@ fn parse_interval(text: &str) -> Result<Interval, String> {
     match text {
         "auto" => Ok(Interval::Auto),
         "never" => Ok(Interval::Never),
-        seconds => {
-            let seconds: Option<f64> = seconds.trim_end_matches('s').parse().ok();
-            // Further bounds are the job's.
-            let ms = seconds.map(|s| (s * 1000.0).round()).filter(|ms| (1.0..1e15).contains(ms));
-            ms.map(|ms| Interval::Every(ms as u64))
-                .ok_or_else(|| "it is a number of seconds like 30 or 0.2, auto, or never".into())
-        }
+        // Further bounds are the job's.
+        seconds => parse_milliseconds(seconds)
+            .map(Interval::Every)
+            .ok_or_else(|| "it is a number of seconds like 30 or 0.2, auto, or never".into()),
     }
+}
+
+/// Seconds like 30, 0.2 or 30s, in milliseconds: at least one.
+fn parse_milliseconds(seconds: &str) -> Option<u64> {
+    let seconds: f64 = seconds.trim_end_matches('s').parse().ok()?;
+    let ms = (seconds * 1000.0).round();
+    (1.0..1e15).contains(&ms).then_some(ms as u64)
+}
+
+/// The time between two checkpoints of a program without a cluster, written and bounded like that of a job.
+pub(crate) fn parse_period(text: &str) -> Result<Duration, String> {
+    let ms = parse_milliseconds(text).filter(|ms| (10..=30 * 24 * 3_600_000).contains(ms));
+    ms.map(Duration::from_millis).ok_or_else(|| "it is a number of seconds like 30 or 0.2, 0.01 to 30 days".into())
 }
 
 /// A number with a unit, of these.
@@ -183,6 +193,15 @@ mod tests {
         assert_eq!((parse_interval("auto"), parse_interval("never")), (Ok(Interval::Auto), Ok(Interval::Never)));
         for bad in ["", "0", "-1", "often", "NaN", "inf", "1e300"] {
             assert!(parse_interval(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_program_of_its_own_is_saved_at_any_sensible_time() {
+        let ms = |text| parse_period(text).map(|period| period.as_millis());
+        assert_eq!((ms("60"), ms("0.2"), ms("0.01"), ms("90s")), (Ok(60_000), Ok(200), Ok(10), Ok(90_000)));
+        for bad in ["", "0", "0.001", "-1", "never", "NaN", "inf", "1e9"] {
+            assert!(parse_period(bad).is_err(), "{bad}");
         }
     }
 

@@ -9,6 +9,7 @@ use nix::poll::{PollFd, PollFlags};
 use radic_wire::event::Event;
 use radic_wire::job::JobInfo;
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Reply, Request};
+use radic_wire::membership::Role;
 use serde::Serialize;
 
 use crate::client::{self, ClientError, Cluster, Connection};
@@ -138,11 +139,13 @@ fn nodes_table(nodes: &[NodeInfo]) -> String {
         let state = name_of(&node.state);
         table.row(vec![
             node.name.to_string(),
-            match (node.spare && !gone, node.ranks.is_empty()) {
-                (false, _) => state,
-                (true, true) => format!("{state}, spare"),
+            match (node.role, node.ranks.is_empty()) {
+                _ if gone => state,
+                (Role::Node, _) => state,
+                (Role::Witness, _) => format!("{state}, witness"),
+                (Role::Spare, true) => format!("{state}, spare"),
                 // It answers, or nobody would know of its ranks.
-                (true, false) => "spare in use".to_owned(),
+                (Role::Spare, false) => "spare in use".to_owned(),
             },
             node.address.to_string(),
             node.slots.to_string(),
@@ -173,12 +176,13 @@ fn jobs_table(jobs: &[JobInfo]) -> String {
 
 fn status_text(status: &ClusterStatus) -> String {
     let count = |state| status.nodes.iter().filter(|n| n.state == state).count();
-    let spares = status.nodes.iter().filter(|n| n.spare && n.state == NodeState::Alive).count();
+    let alive = |role| status.nodes.iter().filter(|n| n.role == role && n.state == NodeState::Alive).count();
     let mut text = format!("cluster   view {}, as {} sees it", status.view, status.answered_by);
     text.push_str(if status.frozen { "; FROZEN: this side has no majority, nothing is decided here\n" } else { "\n" });
     text.push_str(&format!("nodes     {} alive", count(NodeState::Alive)));
     for (number, what) in [
-        (spares, "of them spares"),
+        (alive(Role::Spare), "of them spares"),
+        (alive(Role::Witness), "a witness"),
         (count(NodeState::Silent), "silent"),
         (count(NodeState::Dead), "dead"),
         (count(NodeState::Left), "left"),
@@ -298,13 +302,13 @@ pub(crate) mod tests {
     use super::*;
 
     /// A node with the usual figures.
-    pub(crate) fn node(name: &str, state: NodeState, spare: bool) -> NodeInfo {
+    pub(crate) fn node(name: &str, state: NodeState, role: Role) -> NodeInfo {
         let alive = state == NodeState::Alive;
         NodeInfo {
             name: name.parse().unwrap(),
             address: "127.0.0.1:40001".parse().unwrap(),
             state,
-            spare,
+            role,
             slots: 2,
             ranks: vec![RankInfo { job: JobId::from_bits(7), rank: Rank(0), pid: 77 }; usize::from(alive && name != "s1")],
             protector: alive.then(|| "n2".parse().unwrap()),
@@ -331,10 +335,10 @@ pub(crate) mod tests {
     #[test]
     fn tables_are_aligned_and_fit_a_terminal() {
         let nodes = [
-            node("n1", NodeState::Alive, false),
-            node("s1", NodeState::Alive, true),
-            node("s2", NodeState::Alive, true),
-            node("n10", NodeState::Dead, false),
+            node("n1", NodeState::Alive, Role::Node),
+            node("s1", NodeState::Alive, Role::Spare),
+            node("s2", NodeState::Alive, Role::Spare),
+            node("n10", NodeState::Dead, Role::Node),
         ];
         let text = nodes_table(&nodes);
         assert_eq!(
@@ -364,7 +368,7 @@ pub(crate) mod tests {
             answered_by: "n1".parse().unwrap(),
             view: 5,
             frozen: true,
-            nodes: vec![node("n1", NodeState::Alive, false), node("n2", NodeState::Silent, false)],
+            nodes: vec![node("n1", NodeState::Alive, Role::Node), node("n2", NodeState::Silent, Role::Node)],
             jobs: vec![job(None)],
             processes: vec![],
         };

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Subcommand;
 use radic_wire::local::{NodeInfo, NodeState};
+use radic_wire::membership::Role;
 
 use crate::Format;
 use crate::client::Cluster;
@@ -30,7 +31,7 @@ pub(crate) fn dispatch(cluster: &Cluster, command: SpareCommand) -> Result<()> {
 
 /// Whether it is a spare that may still be one.
 fn is_there(node: &NodeInfo) -> bool {
-    node.spare && !matches!(node.state, NodeState::Dead | NodeState::Left)
+    node.role == Role::Spare && !matches!(node.state, NodeState::Dead | NodeState::Left)
 }
 
 /// What a spare is at.
@@ -67,18 +68,19 @@ mod tests {
     use super::*;
     use crate::show;
 
-    fn node(name: &str, state: NodeState, spare: bool, ranks: usize) -> NodeInfo {
+    fn node(name: &str, state: NodeState, role: Role, ranks: usize) -> NodeInfo {
         let rank = RankInfo { job: JobId::from_bits(7), rank: Rank(0), pid: 77 };
-        NodeInfo { ranks: vec![rank; ranks], protector: None, ..show::tests::node(name, state, spare) }
+        NodeInfo { ranks: vec![rank; ranks], protector: None, ..show::tests::node(name, state, role) }
     }
 
     #[test]
     fn spares_are_free_or_in_use_and_dead_ones_are_none() {
         let mut nodes = vec![
-            node("n1", NodeState::Alive, false, 1),
-            node("s1", NodeState::Alive, true, 0),
-            node("s2", NodeState::Alive, true, 2),
-            node("s3", NodeState::Dead, true, 0),
+            node("n1", NodeState::Alive, Role::Node, 1),
+            node("s1", NodeState::Alive, Role::Spare, 0),
+            node("s2", NodeState::Alive, Role::Spare, 2),
+            node("w1", NodeState::Alive, Role::Witness, 0),
+            node("s3", NodeState::Dead, Role::Spare, 0),
         ];
         nodes.retain(is_there);
         assert_eq!(

@@ -158,12 +158,12 @@ fn a_chain_is_saved_inspected_merged_and_restarted() {
     home.restart("second");
 }
 
-/// Images come every second, each third is whole; two stay, and what they need.
+/// Images come twice a second, each third is whole; two stay, and what they need.
 #[test]
 fn regular_images_keep_whole_chains() {
     let home = Home::new();
     let radic = home.path("radic");
-    let run = ["run", "--interval", "1", "--mode", "incremental", "--full-every", "3", "--dir", "images", "--"];
+    let run = ["run", "--interval", "0.5", "--mode", "incremental", "--full-every", "3", "--dir", "images", "--"];
     let subject = [radic.to_str().unwrap(), "bench", "subject", "--mib", "8", "--dirty-percent", "1", "--passes", "3"];
     let mut program = Program::start(home.command(&[&run[..], &subject].concat()));
     assert_eq!(program.line(), "ready");
@@ -201,6 +201,10 @@ fn wrong_requests_are_refused_in_words() {
         let error = home.error(args);
         assert!(error.contains(text), "{args:?}: {error}");
     }
+    let output = home.output(&["run", "--interval", "0.001", "--", "true"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("a number of seconds like 30 or 0.2, 0.01 to 30 days"), "{error}");
 }
 
 #[test]

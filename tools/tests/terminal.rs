@@ -18,6 +18,7 @@ use radic_wire::ids::{BootId, Incarnation, JobId, NodeId, NodeName, ProcessId, R
 use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Placement};
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
 use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
+use radic_wire::membership::Role;
 use radic_wire::process::{Interval, Protect, Protection};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 use serde_bytes::ByteBuf;
@@ -204,7 +205,7 @@ fn status(nodes: &[(&str, NodeState)]) -> Reply {
         name: name.parse().unwrap(),
         address: "127.0.0.1:7".parse().unwrap(),
         state: *state,
-        spare: false,
+        role: Role::Node,
         slots: 1,
         ranks: vec![],
         protector: None,
@@ -645,7 +646,7 @@ fn json_is_for_programs() {
     assert_eq!(nodes[1]["name"], "n2");
     assert_eq!(nodes[1]["state"], "dead");
     assert_eq!(nodes[0]["ranks"], serde_json::json!([]));
-    assert_eq!(nodes[0]["spare"], false);
+    assert_eq!(nodes[0]["role"], "node");
 }
 
 /// A command whose terminal is a pseudo terminal; the other end of it.

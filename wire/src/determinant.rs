@@ -331,6 +331,8 @@ pub enum Determinant<'a> {
         /// The bytes, at most [`limits::INPUT`].
         bytes: &'a [u8],
     },
+    /// A call found nothing, and then something left the process that nobody asks it for again: what it prints. Other empty outcomes are only counted.
+    Nothing,
     /// So many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
@@ -408,6 +410,7 @@ impl<'a> Determinant<'a> {
                 out.u8(u8::from(peer.is_some()));
                 peer.iter().for_each(|peer| write_process(out, peer));
             }
+            Determinant::Nothing => head(out, 15, 0),
         }
     }
 
@@ -460,6 +463,7 @@ impl<'a> Determinant<'a> {
                 };
                 Determinant::Target { fd, local, peer }
             }
+            _ if arg == 0 => Determinant::Nothing,
             _ => return Err(from.malformed("no such determinant")),
         })
     }
@@ -569,6 +573,7 @@ mod tests {
                 Determinant::Target { fd: a, local: v6, peer: None },
                 Determinant::SoError { fd: a, errno: b },
                 Determinant::SendPart { fd: a, len: b },
+                Determinant::Nothing,
                 Determinant::Empty { count: big },
                 Determinant::Sent { bytes: big },
                 Determinant::Thread { index: a },
@@ -639,7 +644,7 @@ mod tests {
             (&[0x17, 0, 0x03, 0xff, 0x7f, 1], "more descriptors than the limit"),
             (&[0x03, 6, 1], "no such call"),
             (&[0xfc, 0xf2, 0x1f, 0], "more input than the limit"),
-            (&[0x0f], "no such kind"),
+            (&[0x1f], "no such kind"),
             (&[0x7e, 4, 10, 0, 0, 1, 0, 0, 2], "neither a peer nor none"),
             (&[0x7d, 5, 10, 0, 0, 1, 0, 0], "no such address family"),
             (&[0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0], "a descriptor over 64 bits"),

@@ -164,6 +164,16 @@ impl fmt::Display for Rank {
 #[serde(transparent)]
 pub struct Incarnation(pub u32);
 
+impl Incarnation {
+    /// Lives of a process within one life of its job: when a job begins anew, that is the next multiple.
+    pub const LIVES: u32 = 1 << 16;
+
+    /// The first life of processes in the life of the job in which this one is.
+    pub fn first_of_job(self) -> Incarnation {
+        Incarnation(self.0 / Self::LIVES * Self::LIVES)
+    }
+}
+
 /// A process: DESIGN's (job, rank).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProcessId {

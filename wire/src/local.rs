@@ -10,6 +10,7 @@ use crate::event::Event;
 use crate::ids::{JobId, NodeName, Rank};
 use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
 use crate::log::{HeldLog, LogPart};
+use crate::membership::Role;
 use crate::process::{Counters, Protect};
 use crate::suspension::{Resumption, Suspension};
 
@@ -281,8 +282,8 @@ pub struct NodeInfo {
     pub address: SocketAddr,
     /// How it is.
     pub state: NodeState,
-    /// Whether it is a spare.
-    pub spare: bool,
+    /// What it is for.
+    pub role: Role,
     /// Ranks that `--map-by slot` places there before it goes to the next node.
     pub slots: u32,
     /// The ranks it hosts.

@@ -11,6 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{BootId, NodeId, NodeName};
 use crate::limits;
+/// What a member is for. All have a vote.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It hosts ranks, and stands in the ring.
+    #[default]
+    Node,
+    /// It hosts nothing until another has died, and stands outside the ring.
+    Spare,
+    /// It never hosts anything, and stands outside the ring.
+    Witness,
+}
+
 /// One protector as the others know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -20,8 +33,8 @@ pub struct Member {
     pub address: SocketAddr,
     /// The port, at the same address, where it takes the logs of the processes that it protects.
     pub log_port: u16,
-    /// A spare hosts nothing and stands outside the ring until it is used.
-    pub spare: bool,
+    /// What it is for.
+    pub role: Role,
     /// Ranks that `--map-by slot` places here before it goes to the next node.
     pub slots: u32,
 }
@@ -44,7 +57,7 @@ pub struct Departed {
     pub how: Departure,
 }
 
-/// A numbered membership list. The ring is its members that are not spares, in this order.
+/// A numbered membership list. The ring is its members that are neither spares nor witnesses, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// The boot of the protector that founded this cluster: numbers of two clusters say nothing about each other.
@@ -126,9 +139,9 @@ impl View {
         self.departed.iter().find(|departed| departed.id == *id).map(|departed| departed.how)
     }
 
-    /// The members that are not spares: each is protected by the next, the last by the first.
+    /// The members that host ranks from the start: each is protected by the next, the last by the first.
     pub fn ring(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| !member.spare)
+        self.members.iter().filter(|member| member.role == Role::Node)
     }
 
     /// The view that follows when `changes` are made: removals first, then joins in their order, so that a dead member's successor of
@@ -309,7 +322,7 @@ mod tests {
 
     fn member(name: &str, boot: u64) -> Member {
         let id = NodeId { name: name.parse().unwrap(), boot: BootId(boot) };
-        Member { id, address: "127.0.0.1:1".parse().unwrap(), log_port: 1, spare: false, slots: 1 }
+        Member { id, address: "127.0.0.1:1".parse().unwrap(), log_port: 1, role: Role::Node, slots: 1 }
     }
 
     #[test]

@@ -133,14 +133,12 @@ pub enum PeerMessage {
         /// No image of the other end's process has it any more.
         for_good: bool,
     },
-    /// The caller that [`Query::Listener`] has announced does not come.
+    /// The caller that [`Query::Listener`] has announced does not come, or its connection is not with a protected process.
     Withdraw {
         /// Its connection.
         connection: ConnectionId,
         /// Its end.
         from: SocketAddr,
-        /// Whom it wanted to call.
-        process: ProcessId,
     },
     /// From the protector of a lost process to the node where it goes on: bring it back.
     Restart(Box<RestartOrder>),
@@ -554,12 +552,21 @@ pub enum Query {
         /// Where it calls.
         to: SocketAddr,
     },
+    /// Which process of yours, other than this one, listens there for those who call, and really elsewhere?
+    Claim {
+        /// Who has got this address from the kernel.
+        process: ProcessId,
+        /// The address.
+        address: SocketAddr,
+    },
     /// Up to which offset do you hold what this process receives on this stream?
     Stable {
         /// The stream.
         stream: StreamId,
         /// Who receives it.
         receiver: ProcessId,
+        /// Which life of the job this is: what is held of an earlier one is of another stream, whatever its name.
+        life: Incarnation,
     },
     /// The process begins anew (exec): forget its log and images.
     ForgetProcess(ProcessId),
@@ -618,6 +625,15 @@ pub enum Answer {
         process: Option<ProcessId>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
+        /// A process that may have listened there is about to be back.
+        away: bool,
+        /// The view of who answers: what it knows of deaths.
+        view: u64,
+    },
+    /// To `Claim`.
+    Claim {
+        /// Who listens, if anybody does.
+        holder: Option<ProcessId>,
         /// A process that may have listened there is about to be back.
         away: bool,
         /// The view of who answers: what it knows of deaths.

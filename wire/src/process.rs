@@ -188,6 +188,13 @@ pub enum ToNode {
     },
     /// Where peers dial this process anew when a link has broken. Said once, after the welcome.
     Door(SocketAddr),
+    /// The process is about to listen here. The answer is `Announced`; `Listening`, `ListeningAt` or `NotListening` says what has come of it.
+    WillListen {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The address, as its program sees it.
+        address: SocketAddr,
+    },
     /// The process listens here.
     Listening(SocketAddr),
     /// A restored process listens, as its program sees it, at `address`; connections come to `at`.
@@ -199,8 +206,15 @@ pub enum ToNode {
     },
     /// It does not any more.
     NotListening(SocketAddr),
+    /// One of its sockets has got this address: does another process listen there, as its program sees it, that has moved or is lost? The answer is `Claimed`.
+    Claim {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The address, as the program sees it.
+        address: SocketAddr,
+    },
     /// It is about to connect: who is there? The answer is `Peer`; when that names somebody, the node of that process knows who is
-    /// going to call.
+    /// going to call. When it names nobody, those nodes know it whose processes may begin to listen there, until `CallsNobody`.
     Connecting {
         /// Repeated in the answer.
         ask: u64,
@@ -211,6 +225,17 @@ pub enum ToNode {
         /// Where to.
         to: SocketAddr,
     },
+    /// What came of a call, after `Connecting`: nobody who is protected is there.
+    CallsNobody {
+        /// As in `Connecting`.
+        connection: ConnectionId,
+        /// As in `Connecting`.
+        from: SocketAddr,
+        /// As in `Connecting`.
+        to: SocketAddr,
+        /// There is a connection, or may be one: what passes on it is not logged.
+        made: bool,
+    },
     /// It makes a connection again, with a process of another job: the key for its greeting? The answer is `GreetingKey`.
     GreetingKey {
         /// Repeated in the answer.
@@ -220,13 +245,15 @@ pub enum ToNode {
         /// The other job.
         job: JobId,
     },
-    /// A connection was accepted: who is calling? The answer is `Caller`, and the node forgets it then.
+    /// A connection was accepted: who is calling? The answer is `Caller`.
     Accepted {
         /// Repeated in the answer.
         ask: u64,
         /// The other end.
         from: SocketAddr,
     },
+    /// The protected caller from there has been greeted, or sent away: its node need not know of it any more.
+    Greeted(SocketAddr),
     /// Up to where has the receiver's protector what is sent on this stream? The answer is `Stable`, some time.
     AskStable {
         /// The stream.
@@ -327,6 +354,20 @@ pub enum FromNode {
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
         /// Nobody who is protected, as far as can be said now: a process that may have listened there is lost, and about to be back. To be asked again.
+        later: bool,
+    },
+    /// To `WillListen`: who asks from now on is told that somebody may listen there in a moment.
+    Announced {
+        /// The question's number.
+        ask: u64,
+    },
+    /// To `Claim`.
+    Claimed {
+        /// The question's number.
+        ask: u64,
+        /// Who has the address already.
+        holder: Option<ProcessId>,
+        /// Nobody, as far as can be said now: a process that may have had it is lost, and about to be back. To be asked again.
         later: bool,
     },
     /// To `GreetingKey`: [`crate::mac::JobKey::greeting_key`].

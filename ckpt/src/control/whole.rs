@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{ControlError, failed};
@@ -162,18 +162,63 @@ pub(super) fn restorable(image: &Path, parents: &[PathBuf], progress: Progress<'
     Ok(Restorable { file, meta })
 }
 
-/// Verifies a whole image of raw runs; none if it is another kind of image, as far as it was read.
+/// Most threads that verify an image: beyond them memory is the limit.
+const MAX_VERIFIERS: usize = 4;
+
+/// Verifies a whole image of raw runs, by several threads; none if it is another kind of image, as far as it was read.
 fn verified_raw(file: &File) -> Result<Option<(Header, Meta)>, ImageError> {
-    let (mut reader, mut memory) = (Reader::begin(file)?, Vec::new());
+    let verifiers = std::thread::available_parallelism().map_or(1, |all| all.get().min(MAX_VERIFIERS));
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..verifiers).map(|which| scope.spawn(move || verified_share(file, which, verifiers))).collect();
+        let own = verified_share(file, 0, verifiers);
+        let others = others.into_iter().map(|other| other.join().expect("whoever verifies does not panic"));
+        others.fold(own, |known, other| match (known?, other?) {
+            (Some(_), known) => Ok(known),
+            (None, _) => Ok(None),
+        })
+    })
+}
+
+/// Verifies all records, and of so many runs one: not the first but this one.
+fn verified_share(file: &File, which: usize, of: usize) -> Result<Option<(Header, Meta)>, ImageError> {
+    let (mut reader, mut memory) = (Reader::begin(Place { file, at: 0 })?, Vec::new());
     if reader.header.parent != 0 {
         return Ok(None);
     }
-    while let Some(run) = reader.next_run(&mut memory)? {
-        if run.codec == Codec::Lz4 {
-            return Ok(None);
+    for number in (0..of).cycle() {
+        match if number == which { reader.next_run(&mut memory)? } else { reader.skip_run()? } {
+            None => break,
+            Some(run) if run.codec == Codec::Lz4 => return Ok(None),
+            Some(_) => {}
         }
     }
     Ok(Some((reader.header, reader.meta)))
+}
+
+/// A file that is read from a place of the reader's own.
+struct Place<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for Place<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.file.read_at(buffer, self.at)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
+impl Seek for Place<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let to = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
+        };
+        self.at = to.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
 }
 
 /// Merges to a file without a name in the first of these folders that has room.
@@ -227,6 +272,9 @@ impl Sink for WhileThereIsRoom<'_> {
 mod tests {
     use super::super::tests::image;
     use super::*;
+    use crate::image::format::HEADER_BYTES;
+    use crate::image::meta::RegionRef;
+    use crate::image::{ImageWriter, MetaWriter};
 
     /// Puts an image in a file.
     fn stored(folder: &tempfile::TempDir, packed: bool) -> PathBuf {
@@ -264,6 +312,42 @@ mod tests {
         let Restorable { file, .. } = restorable(&path, &[], &mut |_, _| panic!("there is nothing to do")).unwrap();
         std::fs::write(&path, "the same file").unwrap();
         assert_eq!(content(file), b"the same file");
+    }
+
+    /// Whichever run is damaged, whoever verifies it, it is found; and a file that ends early.
+    #[test]
+    fn damage_is_found_in_every_share() {
+        let (mut buffer, start, runs) = ([0; 1024], 0x1000, 7);
+        let mut meta = MetaWriter::new(&mut buffer);
+        meta.process(77, 0, (1, 2), b"/bin/true", b"true\0", b"/tmp");
+        meta.region(&RegionRef { start, end: start + runs * 4096, prot: 3, has_runs: true, ..RegionRef::default() });
+        meta.thread(77, 0, 0, b"true");
+        let len = meta.finish().unwrap();
+        let mut writer = ImageWriter::begin(Vec::new(), Header { id: 7, ..Header::default() }, &buffer[..len]).unwrap();
+        let begin = HEADER_BYTES + len;
+        for run in 0..runs {
+            writer.raw(start + run * 4096, &[run as u8; 4096]).unwrap();
+        }
+        let whole = writer.finish().unwrap().0;
+        let folder = tempfile::tempdir().unwrap();
+        let sound = |bytes: &[u8]| {
+            std::fs::write(folder.path().join("image"), bytes).unwrap();
+            let file = File::open(folder.path().join("image")).unwrap();
+            let shares = (0..3).map(|which| verified_share(&file, which, 3).is_ok()).collect::<Vec<_>>();
+            assert_eq!(verified_raw(&file).is_ok(), shares == [true; 3]);
+            shares
+        };
+        assert_eq!(sound(&whole), [true; 3]);
+        for at in (begin..whole.len()).step_by(499) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            assert!(sound(&damaged).contains(&false), "byte {at}");
+            assert_eq!(sound(&whole[..at]), [false; 3], "cut at {at}");
+        }
+        // Of a run's content only the one whose share it is knows.
+        let mut damaged = whole.clone();
+        damaged[begin + RECORD_BYTES + 4096 + RECORD_BYTES] ^= 1;
+        assert_eq!(sound(&damaged), [true, false, true]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reading an image, front to back, checking everything. Memory is bounded: the metadata (32 MiB at most), one run (1 MiB) and
 //! its packed form.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 
 use serde::Serialize;
 
@@ -97,6 +97,17 @@ impl<R: Read> Reader<R> {
 
     /// The next run, unpacked into `memory` and checked; none at the (checked) end. Of a kept run `memory` is empty: the parent has it.
     pub fn next_run(&mut self, memory: &mut Vec<u8>) -> Result<Option<Run>, ImageError> {
+        let Some(run) = self.next_record()? else { return Ok(None) };
+        self.payload(&run, memory)?;
+        let covered: &[u8] = if run.stored == 0 { &[] } else { memory };
+        if run_crc(run.addr, run.len, covered) != run.crc {
+            return Err(FormatError::Checksum("a run").into());
+        }
+        Ok(Some(run))
+    }
+
+    /// What the next run is, checked; none at the (checked) end. What is stored of it comes next.
+    fn next_record(&mut self) -> Result<Option<Run>, ImageError> {
         if self.ended {
             return Ok(None);
         }
@@ -116,11 +127,6 @@ impl<R: Read> Reader<R> {
         self.crc = crc32c(self.crc, &head);
         self.runs += 1;
         self.bytes += RECORD_BYTES as u64 + u64::from(run.stored);
-        self.payload(&run, memory)?;
-        let covered: &[u8] = if run.stored == 0 { &[] } else { memory };
-        if run_crc(run.addr, run.len, covered) != run.crc {
-            return Err(FormatError::Checksum("a run").into());
-        }
         Ok(Some(run))
     }
 
@@ -160,6 +166,15 @@ impl<R: Read> Reader<R> {
             }
         }
         Ok(())
+    }
+}
+
+impl<R: Read + Seek> Reader<R> {
+    /// Goes past the next run, without a look at what is stored of it; none at the (checked) end.
+    pub fn skip_run(&mut self) -> Result<Option<Run>, ImageError> {
+        let run = self.next_record()?;
+        self.input.seek_relative(run.map_or(0, |run| i64::from(run.stored)))?;
+        Ok(run)
     }
 }
 

@@ -150,6 +150,38 @@ fn clocks() {
     survives("ids", &[Way::Fork], 2, &[&ahead, user].concat());
 }
 
+/// Memory that is given up, refilled, moved and guarded between increments is what it was at the last one. After each number of steps a process is
+/// restored: what one increment misses, the next might make up for.
+#[test]
+fn increments_follow_what_becomes_of_memory() {
+    let home = Home::new("dense");
+    for steps in 0..=3 {
+        let place = format!("after{steps}");
+        let mut process = home.start(&place, &[]);
+        home.ready(&place, &mut process);
+        let mut images = Images::new();
+        let mut save =
+            |process: &mut Process| images.save(process.pid(), Way::Incremental).unwrap_or_else(|e| panic!("{place}: {e}"));
+        save(&mut process);
+        let mut said = "ready\n".to_owned();
+        for step in 1..=steps {
+            harness::signal(process.pid(), libc::SIGUSR1).unwrap();
+            said += &format!("step {step}\n");
+            let output = home.output(&place);
+            process.until("makes its step", || fs::read_to_string(&output).unwrap() == said);
+            save(&mut process);
+        }
+        // Nothing has changed.
+        let image = save(&mut process);
+        assert_eq!(images.layers(), steps + 2, "images that should be increments are whole");
+        process.kill();
+        let mut process = restart(&image);
+        harness::signal(process.pid(), libc::SIGUSR2).unwrap();
+        let (text, status) = home.finish(&place, process);
+        assert_eq!((text, status.code()), (said + "done\n", Some(0)), "{place}");
+    }
+}
+
 /// A program that saves itself, and goes on from there with what it got for it.
 #[test]
 fn a_program_may_save_itself() {

@@ -9,7 +9,8 @@ use rustix::net::SocketFlags;
 use super::{finish_int, is_connection};
 use crate::fds::{self, Kind, Mark};
 use crate::layer;
-use crate::ops::connect::{self, Accepted};
+use crate::ops::accept::{self, Accepted};
+use crate::ops::connect;
 use crate::ops::{address, descriptor, socket};
 use crate::real;
 
@@ -84,11 +85,10 @@ pub unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, length: socklen_t)
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    let result = unsafe { real::listen(fd, backlog) };
-    if result == 0 && layer::is_active() {
-        connect::listening(fd);
+    match if layer::is_active() { accept::listen(fd, backlog) } else { None } {
+        Some(result) => finish_int(result, |()| 0),
+        None => unsafe { real::listen(fd, backlog) },
     }
-    result
 }
 
 #[unsafe(no_mangle)]
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut
     if fds::kind(fd) != Kind::Listener || flags & !known != 0 {
         return unsafe { real::accept4(fd, address, length, flags) };
     }
-    match connect::accept(fd, SocketFlags::from_bits_retain(flags as u32)) {
+    match accept::accept(fd, SocketFlags::from_bits_retain(flags as u32)) {
         Some(result) => finish_int(result, |Accepted { fd, peer }| {
             unsafe { write_address(&peer, address, length) };
             fd

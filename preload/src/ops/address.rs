@@ -3,14 +3,17 @@
 //! machine has to give.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 
 use radic_observer::replay::Ask;
 use radic_observer::{Address, Wait};
 use radic_wire::determinant::{Call, Determinant};
 use radic_wire::ids::ProcessId;
+use radic_wire::process::{FromNode, ToNode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use super::ask_until_back;
 use crate::fds::{self, Kind};
 use crate::layer::{self, Held, Layer, sure};
 use crate::sys;
@@ -54,18 +57,23 @@ pub fn of_listener(layer: Held, fd: i32) -> Result<(Held, SocketAddr), Errno> {
 }
 
 /// Gives the socket its address: `to`, or what the kernel has chosen already.
-fn settle(layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, SocketAddr), Errno> {
-    let (mut layer, then) = consult(layer, Ask::Bind { fd: fd as u32 })?;
-    let address = match then {
-        Some(Then { address, .. }) => {
+fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, SocketAddr), Errno> {
+    let address = loop {
+        let (held, then) = consult(layer, Ask::Bind { fd: fd as u32 })?;
+        layer = held;
+        if let Some(Then { address, .. }) = then {
             if to.is_some() {
                 bind_again(fd, address);
             }
-            address
+            break address;
         }
-        None => {
-            let now = to.map_or_else(|| local(fd).ok_or(Errno::INVAL), |to| bind_now(&layer, fd, to));
-            record(&mut layer, fd, Call::Bind, now, |address| Determinant::Bound { fd: fd as u32, address })?
+        let (held, now) = match to {
+            None => (layer, Some(local(fd).ok_or(Errno::INVAL))),
+            Some(to) => bind_now(layer, fd, to)?,
+        };
+        layer = held;
+        if let Some(now) = now {
+            break record(&mut layer, fd, Call::Bind, now, |address| Determinant::Bound { fd: fd as u32, address })?;
         }
     };
     if fds::kind(fd) == Kind::Other && !fds::set(fd, Kind::Bound, true) {
@@ -126,8 +134,49 @@ fn any(family: &SocketAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// A real `bind`. In a later life the address may be that of a machine of before, which the program goes on to see: there it is any of this one's.
-fn bind_now(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno> {
+/// What a call came to; none: the log is to be asked again.
+pub type Outcome<T> = Option<Result<T, Errno>>;
+
+/// A real `bind`, to an address that no other process is called by.
+fn bind_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<SocketAddr>), Errno> {
+    let address = match bind_here(&layer, fd, to) {
+        Ok(address) => address,
+        failed => return Ok((layer, Some(failed))),
+    };
+    let (mut layer, holder) = ask_until_back(layer, |layer| ask_holder(layer, address))?;
+    let taken = |layer| unbind(layer, fd).and(Err(Errno::ADDRINUSE));
+    let outcome = holder.map(|holder| if holder.is_some() { taken(&mut layer) } else { Ok(address) });
+    Ok((layer, outcome))
+}
+
+/// Who is called by this address, though the kernel has given it to this process: one that has moved, or the last one that listened there has crashed, and is
+/// about to be back. And whether this must be asked again.
+fn ask_holder(layer: &mut Layer, address: SocketAddr) -> (Option<ProcessId>, bool) {
+    layer.inquire(
+        |ask| ToNode::Claim { ask, address },
+        |answer| if let FromNode::Claimed { ask, holder, later } = *answer { Some((ask, (holder, later))) } else { None },
+        || format!("who has the address {address}"),
+    )
+}
+
+/// Puts a fresh socket in the place of one that has got an address: there is no other way to give that back.
+fn unbind(layer: &mut Layer, fd: i32) -> Result<(), Errno> {
+    let socket = sys::borrow(fd);
+    let fresh = rustix::net::socket_with(sockopt::socket_domain(socket)?, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let fresh = sys::high(fresh)?;
+    sys::copy_options(socket, fresh.as_fd());
+    sockopt::set_socket_reuseaddr(&fresh, sockopt::socket_reuseaddr(socket)?)?;
+    if sockopt::socket_domain(socket)? == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&fresh, sockopt::ipv6_v6only(socket)?)?;
+    }
+    let old = layer.put(fd, fresh.as_fd());
+    sys::close_own(fresh);
+    old?.into_iter().for_each(sys::close_own);
+    Ok(())
+}
+
+/// A `bind` on this machine. In a later life the address may be that of a machine of before, which the program goes on to see: there it is any of this one's.
+fn bind_here(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno> {
     let socket = sys::borrow(fd);
     let here = || local(fd).ok_or(Errno::INVAL);
     match rustix::net::bind(socket, &to) {
@@ -174,4 +223,9 @@ fn route(to: &SocketAddr) -> Result<SocketAddr, Errno> {
     let probe = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     rustix::net::connect(&probe, to)?;
     SocketAddr::try_from(rustix::net::getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+}
+
+/// Without IPv6's zones and its way to write IPv4: the same address always looks the same.
+pub fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -53,7 +53,7 @@ fn stop_listening(layer: &mut Layer, fd: i32) {
     let mine = || layer.listeners.iter().filter(|(listener, _)| *listener == fd);
     let is_last = mine().all(|(_, address)| layer.listeners.iter().all(|(other, at)| *other == fd || at != address));
     if is_last {
-        super::connect::refuse_waiting(layer, fd);
+        super::accept::refuse_waiting(layer, fd);
     }
     while let Some(at) = layer.listeners.iter().position(|(listener, _)| *listener == fd) {
         let (_, address) = layer.listeners.swap_remove(at);

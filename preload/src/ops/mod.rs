@@ -1,5 +1,6 @@
 //! What the program's calls do when they are about something of ours. No unsafe code: hooks hand in slices and numbers.
 
+pub mod accept;
 pub mod address;
 pub mod connect;
 pub mod descriptor;
@@ -12,7 +13,7 @@ use std::io::{IoSlice, IoSliceMut};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use crate::layer::{self, Held};
+use crate::layer::{self, Held, Layer};
 use crate::sys;
 
 /// Most buffers of one call (the kernel's UIO_MAXIOV).
@@ -50,6 +51,31 @@ pub fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> Result<
     match wait(layer, fds, Some(until)) {
         Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
         other => other,
+    }
+}
+
+/// Looks after everything for a moment: those who come back may need what this process has sent them.
+pub fn pause(layer: Held) -> Result<Held, Errno> {
+    /// Time between two questions whether somebody is back, in nanoseconds.
+    const AGAIN_NS: u64 = 20_000_000;
+    wait_awhile(layer, &[], sys::now() + AGAIN_NS)
+}
+
+/// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way back. None: this process was lost itself
+/// meanwhile, and has come back; its log may know the outcome of the call.
+pub fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, bool)) -> Result<(Held, Option<T>), Errno> {
+    /// Time that a process may take to be brought back before it is taken for one that nobody protects, in nanoseconds.
+    const RETURN_NS: u64 = 60_000_000_000;
+    let until = sys::now() + RETURN_NS;
+    loop {
+        let (answer, later) = question(&mut layer);
+        if !later || sys::now() >= until {
+            return Ok((layer, Some(answer)));
+        }
+        layer = pause(layer)?;
+        if layer.observer.is_replaying() {
+            return Ok((layer, None));
+        }
     }
 }
 

@@ -111,7 +111,7 @@ impl Daemon {
         let id = NodeId { name: config.name.clone(), boot: BootId(random[0]) };
         let (input_sender, inputs) = mpsc::channel(INPUTS);
         let stores = Stores::start(&config, key.clone(), input_sender.clone())?;
-        let me = Member { id, address, log_port: stores.port(), spare: config.spare, slots: config.slots };
+        let me = Member { id, address, log_port: stores.port(), role: config.role, slots: config.slots };
         let environment = host_environment(&me, &dir)?;
         let pid_file = dir.join("pid");
         fs::write(&pid_file, format!("{}\n", std::process::id()))

@@ -49,6 +49,7 @@ impl Stores {
         match order {
             StoreOrder::Configure(job, protection) => self.logs.configure(job, protection),
             StoreOrder::SetReplica(process, replica) => self.logs.set_replica(process, replica),
+            StoreOrder::LetGo(process) => self.logs.let_go(process),
             StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
             StoreOrder::Revive(job, protection) => self.logs.revive_job(job, protection),
             StoreOrder::ForgetProcess(node, number, process) => {
@@ -57,8 +58,8 @@ impl Stores {
                 self.answer(node, number, self.logs.list(process), |_| Answer::Forgotten);
             }
             StoreOrder::Fence(process, incarnation) => self.fence(process, incarnation),
-            StoreOrder::StableOf(node, number, process, stream) => {
-                self.answer(node, number, self.logs.stable_of(process, stream), Answer::Stable);
+            StoreOrder::StableOf(node, number, process, life, stream) => {
+                self.answer(node, number, self.logs.stable_of(process, life, stream), Answer::Stable);
             }
             StoreOrder::Sizes(node, number, jobs) => self.answer_sizes(node, number, jobs),
             StoreOrder::List(node, number, process) => self.answer(node, number, self.logs.list(process), Answer::Log),

@@ -29,6 +29,7 @@ impl Service {
                 self.jobs.insert(job, protection);
             }
             Request::SetReplica(process, address) => self.set_replica(process, address),
+            Request::LetGo(process) => self.store.let_go(process),
             Request::RemoveJob(job) => self.remove_job(job),
             Request::ReviveJob(job, protection) => {
                 self.silence(|of| of.job == job);
@@ -42,7 +43,7 @@ impl Service {
                 self.forget_files(|of| of == process);
                 self.ask_disk(Order::RemoveProcess(process));
             }
-            Request::StableOf(receiver, stream, answer) => _ = answer.send(self.store.stable_of(receiver, stream)),
+            Request::StableOf(receiver, life, stream, answer) => _ = answer.send(self.store.stable_in(receiver, life, stream)),
             Request::List(process, answer) => _ = answer.send(self.store.list(process)),
             Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),
             Request::Status(job, answer) => _ = answer.send(self.status(job)),
@@ -61,6 +62,7 @@ impl Service {
         self.silence(|of| of.job == job);
         let replicated: Vec<ProcessId> = self.replicas.keys().copied().filter(|process| process.job == job).collect();
         replicated.into_iter().for_each(|process| self.forget_replica(process));
+        self.followed.retain(|process| process.job != job);
         if keep {
             self.store.of_job(job).into_iter().for_each(|process| self.store.end(process));
         } else {

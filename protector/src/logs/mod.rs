@@ -207,6 +207,11 @@ impl Logs {
         self.0.ask(Request::SetReplica(process, replica));
     }
 
+    /// Another log service has this process from now on: see [`Store::let_go`](crate::store::Store::let_go).
+    pub fn let_go(&self, process: ProcessId) {
+        self.0.ask(Request::LetGo(process));
+    }
+
     /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.
     pub fn remove_job(&self, job: JobId) {
         self.0.ask(Request::RemoveJob(job));
@@ -222,9 +227,9 @@ impl Logs {
         self.0.ask(Request::RemoveProcess(process));
     }
 
-    /// How many units of a stream are stable here, where its receiver is protected: the sender need not keep them. 0: nothing is known.
-    pub fn stable_of(&self, receiver: ProcessId, stream: StreamId) -> oneshot::Receiver<u64> {
-        self.0.question(|answer| Request::StableOf(receiver, stream, answer))
+    /// How many units of a stream are stable here, where its receiver is protected in this life or a later one: the sender need not keep them. 0: nothing is known.
+    pub fn stable_of(&self, receiver: ProcessId, life: Incarnation, stream: StreamId) -> oneshot::Receiver<u64> {
+        self.0.question(|answer| Request::StableOf(receiver, life, stream, answer))
     }
 
     /// What is held of this process, if it is known.
@@ -269,10 +274,11 @@ type Answer<T> = oneshot::Sender<T>;
 enum Request {
     Configure(JobId, Protection),
     SetReplica(ProcessId, Option<SocketAddr>),
+    LetGo(ProcessId),
     RemoveJob(JobId),
     ReviveJob(JobId, Protection),
     RemoveProcess(ProcessId),
-    StableOf(ProcessId, StreamId, Answer<u64>),
+    StableOf(ProcessId, Incarnation, StreamId, Answer<u64>),
     List(ProcessId, Answer<Option<HeldLog>>),
     Read(ProcessId, LogPart, u64, usize, Answer<Result<Vec<u8>, String>>),
     Status(JobId, Answer<Vec<(ProcessId, Status)>>),

@@ -1,5 +1,8 @@
 //! Connections to the next protector of the chain, one for each process that is replicated.
 //!
+//! A log service *leads* the chain of a process that speaks to it, and *follows* if another one forwards what it hears: who follows has no replica, whatever was
+//! ordered when it led. A process that has moved may have for its replica who led before, and the two would tell each other what each had said.
+//!
 //! While one is not there, nothing is acknowledged: the store counts the process as replicated from the moment it is to be. Each time the
 //! connection is made the replica is told everything that is not stable ([`crate::store::Store::set_replica`]).
 
@@ -48,9 +51,44 @@ impl Service {
             return;
         }
         self.forget_replica(process);
-        self.store.set_replica(process, address.is_some());
+        let leads = !self.followed.contains(&process);
+        self.store.set_replica(process, address.is_some() && leads);
         if let Some(address) = address {
             self.replicas.insert(process, Replica { address, token: None, connected: false, again: AGAIN, told: false });
+            self.dial(process);
+        }
+    }
+
+    /// Somebody forwards what this process says. False: it speaks here itself, so that one does not know yet that it has moved.
+    #[must_use]
+    pub fn follow(&mut self, process: ProcessId) -> bool {
+        let is_here = |role: &Role| matches!(role, Role::Journal(speaker, true) if speaker.process == process);
+        if self.connections.values().any(|connection| is_here(&connection.role)) {
+            return false;
+        }
+        if self.followed.insert(process) {
+            self.dials.retain(|(_, of)| *of != process);
+            let replica = self.replicas.get_mut(&process);
+            let token = replica.and_then(|replica| replica.token.take());
+            token.into_iter().for_each(|token| self.close(token));
+            self.store.set_replica(process, false);
+        }
+        true
+    }
+
+    /// The process itself speaks here: nobody forwards it any more, and its replica is to be there.
+    pub fn lead(&mut self, process: ProcessId) {
+        if self.followed.remove(&process) {
+            let forwards = |role: &Role| matches!(role, Role::Forwarder(of, _) if *of == process);
+            let theirs = self.connections.iter().filter(|(_, connection)| forwards(&connection.role));
+            let theirs: Vec<u64> = theirs.map(|(token, _)| *token).collect();
+            theirs.into_iter().for_each(|token| self.close(token));
+        }
+        if self.replicas.contains_key(&process) {
+            if !self.store.is_replicated(process) {
+                self.store.set_replica(process, true);
+            }
+            self.dials.retain(|(_, of)| *of != process);
             self.dial(process);
         }
     }
@@ -73,7 +111,7 @@ impl Service {
     /// Begins a connection to the replica of a process.
     pub fn dial(&mut self, process: ProcessId) {
         let Some(replica) = self.replicas.get(&process) else { return };
-        if replica.token.is_some() {
+        if replica.token.is_some() || self.followed.contains(&process) {
             return;
         }
         match self.begin_dial(process, replica.address) {

@@ -158,6 +158,8 @@ pub struct Service {
     /// Connections on which something was queued.
     pub touched: Vec<u64>,
     pub replicas: HashMap<ProcessId, Replica>,
+    /// Processes whose words another log service forwards.
+    pub followed: HashSet<ProcessId>,
     /// When to connect to a replica.
     pub dials: BTreeSet<(Instant, ProcessId)>,
     pub jobs: HashMap<JobId, Protection>,
@@ -231,6 +233,7 @@ impl Service {
             again: Vec::new(),
             touched: Vec::new(),
             replicas: HashMap::new(),
+            followed: HashSet::new(),
             dials: BTreeSet::new(),
             jobs: HashMap::new(),
             ended: VecDeque::new(),

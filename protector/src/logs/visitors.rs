@@ -35,6 +35,8 @@ enum Refusal {
     Protocol(&'static str),
     #[error("it has ended")]
     Ended,
+    #[error("its process speaks here itself")]
+    Early,
 }
 
 /// How far the frames of a connection were handled.
@@ -113,7 +115,7 @@ impl Service {
         // A fenced speaker is told so before it is closed; a broken connection is nobody's fault.
         self.carry_out();
         match (refusal, process) {
-            (Refusal::Ended | Refusal::Store(StoreError::Fenced { .. }), _) => {}
+            (Refusal::Ended | Refusal::Early | Refusal::Store(StoreError::Fenced { .. }), _) => {}
             (Refusal::Io(error), Some(_)) if error.kind() != ErrorKind::InvalidData => {}
             (refusal, Some(process)) => self.intruder(&format!("a connection of {process} was closed: {refusal}")),
             (refusal, None) => self.intruder(&format!("a connection that proved nothing was closed: {refusal}")),
@@ -200,6 +202,9 @@ impl Service {
         }
         if known.is_none() && self.store.len() >= self.config.processes {
             return Err(Refusal::Protocol("there are as many processes here as there may be"));
+        }
+        if channel == Channel::Replica && !self.follow(process) {
+            return Err(Refusal::Early);
         }
         let speaker = Speaker { process, incarnation };
         let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
@@ -297,10 +302,14 @@ impl Service {
         let role = self.connections.get(&token).map(|connection| &connection.role);
         // The bound is the protector's before it in the chain, which asks for images: were it waited for here too, the death of the process would leave
         // the log without its last acknowledgements, and it could not be restarted.
-        let log = if matches!(role, Some(Role::Forwarder(..))) { u64::MAX } else { protection.log };
+        let is_forwarded = matches!(role, Some(Role::Forwarder(..)));
+        let log = if is_forwarded { u64::MAX } else { protection.log };
         self.store.configure(process, log, protection.keep_logs);
-        if self.replicas.contains_key(&process) && !self.store.is_replicated(process) {
-            self.store.set_replica(process, true);
+        if is_forwarded {
+            self.store.let_go(process);
+        } else if self.store.incarnation(process) == Some(speaker.incarnation) {
+            self.store.take_up(process);
+            self.lead(process);
         }
     }
 

@@ -1,14 +1,15 @@
 //! Who watches whom, and how a decision spreads: pure functions of a view.
 
 use radic_wire::ids::NodeId;
-use radic_wire::membership::{Member, View};
+use radic_wire::membership::{Member, Role, View};
 
 use super::FAN_OUT;
 
 /// Who watches `id`: for a ring member the next one, its protector; for spare number `k` ring member `k` modulo the ring's length. A
-/// ring of one is watched by the first spare; spares without any ring watch each other as if they were one.
+/// ring of one is watched by the first spare; spares without any ring watch each other as if they were one. A witness is in this what a spare is: it hosts
+/// nothing, but keeps the log of a node that is alone.
 pub fn watcher_of<'a>(view: &'a View, id: &NodeId) -> Option<&'a Member> {
-    let (ring, spares): (Vec<&Member>, Vec<&Member>) = view.members.iter().partition(|member| !member.spare);
+    let (ring, spares): (Vec<&Member>, Vec<&Member>) = view.members.iter().partition(|member| member.role == Role::Node);
     let place = |list: &[&Member]| list.iter().position(|member| member.id == *id);
     let next = |list: &[&'a Member], place: usize| list.get((place + 1) % list.len()).copied().filter(|member| member.id != *id);
     match (place(&ring), place(&spares)) {
@@ -22,7 +23,7 @@ pub fn watcher_of<'a>(view: &'a View, id: &NodeId) -> Option<&'a Member> {
 
 /// Whom `id` watches: the converse of [`watcher_of`].
 pub fn watched_by<'a>(view: &'a View, id: &NodeId) -> Vec<&'a Member> {
-    let (ring, spares): (Vec<&Member>, Vec<&Member>) = view.members.iter().partition(|member| !member.spare);
+    let (ring, spares): (Vec<&Member>, Vec<&Member>) = view.members.iter().partition(|member| member.role == Role::Node);
     let place = |list: &[&Member]| list.iter().position(|member| member.id == *id);
     let before = |list: &[&'a Member], place: usize| {
         let before = list[(place + list.len() - 1) % list.len()];
@@ -64,7 +65,9 @@ mod tests {
     use super::*;
 
     fn view(ring: usize, spares: usize) -> View {
-        let members = (0..ring + spares).map(|i| Member { spare: i >= ring, ..member(i, 1) }).collect();
+        let members = (0..ring + spares)
+            .map(|i| Member { role: if i < ring { Role::Node } else { Role::Spare }, ..member(i, 1) })
+            .collect();
         View { number: 7, cluster: member(0, 1).id.boot, members, departed: Vec::new() }
     }
 

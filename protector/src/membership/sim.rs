@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::ids::{BootId, NodeId};
-use radic_wire::membership::{Ballot, Change, Member, MembershipBody, MembershipMessage, Refusal, View};
+use radic_wire::membership::{Ballot, Change, Member, MembershipBody, MembershipMessage, Refusal, Role, View};
 
 use super::{Membership, MembershipEvent, Output, Peer, Timing};
 use crate::random::Random;
@@ -19,7 +19,7 @@ pub(super) const fn ms(ms: u64) -> Duration {
 /// Node `n{i}` in its life `boot`.
 pub(super) fn member(i: usize, boot: u64) -> Member {
     let id = NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(boot) };
-    Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(), log_port: 1, spare: false, slots: 1 }
+    Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(), log_port: 1, role: Role::Node, slots: 1 }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, Refusal, View};
+use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, Refusal, Role, View};
 
 use super::sim::{CALM, Network, Sim, State, member, ms};
 use super::{Membership, MembershipEvent, Output, Reason, Timing};
@@ -529,7 +529,7 @@ fn spares_are_watched_and_watch_a_lonely_ring() {
     let mut sim = Sim::new(13);
     sim.found(member(0, 1));
     for i in 1..5 {
-        sim.join(super::Member { spare: true, ..member(i, 1) });
+        sim.join(super::Member { role: Role::Spare, ..member(i, 1) });
     }
     sim.run_until(ms(2_000), "all have joined", Sim::converged);
     sim.kill(0);
@@ -649,7 +649,8 @@ fn inject(sim: &mut Sim, names: &mut usize) {
             let boot = 1 + lives.count() as u64;
             let mut joiner = if down { member(name_of(sim, place), boot) } else { member(*names, 1) };
             *names += usize::from(!down);
-            joiner.spare = sim.random.below(5) == 0;
+            joiner.role =
+                [Role::Node, Role::Node, Role::Node, Role::Node, Role::Spare, Role::Witness][sim.random.below(6) as usize];
             sim.join(joiner);
         }
         13 if up && alive > 1 => sim.leave(place),

@@ -11,7 +11,7 @@ use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
-use radic_wire::membership::Member;
+use radic_wire::membership::{Member, Role};
 use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession, ToStore};
 use radic_wire::process::Protection;
 use radic_wire::suspension::Suspension;
@@ -95,6 +95,12 @@ pub(super) enum Purpose {
         process: ProcessId,
         ask: u64,
         call: Call,
+    },
+    /// A socket of a process has got an address.
+    Claim {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
     },
     /// A sender wants to know what it need not keep.
     Stable {
@@ -612,9 +618,17 @@ impl Node {
                     if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }
                 };
                 let (found, silent) = (answers.values().find_map(of), waiting.into_iter().collect::<Vec<_>>());
-                let later =
-                    found.is_none() && silent.is_empty() && (lost || self.may_listen_later(now, process.job, answers.values()));
+                let later = found.is_none()
+                    && silent.is_empty()
+                    && (lost || self.is_announced(call.to) || self.may_listen_later(now, process.job, answers.values()));
                 self.finish_listener(now, (observer, process, ask, call), found, later, &silent);
+            }
+            Purpose::Claim { observer, process, ask } => {
+                let of = |answer: &Answer| if let Answer::Claim { holder, .. } = answer { *holder } else { None };
+                let holder = answers.values().find_map(of);
+                let later =
+                    holder.is_none() && waiting.is_empty() && (lost || self.may_listen_later(now, process.job, answers.values()));
+                self.finish_claim((observer, process, ask), holder, later);
             }
             Purpose::Stable { observer, process, stream } => {
                 let of = |answer: &Answer| if let Answer::Stable(offset) = answer { *offset } else { 0 };
@@ -778,7 +792,7 @@ impl Node {
         let (mut jobs, mut processes) = (Vec::new(), Vec::new());
         let view = self.view();
         let members: Vec<Member> = view.map_or_else(Vec::new, |v| v.members.clone());
-        let (ring, spares): (Vec<_>, Vec<_>) = members.into_iter().partition(|m| !m.spare);
+        let (ring, spares): (Vec<_>, Vec<_>) = members.into_iter().partition(|m| m.role == Role::Node);
         let mut nodes = Vec::new();
         for member in ring.into_iter().chain(spares) {
             let protector = view.and_then(|v| watcher_of(v, &member.id)).map(|m| m.id.name.clone());
@@ -792,13 +806,13 @@ impl Node {
                 processes.extend(report.processes);
                 (report.ranks, report.memory, report.pid)
             });
-            let Member { id, address, spare, slots, .. } = member;
-            nodes.push(NodeInfo { name: id.name, address, state, spare, slots, ranks, protector, memory, pid });
+            let Member { id, address, role, slots, .. } = member;
+            nodes.push(NodeInfo { name: id.name, address, state, role, slots, ranks, protector, memory, pid });
         }
         for (member, state) in &self.gone {
-            let Member { id, address, spare, slots, .. } = member.clone();
+            let Member { id, address, role, slots, .. } = member.clone();
             let (name, ranks, state) = (id.name, Vec::new(), *state);
-            nodes.push(NodeInfo { name, address, state, spare, slots, ranks, protector: None, memory: 0, pid: 0 });
+            nodes.push(NodeInfo { name, address, state, role, slots, ranks, protector: None, memory: 0, pid: 0 });
         }
         add_degraded(&mut jobs, &processes);
         jobs.sort_by_key(|j| (j.started_ms, j.job));

@@ -15,8 +15,6 @@ use serde_bytes::ByteBuf;
 use super::fences::{Behind, Entered, Fences};
 use super::stdin::{Next, Stdin};
 
-/// Lives of processes within one life of their job: a job that begins anew has so much higher numbers.
-const LIVES: u32 = 1 << 16;
 /// So often a job may begin anew: one that goes on losing ranks before their first checkpoint will not get further.
 const ANEW: u32 = 8;
 
@@ -360,6 +358,13 @@ impl Home {
             }
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
+            // It knows of a new home, and has not reported to it. With its report all that was not printed comes once more, from the first byte on; what was taken before
+            // that would make the beginning look printed.
+            ToHome::Output { .. } if self.unreported.contains(from) => {}
+            // Its host waits until somebody has it; the next life writes it once more.
+            ToHome::Output { rank, stream, offset, data } if self.anew && self.placement.node_of(rank) == Some(from) => {
+                self.tell_taken(rank, stream, offset + data.len() as u64);
+            }
             ToHome::Launched { rank, .. }
             | ToHome::LaunchFailed { rank, .. }
             | ToHome::Output { rank, .. }
@@ -535,7 +540,7 @@ impl Home {
                 return self.end(Outcome { code: status.shell_code(), reason: EndReason::RankFailed { rank, node, status } });
             }
         }
-        if self.incarnation.0 / LIVES >= ANEW {
+        if self.incarnation.0 / Incarnation::LIVES >= ANEW {
             let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
             return self.lose_with(rank, node, format!("{why}; the job has begun anew {ANEW} times already"));
         }
@@ -552,7 +557,7 @@ impl Home {
             return;
         }
         self.anew = false;
-        self.incarnation = Incarnation((self.incarnation.0 / LIVES + 1) * LIVES);
+        self.incarnation = Incarnation(self.incarnation.first_of_job().0 + Incarnation::LIVES);
         self.fences = Fences::default();
         self.unreported.clear();
         self.lost.clear();
@@ -711,12 +716,14 @@ impl Home {
         if let Some(host) = self.hosts.get_mut(node) {
             host.gone = true;
         }
+        self.unreported.remove(node);
         let ranks: Vec<_> = self.placement.ranks_on(node).collect();
         let running = ranks.iter().any(|r| self.ranks[r.0 as usize] != RankState::Ended);
         for rank in &ranks {
             self.ranks[rank.0 as usize] = RankState::Ended;
         }
-        if running {
+        // Of a job that begins anew none runs, and it cannot begin without that node.
+        if running || self.anew {
             let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
             self.end(Outcome { code: exit_code::NODE_LOST, reason });
         }
@@ -726,7 +733,12 @@ impl Home {
     fn end(&mut self, outcome: Outcome) {
         self.thaw("it has ended");
         self.outcome.get_or_insert(outcome);
-        self.anew = false;
+        if std::mem::take(&mut self.anew) {
+            // Hosts that have ended what they had of the life before do not say so once more.
+            for (node, _) in self.hosts.iter().filter(|(_, host)| host.gone) {
+                self.placement.ranks_on(node).for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);
+            }
+        }
         if !std::mem::replace(&mut self.ending, true) {
             self.tell_hosts(&ToHost::End { kill: false });
         }

@@ -441,7 +441,9 @@ impl Host {
 
     /// Whether the rank was here, is not now, and is going to be again.
     pub fn is_away(&self, rank: Rank) -> bool {
-        let is_away = |state: &LocalRank| state.catching_up || state.crashed.is_some() && !state.hopeless;
+        // Others have what it had put before the last fence, and may call it where it does not listen yet: it does all that again.
+        let is_behind = |state: &LocalRank| state.fences < self.fence && state.exited.is_none() && state.ended.is_none();
+        let is_away = |state: &LocalRank| state.catching_up || is_behind(state) || state.crashed.is_some() && !state.hopeless;
         !self.ending && self.ranks.get(&rank).is_some_and(is_away)
     }
 

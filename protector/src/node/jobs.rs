@@ -77,8 +77,9 @@ impl Node {
                     self.forget_processes(job);
                     self.forget_lives(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
-                    // Else the home says so, when all hosts are done.
-                    if host.protection().protect == Protect::On && !self.is_member(host.home()) {
+                    // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
+                    let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
+                    if host.protection().protect == Protect::On && nobody_else {
                         self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);

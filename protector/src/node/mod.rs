@@ -404,7 +404,7 @@ impl Node {
             PeerMessage::Query(number, query) => self.handle_query(now, from, number, &query),
             PeerMessage::ToStore(job, message) => self.handle_to_store(now, from, job, message),
             PeerMessage::Forget { connection, process, for_good } => self.handle_forget(connection, process, for_good),
-            PeerMessage::Withdraw { connection, from, process } => self.registry.withdraw(process, from, connection),
+            PeerMessage::Withdraw { connection, from } => self.registry.withdraw(from, connection),
             PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),
             PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
@@ -461,6 +461,7 @@ impl Node {
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
             Query::Listener { connection, from, to } => self.answer_listener(now, *connection, *from, *to),
+            Query::Claim { process, address } => self.answer_claim(now, *process, *address),
             Query::Knows(job) => Answer::Knows(self.knows(*job)),
             Query::Where(process) => {
                 let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));
@@ -570,6 +571,9 @@ impl Node {
                 text += &format!("; {word}: {list}");
             }
         }
+        if new.members.len() == 2 {
+            text += "; two cannot tell a death from a broken network: add a node, or a witness (radicd --witness)";
+        }
         self.record(now, EventName::View, About::default(), text);
         if !self.ready {
             self.ready = true;
@@ -582,6 +586,7 @@ impl Node {
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
         self.subscribe_to(&joined);
         self.seek_protection(now, None);
+        self.replicate_all(now);
         self.seek_homes(now);
         self.handle_early(now);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
@@ -38,6 +38,8 @@ pub struct ObserverId(pub u64);
 pub(super) struct Observers {
     /// Those that have joined, or wait for the answer to it.
     joined: BTreeMap<ObserverId, ProcessId>,
+    /// Questions of theirs that wait for other nodes. By connection: a process that is brought back has asked nothing yet, whatever is answered to the life before.
+    asks: BTreeMap<ObserverId, usize>,
     pub(super) processes: BTreeMap<ProcessId, Observed>,
 }
 
@@ -52,7 +54,6 @@ pub(super) struct Observed {
     pid: Option<u32>,
     /// That joined when another program of the same process had (exec).
     inherited: bool,
-    asks: usize,
     notes: u32,
     /// It ends, and reads nothing more.
     pub(super) closing: bool,
@@ -241,12 +242,22 @@ impl Node {
                     self.with_host(now, process.job, |host| host.handle_input_read(input));
                 }
             }
+            ToNode::WillListen { ask, address } => match self.registry.announce(process, address) {
+                Ok(()) => self.outputs.push_back(Output::Observer(observer, FromNode::Announced { ask })),
+                Err(error) => self.dismiss(now, observer, process, &error.to_string()),
+            },
+            // It got the port that it had, but is called by its address of then.
+            ToNode::Listening(address) if address.ip().is_unspecified() && self.origin_of(process).is_some() => {
+                let at = SocketAddr::new(self.config.me.address.ip(), address.port());
+                self.listen_at(now, observer, process, address, at);
+            }
             ToNode::Listening(address) => {
                 if let Err(error) = self.registry.listen(process, address) {
                     self.dismiss(now, observer, process, &error.to_string());
                 }
             }
             ToNode::NotListening(address) => self.registry.unlisten(process, address),
+            ToNode::Claim { ask, address } => self.handle_claim(now, observer, process, ask, address),
             ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
                 self.look_up(now, observer, process, ask, Call { connection, from, to });
             }
@@ -254,14 +265,20 @@ impl Node {
                 let key = self.greeting_key(job, connection);
                 self.outputs.push_back(Output::Observer(observer, FromNode::GreetingKey { ask, key }));
             }
-            ToNode::Connecting { .. } | ToNode::GreetingKey { .. } => {
+            ToNode::CallsNobody { connection, from, to, made } if connection.opener == process => {
+                self.tell_if_unprotected(now, process, !made, || format!("connects to {to}"));
+                let call = self.seen(Call { connection, from, to });
+                self.withdraw(call);
+            }
+            ToNode::Connecting { .. } | ToNode::CallsNobody { .. } | ToNode::GreetingKey { .. } => {
                 self.dismiss(now, observer, process, "it speaks for another process's connection");
             }
             ToNode::Accepted { ask, from } => {
-                let caller = self.registry.accepted(process, from);
+                let caller = self.registry.caller(process, from);
                 self.tell_if_unprotected(now, process, caller.is_some(), || format!("is called from {from}"));
                 self.outputs.push_back(Output::Observer(observer, FromNode::Caller { ask, caller }));
             }
+            ToNode::Greeted(from) => self.registry.greeted(process, from),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
                 self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good });
@@ -277,9 +294,11 @@ impl Node {
         }
     }
 
-    /// A process that has moved listens where it listened before. On all addresses means on those of the node of its first life.
+    /// A process that has moved listens where it listened before. On all addresses means on those of the node of its first life, and of the listener's family: one for IPv6
+    /// that takes IPv4, too, is named twice.
     fn listen_at(&mut self, now: Duration, observer: ObserverId, process: ProcessId, address: SocketAddr, at: SocketAddr) {
-        let origin = self.origin_of(process).filter(|_| address.ip().is_unspecified());
+        let is_meant = |ip: &IpAddr| address.ip().is_unspecified() && ip.is_ipv4() == address.is_ipv4();
+        let origin = self.origin_of(process).filter(is_meant);
         let seen = origin.map(|ip| SocketAddr::new(ip, address.port()));
         for address in seen.into_iter().chain([address]) {
             if let Err(error) = self.registry.listen_at(process, address, at) {
@@ -305,7 +324,7 @@ impl Node {
         places: &[Place],
         ended: bool,
     ) {
-        self.end_ask(process);
+        self.end_ask(observer);
         let find = |wanted: fn(&Place) -> bool| places.iter().copied().find(wanted);
         let known = find(|place| matches!(place, Place::Here { .. })).or(find(|place| *place == Place::Left)).or(find(|_| true));
         let default = if self.hosts.contains_key(&other.job) && !ended { Place::Away } else { Place::Left };
@@ -317,7 +336,7 @@ impl Node {
 
     /// What an observer asked by `Ended`.
     pub(super) fn finish_final(&mut self, observer: ObserverId, process: ProcessId, ask: u64, found: Option<(u64, bool)>) {
-        self.end_ask(process);
+        self.end_ask(observer);
         if self.is_newest(observer, process) {
             let (offset, closed) = (found.map(|(offset, _)| offset), found.is_some_and(|(_, closed)| closed));
             self.outputs.push_back(Output::Observer(observer, FromNode::Final { ask, offset, closed }));
@@ -334,41 +353,111 @@ impl Node {
 
     /// Takes one place for a question that waits for other nodes; not if the observer has too many of them.
     fn begin_ask(&mut self, now: Duration, observer: ObserverId, process: ProcessId) -> bool {
-        let Some(observed) = self.observers.processes.get_mut(&process) else { return false };
-        if observed.asks == limits::ASKS {
+        let asks = self.observers.asks.entry(observer).or_default();
+        if *asks == limits::ASKS {
             self.dismiss(now, observer, process, &format!("{} of its questions wait already", limits::ASKS));
             return false;
         }
-        observed.asks += 1;
+        *asks += 1;
         true
     }
 
-    fn end_ask(&mut self, process: ProcessId) {
-        if let Some(observed) = self.observers.processes.get_mut(&process) {
-            assert!(observed.asks > 0, "a question ends that was never begun");
-            observed.asks -= 1;
+    fn end_ask(&mut self, observer: ObserverId) {
+        let asks = self.observers.asks.get_mut(&observer).expect("a question ends that was begun");
+        *asks -= 1;
+        if *asks == 0 {
+            self.observers.asks.remove(&observer);
         }
     }
 
     fn look_up(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, call: Call) {
-        let to = registry::target(call.to);
-        let from = registry::source(call.from, to, self.config.me.address.ip());
-        let call = Call { from, to, ..call };
-        let mine = self.is_mine(to.ip());
-        if let Some(peer) = self.registry.find(to, mine) {
-            self.registry.expect(peer, from, call.connection);
-            let at = self.registry.moved_to(to);
+        let call = self.seen(call);
+        if let Some((peer, at)) = self.meet(&call) {
             return self.tell_peer(observer, process, (ask, call.connection), Some((peer, at)), false);
         }
-        let mut nodes = self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine));
-        // It knows which of the job's ranks are lost, and may have listened there.
-        let home = self.hosts.get(&process.job).map(Host::home).filter(|home| !nodes.contains(home) && *home != self.me());
-        nodes.extend(home.cloned());
         if !self.begin_ask(now, observer, process) {
             return;
         }
-        let query = Query::Listener { connection: call.connection, from, to };
+        let query = Query::Listener { connection: call.connection, from: call.from, to: call.to };
+        let nodes = self.called(&call);
         self.gather_from(now, Purpose::Listener { observer, process, ask, call }, &query, nodes, LOOK_UP);
+    }
+
+    /// The call as others see it.
+    fn seen(&self, call: Call) -> Call {
+        let to = registry::target(call.to);
+        Call { from: registry::source(call.from, to, self.config.me.address.ip()), to, ..call }
+    }
+
+    /// Who listens here for this call, and where if it has moved. The call is expected from now on, also if somebody begins to listen only after it.
+    fn meet(&mut self, call: &Call) -> Option<(ProcessId, Option<SocketAddr>)> {
+        let mine = self.is_mine(call.to.ip());
+        let Some(process) = self.registry.find(call.to, mine) else {
+            self.registry.miss(call.from, call.to, mine, call.connection);
+            return None;
+        };
+        self.registry.expect(process, call.from, call.connection);
+        Some((process, self.registry.moved_to(call.to, mine)))
+    }
+
+    /// The nodes that are asked who listens where this call goes.
+    fn called(&self, call: &Call) -> Vec<NodeId> {
+        let nodes = self.candidates(call.to, self.is_mine(call.to.ip()));
+        self.and_home(nodes, call.connection.opener.job)
+    }
+
+    fn candidates(&self, to: SocketAddr, mine: bool) -> Vec<NodeId> {
+        self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine))
+    }
+
+    /// These, and the job's home: it knows which of the ranks are lost, and may have listened anywhere.
+    fn and_home(&self, mut nodes: Vec<NodeId>, job: JobId) -> Vec<NodeId> {
+        let home = self.hosts.get(&job).map(Host::home).filter(|home| !nodes.contains(home) && *home != self.me());
+        nodes.extend(home.cloned());
+        nodes
+    }
+
+    /// The kernel has given a process an address. Somebody who has moved, or is lost, may be called by it still: then there would be two.
+    fn handle_claim(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, address: SocketAddr) {
+        let here = || self.origin_of(process).unwrap_or(self.config.me.address.ip());
+        let ip = if address.ip().is_unspecified() { here() } else { address.ip() };
+        let address = registry::canonical(SocketAddr::new(ip, address.port()));
+        let mine = self.is_mine(address.ip());
+        if !self.begin_ask(now, observer, process) {
+            return;
+        }
+        if let Some(holder) = self.registry.held_by_moved(address, mine, process) {
+            return self.finish_claim((observer, process, ask), Some(holder), false);
+        }
+        // Nearly always nobody: each node has an address of its own.
+        let mut nodes = self.candidates(address, mine);
+        if !nodes.is_empty() {
+            nodes = self.and_home(nodes, process.job);
+        }
+        self.gather_from(now, Purpose::Claim { observer, process, ask }, &Query::Claim { process, address }, nodes, LOOK_UP);
+    }
+
+    pub(super) fn answer_claim(&mut self, now: Duration, process: ProcessId, address: SocketAddr) -> Answer {
+        let holder = self.registry.held_by_moved(address, self.is_mine(address.ip()), process);
+        let view = self.view().map_or(0, |view| view.number);
+        Answer::Claim { holder, away: self.is_any_away(now, process.job), view }
+    }
+
+    pub(super) fn finish_claim(
+        &mut self,
+        (observer, process, ask): (ObserverId, ProcessId, u64),
+        holder: Option<ProcessId>,
+        later: bool,
+    ) {
+        self.end_ask(observer);
+        if self.is_newest(observer, process) {
+            self.outputs.push_back(Output::Observer(observer, FromNode::Claimed { ask, holder, later }));
+        }
+    }
+
+    /// Whether a process here is about to listen at `to`.
+    pub(super) fn is_announced(&self, to: SocketAddr) -> bool {
+        self.registry.is_announced(to, self.is_mine(to.ip()))
     }
 
     /// Whether the address is one of this machine's.
@@ -384,13 +473,10 @@ impl Node {
         from: SocketAddr,
         to: SocketAddr,
     ) -> Answer {
-        let process = self.registry.find(to, self.is_mine(to.ip()));
-        if let Some(process) = process {
-            self.registry.expect(process, from, connection);
-        }
-        let at = process.and_then(|_| self.registry.moved_to(to));
+        let (process, at) = self.meet(&Call { connection, from, to }).unzip();
         let view = self.view().map_or(0, |view| view.number);
-        Answer::Listener { connection, from, process, at, away: self.is_any_away(now, connection.opener.job), view }
+        let away = self.is_announced(to) || self.is_any_away(now, connection.opener.job);
+        Answer::Listener { connection, from, process, at: at.flatten(), away, view }
     }
 
     /// Whether a process that listened somewhere is about to be back: one of this node, or one of a job whose home is here, or is to be.
@@ -417,7 +503,7 @@ impl Node {
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> bool {
         let newest = self.view().map_or(0, |view| view.number);
-        let later = |answer: &Answer| matches!(answer, Answer::Listener { away, view, .. } if *away || *view < newest);
+        let later = |answer: &Answer| matches!(answer, Answer::Listener { away, view, .. } | Answer::Claim { away, view, .. } if *away || *view < newest);
         answers.into_iter().any(later) || self.is_any_away(now, job)
     }
 
@@ -430,7 +516,7 @@ impl Node {
         later: bool,
         silent: &[NodeId],
     ) {
-        self.end_ask(process);
+        self.end_ask(observer);
         if found.is_none() && !silent.is_empty() {
             let names: Vec<_> = silent.iter().map(|n| n.name.as_str()).take(20).collect();
             let names = names.join(", ");
@@ -439,12 +525,8 @@ impl Node {
         }
         if !self.is_newest(observer, process) {
             // It is gone: nobody will call.
-            if let Some((peer, _)) = found {
-                self.withdraw(peer, call.connection, call.from);
-            }
-            return;
+            return self.withdraw(call);
         }
-        self.tell_if_unprotected(now, process, found.is_some() || later, || format!("connects to {}", call.to));
         self.tell_peer(observer, process, (ask, call.connection), found, later);
     }
 
@@ -482,14 +564,16 @@ impl Node {
 
     /// An answer that came after the question was answered otherwise: its sender expects a call that will not come.
     pub(super) fn handle_late_listener(&mut self, from: &NodeId, answer: &Answer) {
-        if let Answer::Listener { connection, from: caller, process: Some(process), .. } = *answer {
-            self.send(from, PeerMessage::Withdraw { connection, from: caller, process });
+        if let Answer::Listener { connection, from: caller, .. } = *answer {
+            self.send(from, PeerMessage::Withdraw { connection, from: caller });
         }
     }
 
-    fn withdraw(&mut self, process: ProcessId, connection: ConnectionId, from: SocketAddr) {
-        self.registry.withdraw(process, from, connection);
-        self.send_to_host(process, &PeerMessage::Withdraw { connection, from, process });
+    /// The call does not come, or is not with a protected process: everybody who was asked is told.
+    fn withdraw(&mut self, call: Call) {
+        self.registry.withdraw(call.from, call.connection);
+        let message = PeerMessage::Withdraw { connection: call.connection, from: call.from };
+        self.called(&call).iter().for_each(|node| self.send(node, message.clone()));
     }
 
     /// Sends to the node that hosts the process; to all, if its job has nothing here.
@@ -513,12 +597,14 @@ impl Node {
         let nodes = self.view().map_or_else(Vec::new, |view| view.members.iter().map(|m| m.id.clone()).collect());
         if self.begin_ask(now, observer, process) {
             let purpose = Purpose::Stable { observer, process, stream };
-            self.gather_from(now, purpose, &Query::Stable { stream, receiver }, nodes, STORE);
+            let same = self.hosts.get(&process.job).filter(|_| receiver.job == process.job);
+            let life = same.map_or(Incarnation(0), Host::incarnation);
+            self.gather_from(now, purpose, &Query::Stable { stream, receiver, life }, nodes, STORE);
         }
     }
 
     pub(super) fn finish_stable(&mut self, observer: ObserverId, process: ProcessId, stream: StreamId, offset: u64) {
-        self.end_ask(process);
+        self.end_ask(observer);
         if self.is_newest(observer, process) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Stable { stream, offset }));
         }

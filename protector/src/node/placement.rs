@@ -2,7 +2,7 @@
 
 use radic_wire::ids::{NodeId, NodeName};
 use radic_wire::job::{JobSpec, MapBy, Placement, RestartOn};
-use radic_wire::membership::{Member, View};
+use radic_wire::membership::{Member, Role, View};
 
 /// Why a job cannot be placed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,11 +18,14 @@ pub enum PlacementError {
     /// A node that was named is a spare.
     #[error("{0} is a spare: it hosts ranks only when a node has died")]
     Spare(NodeName),
+    /// A node that was named is a witness.
+    #[error("{0} is a witness: it votes, and never hosts ranks")]
+    Witness(NodeName),
     /// A node was named twice.
     #[error("{0} was named twice")]
     Twice(NodeName),
-    /// There is nothing but spares.
-    #[error("the cluster has no node that hosts ranks: every member is a spare")]
+    /// There is nothing but spares and witnesses.
+    #[error("the cluster has no node that hosts ranks: every member is a spare or a witness")]
     Empty,
 }
 
@@ -52,16 +55,17 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
 ///
 /// All go to one node, unless `how` is [`RestartOn::Any`]. Among equals the first in the view is taken.
 pub fn replace(view: &View, old: &Placement, lost: &NodeId, protector: &NodeId, how: RestartOn) -> Option<Placement> {
-    let mut ranks: Vec<(NodeId, u32)> = view.members.iter().map(|m| (m.id.clone(), old.ranks_on(&m.id).count() as u32)).collect();
-    let is = |id: &NodeId, spare: bool| view.get(id).is_some_and(|member| member.spare == spare);
+    let hosts = view.members.iter().filter(|m| m.role != Role::Witness);
+    let mut ranks: Vec<(NodeId, u32)> = hosts.map(|m| (m.id.clone(), old.ranks_on(&m.id).count() as u32)).collect();
+    let is = |id: &NodeId, role: Role| view.get(id).is_some_and(|member| member.role == role);
     let mut next = || {
         let by = |wanted: &dyn Fn(&NodeId) -> bool| {
             let fitting = ranks.iter().enumerate().filter(|(_, (id, _))| wanted(id));
             fitting.min_by_key(|(_, (_, count))| *count).map(|(at, _)| at)
         };
-        let spare = || by(&|id| is(id, true));
+        let spare = || by(&|id| is(id, Role::Spare));
         let own = || by(&|id| id == protector);
-        let any = || by(&|id| is(id, false)).or_else(spare);
+        let any = || by(&|id| is(id, Role::Node)).or_else(spare);
         let at = match how {
             RestartOn::Spare => spare().or_else(own).or_else(any),
             RestartOn::Protector => own().or_else(any),
@@ -94,18 +98,21 @@ pub fn replace(view: &View, old: &Placement, lost: &NodeId, protector: &NodeId, 
 
 fn chosen<'a>(spec: &JobSpec, view: &'a View) -> Result<Vec<&'a Member>, PlacementError> {
     if spec.nodes.is_empty() {
-        let nodes: Vec<_> = view.members.iter().filter(|m| !m.spare).collect();
+        let nodes: Vec<_> = view.members.iter().filter(|m| m.role == Role::Node).collect();
         return if nodes.is_empty() { Err(PlacementError::Empty) } else { Ok(nodes) };
     }
     let mut nodes: Vec<&Member> = Vec::new();
     for name in &spec.nodes {
         let found = view.members.iter().find(|m| m.id.name == *name);
         let node = found.ok_or_else(|| {
-            let known: Vec<_> = view.members.iter().filter(|m| !m.spare).take(20).map(|m| m.id.name.as_str()).collect();
+            let known: Vec<_> =
+                view.members.iter().filter(|m| m.role == Role::Node).take(20).map(|m| m.id.name.as_str()).collect();
             PlacementError::Unknown { name: name.clone(), known: known.join(", ") }
         })?;
-        if node.spare {
-            return Err(PlacementError::Spare(name.clone()));
+        match node.role {
+            Role::Node => {}
+            Role::Spare => return Err(PlacementError::Spare(name.clone())),
+            Role::Witness => return Err(PlacementError::Witness(name.clone())),
         }
         if nodes.iter().any(|n| n.id == node.id) {
             return Err(PlacementError::Twice(name.clone()));
@@ -129,7 +136,7 @@ mod tests {
             id: NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(u64::from(i)) },
             address: ([127, 0, 0, 1], 1000 + i as u16).into(),
             log_port: 1,
-            spare: i >= nodes,
+            role: if i < nodes { Role::Node } else { Role::Spare },
             slots,
         };
         View { cluster: BootId(1), number: 1, members: (0..nodes + spares).map(member).collect(), departed: vec![] }
@@ -201,7 +208,7 @@ mod tests {
         let protector = view.members[2].id.clone();
         let without = |spares| {
             let mut view = view.clone();
-            view.members.retain(|m| m.id != lost && (spares || !m.spare));
+            view.members.retain(|m| m.id != lost && (spares || m.role == Role::Node));
             view
         };
         let names = |placement: Placement| -> Vec<String> {
@@ -220,5 +227,13 @@ mod tests {
         assert_eq!(changed(replaced(true, RestartOn::Any)), [name(2), name(3)], "those that have one");
         let nobody = View { members: vec![], ..view.clone() };
         assert_eq!(replace(&nobody, &placed, &lost, &protector, RestartOn::Spare), None);
+        let mut alone = without(false);
+        alone.members.retain(|m| m.id == protector);
+        alone.members[0].role = Role::Witness;
+        assert_eq!(
+            replace(&alone, &placed, &lost, &protector, RestartOn::Protector),
+            None,
+            "a witness hosts nothing, though it has the log"
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
@@ -30,6 +31,8 @@ use crate::store;
 
 /// Ended jobs of which it is remembered that nobody of them wants anything any more.
 const ENDED: usize = 256;
+/// Lost members of which it is remembered what came of their ranks.
+const LOSSES: usize = 64;
 /// Time that a protector has to let go of a process.
 const RELEASE: Duration = Duration::from_secs(5);
 /// Time that a side without a majority keeps protected jobs waiting for one: nothing can be decided there, and an error is better than a hang.
@@ -68,6 +71,17 @@ struct Wards {
     ranks: BTreeMap<Rank, Protected>,
 }
 
+impl Wards {
+    /// The job has begun anew with this life: what is known of ranks in an older one is not so any more. Hosts say so by what they have protected, and the home in words,
+    /// in either order. Who is forgotten.
+    fn forget_before(&mut self, life: Incarnation) -> Vec<Rank> {
+        let is_old = |(_, protected): &(&Rank, &Protected)| protected.incarnation < life;
+        let forgotten: Vec<Rank> = self.ranks.iter().filter(is_old).map(|(rank, _)| *rank).collect();
+        self.ranks.retain(|rank, _| !forgotten.contains(rank));
+        forgotten
+    }
+}
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
@@ -95,6 +109,8 @@ pub(super) struct Recovery {
     homeless: BTreeSet<JobId>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
+    /// The latest members that were lost: the view with each, and the one without it.
+    losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
     pub(super) frozen: Option<Duration>,
 }
@@ -108,11 +124,13 @@ impl Node {
         job: JobId,
         ranks: &[(Rank, Incarnation)],
         origins: &BTreeMap<Rank, IpAddr>,
-        ward: Ward,
+        mut ward: Ward,
     ) {
+        self.update(&mut ward);
         let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
         let wards =
             self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
+        let forgotten = wards.forget_before(ward.incarnation);
         for (rank, life) in ranks {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
             let known = told.max(*life).max(ward.incarnation);
@@ -127,13 +145,16 @@ impl Node {
             });
             protected.host = from.clone();
             protected.origin = origins.get(rank).copied();
-            if ward.incarnation > protected.incarnation {
-                // What is known of it is of the job's life before.
-                (protected.left, protected.recovering, protected.hopeless, protected.crashed) = (None, false, None, None);
-            }
             protected.incarnation = protected.incarnation.max(known);
         }
         wards.ward = ward;
+        self.end_replication(job, forgotten);
+    }
+
+    /// Of these ranks this node has protected lives of before the job began anew: there is nothing to replicate.
+    fn end_replication(&mut self, job: JobId, ranks: Vec<Rank>) {
+        let orders = ranks.into_iter().map(|rank| Output::Store(StoreOrder::SetReplica(ProcessId { job, rank }, None)));
+        self.outputs.extend(orders);
     }
 
     /// From a host: the key space of its ranks has grown.
@@ -177,8 +198,19 @@ impl Node {
     }
 
     /// Whether this node has anything of a job that goes on.
-    pub(super) fn knows(&self, job: JobId) -> bool {
+    pub fn knows(&self, job: JobId) -> bool {
         self.homes.get(&job).is_some_and(|home| !home.is_over()) || self.hosts.contains_key(&job) || self.protects(job)
+    }
+
+    /// What this node protects of jobs with two replicas, by job and host.
+    pub(super) fn replicated_wards(&self) -> Vec<(JobId, NodeId, Vec<Rank>)> {
+        let mut all: BTreeMap<(JobId, &NodeId), Vec<Rank>> = BTreeMap::new();
+        for (job, wards) in self.recovery.wards.iter().filter(|(_, wards)| wards.ward.spec.protection.replicas == 2) {
+            for (rank, protected) in wards.ranks.iter().filter(|(_, protected)| protected.left.is_none()) {
+                all.entry((*job, &protected.host)).or_default().push(*rank);
+            }
+        }
+        all.into_iter().map(|((job, host), ranks)| (job, host.clone(), ranks)).collect()
     }
 
     /// Whether this node protects anything of a job.
@@ -210,6 +242,10 @@ impl Node {
             return;
         }
         lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
+        let (old, new) = (Arc::new(old.clone()), Arc::new(new.clone()));
+        self.recovery.losses.extend(lost.iter().map(|member| (old.clone(), new.clone(), member.clone())));
+        let surplus = self.recovery.losses.len().saturating_sub(LOSSES);
+        self.recovery.losses.drain(..surplus);
         self.seek_next_homes(now);
         let jobs: Vec<JobId> = self.homes.keys().copied().collect();
         jobs.into_iter().for_each(|job| self.seek_lost(now, job));
@@ -242,6 +278,18 @@ impl Node {
             match placement::replace(new, &before, &lost.id, &protector, spec.restart_on) {
                 Some(placement) => self.place_anew(now, job, &lost.id, &before, &placement),
                 None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
+            }
+        }
+    }
+
+    /// Somebody who does not know yet that a member is lost speaks of a job. Everybody places what was there in the same way.
+    fn update(&self, ward: &mut Ward) {
+        for (old, new, lost) in self.recovery.losses.iter() {
+            if ward.placement.nodes.contains(&lost.id) {
+                let protector = self.next_watcher(old, new, lost);
+                if let Some(placement) = placement::replace(new, &ward.placement, &lost.id, &protector, ward.spec.restart_on) {
+                    ward.placement = placement;
+                }
             }
         }
     }
@@ -281,11 +329,13 @@ impl Node {
 
     /// The job has begun anew: of its lives before `life` nobody comes back.
     pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
-        if let Some(wards) = self.recovery.wards.get_mut(&job).filter(|wards| wards.ward.incarnation < life) {
-            wards.ranks.retain(|_, protected| protected.incarnation >= life);
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        let forgotten = wards.forget_before(life);
+        if wards.ward.incarnation < life {
             (wards.ward.incarnation, wards.ward.fence) = (life, 0);
             wards.ward.keys.clear();
         }
+        self.end_replication(job, forgotten);
     }
 
     /// The home of a job asks everybody who knows of its lost ranks: who protects one, or brings it back, does.
@@ -485,8 +535,9 @@ impl Node {
     }
 
     /// A protector orders that a process goes on here.
-    pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, order: RestartOrder) {
+    pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, mut order: RestartOrder) {
         let (process, job) = (order.process, order.process.job);
+        self.update(&mut order.ward);
         // Of a life that others have gone on from.
         let is_old = order.incarnation < self.life_of(process)
             || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation);
@@ -680,6 +731,7 @@ impl Node {
         if let Some(wards) = self.recovery.wards.get_mut(&process.job) {
             wards.ranks.remove(&process.rank);
         }
+        self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
     }
 
     /// The processes of this node have another protector: their logs and images there begin anew.
@@ -795,6 +847,13 @@ impl Node {
         let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
         let left = left().and_then(|left| left.finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
         told.or(left)
+    }
+
+    /// Whether what this node has of a job is of an older life of it than this: the job has begun anew, and this node has not heard so. What has left, or where streams
+    /// have ended, is not so any more.
+    pub(super) fn is_behind(&self, job: JobId, life: Incarnation) -> bool {
+        let host = self.hosts.get(&job).is_some_and(|host| host.incarnation() < life);
+        host || self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation < life)
     }
 
     /// Whether nobody will read what is sent to this process any more.

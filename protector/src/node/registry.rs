@@ -5,11 +5,15 @@
 //! from its own node which connection it has accepted. The caller connects only after that answer, so the caller is always known
 //! before it can be accepted.
 //!
-//! A caller is remembered until it is accepted, withdrawn, or its listener ends; not for a time: it may lie in a backlog for as long
+//! A caller is remembered until it has been greeted, is withdrawn, or its listener ends; not for a time: it may lie in a backlog for as long
 //! as the listening process computes, and would be taken for an unprotected peer then. What never comes about is bounded by
 //! [`limits::CALLERS`], the oldest going first.
+//!
+//! A program may also call until somebody listens. Who was told that nobody does may get a connection all the same, a moment later; it asks again
+//! then. So that the listener does not take it for an unprotected peer meanwhile, those who found nobody are remembered, too, until they say what came of it
+//! ([`Registry::miss`]), and a process says that it is about to listen before it does ([`Registry::announce`]): from then on nobody is told for good that it does not.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use radic_wire::determinant::ConnectionId;
@@ -28,7 +32,21 @@ pub struct Registry {
     listeners: BTreeMap<SocketAddr, ProcessId>,
     /// Of those that have moved: where connections go instead.
     moved: BTreeMap<SocketAddr, SocketAddr>,
+    /// Who is about to listen where.
+    announced: BTreeSet<(SocketAddr, ProcessId)>,
     callers: BTreeMap<ProcessId, Callers>,
+    /// In the order in which they came.
+    early: VecDeque<Early>,
+}
+
+/// A caller that has found nobody, and has not said yet what has come of its call.
+#[derive(Debug)]
+struct Early {
+    from: SocketAddr,
+    to: SocketAddr,
+    /// `to` is one of this node's own addresses.
+    mine: bool,
+    connection: ConnectionId,
 }
 
 /// Those that one process has not accepted yet, by their own address.
@@ -45,26 +63,55 @@ impl Registry {
         if self.listeners.values().filter(|p| **p == process).count() >= limits::LISTENERS {
             return Err(TooManyListeners);
         }
-        self.moved.remove(&canonical(address));
-        self.listeners.insert(canonical(address), process);
+        let address = canonical(address);
+        self.announced.remove(&(address, process));
+        self.moved.remove(&address);
+        self.listeners.insert(address, process);
+        let (met, early) = std::mem::take(&mut self.early).into_iter().partition(|early: &Early| {
+            let mut names = names_of(early.to, early.mine);
+            names.any(|name| name == address)
+        });
+        self.early = early;
+        met.into_iter().for_each(|Early { from, connection, .. }| self.expect(process, from, connection));
         Ok(())
     }
 
-    /// A process that has moved listens at what was its `address` elsewhere; connections are to go to `at`.
+    /// The process is about to listen there.
+    pub fn announce(&mut self, process: ProcessId, address: SocketAddr) -> Result<(), TooManyListeners> {
+        if self.announced.iter().filter(|(_, p)| *p == process).count() >= limits::LISTENERS {
+            return Err(TooManyListeners);
+        }
+        self.announced.insert((canonical(address), process));
+        Ok(())
+    }
+
+    /// Whether somebody is about to listen at `to`.
+    pub fn is_announced(&self, to: SocketAddr, mine: bool) -> bool {
+        names_of(to, mine).any(|name| self.announced.iter().any(|(address, _)| *address == name))
+    }
+
+    /// A process that has moved listens at what was its `address` elsewhere; connections are to go to `at`. All addresses means those of where it was; here it means loopback
+    /// only, and not if another process of this node has that port of its own.
     pub fn listen_at(&mut self, process: ProcessId, address: SocketAddr, at: SocketAddr) -> Result<(), TooManyListeners> {
+        let name = canonical(address);
+        let is_native = |holder: &ProcessId| *holder != process && !self.moved.contains_key(&name);
+        if address.ip().is_unspecified() && self.listeners.get(&name).is_some_and(is_native) {
+            return Ok(());
+        }
         self.listen(process, address)?;
-        self.moved.insert(canonical(address), at);
+        self.moved.insert(name, at);
         Ok(())
     }
 
     /// Where connections to `to` go instead, if its listener has moved.
-    pub fn moved_to(&self, to: SocketAddr) -> Option<SocketAddr> {
-        self.moved.get(&canonical(to)).copied()
+    pub fn moved_to(&self, to: SocketAddr, mine: bool) -> Option<SocketAddr> {
+        self.moved.get(&self.name_of(to, mine)?).copied()
     }
 
     /// The process does not listen there any more.
     pub fn unlisten(&mut self, process: ProcessId, address: SocketAddr) {
         let address = canonical(address);
+        self.announced.remove(&(address, process));
         if self.listeners.get(&address) == Some(&process) {
             self.listeners.remove(&address);
             self.moved.remove(&address);
@@ -73,11 +120,19 @@ impl Registry {
 
     /// Which process listens at `to`, which may be one of this node's own addresses (`mine`): then a listener on all addresses has it.
     pub fn find(&self, to: SocketAddr, mine: bool) -> Option<ProcessId> {
-        let to = canonical(to);
-        // Of its own family: an observer whose listener on all v6 addresses takes v4 too says so, by naming both.
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let wildcard = mine.then_some(SocketAddr::new(any, to.port()));
-        std::iter::once(to).chain(wildcard).find_map(|address| self.listeners.get(&address).copied())
+        self.listeners.get(&self.name_of(to, mine)?).copied()
+    }
+
+    /// By which address the listener is known that has `to`.
+    fn name_of(&self, to: SocketAddr, mine: bool) -> Option<SocketAddr> {
+        let counts = |name: &SocketAddr| *name == canonical(to) || to.ip().is_loopback() || !self.moved.contains_key(name);
+        names_of(to, mine).filter(counts).find(|name| self.listeners.contains_key(name))
+    }
+
+    /// Which process has moved away from `address`, by which others still call it, besides `process`: the kernel here knows nothing of it, and gives it to another one.
+    pub fn held_by_moved(&self, address: SocketAddr, mine: bool, process: ProcessId) -> Option<ProcessId> {
+        let name = self.name_of(address, mine).filter(|name| self.moved.contains_key(name))?;
+        self.listeners.get(&name).copied().filter(|holder| *holder != process)
     }
 
     /// `process` is going to be called from there.
@@ -92,22 +147,39 @@ impl Registry {
         assert!(callers.connections.len() <= callers.order.len(), "every caller has its place in the order");
     }
 
-    /// The caller does not come.
-    pub fn withdraw(&mut self, process: ProcessId, from: SocketAddr, connection: ConnectionId) {
-        if let Some(callers) = self.callers.get_mut(&process) {
-            callers.remove(canonical(from), connection);
+    /// A caller has found nobody at `to`.
+    pub fn miss(&mut self, from: SocketAddr, to: SocketAddr, mine: bool, connection: ConnectionId) {
+        if self.early.len() == limits::CALLERS {
+            self.early.pop_front();
         }
+        self.early.push_back(Early { from: canonical(from), to, mine, connection });
     }
 
-    /// The process has accepted a connection from there: which one, if its caller is protected. It is forgotten.
-    pub fn accepted(&mut self, process: ProcessId, from: SocketAddr) -> Option<ConnectionId> {
-        self.callers.get_mut(&process)?.connections.remove(&canonical(from))
+    /// The caller does not come.
+    pub fn withdraw(&mut self, from: SocketAddr, connection: ConnectionId) {
+        let from = canonical(from);
+        self.early.retain(|early| (early.from, early.connection) != (from, connection));
+        self.callers.values_mut().for_each(|callers| callers.remove(from, connection));
+    }
+
+    /// The process has accepted a connection from there: which one, if its caller is protected. It may have called there in vain before, from the same address:
+    /// so it is remembered still.
+    pub fn caller(&self, process: ProcessId, from: SocketAddr) -> Option<ConnectionId> {
+        self.callers.get(&process)?.connections.get(&canonical(from)).copied()
+    }
+
+    /// The process has greeted the caller from there, or sent it away.
+    pub fn greeted(&mut self, process: ProcessId, from: SocketAddr) {
+        if let Some(callers) = self.callers.get_mut(&process) {
+            callers.connections.remove(&canonical(from));
+        }
     }
 
     /// The process has ended, or begins anew.
     pub fn forget(&mut self, process: ProcessId) {
         self.listeners.retain(|_, p| *p != process);
         self.moved.retain(|address, _| self.listeners.contains_key(address));
+        self.announced.retain(|(_, p)| *p != process);
         self.callers.remove(&process);
     }
 }
@@ -118,6 +190,14 @@ impl Callers {
             self.connections.remove(&from);
         }
     }
+}
+
+/// By which addresses a listener may be known that is called at `to`: that one, and if it is this node's (`mine`) the one that means all.
+fn names_of(to: SocketAddr, mine: bool) -> impl Iterator<Item = SocketAddr> {
+    let to = canonical(to);
+    // Of its own family: an observer whose listener on all v6 addresses takes v4 too says so, by naming both.
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    std::iter::once(to).chain(mine.then_some(SocketAddr::new(any, to.port())))
 }
 
 /// The same address for the same place: IPv4 within IPv6 is IPv4, and neither flow nor scope tells listeners apart.
@@ -163,7 +243,7 @@ pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<N
 #[cfg(test)]
 mod tests {
     use radic_wire::ids::{BootId, JobId, Rank};
-    use radic_wire::membership::{Departed, Departure};
+    use radic_wire::membership::{Departed, Departure, Role};
 
     use super::*;
 
@@ -199,16 +279,82 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_told_once_and_only_to_whom_it_calls() {
+    fn who_has_moved_keeps_its_address_and_nobody_else_holds_one() {
+        let mut registry = Registry::default();
+        registry.listen(process(0), at("10.0.0.1:80")).unwrap();
+        assert_eq!(registry.held_by_moved(at("10.0.0.1:80"), true, process(1)), None, "the kernel has it, and knows");
+        registry.listen_at(process(0), at("10.0.0.1:80"), at("10.0.0.1:1234")).unwrap();
+        assert_eq!(registry.held_by_moved(at("10.0.0.1:80"), true, process(1)), Some(process(0)));
+        assert_eq!(registry.held_by_moved(at("10.0.0.1:80"), true, process(0)), None, "its own");
+        assert_eq!(registry.held_by_moved(at("10.0.0.2:80"), false, process(1)), None, "of another machine");
+    }
+
+    /// Ranks on machines of their own choose the same port for all addresses; then one goes on where another one is.
+    #[test]
+    fn who_has_moved_takes_no_port_from_whom_it_has_come_to() {
+        for moved_first in [false, true] {
+            let mut registry = Registry::default();
+            let native = |registry: &mut Registry| registry.listen(process(0), at("0.0.0.0:80")).unwrap();
+            if !moved_first {
+                native(&mut registry);
+            }
+            for address in ["10.0.0.1:80", "0.0.0.0:80"] {
+                registry.listen_at(process(1), at(address), at("10.0.0.2:1234")).unwrap();
+            }
+            if moved_first {
+                let found = |to| (registry.find(at(to), true), registry.moved_to(at(to), true));
+                assert_eq!(found("10.0.0.2:80"), (None, None), "that is this node's");
+                assert_eq!(found("127.0.0.1:80"), (Some(process(1)), Some(at("10.0.0.2:1234"))), "it may call itself");
+                assert_eq!(registry.held_by_moved(at("10.0.0.2:80"), true, process(0)), None);
+                native(&mut registry);
+            }
+            let found = |to, mine| (registry.find(at(to), mine), registry.moved_to(at(to), mine));
+            assert_eq!(found("10.0.0.1:80", false), (Some(process(1)), Some(at("10.0.0.2:1234"))));
+            assert_eq!(found("10.0.0.2:80", true), (Some(process(0)), None));
+            assert_eq!(found("127.0.0.1:80", true), (Some(process(0)), None));
+        }
+    }
+
+    #[test]
+    fn a_caller_is_told_until_it_is_greeted_and_only_to_whom_it_calls() {
         let mut registry = Registry::default();
         registry.expect(process(0), at("10.0.0.2:5000"), connection(1));
-        assert_eq!(registry.accepted(process(1), at("10.0.0.2:5000")), None);
-        assert_eq!(registry.accepted(process(0), at("[::ffff:10.0.0.2]:5000")), Some(connection(1)));
-        assert_eq!(registry.accepted(process(0), at("10.0.0.2:5000")), None);
+        assert_eq!(registry.caller(process(1), at("10.0.0.2:5000")), None);
+        assert_eq!(registry.caller(process(0), at("[::ffff:10.0.0.2]:5000")), Some(connection(1)));
+        assert_eq!(
+            registry.caller(process(0), at("10.0.0.2:5000")),
+            Some(connection(1)),
+            "that one was given up, and made again"
+        );
+        registry.greeted(process(0), at("[::ffff:10.0.0.2]:5000"));
+        assert_eq!(registry.caller(process(0), at("10.0.0.2:5000")), None);
         registry.expect(process(0), at("10.0.0.2:5000"), connection(2));
         registry.expect(process(0), at("10.0.0.2:5000"), connection(3));
-        registry.withdraw(process(0), at("10.0.0.2:5000"), connection(2));
-        assert_eq!(registry.accepted(process(0), at("10.0.0.2:5000")), Some(connection(3)), "the newer one stays");
+        registry.withdraw(at("10.0.0.2:5000"), connection(2));
+        assert_eq!(registry.caller(process(0), at("10.0.0.2:5000")), Some(connection(3)), "the newer one stays");
+    }
+
+    #[test]
+    fn who_calls_before_somebody_listens_is_known_to_who_listens_then() {
+        let mut registry = Registry::default();
+        registry.miss(at("10.0.0.2:5000"), at("10.0.0.1:80"), true, connection(1));
+        registry.miss(at("10.0.0.2:5001"), at("10.0.0.1:81"), true, connection(2));
+        registry.miss(at("10.0.0.2:5002"), at("10.0.0.1:80"), true, connection(3));
+        registry.withdraw(at("10.0.0.2:5002"), connection(3));
+        assert!(!registry.is_announced(at("10.0.0.1:80"), true));
+        registry.announce(process(0), at("0.0.0.0:80")).unwrap();
+        assert!(registry.is_announced(at("10.0.0.1:80"), true) && !registry.is_announced(at("10.0.0.1:80"), false));
+        assert_eq!(registry.find(at("10.0.0.1:80"), true), None, "it may fail to");
+        registry.listen(process(0), at("0.0.0.0:80")).unwrap();
+        assert!(!registry.is_announced(at("10.0.0.1:80"), true));
+        let callers = [5000, 5001, 5002].map(|port| registry.caller(process(0), SocketAddr::from(([10, 0, 0, 2], port))));
+        assert_eq!(callers, [Some(connection(1)), None, None], "for it; for another port; withdrawn");
+        registry.announce(process(1), at("10.0.0.1:82")).unwrap();
+        registry.unlisten(process(1), at("10.0.0.1:82"));
+        assert!(!registry.is_announced(at("10.0.0.1:82"), true), "it has failed");
+        registry.announce(process(1), at("10.0.0.1:82")).unwrap();
+        registry.forget(process(1));
+        assert!(!registry.is_announced(at("10.0.0.1:82"), true), "it has ended");
     }
 
     #[test]
@@ -222,8 +368,17 @@ mod tests {
         for i in 0..limits::CALLERS + 10 {
             registry.expect(process(0), from(i), connection(i as u64));
         }
-        assert_eq!(registry.accepted(process(0), from(9)), None, "the oldest is gone");
-        assert_eq!(registry.accepted(process(0), from(10)), Some(connection(10)));
+        assert_eq!(registry.caller(process(0), from(9)), None, "the oldest is gone");
+        assert_eq!(registry.caller(process(0), from(10)), Some(connection(10)));
+        for i in 0..limits::CALLERS + 10 {
+            registry.miss(from(i), at("1.2.3.4:5000"), false, connection(i as u64));
+        }
+        assert_eq!(registry.early.len(), limits::CALLERS);
+        assert_eq!(registry.early.front().unwrap().from, from(10), "the oldest are gone");
+        for port in 0..limits::LISTENERS as u16 {
+            registry.announce(process(1), SocketAddr::from(([1, 2, 3, 4], port))).unwrap();
+        }
+        assert_eq!(registry.announce(process(1), at("1.2.3.5:1")), Err(TooManyListeners));
         assert!(registry.callers[&process(0)].order.len() <= limits::CALLERS);
     }
 
@@ -233,7 +388,7 @@ mod tests {
             id: NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(i.into()) },
             address: SocketAddr::new(ip.parse().unwrap(), 7117),
             log_port: 1,
-            spare: false,
+            role: Role::Node,
             slots: 1,
         };
         let members = vec![member(1, "10.0.0.1"), member(2, "10.0.0.1"), member(3, "10.0.0.3")];

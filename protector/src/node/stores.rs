@@ -25,6 +25,8 @@ pub enum StoreOrder {
     Configure(JobId, Protection),
     /// The log service there is to hold this process's log and images, too, or none is.
     SetReplica(ProcessId, Option<SocketAddr>),
+    /// Another node protects this process from now on: what is held of it restarts nothing, unless it speaks here once more.
+    LetGo(ProcessId),
     /// The job is over.
     RemoveJob(JobId),
     /// A job that was suspended goes on: whatever is held of it is removed, and its processes are let in again.
@@ -34,8 +36,8 @@ pub enum StoreOrder {
     /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`](super::Input::Fenced). It takes time
     /// while its log becomes stable; [`NoRestart::Unstable`](crate::store::NoRestart::Unstable) is the answer if that does not come to pass.
     Fence(ProcessId, Incarnation),
-    /// Answer up to where the stream is stable: [`Answer::Stable`].
-    StableOf(NodeId, u64, ProcessId, StreamId),
+    /// Answer up to where the stream is stable in this life of its receiver, or a later one: [`Answer::Stable`].
+    StableOf(NodeId, u64, ProcessId, Incarnation, StreamId),
     /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].
     Sizes(NodeId, u64, Vec<JobId>),
     /// Answer what is held of this process: [`Answer::Log`].
@@ -158,13 +160,16 @@ impl Node {
                 self.forget_wards(job);
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
                 self.with_home(now, job, |home| home.handle_removed(now));
+                // An order that was long under way may have brought somebody back since.
+                self.with_host(now, job, |host| host.supersede(now));
             }
         }
     }
 
     /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`](super::Input::StoreAnswer).
     pub(super) fn handle_store_query(&mut self, from: &NodeId, number: u64, query: &Query) {
-        if let Query::Stable { receiver, .. } = *query
+        if let Query::Stable { receiver, life, .. } = *query
+            && !self.is_behind(receiver.job, life)
             && self.wants_nothing(receiver)
         {
             // It will read nothing more: nobody need keep it.
@@ -172,7 +177,7 @@ impl Node {
         }
         let from = from.clone();
         let order = match *query {
-            Query::Stable { stream, receiver } => StoreOrder::StableOf(from, number, receiver, stream),
+            Query::Stable { stream, receiver, life } => StoreOrder::StableOf(from, number, receiver, life, stream),
             Query::ForgetProcess(process) => StoreOrder::ForgetProcess(from, number, process),
             Query::Sizes => StoreOrder::Sizes(from, number, self.stored.iter().copied().collect()),
             Query::Log(process) => StoreOrder::List(from, number, process),
@@ -197,6 +202,13 @@ impl Node {
             Some(more) => format!("{text} ({more} more since the last one that is shown)"),
         };
         self.record(now, event, About::rank(process.job, process.rank), text);
+    }
+
+    /// The ring is another one: what is protected here is replicated at the next node of it. Its hosts say so, too, but perhaps before this node knows the view.
+    pub(super) fn replicate_all(&mut self, now: Duration) {
+        for (job, host, ranks) in self.replicated_wards() {
+            self.replicate(now, &host, job, 2, &ranks);
+        }
     }
 
     /// With two replicas, the next node in the ring holds everything, too, if it is a third one.

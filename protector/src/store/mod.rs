@@ -164,7 +164,7 @@ pub struct Restart {
 /// Why a process cannot be restarted from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoRestart {
-    /// No image of it is committed: its job starts from the beginning.
+    /// No image of it is committed, or another protector has led since: its job starts from the beginning.
     #[error("no image of it is committed")]
     NoImage,
     /// The replica, or the file, does not have all of the log yet.
@@ -274,7 +274,9 @@ struct Process {
     /// What was acknowledged last.
     journal_stable: u64,
     streams: BTreeMap<StreamId, Stream>,
-    /// Position of the payload log of this incarnation.
+    /// The incarnation whose payload is counted: that before, from the fence until the log is settled and the next one can begin.
+    counted: Incarnation,
+    /// Position of its payload log.
     payload: u64,
     payload_stable: u64,
     /// Up to where its observer was told so.
@@ -285,6 +287,8 @@ struct Process {
     replica: Option<Replica>,
     /// An image was asked for and none came since.
     wanted: bool,
+    /// Another protector leads since: this may be less than what that one has acknowledged.
+    let_go: bool,
     /// Bound of its log, if it is not [`Config::log`].
     bound: Option<u64>,
     kept: Option<Kept>,
@@ -303,6 +307,7 @@ impl Process {
     fn new(incarnation: Incarnation, journal: u64, payload: u64) -> Self {
         Process {
             incarnation,
+            counted: incarnation,
             journal: Log::at(journal),
             journal_stable: journal,
             streams: BTreeMap::new(),
@@ -314,6 +319,7 @@ impl Process {
             incoming: None,
             replica: None,
             wanted: false,
+            let_go: false,
             bound: None,
             kept: None,
             ended: false,
@@ -326,6 +332,7 @@ impl Process {
 
     /// A new incarnation begins: it counts its payload from 0, and what it finds is held as firmly as it will ever be.
     fn renew(&mut self) {
+        self.counted = self.incarnation;
         self.unstable.clear();
         (self.payload, self.payload_stable, self.payload_told) = (0, 0, 0);
         self.streams.values_mut().for_each(|stream| stream.stable = stream.stable.max(stream.held()));
@@ -558,17 +565,20 @@ impl Store {
         if self.processes.get(&id).is_some_and(|process| process.incarnation > incarnation) {
             return self.check_voice(speaker);
         }
+        // The job has begun anew: nobody comes back from what is held of the life before.
+        let begins =
+            self.processes.get(&id).is_some_and(|process| process.incarnation.first_of_job() < incarnation.first_of_job());
         if self.processes.get(&id).is_some_and(|process| process.incarnation < incarnation) {
             self.fence(id, incarnation);
             self.processes.get_mut(&id).into_iter().for_each(Process::renew);
         }
         let process = self.processes.entry(id).or_insert_with(|| Process::new(incarnation, journal.start, payload.start));
-        if process.journal.end() > journal.end || process.payload > payload.end {
+        if !begins && (process.journal.end() > journal.end || process.payload > payload.end) {
             return Err(StoreError::Contradiction { process: id, what: "its hello knows less than it has written" });
         }
         let mut anew = None;
-        if process.journal.end() < journal.start || process.payload < payload.start {
-            // What is between is lost: this log, and images before it, can restart nothing.
+        if begins || process.journal.end() < journal.start || process.payload < payload.start {
+            // Or what is between is lost: this log, and images before it, can restart nothing.
             let new = Process { queued: process.queued, ..Process::new(incarnation, journal.start, payload.start) };
             anew = Some(std::mem::replace(process, new));
         }
@@ -577,6 +587,7 @@ impl Store {
         let newest = process.images.last().map(|image| image.number);
         let wanted = newest.is_none();
         process.wanted = wanted;
+        let replicated = anew.as_ref().is_some_and(|old| old.replica.is_some());
         if let Some(old) = anew {
             self.delete_files(id, &old);
         }
@@ -585,6 +596,10 @@ impl Store {
             // The word of it may have been lost with the connection before.
             Some(image) => self.send(speaker, &FromProtector::Committed { image }),
             None => self.send(speaker, &FromProtector::ImageWanted),
+        }
+        if replicated {
+            // It has what there was, and gets what there is now.
+            self.set_replica(id, true);
         }
         self.settle(id);
         Ok(())
@@ -939,12 +954,23 @@ impl Store {
         }
     }
 
+    /// Another protector has what this process does from now on, or forwards it. What is held here restarts nothing until the process speaks here itself: it may
+    /// be the log of another time, and whoever went on from it would do otherwise than was acknowledged and seen (G1).
+    pub fn let_go(&mut self, id: ProcessId) {
+        self.processes.get_mut(&id).into_iter().for_each(|process| process.let_go = true);
+    }
+
+    /// The process itself has said what it knows, and nothing is missing.
+    pub fn take_up(&mut self, id: ProcessId) {
+        self.processes.get_mut(&id).into_iter().for_each(|process| process.let_go = false);
+    }
+
     /// Fences the older incarnations of this process and says what a restart as `incarnation` needs. Called again while the
     /// answer is [`NoRestart::Unstable`].
     pub fn restart(&mut self, id: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
         self.fence(id, incarnation);
         self.settle(id);
-        let process = self.processes.get_mut(&id).ok_or(NoRestart::NoImage)?;
+        let process = self.processes.get_mut(&id).filter(|process| !process.let_go).ok_or(NoRestart::NoImage)?;
         let cut = process.images.last().ok_or(NoRestart::NoImage)?.cut;
         let replicated = process.replica.is_none_or(|replica| replica.payload >= process.payload);
         // An image that is verified will be committed; a log that is not stable will be.
@@ -1063,6 +1089,11 @@ impl Store {
         })
     }
 
+    /// [`Store::stable_of`], if what is held is of this life of the receiver, or of a later one. A job that has begun anew has streams of the same names.
+    pub fn stable_in(&self, receiver: ProcessId, life: Incarnation, stream: StreamId) -> u64 {
+        if self.incarnation(receiver) < Some(life) { 0 } else { self.stable_of(receiver, stream) }
+    }
+
     /// How many units of a stream, which `receiver` receives, are stable: the sender need not keep them.
     pub fn stable_of(&self, receiver: ProcessId, stream: StreamId) -> u64 {
         let held = self.processes.get(&receiver).and_then(|process| process.streams.get(&stream));
@@ -1074,7 +1105,12 @@ impl Store {
         self.processes.get(&process).map_or(0, |process| process.journal.end())
     }
 
-    /// Whether an image of it is committed, so that it can be restarted.
+    /// Whether it could be restarted from what is held here.
+    pub fn can_restart(&self, process: ProcessId) -> bool {
+        self.processes.get(&process).is_some_and(|process| !process.let_go && !process.images.is_empty())
+    }
+
+    /// Whether an image of it is committed.
     pub fn has_image(&self, process: ProcessId) -> bool {
         self.processes.get(&process).is_some_and(|process| !process.images.is_empty())
     }
@@ -1163,7 +1199,7 @@ impl Store {
         let journal = Span { start: process.journal_stable, end: process.journal.end() };
         let payload = Span { start: process.payload_stable, end: process.payload };
         let mut messages = Vec::new();
-        let hello = ToProtector::Hello { process: id, incarnation: process.incarnation, journal, payload };
+        let hello = ToProtector::Hello { process: id, incarnation: process.counted, journal, payload };
         messages.push(encoded(|out| hello.write(out)));
         let mut position = journal.start;
         while let Some(bytes) = process.journal.read(position, limits::LOG_CHUNK).ok().filter(|bytes| !bytes.is_empty()) {
@@ -1206,6 +1242,10 @@ impl Store {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let Some(replica) = &mut process.replica else { return };
         match *message {
+            // It may have had all of it before it was told, and says so once only.
+            FromProtector::Welcome { journal, payload } => {
+                (replica.journal, replica.payload) = (replica.journal.max(journal), replica.payload.max(payload));
+            }
             FromProtector::JournalStable { position } => replica.journal = replica.journal.max(position),
             FromProtector::PayloadStable { position } => replica.payload = replica.payload.max(position),
             FromProtector::Committed { image } => {

@@ -237,7 +237,7 @@ impl Temporary {
         let dir = std::env::temp_dir().join(format!("radic-bench-{}", std::process::id()));
         fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let temporary = Temporary { cluster: Cluster::new(Some(dir))? };
-        cluster::start(&temporary.cluster, &StartOptions { nodes, spares, slots: None, heartbeat_ms: None })?;
+        cluster::start(&temporary.cluster, &StartOptions { nodes, spares, witness: false, slots: None, heartbeat_ms: None })?;
         Ok(temporary)
     }
 }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -31,9 +32,9 @@ pub(crate) enum CkptCommand {
         radic ckpt run --interval 10 --mode incremental --dir images -- ./program input\n\n\
         The two last images are kept, DIR/image.N, and what they are increments to. The exit code is that of the program.")]
     Run {
-        /// Seconds between two checkpoints; without it, `radic ckpt save` makes them
-        #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
-        interval: Option<u64>,
+        /// Seconds between two checkpoints, like 60 or 0.2; without it, `radic ckpt save` makes them
+        #[arg(long, value_name = "S", value_parser = crate::protection::parse_period)]
+        interval: Option<Duration>,
         /// Where the images go
         #[arg(long, value_name = "DIR", default_value = ".")]
         dir: PathBuf,

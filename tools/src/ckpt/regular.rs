@@ -27,7 +27,7 @@ pub(super) struct Images {
     pub(super) full_every: u64,
 }
 
-pub(super) fn run(interval: Option<u64>, images: Images, program: &[OsString]) -> Result<u8> {
+pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsString]) -> Result<u8> {
     let mut preload = library()?.into_os_string();
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
@@ -44,9 +44,8 @@ pub(super) fn run(interval: Option<u64>, images: Images, program: &[OsString]) -
         .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
     let pid = child.id().cast_signed();
     let (ended, end) = mpsc::channel::<()>();
-    let saver = interval.map(|seconds| {
-        std::thread::spawn(move || Saver::new(pid, images, first_number).save_regularly(Duration::from_secs(seconds), &end))
-    });
+    let saver =
+        interval.map(|interval| std::thread::spawn(move || Saver::new(pid, images, first_number).save_regularly(interval, &end)));
     let status = child.wait()?;
     drop(ended);
     if let Some(saver) = saver {

@@ -30,7 +30,8 @@ impl Cluster {
     /// A protected job with one rank on each of the first `ranks` nodes, on all of which libraries are through with `MPI_Init`, and of which all have an image.
     fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
         let nodes = (1..=ranks as usize).map(name).collect();
-        let spec = JobSpec { protection: never(), nodes, restart_on: self.restart_on, ..spec(ranks) };
+        let protection = Protection { replicas: self.replicas, ..never() };
+        let spec = JobSpec { protection, nodes, restart_on: self.restart_on, ..spec(ranks) };
         self.hello(node, 1, Request::Run { spec: Box::new(spec), attach: true });
         self.run_until(|c| c.ranks.len() == ranks as usize);
         let job = self.ranks.keys().next().expect("it has started").job;
@@ -97,7 +98,7 @@ impl Cluster {
         self.exit_all(job);
         self.run_until(|c| c.outcome(client).is_some());
         assert_eq!(self.outcome(client), Some(Outcome { code: 0, reason: EndReason::Finished }));
-        assert!(self.nothing_left());
+        assert!(self.nothing_left(), "{}", self.story(job, 0));
     }
 }
 
@@ -124,6 +125,37 @@ fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
         cluster.run_for(SOON);
         cluster.end_well(job, 1);
     }
+}
+
+/// The news of two deaths comes in another order everywhere: whoever is brought back by a protector that knows of one only is part of the job all the same, and what
+/// is left of a life before it does not end the job that has begun anew. (Code 113; a real cluster did so, once in twenty.)
+#[test]
+fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
+    let (mut anew, mut moved) = (0, 0);
+    for seed in 0..200 {
+        for lost in [[1, 2], [2, 1], [2, 3], [3, 2], [1, 3], [3, 1], [2, 4], [4, 2], [1, 4], [4, 1]] {
+            let mut cluster = Cluster::new(7);
+            // Not with its protector, but where there is least: that one may know more than the protector.
+            cluster.restart_on = RestartOn::Any;
+            let job = cluster.start_recoverable(7, 4);
+            cluster.jitter = Some(Random::new(seed));
+            cluster.kill_all(&lost[..1]);
+            // Who brings back the first says to one other node nothing for a while.
+            let (from, to) = (id(lost[0] + 1), name(5 + seed as usize % 3));
+            cluster.arrivals.insert((from, to), cluster.now + Duration::from_micros(Random::new(seed).next() % 700_000));
+            cluster.kill_all(&lost[1..]);
+            let until = cluster.now + Duration::from_secs(10);
+            let back = |c: &Cluster| c.restored.len() == 2 || c.begun_anew(job) && c.launched.len() == 8;
+            while !back(&cluster) {
+                assert!(cluster.now < until, "seed {seed}, {lost:?}: it hangs\n{}", cluster.story(job, 4));
+                cluster.run_for(LATENCY);
+            }
+            cluster.run_for(SOON);
+            *(if cluster.begun_anew(job) { &mut anew } else { &mut moved }) += 1;
+            cluster.end_well(job, 1);
+        }
+    }
+    assert!(anew > 300 && moved > 300, "{anew} jobs have begun anew, {moved} went on");
 }
 
 #[test]
@@ -443,6 +475,39 @@ fn a_listener_that_is_lost_is_waited_for() {
     }
 }
 
+/// A process was lost between `bind` and `listen`, by its log, but what it had put had gone through a fence: others call it while it comes to its `listen` once more. It listens
+/// on all addresses, at the port that it had, which its new machine has free, too. (Open MPI's ranks were refused, and the job hung: matrix, once in 240 deaths.)
+#[test]
+fn a_process_that_has_not_listened_again_is_waited_for_and_found() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.say(job, 1, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
+    (0..3).for_each(|rank| cluster.pmi(at(job, rank), "cmd=barrier_in"));
+    cluster.run_for(SOON);
+    cluster.kill_all(&[2]);
+    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    let (_, life, node) = cluster.restored[0].clone();
+    cluster.live(&node, 1, life);
+    cluster.run_for(SOON);
+    let call = |cluster: &mut Cluster, to: &str| {
+        cluster.say(job, 0, calling(job, 0, to));
+        cluster.run_for(SOON);
+        cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. })).cloned()
+    };
+    let answer = call(&mut cluster, "10.0.0.2:80");
+    assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: true, .. })), "{answer:?}");
+    let listening = ToNode::Listening("0.0.0.0:80".parse().unwrap());
+    cluster.post(&node, Input::Observer(observer_of(1, life), 1001, listening));
+    cluster.pmi(at(job, 1), "cmd=barrier_in");
+    let answer = call(&mut cluster, "10.0.0.2:80");
+    let at_last = SocketAddr::new(cluster.nodes[&node].config.me.address.ip(), 80);
+    let is_there = |told: &FromNode| matches!(told, FromNode::Peer { peer: Some(peer), at: Some(to), .. } if *peer == at(job, 1) && *to == at_last);
+    assert!(answer.as_ref().is_some_and(is_there), "{answer:?}");
+    let answer = call(&mut cluster, "10.0.0.77:80");
+    assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: false, .. })), "{answer:?}");
+    cluster.end_well(job, 1);
+}
+
 /// A process whose connection has ended may have crashed: who calls it is told so late that the node has seen which. If it runs on, it executes something else.
 #[test]
 fn a_process_that_has_left_its_node_s_protection_is_not_waited_for_long() {
@@ -458,4 +523,137 @@ fn a_process_that_has_left_its_node_s_protection_is_not_waited_for_long() {
         let answer = cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. }));
         assert!(matches!(answer, Some(FromNode::Peer { peer: None, later, .. }) if *later == expected), "{answer:?}");
     }
+}
+
+/// A question waits for a node that says nothing; who has asked it crashes, and is back when that node is declared dead: the answer is nobody's. (The node asserted
+/// that the new life had asked it, and aborted. Found by the simulation.)
+#[test]
+fn the_answer_to_a_life_before_is_nobody_s() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable(6, 3);
+    cluster.dead.insert(name(5)); // Silently.
+    cluster.say(job, 0, ToNode::Where { ask: 1, process: at(job, 1) });
+    cluster.run_for(SOON);
+    cluster.crash(job, 0);
+    cluster.run_until(|c| c.lives(job, 0) == [1]);
+    cluster.run_until(|c| c.nodes[&name(1)].view().is_some_and(|view| view.named(&name(5)).is_none()));
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+/// A host hears of a new view before its protector, and tells it at once whom it protects: the replica is the next node of the new ring all the same. (It stayed the
+/// one that was lost, and the gates of those processes stayed shut for ever. Found by the simulation.)
+#[test]
+fn a_replica_that_is_lost_is_replaced_whoever_hears_of_it_first() {
+    for seed in 0..40 {
+        let mut cluster = Cluster::new(6);
+        cluster.replicas = 2;
+        let job = cluster.start_recoverable(6, 3);
+        cluster.jitter = Some(Random::new(seed));
+        cluster.kill_all(&[4]);
+        cluster.run_until(|c| {
+            c.nodes.iter().all(|(n, node)| c.dead.contains(n) || node.view().is_some_and(|v| v.members.len() == 5))
+        });
+        cluster.run_for(SOON);
+        for rank in 0..3 {
+            let protector = cluster.nodes[&cluster.ranks[&at(job, rank)].0].holder_of(at(job, rank)).name;
+            let orders = cluster.orders.iter().rev().filter(|(node, _)| *node == protector);
+            let replica = orders.filter_map(|(_, order)| match order {
+                StoreOrder::SetReplica(process, replica) if *process == at(job, rank) => Some(*replica),
+                _ => None,
+            });
+            let replica = replica.map(|replica| replica.map(|at| name((at.port() - 100).into()))).next().flatten();
+            assert!(replica.as_ref().is_some_and(|replica| *replica != name(4)), "seed {seed}: rank {rank}: {replica:?}");
+        }
+    }
+}
+
+/// Who protected a process of before its job began anew has nothing to replicate of it: it may be the replica of whoever protects it now. (The two told each other what
+/// each had said. Found by the simulation.)
+#[test]
+fn who_protected_a_life_of_before_the_job_began_anew_has_no_replica_of_it() {
+    let mut cluster = Cluster::new(6);
+    cluster.replicas = 2;
+    let job = cluster.start_recoverable(6, 3);
+    cluster.images.clear();
+    cluster.kill_all(&[2]);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_for(SOON);
+    let process = at(job, 1);
+    let protector = cluster.nodes[&cluster.ranks[&process].0].holder_of(process).name;
+    assert_ne!(protector, name(3), "it has another one since");
+    let orders = cluster.orders.iter().rev().filter(|(node, _)| *node == name(3));
+    let mut replicas = orders.filter_map(|(_, order)| match order {
+        StoreOrder::SetReplica(of, replica) if *of == process => Some(*replica),
+        _ => None,
+    });
+    assert_eq!(replicas.next(), Some(None));
+    cluster.end_well(job, 1);
+}
+
+/// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
+/// ever. Found by the simulation.)
+#[test]
+fn output_that_comes_while_the_job_begins_anew_holds_nobody_up() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.images.clear();
+    cluster.kill_all(&[2]);
+    let until = cluster.now + Duration::from_secs(5);
+    while !cluster.begun_anew(job) {
+        assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
+        if cluster.runs(job, 2) {
+            cluster.print(at(job, 2), b"x");
+        }
+        cluster.run_for(LATENCY / 2);
+    }
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+/// An address by which a process is called that has moved, or is lost, is nobody else's: the kernel of the machine where it is free now does not know that.
+#[test]
+fn the_address_of_a_lost_listener_is_not_given_to_another() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
+    cluster.say(job, 1, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
+    cluster.run_for(SOON);
+    let claim = |cluster: &mut Cluster, rank: u32, address: SocketAddr| {
+        let answers = |c: &Cluster| {
+            let told = c.told(rank).iter().rev();
+            let claimed =
+                told.filter_map(
+                    |told| if let FromNode::Claimed { holder, later, .. } = told { Some((*holder, *later)) } else { None },
+                );
+            claimed.collect::<Vec<_>>()
+        };
+        let before = answers(cluster).len();
+        cluster.say(job, rank, ToNode::Claim { ask: 9, address });
+        cluster.run_until(|c| answers(c).len() > before);
+        answers(cluster)[0]
+    };
+    assert_eq!(claim(&mut cluster, 0, address), (None, false), "its kernel knows");
+    cluster.kill_all(&[2]);
+    let restored = |c: &Cluster| c.restored.first().map(|(_, life, node)| (*life, node.clone()));
+    while restored(&cluster).is_none() {
+        assert_eq!(claim(&mut cluster, 0, address), (None, true), "it is on its way back");
+        cluster.run_for(Duration::from_millis(1));
+    }
+    let (life, node) = restored(&cluster).expect("it is");
+    let there = "10.0.0.9:1234".parse().unwrap();
+    cluster.post(
+        &node,
+        Input::Observer(observer_of(1, life), 1001, ToNode::ListeningAt { address: "0.0.0.0:80".parse().unwrap(), at: there }),
+    );
+    cluster.live(&node, 1, life);
+    cluster.run_for(SOON);
+    assert_eq!(claim(&mut cluster, 0, address), (Some(at(job, 1)), false));
+    assert_eq!(claim(&mut cluster, 0, "0.0.0.0:80".parse().unwrap()), (None, false), "of another machine");
+    assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false));
+    // Another process may have the same port of the other family.
+    let six = ToNode::ListeningAt { address: "[::]:81".parse().unwrap(), at: there };
+    cluster.post(&node, Input::Observer(observer_of(1, life), 1002, six));
+    cluster.run_for(SOON);
+    assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false), "a listener for IPv6 alone");
 }

@@ -4,12 +4,9 @@
 //! `RADIC_CASES=n` runs n cases of each kind (100,000 in all by default, in release), `RADIC_SEED=s` runs one case, or from there.
 #![forbid(unsafe_code)]
 
-mod app;
-mod world;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use world::{Counts, Plan, World};
+use radic_sim::data::world::{Counts, Plan, World};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

@@ -1,6 +1,8 @@
 //! A program as replay needs it: a deterministic function of the outcomes of its calls, and of nothing else. Everything that it
 //! is told changes its state, and its state decides what it does and sends; so one wrong outcome in replay shows as wrong bytes.
 
+#![expect(missing_docs, reason = "calls and sockets as everybody knows them")]
+
 use radic_wire::determinant::ReadyFd;
 use radic_wire::ids::ProcessId;
 
@@ -52,6 +54,11 @@ pub fn mix(state: u64, value: u64) -> u64 {
 impl App {
     pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
         App { connects, accepts, quota, patient, sockets: Vec::new(), state: mix(seed, 0) }
+    }
+
+    /// All that has happened to it, in one number.
+    pub fn state(&self) -> u64 {
+        self.state
     }
 
     fn fold(&mut self, value: u64) {

@@ -11,24 +11,13 @@ use radic_wire::determinant::{ReadyFd, StreamId};
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
 use radic_wire::log::{FromProtector, GREETING, Greeting, ToProtector};
 
-use crate::app::{App, LISTENER, Op, mix};
-
-pub struct Dice(u64);
-
-impl Dice {
-    pub fn new(seed: u64) -> Dice {
-        Dice(mix(seed, 77))
-    }
-
-    pub fn below(&mut self, sides: usize) -> usize {
-        self.0 = mix(self.0, 1);
-        (self.0 >> 16) as usize % sides.max(1)
-    }
-}
+use super::app::{App, LISTENER, Op};
+use crate::dice::Dice;
 
 /// What kind of cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
+    /// Processes, each with a protector.
     pub nodes: usize,
     /// Log and images at two protectors.
     pub replicas: bool,
@@ -104,6 +93,7 @@ struct Socket {
     broken: bool,
 }
 
+/// See the module's text.
 pub struct World {
     plan: Plan,
     dice: Dice,
@@ -112,10 +102,13 @@ pub struct World {
     /// What was received first, by stream, as far as a state depends on it that no death has undone: whatever comes later must be
     /// the same.
     truth: HashMap<StreamId, Vec<u8>>,
+    /// What has happened.
     pub counts: Counts,
 }
 
+/// What has happened, in numbers.
 #[derive(Debug, Default, Clone, Copy)]
+#[expect(missing_docs, reason = "they say it themselves")]
 pub struct Counts {
     pub restarts: u64,
     pub breaks: u64,
@@ -155,6 +148,7 @@ fn framed(head: &[u8], tail: &[u8], write: impl FnOnce(&mut Writer<'_>)) -> Vec<
 }
 
 impl World {
+    /// A cluster in which every process is protected.
     pub fn new(seed: u64, plan: Plan) -> World {
         let mut dice = Dice::new(seed);
         let durable = plan.durable;
@@ -207,6 +201,7 @@ impl World {
         world
     }
 
+    /// Runs it to its end.
     pub fn run(&mut self) {
         for _ in 0..self.plan.steps {
             self.step();

@@ -1,0 +1,312 @@
+//! Being called: `listen` and `accept`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use radic_observer::connection::Welcome;
+use radic_observer::{Accept, Wait};
+use radic_wire::determinant::{Call, ConnectionId, StreamId};
+use radic_wire::log::Greeting;
+use radic_wire::process::{FromNode, ToNode};
+use rustix::event::PollFlags;
+use rustix::io::{Errno, FdFlags};
+use rustix::net::{RecvFlags, SocketFlags, sockopt};
+
+use super::address::{self, plain};
+use super::connect::{begin, flags_say_blocking, refused};
+use super::wait;
+use crate::counters::{self, Counter};
+use crate::fds::{self, Kind};
+use crate::greeting;
+use crate::layer::{self, Arrived, Held, Layer, Names, sure};
+use crate::sys;
+
+/// `listen`. None: it passes through. Who gets a connection, and asks then who listens there, must find this process: so its node knows before the kernel does.
+pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
+    if !address::is_tcp(fd) || !(0..fds::DESCRIPTORS as i32).contains(&fd) || fds::kind(fd) == Kind::Listener {
+        return None;
+    }
+    let mut layer = layer::enter()?;
+    let bound = layer.bound.get(&fd).copied().or_else(|| address::local(fd));
+    // Nobody can call yet at a port that the kernel is still to choose; and who calls a process that catches up is told to wait.
+    let told = bound.filter(|told| told.port() != 0 && !layer.is_replayed());
+    let known: Vec<_> = told.iter().flat_map(|told| listened_at(fd, *told)).collect();
+    known.iter().for_each(|address| announce(&mut layer, *address));
+    let result = rustix::net::listen(sys::borrow(fd), backlog);
+    if result.is_ok() {
+        listening(layer, fd);
+        return Some(result);
+    }
+    for address in known {
+        // Another socket of this process may listen there: that is why this one cannot.
+        let other = layer.listeners.iter().find(|(_, other)| *other == address).map(|(fd, _)| *fd);
+        let said = other.map_or(ToNode::NotListening(address), |other| listens(&layer, other, address));
+        tell(&mut layer, address, &said);
+    }
+    Some(result)
+}
+
+/// The addresses of a listener: a socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
+fn listened_at(fd: i32, told: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let both = told.is_ipv6() && told.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
+    let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), told.port()));
+    std::iter::once(plain(told)).chain(v4)
+}
+
+fn announce(layer: &mut Layer, address: SocketAddr) {
+    layer.inquire(
+        |ask| ToNode::WillListen { ask, address },
+        |answer| if let FromNode::Announced { ask } = *answer { Some((ask, ())) } else { None },
+        || format!("that it knows of a listener at {address}"),
+    );
+}
+
+fn tell(layer: &mut Layer, address: SocketAddr, message: &ToNode) {
+    if let Err(error) = layer.node.send(message) {
+        layer::fail(&format!("its node does not learn whether it listens at {address}: {error}"));
+    }
+}
+
+/// After a successful `listen`.
+fn listening(layer: Held, fd: i32) {
+    let Ok((mut layer, told)) = address::of_listener(layer, fd) else { return };
+    if !fds::set(fd, Kind::Listener, flags_say_blocking(fd)) {
+        return;
+    }
+    for address in listened_at(fd, told) {
+        layer.listeners.push((fd, address));
+        let said = listens(&layer, fd, address);
+        tell(&mut layer, address, &said);
+    }
+}
+
+/// That `fd` listens there, as its program sees it.
+fn listens(layer: &Layer, fd: i32, address: SocketAddr) -> ToNode {
+    let told = layer.bound.get(&fd).copied().unwrap_or(address);
+    elsewhere(layer, fd, told).map_or(ToNode::Listening(address), |at| ToNode::ListeningAt { address, at })
+}
+
+/// Where the listener really is, if it is not where the program was told.
+fn elsewhere(layer: &Layer, fd: i32, told: SocketAddr) -> Option<SocketAddr> {
+    let real = address::local(fd).filter(|real| *real != told)?;
+    let ip = if real.ip().is_unspecified() { layer.door_ip()? } else { real.ip() };
+    Some(SocketAddr::new(ip.to_canonical(), real.port()))
+}
+
+/// A descriptor that was accepted, and the address of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    /// The program's new descriptor.
+    pub fd: i32,
+    /// The other end, as the program sees it.
+    pub peer: SocketAddr,
+}
+
+/// `accept4` with these flags. None: it passes through.
+pub fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errno>> {
+    let layer = layer::enter()?;
+    let blocking = fds::is_blocking(listener);
+    Some(Accepting { listener, flags, blocking, thread: layer::thread() }.run(layer))
+}
+
+struct Accepting {
+    listener: i32,
+    flags: SocketFlags,
+    blocking: bool,
+    thread: u32,
+}
+
+impl Accepting {
+    fn run(self, mut layer: Held) -> Result<Accepted, Errno> {
+        let listener = self.listener as u32;
+        loop {
+            if !layer.observer.is_replaying()
+                && layer.arrived.is_empty()
+                && let Some(result) = self.take(&mut layer)
+            {
+                return result;
+            }
+            match sure(layer.observer.accept(self.thread, listener, self.blocking)) {
+                Accept::Offered(connection) => return self.give(&mut layer, connection),
+                Accept::Again { fd, connection, peer } => {
+                    layer.place(connection, fd as i32)?;
+                    self.make_accepted(fd as i32);
+                    let local =
+                        layer.listeners.iter().find(|(listening, _)| *listening == self.listener).map(|(_, address)| *address);
+                    layer.names.insert(fd as i32, Names { local, peer });
+                    begin(fd as i32, !self.flags.contains(SocketFlags::NONBLOCK));
+                    return Ok(Accepted { fd: fd as i32, peer });
+                }
+                Accept::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
+                Accept::Nothing => {
+                    layer.note_nothing();
+                    return Err(Errno::AGAIN);
+                }
+                Accept::Wait(Wait::Event) => layer = self.wait(layer)?,
+                Accept::Wait(other) => layer.wait_for(other),
+            }
+        }
+    }
+
+    fn wait(&self, layer: Held) -> Result<Held, Errno> {
+        match wait(layer, &[(self.listener, PollFlags::IN)], None) {
+            Err(Errno::INTR) => {
+                let mut layer = layer::enter().ok_or(Errno::INTR)?;
+                Err(self.failed(&mut layer, Errno::INTR))
+            }
+            other => other,
+        }
+    }
+
+    /// Takes a connection from the system, if there is one, and finds out who it is: it is offered to the observer then. A connection with
+    /// a peer that is not protected is the program's at once.
+    fn take(&self, layer: &mut Layer) -> Option<Result<Accepted, Errno>> {
+        if let Some(error) = refused(layer, self.listener, Call::Accept) {
+            return Some(Err(error));
+        }
+        loop {
+            let listener = sys::borrow(self.listener);
+            // Another thread may have been faster, and then a listener that waits would keep us.
+            if self.blocking && sys::wait_for(listener, PollFlags::IN, 0).is_err() {
+                return None;
+            }
+            let (fd, peer) = match rustix::net::acceptfrom_with(listener, self.flags) {
+                Ok((fd, Some(peer))) => (fd, peer),
+                Ok((_, None)) => continue,
+                Err(Errno::AGAIN) => return None,
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(error) => return Some(Err(self.failed(layer, error))),
+            };
+            let Ok(peer) = SocketAddr::try_from(peer) else { continue };
+            match ask_caller(layer, plain(peer)) {
+                None => {
+                    layer.note_unprotected(&peer);
+                    return Some(Ok(Accepted { fd: sys::give(fd), peer }));
+                }
+                Some(connection) => {
+                    // It is gone already, or no friend. Or it is about to call once more, and its node remembers it.
+                    let Some(hello) = identify(layer, &fd, connection) else { continue };
+                    send_off(layer, peer);
+                    let moved = |moved: bool| hello.ends.filter(|_| moved);
+                    let from = moved(hello.incarnation.0 > 0).map_or(peer, |ends| like(ends.from, &peer));
+                    let local = moved(layer.observer.incarnation().0 > 0).map(|ends| like(ends.to, &peer));
+                    layer.arrived.push(Arrived { connection: hello.connection, fd: sys::give(fd), peer: from, local });
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// The call fails: an outcome.
+    fn failed(&self, layer: &mut Layer, error: Errno) -> Errno {
+        sure(layer.observer.handle_failed(self.thread, self.listener as u32, Call::Accept, error.raw_os_error() as u32));
+        layer.ship();
+        error
+    }
+
+    /// A connection that has come to the door looks as if it had come to the listener.
+    fn make_accepted(&self, fd: i32) {
+        let socket = sys::borrow(fd);
+        let closes = if self.flags.contains(SocketFlags::CLOEXEC) { FdFlags::CLOEXEC } else { FdFlags::empty() };
+        // Neither can fail on a socket that is open.
+        _ = rustix::io::ioctl_fionbio(socket, self.flags.contains(SocketFlags::NONBLOCK));
+        _ = rustix::io::fcntl_setfd(socket, closes);
+    }
+
+    /// Gives the program what was offered.
+    fn give(&self, layer: &mut Layer, connection: ConnectionId) -> Result<Accepted, Errno> {
+        let Some(at) = layer.arrived.iter().position(|arrived| arrived.connection == connection) else {
+            layer::fail("a connection is offered that never arrived")
+        };
+        let fd = number_for(layer.arrived[at].fd).map_err(|error| self.failed(layer, error))?;
+        let Arrived { peer, local: told, .. } = layer.arrived.swap_remove(at);
+        sure(layer.observer.handle_accepted(self.thread, self.listener as u32, fd as u32, connection, peer));
+        let local = address::local(fd);
+        if local.map(|local| local.port()) == layer.door_port() {
+            self.make_accepted(fd);
+        }
+        layer.names.insert(fd, Names { local: told.or(local), peer });
+        begin(fd, !self.flags.contains(SocketFlags::NONBLOCK));
+        counters::add(Counter::Events, 1);
+        counters::add(Counter::Connections, 1);
+        layer.ship();
+        Ok(Accepted { fd, peer })
+    }
+}
+
+/// The program closes a listener: those that wait there are told that their connection is over, which a reset alone does not say.
+pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
+    let socket = sys::borrow(listener);
+    while !layer.is_replayed() && sys::wait_for(socket, PollFlags::IN, 0).is_ok() {
+        let Ok((fd, peer)) = rustix::net::acceptfrom_with(socket, SocketFlags::CLOEXEC) else { return };
+        let Some(from) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) else { continue };
+        // One that is over already was given up: its caller comes once more.
+        let over =
+            rustix::net::recv(&fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_err_and(|error| error != Errno::AGAIN);
+        if !over && let Some(connection) = ask_caller(layer, plain(from)) {
+            send_off(layer, from);
+            let stream = StreamId { connection, from_opener: false };
+            _ = layer.node.send(&ToNode::Finished { stream, offset: 0, closed: true });
+        }
+        // By a reset, as the kernel does it.
+        _ = sockopt::set_socket_linger(&fd, Some(std::time::Duration::ZERO));
+    }
+}
+
+/// The caller from there is dealt with.
+fn send_off(layer: &mut Layer, from: SocketAddr) {
+    if let Err(error) = layer.node.send(&ToNode::Greeted(plain(from))) {
+        layer::fail(&format!("its node does not learn that {from} was greeted: {error}"));
+    }
+}
+
+/// Which connection this is, if its other end is protected.
+fn ask_caller(layer: &mut Layer, from: SocketAddr) -> Option<ConnectionId> {
+    layer.inquire(
+        |ask| ToNode::Accepted { ask, from },
+        |answer| if let FromNode::Caller { ask, caller } = *answer { Some((ask, caller)) } else { None },
+        || format!("who calls from {from}"),
+    )
+}
+
+/// The program's number for what has arrived as `fd`: the lowest, if that is one of the layer's own.
+fn number_for(fd: i32) -> Result<i32, Errno> {
+    if fds::kind(fd) != Kind::Own {
+        return Ok(fd);
+    }
+    let low = rustix::io::fcntl_dupfd_cloexec(sys::borrow(fd), 0)?;
+    sys::close_own(sys::own(fd));
+    Ok(sys::give(low))
+}
+
+/// An address in the way in which a socket of this family tells it.
+fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if family.is_ipv6() => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        ip if family.is_ipv4() => SocketAddr::new(ip.to_canonical(), address.port()),
+        _ => address,
+    }
+}
+
+/// Reads the greeting of a new connection. None: the other end is gone, or says something else than its node did.
+fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
+    let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), |connection| layer.key.greeting_key(connection)) {
+        // Two of its threads may have called at once: only then it is sure which is which.
+        Ok(hello) if hello.connection.opener == connection.opener => hello,
+        Ok(_) => {
+            layer.note("a connection was closed: its greeting is from another process than its call");
+            return None;
+        }
+        // Its caller has given it up: it calls once more.
+        Err(Errno::CONNRESET) => return None,
+        Err(error) => {
+            layer.note(&format!("a connection was closed: no greeting on it: {error}"));
+            return None;
+        }
+    };
+    match sure(layer.observer.handle_greeting(&hello)) {
+        Welcome::Link(_, None) => Some(hello),
+        // An answer is wanted by reconnections only, which do not come to the program's listener.
+        Welcome::Link(..) | Welcome::Refuse | Welcome::Forgotten => None,
+    }
+}

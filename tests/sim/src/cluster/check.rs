@@ -1,0 +1,309 @@
+//! What must hold at every step, whatever fails (DESIGN's guarantees), and when the job is over.
+//!
+//! | rule | what is looked at |
+//! |---|---|
+//! | views | all nodes that have a view of one number have the same one |
+//! | G1 | nothing leaves a process that depends on outcomes which no protector has acknowledged; what was acknowledged is in the log that a restart gets |
+//! | G2 | a byte that its sender does not keep any more is held where its receiver is protected |
+//! | G3 | a program gets each byte of a stream once, in order, the same in every life; so does the terminal |
+//! | G4 | after a process was fenced no older life of it is acknowledged anything that the newer one's log has not |
+//! | G5 | what is sent once more is what was sent then |
+//! | G6 | a log loses only what a committed image covers, which is whole, and replicated where that is asked for |
+//! | end | the job ends, as it should; nothing is left of it |
+
+use std::collections::{BTreeMap, HashMap};
+
+use radic_protector::store::{File, Restart, Speaker};
+use radic_wire::determinant::StreamId;
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::log::FromProtector;
+use radic_wire::membership::View;
+
+use super::net::machine_of;
+use super::process::Lib;
+use super::world::World;
+
+/// Lives of processes within one life of their job.
+const LIVES: u32 = Incarnation::LIVES;
+
+/// What is remembered for the checks.
+#[derive(Debug, Default)]
+pub struct Checks {
+    views: BTreeMap<u64, View>,
+    /// The life that speaks for each process.
+    voices: BTreeMap<ProcessId, Incarnation>,
+    /// How far each life's journal was acknowledged.
+    acked: BTreeMap<(ProcessId, Incarnation), u64>,
+    /// Where the log of each life ended that was brought back.
+    begun: BTreeMap<(ProcessId, Incarnation), u64>,
+    /// Where in the journal each image stands.
+    cuts: BTreeMap<(ProcessId, u64), u64>,
+    /// What was received first, by stream, as far as a state depends on it that no death has undone.
+    truth: HashMap<StreamId, Vec<u8>>,
+    /// From which journal position on the state of a process depends on which bytes.
+    depends: Vec<(ProcessId, u64, StreamId, u64)>,
+    /// Which life of the job this is.
+    pub job_life: u32,
+}
+
+impl Checks {
+    /// Whether this life speaks for the process, as far as anybody has decided.
+    pub fn is_voice(&self, process: ProcessId, life: Incarnation) -> bool {
+        life >= self.voices.get(&process).copied().unwrap_or_default() && life.0 / LIVES == self.job_life
+    }
+
+    /// A process begins in this life, with nothing.
+    pub fn handle_life(&mut self, process: ProcessId, life: Incarnation) {
+        if life.0 / LIVES > self.job_life {
+            // The job begins anew: what was, was not.
+            let (views, job_life) = (std::mem::take(&mut self.views), life.0 / LIVES);
+            *self = Checks { views, job_life, ..Checks::default() };
+        }
+        let voice = self.voices.entry(process).or_default();
+        *voice = life.max(*voice);
+    }
+
+    /// Older lives are not listened to any more.
+    pub fn handle_fence(&mut self, process: ProcessId, life: Incarnation) {
+        if life.0 / LIVES == self.job_life {
+            let voice = self.voices.entry(process).or_default();
+            *voice = life.max(*voice);
+        }
+    }
+
+    /// A log is there for a restart: it has all that was acknowledged.
+    pub fn handle_restart(&mut self, process: ProcessId, life: Incarnation, restart: &Restart) {
+        if life.0 / LIVES != self.job_life {
+            return;
+        }
+        let first = Incarnation(self.job_life * LIVES);
+        for ((_, old), acked) in self.acked.range((process, first)..(process, life)) {
+            let end = restart.log_end;
+            assert!(*acked <= end, "G1: life {} of {process} was acknowledged {acked}, its next life's log ends at {end}", old.0);
+        }
+        self.begun.insert((process, life), restart.log_end);
+    }
+
+    /// A protector says something to an observer.
+    pub fn handle_answer(&mut self, to: Speaker, message: &FromProtector<'_>) {
+        let Speaker { process, incarnation } = to;
+        let position = match message {
+            FromProtector::JournalStable { position } | FromProtector::Welcome { journal: position, .. } => *position,
+            FromProtector::Committed { image } => self.cuts.get(&(process, *image)).copied().unwrap_or(0),
+            _ => return,
+        };
+        let newer = self.begun.range((process, Incarnation(incarnation.0 + 1))..).take_while(|((of, _), _)| *of == process);
+        for ((_, life), end) in newer {
+            assert!(
+                position <= *end,
+                "G4: life {} of {process} commits {position}, and life {} began at {end}",
+                incarnation.0,
+                life.0
+            );
+        }
+        let acked = self.acked.entry(to_key(to)).or_default();
+        *acked = position.max(*acked);
+    }
+
+    /// An image stands here.
+    pub fn handle_image(&mut self, process: ProcessId, image: u64, cut: u64) {
+        self.cuts.insert((process, image), cut);
+    }
+
+    /// What a process received after its log ends is undone by its death: it may come out another way.
+    pub fn undo(&mut self, process: ProcessId, log_end: u64, held: &[(StreamId, u64, Option<u64>)]) {
+        self.depends.retain(|(of, position, ..)| *of != process || *position <= log_end);
+        for (stream, truth) in self.truth.iter_mut().filter(|(stream, _)| receiver_of(stream) == process) {
+            let replayed = self.depends.iter().filter(|d| d.0 == process && d.2 == *stream).map(|d| d.3).max();
+            let held = held.iter().find(|held| held.0 == *stream).map(|held| held.2.map_or(held.1, |end| end.min(held.1)));
+            truth.truncate(replayed.max(held).unwrap_or(0) as usize);
+        }
+    }
+}
+
+/// Who receives a stream: each rank connects to those above it, one after the other.
+fn receiver_of(stream: &StreamId) -> ProcessId {
+    let (opener, number) = (stream.connection.opener, stream.connection.number);
+    let other = ProcessId { rank: Rank(opener.rank.0 + 1 + number as u32), ..opener };
+    if stream.from_opener { other } else { opener }
+}
+
+fn to_key(to: Speaker) -> (ProcessId, Incarnation) {
+    (to.process, to.incarnation)
+}
+
+impl World {
+    fn speaks(&self, pid: u32) -> Option<(ProcessId, Incarnation)> {
+        let process = &self.processes[pid as usize];
+        let life = process.incarnation()?;
+        self.checks.is_voice(process.id, life).then_some((process.id, life))
+    }
+
+    /// Whether this process is the one that speaks, as far as anybody has decided.
+    pub fn is_voice(&self, pid: u32) -> bool {
+        self.speaks(pid).is_some()
+    }
+
+    /// Views.
+    pub fn check_view(&mut self, at: usize) {
+        let Some(view) = self.machines[at].node.as_ref().and_then(|node| node.view()) else { return };
+        if self.machines[at].view == view.number {
+            return;
+        }
+        let mut view = view.clone();
+        self.machines[at].view = view.number;
+        if self.breaks.views && at == 1 {
+            view.members.pop();
+        }
+        let known = self.checks.views.entry(view.number).or_insert_with(|| view.clone());
+        assert!(*known == view, "views: n{} has {view:?}, another node has {known:?}", at + 1);
+    }
+
+    /// G1: something leaves a process that has come to this position of its journal.
+    pub fn check_departure(&mut self, pid: u32, position: u64) {
+        let Some((process, life)) = self.speaks(pid) else { return };
+        let acked = self.checks.acked.range((process, Incarnation(0))..=(process, life)).map(|(_, position)| *position);
+        let begun = self.checks.begun.get(&(process, life)).copied();
+        let held = acked.chain(begun).max().unwrap_or(0);
+        assert!(position <= held, "G1: something leaves {process} that depends on {position}, {held} is acknowledged");
+    }
+
+    /// G2: what a process does not keep any more of what it has sent.
+    pub fn check_kept(&mut self, pid: u32) {
+        let Some((sender, _)) = self.speaks(pid) else { return };
+        let table = self.processes[pid as usize].lib.as_ref().expect("it speaks").observer.table();
+        for (_, connection) in table.iter() {
+            let (stream, receiver, kept) = (connection.stream_out(), connection.peer, connection.outgoing().start());
+            // Until it has an image at a new protector, the loss of its node begins the job anew.
+            let protector = self.newest(receiver).map(|lib| &self.machines[machine_of(lib.protector())].logs.store);
+            let Some(store) = protector.filter(|store| kept > 0 && store.can_restart(receiver)) else { continue };
+            let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
+            assert!(held, "G2: {sender} keeps {stream:?} from {kept}, and who protects {receiver} does not hold the byte before");
+        }
+    }
+
+    fn newest(&self, process: ProcessId) -> Option<&Lib> {
+        let lives = self.processes.iter().filter(|p| p.id == process).filter_map(|p| p.lib.as_deref());
+        lives.max_by_key(|lib| lib.observer.incarnation())
+    }
+
+    /// Whether the newest life of a process has closed this connection: it wants nothing more.
+    fn has_closed(&self, process: ProcessId, connection: radic_wire::determinant::ConnectionId) -> bool {
+        let Some(newest) = self.newest(process) else { return false };
+        let table = newest.observer.table();
+        table.find(connection).and_then(|slot| table.get(slot)).is_none_or(|connection| connection.fd().is_none())
+    }
+
+    /// G3: bytes come to a program.
+    pub fn check_bytes(&mut self, pid: u32, stream: StreamId, offset: u64, bytes: &[u8]) {
+        if self.speaks(pid).is_none() {
+            return;
+        }
+        let truth = self.checks.truth.entry(stream).or_default();
+        let known = truth.len().checked_sub(offset as usize).expect("G3: a gap in what is received").min(bytes.len());
+        assert_eq!(truth[offset as usize..][..known], bytes[..known], "G3: bytes at {offset} of {stream:?}");
+        truth.extend(&bytes[known..]);
+    }
+
+    /// The state of a process depends on bytes up to this offset from now on.
+    pub fn note_dependence(&mut self, pid: u32, stream: StreamId, offset: u64) {
+        let Some((process, _)) = self.speaks(pid) else { return };
+        let observer = &self.lib(pid).observer;
+        if !observer.is_replaying() {
+            let position = observer.journal().end();
+            self.checks.depends.push((process, position, stream, offset));
+        }
+    }
+
+    /// G3: a program is told the end of a stream.
+    pub fn check_stream_end(&mut self, pid: u32, stream: StreamId, got: u64) {
+        if self.speaks(pid).is_some() {
+            let all = self.checks.truth.get(&stream).map_or(0, |bytes| bytes.len() as u64);
+            assert_eq!(got, all, "G3: the end after {got} bytes of {all} of {stream:?}");
+            assert_eq!(got, self.plan.quota, "G3: the end after {got} bytes of {stream:?}");
+        }
+    }
+
+    /// G5: a program sends.
+    pub fn check_sent(&mut self, pid: u32, stream: StreamId, offset: u64, bytes: &[u8]) {
+        if self.speaks(pid).is_none() {
+            return;
+        }
+        let then = self.checks.truth.get(&stream).and_then(|then| then.get(offset as usize..)).unwrap_or(&[]);
+        let known = then.len().min(bytes.len());
+        let standing = || self.processes[pid as usize].lib.as_ref().map(|lib| lib.standing());
+        assert!(then[..known] == bytes[..known], "G5: other bytes at {offset} of {stream:?}\n{:?}", standing());
+        self.counts.again += known as u64;
+    }
+
+    /// G6: a log is cut, or something of it removed.
+    pub fn check_truncation(&mut self, at: usize, file: File, position: Option<u64>) {
+        let process = file.process();
+        let store = &self.machines[at].logs.store;
+        // What was held of the life before the job began anew goes when the first one of after it speaks.
+        let begins = |life: Incarnation| life.0 > 0 && life == life.first_of_job() && !store.has_image(process);
+        if store.incarnation(process).is_none_or(begins) {
+            return;
+        }
+        let held = store.list(process).expect("it is known");
+        let committed = |image: &&radic_wire::log::HeldImage| image.state == radic_wire::log::ImageState::Committed;
+        let newest = held.images.iter().filter(committed).max_by_key(|image| image.image);
+        // What another node than its protector has, and what lacks something that was acknowledged since, brings nobody back: it may go when that node is to hold
+        // the log once more.
+        let is_elsewhere = self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at);
+        let acked =
+            self.checks.acked.range((process, Incarnation(0))..=(process, Incarnation(u32::MAX))).map(|(_, acked)| *acked);
+        if is_elsewhere && newest.is_none() && acked.max().is_some_and(|acked| held.journal.start <= acked) {
+            return;
+        }
+        match (file, position) {
+            (File::Journal(_), Some(position)) => {
+                let cut = newest.map_or(0, |image| image.cut);
+                assert!(position <= cut, "G6: the journal of {process} is cut at {position}, the newest image covers {cut}");
+            }
+            (File::Image(_, image), None) => {
+                assert!(newest.is_none_or(|newest| newest.image != image), "G6: the newest image of {process} is removed");
+            }
+            (File::Stream(..), _) => assert!(newest.is_some(), "G6: payload of {process} goes without an image"),
+            _ => {}
+        }
+    }
+
+    /// G6: an image is committed.
+    pub fn check_commit(&mut self, at: usize, process: ProcessId, image: u64) {
+        let logs = &self.machines[at].logs;
+        if logs.store.incarnation(process).is_none_or(|life| !self.checks.is_voice(process, life)) {
+            return; // A machine that hung, and does not know yet that it is none of the cluster any more.
+        }
+        let whole = logs.committed(process, image).is_some_and(|bytes| self.saved_of(&bytes).is_some());
+        assert!(whole, "G6: image {image} of {process} is committed, and not whole");
+        if let Some(replica) = logs.replica(process) {
+            let replica = &self.machines[replica].logs;
+            // It forgets a job that is over, perhaps before the word of its commit is here.
+            let there = replica.store.committed_image(process, image).is_some() || replica.has_ended(process.job);
+            assert!(there, "G6: image {image} of {process} is committed, and its replica has it not");
+        }
+    }
+
+    /// When the job has ended well: everything has arrived, and was printed once.
+    pub fn check_end(&self) {
+        let mut last: BTreeMap<ProcessId, &super::process::Process> = BTreeMap::new();
+        for process in self.processes.iter().filter(|process| process.lib.is_some()) {
+            let newest = last.get(&process.id).and_then(|known| known.incarnation());
+            if process.incarnation() >= newest {
+                last.insert(process.id, process);
+            }
+        }
+        assert_eq!(last.len(), self.plan.ranks as usize, "end: every rank has run");
+        for (id, process) in last {
+            let program = &process.lib.as_ref().expect("it was looked for").program;
+            let sockets = &program.app.sockets;
+            let done = sockets.iter().all(|s| s.sent == self.plan.quota && s.received == self.plan.quota && s.ended);
+            assert!(done && sockets.len() + 1 == self.plan.ranks as usize, "G3: {id} has not sent and received everything");
+            let printed = self.terminal.printed.get(&id.rank).map_or(&[][..], |bytes| bytes);
+            // What was printed before a job began anew is not printed again, whatever it would be now.
+            let same = if self.checks.job_life == 0 { printed == program.out } else { printed.len() >= program.out.len() };
+            assert!(same, "G3: {id} has printed {:?}, the terminal {printed:?}", program.out);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What a seed decides before anything happens.
+
+use std::fmt;
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, ProcessId, Rank};
+use radic_wire::job::RestartOn;
+
+use crate::data::app::App;
+use crate::dice::Dice;
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The machine is off: nobody hears anything of it any more.
+    PowerOff(usize),
+    /// Its protector is killed, and with it its processes; its kernel says so.
+    Kill(usize),
+    /// Nothing runs on it for so long.
+    Pause(usize, Duration),
+    /// Its protector does not run for so long; its processes do.
+    Hang(usize, Duration),
+    /// Nothing passes between it and the others for so long.
+    Cut(usize, Duration),
+    /// Nothing passes between those below this number and the others for so long.
+    Split(usize, Duration),
+    /// Nothing passes between these two for so long.
+    Part(usize, usize, Duration),
+    /// So many connections break.
+    Break(usize),
+    /// A rank is ended by a signal.
+    Crash(u32),
+    /// Its links take so much longer, for so long.
+    SlowLinks(usize, Duration, Duration),
+    /// Its disk takes so much longer, for so long.
+    SlowDisk(usize, Duration, Duration),
+    /// It is switched on again, and joins as another member.
+    Return(usize),
+}
+
+/// When it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// So long after the start of the job.
+    At(Duration),
+    /// So long after this event has been recorded for the nth time, anywhere.
+    After(EventName, u32, Duration),
+}
+
+/// See the module's text.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// Machines, the terminal's among them, which is the first and hosts no rank.
+    pub machines: usize,
+    /// How many of them, the last ones, are spares.
+    pub spares: usize,
+    /// Ranks, one or two on each of the others.
+    pub ranks: u32,
+    /// Protectors that hold each log.
+    pub replicas: u8,
+    /// They acknowledge only what is in a file.
+    pub durable: bool,
+    /// Time between two checkpoints.
+    pub interval: Duration,
+    /// Time between two calls of a program, about.
+    pub pace: Duration,
+    /// Bytes that each sends on every connection.
+    pub quota: u64,
+    /// Where what is lost goes on.
+    pub restart_on: RestartOn,
+    /// One in so many images is damaged.
+    pub bad_images: usize,
+    /// What goes wrong.
+    pub faults: Vec<(When, Fault)>,
+}
+
+const EVENTS: [EventName; 12] = [
+    EventName::RankStart,
+    EventName::Suspect,
+    EventName::Confirm,
+    EventName::View,
+    EventName::Fence,
+    EventName::Place,
+    EventName::Image,
+    EventName::Replay,
+    EventName::Live,
+    EventName::Reprotected,
+    EventName::Checkpoint,
+    EventName::RankExit,
+];
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn new(seed: u64) -> Plan {
+        let mut dice = Dice::new(seed ^ 0x5eed);
+        let dice = &mut dice;
+        let spares = [0, 0, 1, 2][dice.below(4)];
+        let hosts = 2 + dice.below(4);
+        let machines = 1 + hosts + spares;
+        let ms = |ms: usize| Duration::from_millis(ms as u64);
+        let mut plan = Plan {
+            seed,
+            machines,
+            spares,
+            ranks: (2 + dice.below(3)) as u32,
+            replicas: if machines > 3 && dice.one_in(3) { 2 } else { 1 },
+            durable: dice.one_in(4),
+            interval: ms(100 + dice.below(700)),
+            pace: Duration::from_micros(3_000 + dice.below(12_000) as u64),
+            quota: 40 + dice.below(260) as u64,
+            restart_on: [RestartOn::Spare, RestartOn::Protector, RestartOn::Any][dice.below(3)],
+            bad_images: 40,
+            faults: Vec::new(),
+        };
+        for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
+            plan.add_fault(dice);
+        }
+        plan
+    }
+
+    fn add_fault(&mut self, dice: &mut Dice) {
+        let ms = |ms: usize| Duration::from_millis(ms as u64);
+        let when = match dice.below(3) {
+            0 => When::After(
+                EVENTS[dice.below(EVENTS.len())],
+                1 + dice.below(4) as u32,
+                Duration::from_micros(dice.below(20_000) as u64),
+            ),
+            _ => When::At(ms(dice.below(1_800))),
+        };
+        // The terminal's machine stays.
+        let victim = 1 + dice.below(self.machines - 1);
+        let any = dice.below(self.machines);
+        let long = ms([200, 700, 1_500, 4_000, 15_000][dice.below(5)] + dice.below(200));
+        let fault = match dice.below(20) {
+            0..4 => Fault::PowerOff(victim),
+            4..7 => Fault::Kill(victim),
+            7 | 8 => Fault::Pause(any, long),
+            9 | 10 => Fault::Hang(victim, long),
+            11 => Fault::Cut(victim, long),
+            12 => Fault::Split(1 + dice.below(self.machines - 1), long),
+            13 => Fault::Part(victim, (victim + 1 + dice.below(self.machines - 1)) % self.machines, long),
+            14 | 15 => Fault::Break(1 + dice.below(8)),
+            16 | 17 => Fault::Crash(dice.below(self.ranks as usize) as u32),
+            18 => Fault::SlowLinks(any, ms(1 + dice.below(60)), long),
+            _ => Fault::SlowDisk(any, ms(5 + dice.below(300)), long),
+        };
+        self.faults.push((when, fault));
+        if let (Fault::PowerOff(_) | Fault::Kill(_), When::At(at), true) = (fault, when, dice.one_in(4)) {
+            self.faults.push((When::At(at + ms(300 + dice.below(4_000))), Fault::Return(victim)));
+        }
+    }
+
+    /// A job of this cluster.
+    pub fn process(job: JobId, rank: u32) -> ProcessId {
+        ProcessId { job, rank: Rank(rank) }
+    }
+
+    /// The program of a rank: each connects to those above it, and accepts those below.
+    pub fn app_of(&self, job: JobId, rank: u32) -> App {
+        let connects = (rank + 1..self.ranks).map(|other| Plan::process(job, other)).collect();
+        App::new(self.seed, connects, rank as usize, self.quota, rank == 0)
+    }
+
+    /// How many of them may be dead, off or cut off without a majority being in question, at worst.
+    pub fn is_gentle(&self) -> bool {
+        let harmful = |fault: &Fault| {
+            matches!(
+                fault,
+                Fault::PowerOff(_) | Fault::Kill(_) | Fault::Pause(..) | Fault::Hang(..) | Fault::Cut(..) | Fault::Part(..)
+            )
+        };
+        let split = self.faults.iter().any(|(_, fault)| matches!(fault, Fault::Split(..)));
+        !split && 2 * self.faults.iter().filter(|(_, fault)| harmful(fault)).count() < self.machines
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { seed, machines, spares, ranks, replicas, durable, interval, pace, quota, restart_on, .. } = self;
+        writeln!(
+            f,
+            "seed {seed}: {machines} machines (n1 has the terminal; {spares} are spares), {ranks} ranks, {replicas} replicas"
+        )?;
+        writeln!(
+            f,
+            "  durable: {durable}, checkpoints every {interval:?}, a call every {pace:?}, {quota} bytes each way, restart on {restart_on:?}"
+        )?;
+        for (when, fault) in &self.faults {
+            match when {
+                When::At(at) => writeln!(f, "  {at:?} after the start: {}", Told(*fault))?,
+                When::After(event, nth, after) => {
+                    writeln!(f, "  {after:?} after event {} no. {nth}: {}", event.as_str(), Told(*fault))?
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A fault, for people.
+pub struct Told(pub Fault);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Fault::PowerOff(at) => write!(f, "n{} is switched off", at + 1),
+            Fault::Kill(at) => write!(f, "the protector of n{} is killed", at + 1),
+            Fault::Pause(at, time) => write!(f, "n{} stands still for {time:?}", at + 1),
+            Fault::Hang(at, time) => write!(f, "the protector of n{} hangs for {time:?}", at + 1),
+            Fault::Cut(at, time) => write!(f, "n{} is cut off for {time:?}", at + 1),
+            Fault::Split(at, time) => write!(f, "n1 to n{at} and the others are cut off from each other for {time:?}"),
+            Fault::Part(a, b, time) => write!(f, "n{} and n{} are cut off from each other for {time:?}", a + 1, b + 1),
+            Fault::Break(count) => write!(f, "{count} connections break"),
+            Fault::Crash(rank) => write!(f, "rank {rank} crashes"),
+            Fault::SlowLinks(at, more, time) => write!(f, "links of n{} take {more:?} longer for {time:?}", at + 1),
+            Fault::SlowDisk(at, more, time) => write!(f, "the disk of n{} takes up to {more:?} longer for {time:?}", at + 1),
+            Fault::Return(at) => write!(f, "n{} is switched on again", at + 1),
+        }
+    }
+}

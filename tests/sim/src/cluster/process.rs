@@ -1,0 +1,1176 @@
+//! One life of a rank: the real observer with a small program, driven as `preload/` drives it, but for the system calls. What is ours here is written after
+//! `preload/src/layer.rs`, `restart.rs` and `image.rs`; links are in [`super::links`].
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use radic_observer::connection::{Forgettable, Slot};
+use radic_observer::replay::Ask;
+use radic_observer::{Accept, Address, Error, Observer, Ready, Receive, Send, Source, Transmit};
+use radic_protector::node::Input;
+use radic_protector::node::observers::ObserverId;
+use radic_protector::store::Speaker;
+use radic_wire::determinant::{Determinant, ReadyFd, StreamId};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::job::{ExitStatus, OutputStream};
+use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::login::Channel;
+use radic_wire::process::{FromNode, Point, Restart, ToNode};
+use serde_bytes::ByteBuf;
+
+use super::links::Links;
+use super::net::{ConnId, Owner, Packet, Word};
+use super::world::{Event, World, code, framed};
+use crate::data::app::{App, LISTENER, Op, mix};
+
+/// As in `preload/src/layer.rs` and `restart.rs`.
+const REPLACED: Duration = Duration::from_secs(60);
+const LOGIN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(100);
+const SWITCH_AGAIN: Duration = Duration::from_millis(200);
+/// The code of a process that cannot go on.
+const FAILED: i32 = 125;
+/// Calls of the program after which it is through with its start.
+const STARTED: u64 = 8;
+
+/// How much of everything an observer has here: little, so that bounds are met.
+pub const CONFIG: radic_observer::Config = radic_observer::Config {
+    outbox_blocks: 16,
+    outbox_block: 8,
+    journal: 256,
+    determinant: 64,
+    payload: 64,
+    payload_pieces: 8,
+    connections: 8,
+    descriptors: 12,
+    threads: 1,
+};
+
+/// The program, with what it prints.
+#[expect(missing_docs, reason = "the program")]
+#[derive(Debug, Clone)]
+pub struct Program {
+    pub app: App,
+    /// All that it has printed.
+    pub out: Vec<u8>,
+    /// What it is about to print.
+    owed: Option<Vec<u8>>,
+    /// It is in `connect`, and knows whom it calls.
+    calling: bool,
+    /// Calls that were completed.
+    calls: u64,
+}
+
+/// What an image is: the process as it was.
+#[expect(missing_docs, reason = "observer and program")]
+#[derive(Debug, Clone)]
+pub struct Saved {
+    pub observer: Observer,
+    pub program: Program,
+    initialized: bool,
+}
+
+/// The connections to the protector.
+#[derive(Debug, Clone, Copy)]
+enum Log {
+    /// Logging in: both connections, how many were admitted, until when.
+    Coming {
+        conns: [ConnId; 2],
+        admitted: usize,
+        until: Duration,
+    },
+    /// The hello was said, the welcome has not come.
+    Greeted {
+        conns: [ConnId; 2],
+        until: Duration,
+    },
+    Up {
+        conns: [ConnId; 2],
+    },
+    /// To be tried again.
+    Down {
+        due: Duration,
+    },
+}
+
+#[derive(Debug, Default)]
+struct Images {
+    /// The number of the image under way, and its connection.
+    under_way: Option<(u64, ConnId, VecDeque<Packet>)>,
+    asked: Option<u64>,
+    request: u64,
+    again: bool,
+}
+
+/// What a restarted process wants of its log.
+#[derive(Debug, Default)]
+struct Catching {
+    journal: Option<u64>,
+    payload: Option<(StreamId, u64)>,
+    bytes: Option<(StreamId, u64, Vec<u8>)>,
+    told: bool,
+}
+
+/// The library in a process.
+#[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
+pub struct Lib {
+    pub observer: Observer,
+    pub program: Program,
+    rest: Option<(usize, Vec<u8>, bool, usize)>,
+    partial: Vec<u8>,
+    protector: SocketAddr,
+    next_protector: Option<SocketAddr>,
+    switch_again: Duration,
+    log: Log,
+    /// Since when the protector is out of reach.
+    lost: Option<Duration>,
+    from_protector: VecDeque<Vec<u8>>,
+    pub from_node: VecDeque<FromNode>,
+    pub links: Links,
+    images: Images,
+    catching: Option<Catching>,
+    due: bool,
+    initialized: bool,
+    asked: Vec<StreamId>,
+    pub ask: u64,
+    leaving: bool,
+    /// It computes until then, and looks at nothing.
+    busy: Duration,
+}
+
+/// A process, of whatever life.
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Process {
+    pub id: ProcessId,
+    pub machine: usize,
+    pub lib: Option<Box<Lib>>,
+    restored: Option<(Incarnation, usize)>,
+    pub ended: Option<ExitStatus>,
+    /// When it is to go on.
+    step: Option<Duration>,
+    /// Whether its host wants the next piece of each stream; how far it was read; whether its end was.
+    pub wanted: [bool; 2],
+    read: usize,
+}
+
+impl Process {
+    /// Its life, once it knows.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.lib.as_ref().map(|lib| lib.observer.incarnation())
+    }
+}
+
+impl Lib {
+    /// A number for a question.
+    pub fn number(&mut self) -> u64 {
+        self.ask += 1;
+        self.ask
+    }
+
+    fn journal(&self) -> Option<ConnId> {
+        match self.log {
+            Log::Up { conns } | Log::Greeted { conns, .. } => Some(conns[0]),
+            _ => None,
+        }
+    }
+
+    /// Where its log goes.
+    pub fn protector(&self) -> SocketAddr {
+        self.protector
+    }
+
+    /// Where it stands, for people.
+    pub fn standing(&self) -> String {
+        let (app, observer) = (&self.program.app, &self.observer);
+        let table: Vec<_> = observer.table().iter().map(|(_, c)| format!("{c:?}")).collect();
+        format!(
+            "life {}, {:?}, protector {} {:?}, calls {}, op {:?}, rest {:?}, gate {:?}, leaving {}, outbox {}, {:?}\n    {:?}\n    {}",
+            observer.incarnation().0,
+            observer.phase(),
+            self.protector,
+            self.log,
+            self.program.calls,
+            app.op(),
+            self.rest,
+            observer.gate(),
+            self.leaving,
+            observer.outbox().used(),
+            self.links,
+            app.sockets,
+            table.join("\n    ")
+        )
+    }
+
+    /// Whether its protector listens.
+    pub fn is_log_up(&self) -> bool {
+        matches!(self.log, Log::Up { .. })
+    }
+}
+
+impl World {
+    /// The library of a process that runs.
+    pub fn lib(&mut self, pid: u32) -> &mut Lib {
+        self.processes[pid as usize].lib.as_mut().expect("a process that goes on has its library")
+    }
+
+    fn is_running(&self, pid: u32) -> bool {
+        self.processes[pid as usize].ended.is_none()
+    }
+
+    // ---- beginning and end
+
+    /// The node starts a rank.
+    pub fn spawn(&mut self, at: usize, id: ProcessId) {
+        self.begin_process(at, id, None);
+    }
+
+    /// The node brings one back.
+    pub fn restore(&mut self, at: usize, id: ProcessId, life: Incarnation, saved: usize) {
+        self.counts.restarts += 1;
+        self.begin_process(at, id, Some((life, saved)));
+    }
+
+    fn begin_process(&mut self, at: usize, id: ProcessId, restored: Option<(Incarnation, usize)>) {
+        let pid = self.processes.len() as u32;
+        let (lib, ended, step, wanted) = Default::default();
+        self.processes.push(Process { id, machine: at, lib, restored, ended, step, wanted, read: 0 });
+        self.machines[at].ranks.insert(id, pid);
+        self.trace(|| {
+            format!("n{}: {id} is process {pid}, {}", at + 1, if restored.is_some() { "from an image" } else { "new" })
+        });
+        self.input_soon(at, Input::Spawned(id, Ok(pid)));
+        let after = Duration::from_micros(500 + self.dice.below(5_000) as u64);
+        self.schedule(self.now + after, Event::Begin(pid));
+    }
+
+    /// Its program begins, or goes on.
+    pub fn begin(&mut self, pid: u32) {
+        if !self.is_running(pid) {
+            return;
+        }
+        let process = &self.processes[pid as usize];
+        let (id, version) = (process.id, radic_wire::PROTOCOL_VERSION);
+        let message = match process.restored {
+            None => ToNode::Join { version, process: id },
+            Some((_, saved)) => {
+                let observer = &self.saved[saved].observer;
+                let (incarnation, cut) = (observer.incarnation(), observer.journal().end());
+                let point = Point { incarnation, cut, output: [0; 2], fences: 0, pmi: (false, false) };
+                ToNode::Restored { version, process: id, point }
+            }
+        };
+        self.tell_node(pid, message);
+    }
+
+    /// Says something to its node.
+    pub fn tell_node(&mut self, pid: u32, message: ToNode) {
+        let at = self.processes[pid as usize].machine;
+        self.input_soon(at, Input::Observer(ObserverId(pid.into()), pid, message));
+    }
+
+    /// It ends, for whatever reason.
+    pub fn end_process(&mut self, pid: u32, status: ExitStatus) {
+        let process = &mut self.processes[pid as usize];
+        if process.ended.is_some() {
+            return;
+        }
+        process.ended = Some(status);
+        let (id, at) = (process.id, process.machine);
+        self.trace(|| format!("n{}: process {pid} of {id} ends: {status:?}", at + 1));
+        self.net.listeners.retain(|_, owner| *owner != Owner::Process(pid));
+        self.abort_all(Owner::Process(pid));
+        self.input_soon(at, Input::ObserverGone(ObserverId(pid.into())));
+        self.input_soon(at, Input::Exited(id, status));
+        self.pump_output(pid);
+    }
+
+    /// It cannot go on without breaking a guarantee.
+    pub fn fail(&mut self, pid: u32, why: &str) {
+        self.trace(|| format!("process {pid} cannot go on: {why}"));
+        self.end_process(pid, ExitStatus::Code(FAILED));
+    }
+
+    /// The value; else the end of the process. It never comes to that in who speaks for its process.
+    pub fn sure<T>(&mut self, pid: u32, result: Result<T, Error>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let process = &self.processes[pid as usize];
+                let life = process.incarnation().expect("it has an observer").0;
+                assert!(!self.is_voice(pid), "observer of {}, life {life}: {error}\n{}", process.id, self.standing());
+                match error {
+                    // As the library does: its protector judges of a crash, its home of an exit.
+                    Error::Fenced(_) => self.end_process(pid, ExitStatus::Signal(libc::SIGKILL)),
+                    error => self.fail(pid, &error.to_string()),
+                }
+                None
+            }
+        }
+    }
+
+    /// Hands over what its host wants of its output and is there.
+    pub fn pump_output(&mut self, pid: u32) {
+        let process = &mut self.processes[pid as usize];
+        let (id, at) = (process.id, process.machine);
+        let ended = process.ended.is_some();
+        let out = process.lib.as_ref().map_or(&[][..], |lib| &lib.program.out);
+        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+            if !process.wanted[stream as usize] {
+                continue;
+            }
+            let piece = match stream {
+                OutputStream::Stdout => out[process.read.min(out.len())..].iter().copied().take(64).collect(),
+                OutputStream::Stderr => Vec::new(),
+            };
+            if !piece.is_empty() || ended {
+                process.wanted[stream as usize] = false;
+                process.read += piece.len();
+                let boot = self.machines[at].boot;
+                let input = Input::ProcessOutput(id, stream, ByteBuf::from(piece));
+                self.queue.push(self.now + super::LOCAL, Event::OfProcess(at, boot, pid, Box::new(input)));
+            }
+        }
+    }
+
+    // ---- its node
+
+    /// The node says something; none: it has closed the connection.
+    pub fn hear(&mut self, pid: u32, message: Option<FromNode>) {
+        if !self.is_running(pid)
+            || self.breaks.deaf && matches!(message, Some(FromNode::Restarted { .. } | FromNode::Place { .. }))
+        {
+            return;
+        }
+        match message {
+            None => self.fail(pid, "its node has closed the connection"),
+            Some(FromNode::Joined { incarnation, protector, .. }) => self.joined(pid, incarnation, protector),
+            Some(FromNode::Restart(restart)) => self.come_back(pid, *restart),
+            Some(FromNode::Refused(why)) => self.fail(pid, &why),
+            Some(message) => {
+                if let Some(lib) = &mut self.processes[pid as usize].lib {
+                    lib.from_node.push_back(message);
+                }
+            }
+        }
+    }
+
+    fn joined(&mut self, pid: u32, incarnation: Incarnation, protector: SocketAddr) {
+        let id = self.processes[pid as usize].id;
+        self.checks.handle_life(id, incarnation);
+        let program = Program { app: self.plan.app_of(id.job, id.rank.0), out: Vec::new(), owed: None, calling: false, calls: 0 };
+        let observer = Observer::in_life(id, incarnation, &CONFIG);
+        self.add_lib(pid, observer, program, protector, None);
+        self.open_door(pid);
+    }
+
+    fn come_back(&mut self, pid: u32, restart: Restart) {
+        let id = self.processes[pid as usize].id;
+        let (_, saved) = self.processes[pid as usize].restored.expect("it was ordered");
+        let Saved { observer, program, initialized } = self.saved[saved].clone();
+        let voice = self.checks.is_voice(id, restart.incarnation);
+        self.add_lib(pid, observer, program, restart.protector, Some(Catching::default()));
+        if voice {
+            self.checks.undo(id, restart.log_end, &restart.held);
+        }
+        self.lib(pid).initialized = initialized;
+        let result = self.lib(pid).observer.restart(restart.incarnation, restart.log_end, restart.held, 128);
+        if self.sure(pid, result).is_none() {
+            return;
+        }
+        for (process, life) in restart.restarted {
+            self.lib(pid).observer.handle_restarted(process, life);
+        }
+        self.break_all(pid);
+    }
+
+    fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, protector: SocketAddr, catching: Option<Catching>) {
+        let (rest, partial, next_protector, from_protector, from_node) = Default::default();
+        let (links, images, asked) = Default::default();
+        let log = Log::Down { due: self.now };
+        let lib = Lib {
+            observer,
+            program,
+            rest,
+            partial,
+            protector,
+            next_protector,
+            switch_again: Duration::ZERO,
+            log,
+            lost: None,
+            from_protector,
+            from_node,
+            links,
+            images,
+            catching,
+            due: false,
+            initialized: false,
+            asked,
+            ask: 0,
+            leaving: false,
+            busy: Duration::ZERO,
+        };
+        self.processes[pid as usize].lib = Some(Box::new(lib));
+        self.step_at(pid, self.now);
+    }
+
+    fn hear_node(&mut self, pid: u32) {
+        while self.is_running(pid)
+            && let Some(message) = self.lib(pid).from_node.pop_front()
+        {
+            match message {
+                FromNode::Protector(address) => {
+                    let lib = self.lib(pid);
+                    (lib.next_protector, lib.switch_again) =
+                        (Some(address).filter(|address| *address != lib.protector), Duration::ZERO);
+                }
+                FromNode::Stable { stream, offset } => {
+                    let lib = self.lib(pid);
+                    lib.asked.retain(|asked| *asked != stream);
+                    let result = lib.observer.handle_protector(&FromProtector::StreamStable { stream, offset });
+                    self.sure(pid, result);
+                }
+                FromNode::Forget { connection, for_good } => {
+                    let result = self.lib(pid).observer.handle_protector(&FromProtector::Forget { connection, for_good });
+                    self.sure(pid, result);
+                    self.close_forgotten(pid);
+                }
+                FromNode::Checkpoint { request } => {
+                    let images = &mut self.lib(pid).images;
+                    images.request = request;
+                    images.asked = Some(images.under_way.as_ref().map_or(0, |(number, ..)| number + 1));
+                    self.lib(pid).due = true;
+                }
+                message => self.handle_link_message(pid, message),
+            }
+        }
+    }
+
+    // ---- its protector
+
+    fn log_in(&mut self, pid: u32, address: SocketAddr) {
+        let at = self.processes[pid as usize].machine;
+        self.drop_log(pid);
+        let conns = [(); 2].map(|()| self.connect(Owner::Process(pid), at, address));
+        let until = self.now + LOGIN;
+        let lib = self.lib(pid);
+        lib.log = Log::Coming { conns, admitted: 0, until };
+        lib.protector = address;
+    }
+
+    fn drop_log(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        lib.from_protector.clear();
+        if let Log::Coming { conns, .. } | Log::Greeted { conns, .. } | Log::Up { conns } = lib.log {
+            conns.into_iter().for_each(|conn| self.close(conn, 0));
+        }
+    }
+
+    /// The connections are lost, or were never there.
+    fn log_lost(&mut self, pid: u32) {
+        self.drop_log(pid);
+        let (now, lib) = (self.now, self.lib(pid));
+        lib.log = Log::Down { due: now + AGAIN };
+        lib.lost.get_or_insert(now);
+    }
+
+    /// While the protector is out of reach nothing else is done: as `Layer::reconnect` of the library. False: it is there.
+    fn reconnect(&mut self, pid: u32) -> bool {
+        let (now, lib) = (self.now, self.lib(pid));
+        if lib.lost.is_some_and(|since| since + REPLACED < now) {
+            self.fail(pid, "its protector is out of reach for 60 s");
+            return true;
+        }
+        match lib.log {
+            Log::Up { .. } => return false,
+            Log::Down { due } if due <= now => {
+                // Nobody else has the log that a restarted process still needs.
+                let next = lib.next_protector.take_if(|_| lib.catching.is_none());
+                let address = next.unwrap_or(lib.protector);
+                self.log_in(pid, address);
+            }
+            Log::Coming { until, .. } | Log::Greeted { until, .. } if until <= now => self.log_lost(pid),
+            _ => {}
+        }
+        true
+    }
+
+    fn arrive_from_log(&mut self, pid: u32, conn: ConnId, packet: Packet) -> bool {
+        let id = self.processes[pid as usize].id;
+        let lib = self.lib(pid);
+        let (conns, is_coming) = match lib.log {
+            Log::Coming { conns, .. } => (conns, true),
+            Log::Greeted { conns, .. } | Log::Up { conns } => (conns, false),
+            Log::Down { .. } => return false,
+        };
+        let Some(which) = conns.iter().position(|of| *of == conn) else { return false };
+        let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
+        match packet {
+            Packet::Ack => {
+                let channel = [Channel::Journal, Channel::Bulk][which];
+                self.send(conn, 0, Packet::Word(Word::Login(speaker, channel)));
+            }
+            Packet::Word(Word::Admitted) if is_coming => {
+                if let Log::Coming { admitted, .. } = &mut lib.log {
+                    *admitted += 1;
+                    if *admitted == 2 {
+                        self.greet_protector(pid, conns);
+                    }
+                }
+            }
+            Packet::Word(Word::Log(bytes)) => lib.from_protector.push_back(bytes),
+            _ => self.log_lost(pid),
+        }
+        true
+    }
+
+    fn greet_protector(&mut self, pid: u32, conns: [ConnId; 2]) {
+        let until = self.now + LOGIN;
+        let lib = self.lib(pid);
+        lib.log = Log::Greeted { conns, until };
+        if let Some(catching) = &mut lib.catching {
+            (catching.journal, catching.payload) = (None, None);
+        }
+        let images = &mut lib.images;
+        if let Some((_, conn, _)) = images.under_way.take() {
+            lib.observer.handle_abandoned();
+            self.close(conn, 0);
+        }
+        let hello = self.lib(pid).observer.hello();
+        conns.into_iter().for_each(|conn| self.send(conn, 0, Packet::Word(Word::Log(code(|out| hello.write(out))))));
+    }
+
+    fn hear_protector(&mut self, pid: u32) {
+        while self.is_running(pid)
+            && let Some(bytes) = self.lib(pid).from_protector.pop_front()
+        {
+            let message = FromProtector::read(&bytes).expect("a protector's message");
+            let lib = self.lib(pid);
+            match message {
+                FromProtector::ImageWanted => lib.due = true,
+                FromProtector::Welcome { .. } => {
+                    if let Log::Greeted { conns, .. } = lib.log {
+                        // After a connection was lost an image is made at once.
+                        lib.due |= lib.lost.take().is_some();
+                        lib.log = Log::Up { conns };
+                    }
+                }
+                FromProtector::Journal { .. } => lib.catching.iter_mut().for_each(|catching| catching.journal = None),
+                FromProtector::Payload { stream, offset, bytes } => {
+                    if let Some(catching) = &mut lib.catching {
+                        catching.payload.take_if(|wanted| *wanted == (stream, offset));
+                        catching.bytes = Some((stream, offset, bytes.to_vec()));
+                    }
+                }
+                _ => {}
+            }
+            let result = self.lib(pid).observer.handle_protector(&message);
+            if self.sure(pid, result).is_none() {
+                return;
+            }
+            match message {
+                FromProtector::Committed { image } => self.image_done(pid, image, Ok(image)),
+                FromProtector::ImageRefused { image } => self.image_done(pid, image, Err("refused".to_owned())),
+                _ => {}
+            }
+        }
+    }
+
+    fn image_done(&mut self, pid: u32, image: u64, result: Result<u64, String>) {
+        let images = &mut self.lib(pid).images;
+        if images.under_way.take_if(|(number, ..)| *number == image).is_none() {
+            return;
+        }
+        let again = std::mem::take(&mut images.again);
+        let tell = images.asked.is_none_or(|first| image >= first) && images.asked.take().is_some();
+        let request = images.request;
+        self.lib(pid).due |= again;
+        if tell {
+            self.tell_node(pid, ToNode::Checkpointed { request, result });
+        }
+    }
+
+    // ---- what has come
+
+    /// Something came on one of its connections.
+    pub fn process_arrive(&mut self, pid: u32, conn: ConnId, side: usize, packet: Packet) {
+        if !self.is_running(pid) || self.processes[pid as usize].lib.is_none() {
+            return;
+        }
+        if self.arrive_from_log(pid, conn, packet.clone()) || self.arrive_for_image(pid, conn, &packet) {
+            return self.step_soon(pid);
+        }
+        self.link_arrive(pid, conn, side, packet);
+        self.step_soon(pid);
+    }
+
+    fn arrive_for_image(&mut self, pid: u32, conn: ConnId, packet: &Packet) -> bool {
+        let id = self.processes[pid as usize].id;
+        let lib = self.lib(pid);
+        let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
+        let Some((_, _, left)) = lib.images.under_way.as_mut().filter(|(_, of, _)| *of == conn) else { return false };
+        match packet {
+            Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Image))),
+            Packet::Word(Word::Admitted) => {
+                let left = std::mem::take(left);
+                left.into_iter().for_each(|packet| self.send(conn, 0, packet));
+                // Its end says that it is whole.
+                self.send(conn, 0, Packet::End);
+            }
+            // The protector says on the journal's connection what became of it; if it is gone, that is noticed there.
+            _ => {}
+        }
+        true
+    }
+
+    // ---- its steps
+
+    /// It goes on at this time, or earlier.
+    pub fn step_at(&mut self, pid: u32, at: Duration) {
+        if self.processes[pid as usize].step.is_none_or(|known| at < known) {
+            self.processes[pid as usize].step = Some(at);
+            self.schedule(at, Event::Step(pid));
+        }
+    }
+
+    fn step_soon(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        let at = lib.busy.max(self.now + Duration::from_micros(20));
+        self.step_at(pid, at);
+    }
+
+    /// It looks after everything, and its program makes some calls.
+    pub fn step(&mut self, pid: u32) {
+        let process = &mut self.processes[pid as usize];
+        if process.step.take_if(|at| *at <= self.now).is_none() || process.ended.is_some() || process.lib.is_none() {
+            return;
+        }
+        self.hear_node(pid);
+        if !self.is_running(pid) {
+            return;
+        }
+        self.hear_protector(pid);
+        if !self.is_running(pid) {
+            return;
+        }
+        let blocked = self.reconnect(pid);
+        if self.is_running(pid) && !blocked {
+            self.tend(pid);
+            let (now, busy) = (self.now, self.lib(pid).busy);
+            let calls = if now < busy { 0 } else { 1 + self.dice.below(3) };
+            for _ in 0..calls {
+                if self.is_running(pid) {
+                    self.call(pid);
+                }
+            }
+        }
+        if self.is_running(pid) {
+            self.tend_after(pid);
+            let pause = self.pause(pid, blocked);
+            self.step_at(pid, self.now + pause);
+        }
+    }
+
+    fn pause(&mut self, pid: u32, blocked: bool) -> Duration {
+        let us = |us: usize| Duration::from_micros(us as u64);
+        if blocked {
+            return us(2_000 + self.dice.below(8_000));
+        }
+        if self.dice.one_in(60) {
+            let busy = self.now + us(self.dice.below(40_000));
+            self.lib(pid).busy = busy;
+        }
+        let pace = self.plan.pace.as_micros() as usize;
+        us(pace / 2 + self.dice.below(pace)).max(self.lib(pid).busy.saturating_sub(self.now))
+    }
+
+    fn tend(&mut self, pid: u32) {
+        self.ship_journal(pid);
+        self.ship_payload(pid);
+        self.tend_links(pid);
+        if !self.is_running(pid) {
+            return;
+        }
+        self.forget_closed(pid);
+        self.settle_down(pid);
+        if self.lib(pid).due && self.dice.below(4) > 0 {
+            self.checkpoint(pid);
+        }
+    }
+
+    fn tend_after(&mut self, pid: u32) {
+        if !self.lib(pid).is_log_up() {
+            return;
+        }
+        self.ship_journal(pid);
+        self.transmit_all(pid);
+        if self.lib(pid).observer.outbox().is_pressed() || self.lib(pid).leaving || self.dice.one_in(40) {
+            self.ask_stable(pid);
+        }
+        self.check_kept(pid);
+    }
+
+    /// Ships what waits of the journal, and asks for what it wants of its log.
+    fn ship_journal(&mut self, pid: u32) {
+        self.look_at_log(pid);
+        let lib = self.lib(pid);
+        let Some(conn) = lib.journal() else { return };
+        if let Some(ship) = lib.observer.poll_journal() {
+            let message = ToProtector::Journal { position: ship.position, bytes: &[] };
+            let bytes = framed(ship.head, ship.tail, |out| message.write(out));
+            self.send(conn, 0, Packet::Word(Word::Log(bytes)));
+        }
+    }
+
+    fn ship_payload(&mut self, pid: u32) {
+        let Log::Up { conns } = self.lib(pid).log else { return };
+        while let Some(piece) = self.lib(pid).observer.poll_payload() {
+            let (position, stream, offset) = (piece.position, piece.stream, piece.offset);
+            let bytes = if piece.is_end {
+                code(|out| ToProtector::PayloadEnd { position, stream, offset }.write(out))
+            } else {
+                framed(piece.head, piece.tail, |out| ToProtector::Payload { position, stream, offset, bytes: &[] }.write(out))
+            };
+            self.send(conns[1], 0, Packet::Word(Word::Log(bytes)));
+        }
+    }
+
+    fn look_at_log(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        let Log::Up { conns } = lib.log else { return };
+        let wanted = lib.observer.wanted_log().map(|(position, _)| position);
+        let Some(catching) = &mut lib.catching else { return };
+        let fetch = wanted.filter(|_| catching.journal.is_none());
+        catching.journal = catching.journal.or(fetch);
+        if let Some(position) = fetch {
+            let ask = code(|out| ToProtector::FetchJournal { position }.write(out));
+            self.send(conns[0], 0, Packet::Word(Word::Log(ask)));
+        }
+        let lib = self.lib(pid);
+        if lib.catching.as_ref().is_some_and(|catching| !catching.told) && lib.observer.settle() {
+            let events = lib.observer.replayed();
+            lib.catching.iter_mut().for_each(|catching| catching.told = true);
+            self.tell_node(pid, ToNode::Live { events, different: 0, input: Some(0) });
+            self.send(conns[0], 0, Packet::Word(Word::Log(code(|out| ToProtector::Live.write(out)))));
+            self.trace(|| format!("process {pid} lives again, after {events} outcomes"));
+        }
+    }
+
+    fn settle_down(&mut self, pid: u32) {
+        let (now, lib) = (self.now, self.lib(pid));
+        if lib.catching.as_ref().is_some_and(|catching| catching.told) && !lib.observer.needs_log() {
+            lib.catching = None;
+            lib.due = true;
+        }
+        if let Some(address) = lib.next_protector.filter(|_| lib.catching.is_none() && now >= lib.switch_again) {
+            lib.next_protector = None;
+            lib.switch_again = now + SWITCH_AGAIN;
+            lib.lost = Some(now);
+            self.log_in(pid, address);
+        }
+    }
+
+    fn forget_closed(&mut self, pid: u32) {
+        while let Some(word) = self.lib(pid).observer.poll_forget() {
+            self.say_forgettable(pid, word);
+        }
+        self.close_forgotten(pid);
+    }
+
+    /// Tells a peer, by the nodes, that it may forget a connection.
+    pub fn say_forgettable(&mut self, pid: u32, word: Forgettable) {
+        let Forgettable { connection, peer, for_good } = word;
+        self.tell_node(pid, ToNode::Forget { connection, peer, for_good });
+    }
+
+    fn ask_stable(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        let kept = lib.observer.table().iter().filter(|(_, c)| c.outgoing().kept() > 0);
+        let asks: Vec<_> = kept.map(|(_, c)| (c.stream_out(), c.peer)).filter(|(s, _)| !lib.asked.contains(s)).collect();
+        for (stream, receiver) in asks {
+            self.lib(pid).asked.push(stream);
+            self.tell_node(pid, ToNode::AskStable { stream, receiver });
+        }
+    }
+
+    fn checkpoint(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        if lib.rest.is_some() || !lib.partial.is_empty() || !lib.is_log_up() {
+            return;
+        }
+        if lib.images.under_way.is_some() {
+            (lib.images.again, lib.due) = (true, false);
+            return;
+        }
+        let (mut streams, mut ended) = (Vec::new(), Vec::new());
+        let (begin, image) = match lib.observer.checkpoint(&mut streams, &mut ended) {
+            Ok(Some(cut)) => (code(|out| cut.message(None).write(out)), cut.mark.image),
+            Ok(None) => return,
+            Err(error) => {
+                self.sure::<()>(pid, Err(error));
+                return;
+            }
+        };
+        self.counts.images += 1;
+        let (id, position) = (self.processes[pid as usize].id, self.lib(pid).observer.journal().end());
+        self.checks.handle_image(id, image, position);
+        let lib = self.lib(pid);
+        lib.due = false;
+        let saved = Saved { observer: lib.observer.clone(), program: lib.program.clone(), initialized: lib.initialized };
+        let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector);
+        let content = self.save(saved);
+        let chunks = content.chunks(16).enumerate().map(|(index, bytes)| {
+            let offset = index as u64 * 16;
+            code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out))
+        });
+        let left = std::iter::once(begin).chain(chunks).map(|bytes| Packet::Word(Word::Log(bytes))).collect();
+        let conn = self.connect(Owner::Process(pid), at, protector);
+        self.lib(pid).images.under_way = Some((image, conn, left));
+    }
+
+    // ---- calls of the program
+
+    fn call(&mut self, pid: u32) {
+        if self.lib(pid).leaving {
+            return self.leave(pid);
+        }
+        if self.lib(pid).program.owed.is_some() {
+            return self.print(pid);
+        }
+        if self.breaks.lots && self.dice.one_in(30) {
+            self.lib(pid).program.app.handle_nothing();
+        }
+        let calls = self.lib(pid).program.calls;
+        let lib = self.lib(pid);
+        let result = match (lib.rest.clone(), lib.program.app.op()) {
+            (Some((socket, bytes, blocking, done)), _) => self.send_bytes(pid, socket, &bytes, blocking, done),
+            (None, Op::Connect { fd, peer }) => self.app_connect(pid, fd, peer),
+            (None, Op::Accept { fd, blocking }) => self.app_accept(pid, fd, blocking),
+            (None, Op::Poll { blocking }) => self.app_poll(pid, blocking),
+            (None, Op::Receive { socket, max, blocking }) => self.app_receive(pid, socket, max, blocking),
+            (None, Op::Send { socket, bytes, blocking }) => self.send_bytes(pid, socket, &bytes, blocking, 0),
+            (None, Op::Finish { socket }) => self.app_finish(pid, socket),
+            (None, Op::Close { socket }) => self.app_close(pid, socket),
+            (None, Op::Done) => {
+                self.begin_to_leave(pid);
+                Ok(())
+            }
+        };
+        if self.is_running(pid) && self.sure(pid, result).is_some() && self.lib(pid).program.calls != calls {
+            self.after_call(pid);
+        }
+    }
+
+    /// A call has had an outcome: the program may print now.
+    fn after_call(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        let dice = mix(lib.program.app.state(), 9);
+        if dice.is_multiple_of(12) {
+            lib.program.owed = Some(dice.to_le_bytes()[..4].to_vec());
+        }
+        if lib.program.calls == STARTED && !std::mem::replace(&mut lib.initialized, true) {
+            self.tell_node(pid, ToNode::Initialized);
+        }
+    }
+
+    fn print(&mut self, pid: u32) {
+        let gate = self.lib(pid).observer.gate_of_output(0);
+        let Some(gate) = self.sure(pid, gate) else { return };
+        if gate.is_some() && !self.breaks.gate {
+            return;
+        }
+        let position = self.lib(pid).observer.journal().end();
+        self.check_departure(pid, position);
+        let program = &mut self.lib(pid).program;
+        program.out.extend(program.owed.take().unwrap_or_default());
+        self.pump_output(pid);
+    }
+
+    fn app_connect(&mut self, pid: u32, fd: u32, peer: ProcessId) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        if !lib.program.calling {
+            match lib.observer.address(0, Ask::Target { fd })? {
+                Address::Live => {
+                    let local = ([127, 0, 0, 1], fd as u16).into();
+                    lib.observer.handle_outcome(0, &Determinant::Target { fd, local, peer: Some(peer) })?;
+                }
+                Address::Again(_, then) => assert_eq!(then, Some(peer), "connect calls whom it called then"),
+                Address::Failed(errno) => panic!("no connect failed then: {errno}"),
+                Address::Wait(_) => return Ok(()),
+            }
+            lib.program.calling = true;
+        }
+        let again = match lib.observer.ask(0, Ask::Connect { fd }, true)? {
+            Ready::Live => false,
+            Ready::Outcome(0) => true,
+            Ready::Wait(_) => return Ok(()),
+            other => panic!("a connect that waits, and succeeded then: {other:?}"),
+        };
+        let Ok(slot) = lib.observer.connect(fd, peer)? else { return Ok(()) };
+        lib.program.calling = false;
+        lib.program.app.handle_connected(fd);
+        lib.program.calls += 1;
+        if !again {
+            self.begin_link(pid, slot);
+            self.lib(pid).observer.handle_outcome(0, &Determinant::Connected { fd })?;
+        }
+        Ok(())
+    }
+
+    fn app_accept(&mut self, pid: u32, fd: u32, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        match lib.observer.accept(0, LISTENER, blocking)? {
+            Accept::Offered(connection) => {
+                let address = ([127, 0, 0, 1], connection.number as u16).into();
+                lib.observer.handle_accepted(0, LISTENER, fd, connection, address)?;
+                lib.program.app.handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
+            }
+            Accept::Again { fd: then, connection, peer } => {
+                assert_eq!((then, peer.port()), (fd, connection.number as u16), "accept tells what it told then");
+                lib.program.app.handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
+            }
+            Accept::Nothing => lib.program.app.handle_nothing(),
+            Accept::Failed(errno) => panic!("no accept failed then: {errno}"),
+            Accept::Wait(_) => return Ok(()),
+        }
+        lib.program.calls += 1;
+        Ok(())
+    }
+
+    fn app_poll(&mut self, pid: u32, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let mut ready = [ReadyFd { fd: 0, events: 0 }; 8];
+        match lib.observer.ready(0, None, blocking, &mut ready)? {
+            Ready::Live => {
+                let mut count = 0;
+                for socket in lib.program.app.sockets.iter().filter(|socket| !socket.closed) {
+                    let slot = lib.observer.table().slot_of(socket.fd)?;
+                    if lib.observer.is_readable(slot) || lib.links.has_bytes(slot) {
+                        ready[count] = ReadyFd { fd: socket.fd, events: 1 };
+                        count += 1;
+                    }
+                }
+                if count == 0 && blocking {
+                    return Ok(());
+                }
+                lib.observer.handle_ready(0, None, &ready[..count])?;
+                if count == 0 { lib.program.app.handle_nothing() } else { lib.program.app.handle_ready(&ready[..count]) }
+            }
+            Ready::Set(count) => lib.program.app.handle_ready(&ready[..count]),
+            Ready::Nothing => lib.program.app.handle_nothing(),
+            Ready::Outcome(errno) => panic!("no poll failed then: {errno}"),
+            Ready::Wait(_) => return Ok(()),
+        }
+        self.lib(pid).program.calls += 1;
+        Ok(())
+    }
+
+    fn app_receive(&mut self, pid: u32, socket: usize, max: usize, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.app.sockets[socket].fd;
+        match lib.observer.receive(0, fd, max, blocking)? {
+            Receive::Take { source, stream, offset, len, owed } => {
+                let got = lib.program.app.sockets[socket].received + lib.partial.len() as u64;
+                assert_eq!(offset, got, "G3: the program has {got}, and is given {offset} of {stream:?}");
+                return self.take_bytes(pid, (socket, blocking), (source, stream, offset, len, owed));
+            }
+            Receive::End => {
+                let slot = lib.observer.table().slot_of(fd)?;
+                let stream = lib.observer.table().get(slot).expect("it was read").stream_in();
+                let got = lib.program.app.sockets[socket].received;
+                lib.program.app.handle_end(socket);
+                self.check_stream_end(pid, stream, got);
+            }
+            Receive::Nothing => lib.program.app.handle_nothing(),
+            Receive::Failed(errno) => panic!("no recv failed then: {errno}"),
+            Receive::Wait(_) => return Ok(()),
+        }
+        self.lib(pid).program.calls += 1;
+        Ok(())
+    }
+
+    fn take_bytes(
+        &mut self,
+        pid: u32,
+        (socket, blocking): (usize, bool),
+        (source, stream, offset, len, owed): (Source, StreamId, u64, usize, bool),
+    ) -> Result<(), Error> {
+        let fd = self.lib(pid).program.app.sockets[socket].fd;
+        let slot = self.lib(pid).observer.table().slot_of(fd)?;
+        let most = 1 + self.dice.below(len);
+        let bytes = match source {
+            Source::Log => match self.bytes_of_log(pid, stream, offset, most) {
+                Some(bytes) => bytes,
+                None => return Ok(()),
+            },
+            Source::Link => self.lib(pid).links.take_bytes(slot, most),
+        };
+        if bytes.is_empty() {
+            let lib = self.lib(pid);
+            if !owed && !blocking && !lib.observer.is_readable(slot) {
+                lib.observer.handle_nothing(0)?;
+                lib.program.app.handle_nothing();
+                lib.program.calls += 1;
+            }
+            return Ok(());
+        }
+        self.counts.delivered += bytes.len() as u64;
+        self.check_bytes(pid, stream, offset, &bytes);
+        let lib = self.lib(pid);
+        lib.partial.extend_from_slice(&bytes);
+        if let Some(len) = lib.observer.handle_received(0, fd, source, &bytes)? {
+            assert_eq!(len, lib.partial.len());
+            let taken = std::mem::take(&mut lib.partial);
+            lib.program.app.handle_received(socket, &taken);
+            lib.program.calls += 1;
+            self.note_dependence(pid, stream, offset + bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the protector's log, if they are here; else they are asked for.
+    fn bytes_of_log(&mut self, pid: u32, stream: StreamId, offset: u64, most: usize) -> Option<Vec<u8>> {
+        let lib = self.lib(pid);
+        let Log::Up { conns } = lib.log else { return None };
+        let catching = lib.catching.as_mut().expect("who replays has not caught up");
+        if let Some((_, from, bytes)) = catching.bytes.as_ref().filter(|(of, ..)| *of == stream) {
+            let here = offset.checked_sub(*from).and_then(|skip| bytes.get(skip as usize..)).filter(|rest| !rest.is_empty());
+            if let Some(rest) = here {
+                return Some(rest[..most.min(rest.len())].to_vec());
+            }
+        }
+        if catching.payload != Some((stream, offset)) {
+            catching.payload = Some((stream, offset));
+            let ask = code(|out| ToProtector::FetchPayload { stream, offset }.write(out));
+            self.send(conns[0], 0, Packet::Word(Word::Log(ask)));
+        }
+        None
+    }
+
+    fn send_bytes(&mut self, pid: u32, socket: usize, bytes: &[u8], blocking: bool, done: usize) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.app.sockets[socket].fd;
+        let (again, position) = (lib.observer.is_replaying(), lib.observer.journal().end());
+        let offset = lib.program.app.sockets[socket].sent as usize + done;
+        let first = if offset.is_multiple_of(3) { bytes } else { &bytes[..bytes.len().div_ceil(2)] };
+        match lib.observer.send(0, fd, first, done, blocking)? {
+            Send::Taken { len, whole } => {
+                let whole = whole && (len == bytes.len() || len < first.len());
+                let slot = lib.observer.table().slot_of(fd)?;
+                let stream = lib.observer.table().get(slot).expect("it took bytes").stream_out();
+                lib.rest = (!whole).then(|| (socket, bytes[len..].to_vec(), blocking, done + len));
+                if whole {
+                    lib.program.app.handle_sent(socket, done + len);
+                    lib.program.calls += 1;
+                }
+                if !again {
+                    self.check_departure(pid, position);
+                }
+                self.check_sent(pid, stream, offset as u64, &bytes[..len]);
+            }
+            Send::Failed(errno) => {
+                assert_eq!(errno, 11);
+                lib.program.app.handle_nothing();
+                lib.program.calls += 1;
+            }
+            Send::Wait(_) => {}
+        }
+        Ok(())
+    }
+
+    fn app_finish(&mut self, pid: u32, socket: usize) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.app.sockets[socket].fd;
+        let slot = lib.observer.table().slot_of(fd)?;
+        if lib.observer.finish(fd)?.is_none() {
+            lib.program.app.handle_finished(socket);
+            lib.program.calls += 1;
+            self.tell_finished(pid, slot, false);
+        }
+        Ok(())
+    }
+
+    fn app_close(&mut self, pid: u32, socket: usize) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.app.sockets[socket].fd;
+        let slot = lib.observer.table().slot_of(fd)?;
+        if lib.observer.close(fd)?.is_none() {
+            lib.program.app.handle_closed(socket);
+            lib.program.calls += 1;
+            self.tell_finished(pid, slot, true);
+        }
+        Ok(())
+    }
+
+    fn begin_to_leave(&mut self, pid: u32) {
+        let left = self.lib(pid).observer.handle_leaving().and_then(|()| self.lib(pid).observer.gate_of_output(0));
+        let Some(gate) = self.sure(pid, left) else { return };
+        let lib = self.lib(pid);
+        if lib.observer.settle() && gate.is_none() {
+            lib.leaving = true;
+            self.tell_node(pid, ToNode::Closing);
+        }
+    }
+
+    /// It stays until all that it has sent is safe.
+    fn leave(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        let safe = lib.observer.table().iter().all(|(_, c)| c.outgoing().kept() == 0);
+        let shipped = lib.observer.payload().span().end == lib.observer.payload().span().start || safe;
+        if safe && shipped {
+            self.tell_node(pid, ToNode::Leaving(Box::default()));
+            self.end_process(pid, ExitStatus::Code(0));
+        }
+    }
+
+    // ---- bytes that leave
+
+    fn transmit_all(&mut self, pid: u32) {
+        let slots: Vec<Slot> = self.lib(pid).observer.table().iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            // A socket takes some, not always all.
+            for _ in 0..1 + self.dice.below(3) {
+                self.transmit(pid, slot);
+            }
+        }
+    }
+
+    fn transmit(&mut self, pid: u32, slot: Slot) {
+        let Some((conn, side)) = self.lib(pid).links.conn(slot) else { return };
+        match self.lib(pid).observer.poll_transmit(slot) {
+            Some(Transmit::Bytes(offset)) => {
+                let bytes: Vec<u8> = self.lib(pid).observer.outgoing(slot, offset).flatten().copied().collect();
+                let bytes = bytes[..1 + self.dice.below(bytes.len())].to_vec();
+                self.lib(pid).observer.handle_transmitted(slot, bytes.len() as u64);
+                self.send(conn, side, Packet::Bytes(bytes));
+            }
+            Some(Transmit::End) => {
+                self.lib(pid).observer.handle_transmitted(slot, 1);
+                self.send(conn, side, Packet::End);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Images by their place in [`World::saved`].
+impl World {
+    /// Keeps a process as it is now; the bytes of its image.
+    fn save(&mut self, saved: Saved) -> Vec<u8> {
+        self.saved.push(saved);
+        let number = self.saved.len() as u64 - 1;
+        let length = 24 + self.dice.below(60);
+        let mut content = number.to_le_bytes().to_vec();
+        content.extend(mix(number, length as u64).to_le_bytes());
+        content.resize(length, number as u8);
+        content
+    }
+
+    /// The process that an image is of, if it is whole.
+    pub fn saved_of(&self, bytes: &[u8]) -> Option<usize> {
+        let (number, sum) = (bytes.get(..8)?, bytes.get(8..16)?);
+        let number = u64::from_le_bytes(number.try_into().expect("eight bytes"));
+        let good = sum == mix(number, bytes.len() as u64).to_le_bytes() && (number as usize) < self.saved.len();
+        good.then_some(number as usize)
+    }
+}

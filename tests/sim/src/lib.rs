@@ -1,0 +1,22 @@
+//! Deterministic simulation (DESIGN: "the state machines take events and time as arguments and return actions, so one seed replays a whole cluster").
+//!
+//! ```text
+//! cargo run --release -p radic-sim -- --seeds 1..10000       # or: make sim SEEDS=1..10000
+//! cargo run --release -p radic-sim -- --seed 4711 --trace    # one of them, with its plan and everything that happens
+//! ```
+//!
+//! Each seed is two simulations:
+//!
+//! - [`cluster`]: whole clusters. Real protectors (membership, node, store, links' numbering), real observers with a small program in each rank, and a terminal;
+//!   pretended are time, network, disks and processes. Machines are switched off, stand still, are cut off and come back, daemons die or hang, ranks crash,
+//!   connections break with any part of what was on the way delivered, links and disks are slow, images are damaged: at times that the seed says, or after events.
+//! - [`data`]: the data path alone, in far smaller steps: one observer's calls, messages and writes in any order, with deaths after any of them.
+//!
+//! Not simulated: the daemon's sockets and the library's system calls (their drivers are written anew here, after them), PMI, standard input, suspension, listeners of the
+//! program's, incremental images, several threads. Scenarios on the real thing are in `tests/tests`.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod data;
+pub mod dice;
+pub mod seeds;

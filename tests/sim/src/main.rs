@@ -1,0 +1,53 @@
+//! The command: runs seeds, each at most once, in processes of its own, since a violation ends the process (release builds abort on a panic).
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use radic_sim::seeds::{self, Range};
+
+/// Simulates whole clusters of the real state machines, one for each seed: crashes, pauses, cuts, broken connections, slow links and disks; everything that
+/// DESIGN guarantees is checked at every step.
+#[derive(Debug, Parser)]
+#[command(
+    after_help = "Examples:\n  radic-sim --seeds 1..10000\n  radic-sim --seed 4711 --trace\n\nThe last line says how many seeds passed. The exit code is 1 if any failed."
+)]
+struct Args {
+    /// Seeds to run, both ends included.
+    #[arg(long, default_value = "1..1000", value_name = "FROM..TO")]
+    seeds: Range,
+    /// One seed only, in this process.
+    #[arg(long, conflicts_with = "seeds", value_name = "SEED")]
+    seed: Option<u64>,
+    /// Print the plan of the seed, and what happens.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Processes that run at once.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// Print a summary as JSON, and nothing else.
+    #[arg(long)]
+    json: bool,
+    /// Run these seeds for another process: a line for each.
+    #[arg(long, hide = true)]
+    worker: Option<Range>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(range) = args.worker {
+        seeds::work(range);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(seed) = args.seed {
+        return if seeds::run_one(seed, args.trace, args.json) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    match seeds::run_all(args.seeds, args.threads.into(), args.json) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("sim: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
