@@ -130,6 +130,7 @@ impl Radicd {
             protection: Protection { interval: Interval::Never, ..Protection::default() },
             mtbf_s: 1,
             restart_on: radic_wire::job::RestartOn::default(),
+            on_loss: radic_wire::job::OnLoss::default(),
         };
         let mut talk = self.command();
         talk.say(&Request::Run { spec: Box::new(spec), attach: true });

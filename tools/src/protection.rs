@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::Args;
-use radic_wire::job::RestartOn;
+use radic_wire::job::{OnLoss, RestartOn};
 use radic_wire::process::{Interval, Protect, Protection};
 use serde::Serialize;
 
@@ -35,6 +35,9 @@ pub(crate) struct ProtectionArgs {
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
     restart_on: RestartOnFlag,
+    /// What becomes of the job when ranks are lost with all that they could go on from (a node and its protector at once, or before the first checkpoint)
+    #[arg(long, value_enum, default_value_t = OnLossFlag::Restart, value_name = "WHAT")]
+    on_loss: OnLossFlag,
     /// Keep the logs and checkpoints that no restart needs any more, for `radic replay`, until the cluster is stopped
     #[arg(long)]
     keep_logs: bool,
@@ -60,6 +63,14 @@ enum RestartOnFlag {
     Any,
 }
 
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum OnLossFlag {
+    /// It begins anew, by itself, and says so
+    Restart,
+    /// It ends with exit code 113: for what must not be done twice
+    Fail,
+}
+
 impl ProtectionArgs {
     /// How a job is protected, given what is in the way of that. Its ranges are checked with the job's description.
     pub(crate) fn decide(&self, find_obstacles: impl FnOnce() -> Obstacles) -> Decision {
@@ -83,7 +94,11 @@ impl ProtectionArgs {
             RestartOnFlag::Protector => RestartOn::Protector,
             RestartOnFlag::Any => RestartOn::Any,
         };
-        Decision { protection, restart_on, obstacles }
+        let on_loss = match self.on_loss {
+            OnLossFlag::Restart => OnLoss::Restart,
+            OnLossFlag::Fail => OnLoss::Fail,
+        };
+        Decision { protection, restart_on, on_loss, obstacles }
     }
 }
 
@@ -93,6 +108,7 @@ pub(crate) struct Decision {
     #[serde(flatten)]
     pub(crate) protection: Protection,
     pub(crate) restart_on: RestartOn,
+    pub(crate) on_loss: OnLoss,
     pub(crate) obstacles: Obstacles,
 }
 
@@ -132,7 +148,11 @@ impl fmt::Display for Decision {
                 RestartOn::Protector => "on the node that protects them",
                 RestartOn::Any => "on the node with the fewest ranks of the job",
             };
-            writeln!(f, "           the ranks of a node that dies go on {place}")?;
+            let lost = match self.on_loss {
+                OnLoss::Restart => "begins anew",
+                OnLoss::Fail => "ends with an error",
+            };
+            writeln!(f, "           the ranks of a node that dies go on {place}; if that is not possible, the job {lost}")?;
         }
         self.warning().map_or(Ok(()), |warning| writeln!(f, "           {warning}"))
     }
@@ -233,9 +253,11 @@ mod tests {
         let decision = |protect| Decision {
             protection: Protection { protect, ..Protection::default() },
             restart_on: RestartOn::Protector,
+            on_loss: OnLoss::Fail,
             obstacles: Obstacles::default(),
         };
-        assert!(decision(Protect::On).to_string().contains("go on on the node that protects them"));
+        let text = decision(Protect::On).to_string();
+        assert!(text.contains("go on on the node that protects them; if that is not possible, the job ends with an error"), "{text}");
         assert!(!decision(Protect::Off).to_string().contains("go on"), "nothing is restarted");
     }
 

@@ -166,6 +166,7 @@ fn job_spec(
         protection: decision.protection.clone(),
         mtbf_s: args.protection.mtbf.as_secs(),
         restart_on: decision.restart_on,
+        on_loss: decision.on_loss,
     })
 }
 

@@ -63,6 +63,8 @@ pub struct JobSpec {
     pub mtbf_s: u64,
     /// Where lost processes go on.
     pub restart_on: RestartOn,
+    /// What becomes of the job when a process is lost with all that it could go on from.
+    pub on_loss: OnLoss,
 }
 
 /// Why a job cannot be started as asked.
@@ -175,6 +177,17 @@ pub enum RestartOn {
     Protector,
     /// On the node that has the fewest ranks of its job.
     Any,
+}
+
+/// What becomes of a job of which a process is lost that cannot be brought back: nothing that it could go on from is left, or was there yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLoss {
+    /// It begins anew, from the beginning.
+    #[default]
+    Restart,
+    /// It ends with an error: what it does outside itself must not be done twice.
+    Fail,
 }
 
 impl Placement {

@@ -21,7 +21,7 @@ use crate::peer::Ward;
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
 /// Another one whenever anything in it changes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes before the body: magic, version, job, length.
 pub const HEAD: usize = 8 + 4 + 8 + 8;
 
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
     use crate::determinant::{ConnectionId, StreamId};
     use crate::ids::{BootId, NodeId, ProcessId};
-    use crate::job::{JobSpec, MapBy, Placement, RestartOn};
+    use crate::job::{JobSpec, MapBy, OnLoss, Placement, RestartOn};
     use crate::process::Protection;
 
     fn key() -> ClusterKey {
@@ -294,6 +294,7 @@ mod tests {
             protection: Protection::default(),
             mtbf_s: 86_400,
             restart_on: RestartOn::Spare,
+            on_loss: OnLoss::Fail,
         };
         let node = NodeId { name: "n1".parse().unwrap(), boot: BootId(1) };
         let placement = Placement { nodes: vec![node], rank_nodes: vec![0] };

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
-use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
+use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
 use radic_wire::process::{Protect, Protection};
@@ -540,9 +540,16 @@ impl Home {
                 return self.end(Outcome { code: status.shell_code(), reason: EndReason::RankFailed { rank, node, status } });
             }
         }
-        if self.incarnation.0 / Incarnation::LIVES >= ANEW {
+        let stays = match self.spec.on_loss {
+            OnLoss::Fail => Some("it was asked not to begin anew (--on-loss fail)".to_owned()),
+            OnLoss::Restart if self.incarnation.0 / Incarnation::LIVES >= ANEW => {
+                Some(format!("the job has begun anew {ANEW} times already"))
+            }
+            OnLoss::Restart => None,
+        };
+        if let Some(stays) = stays {
             let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
-            return self.lose_with(rank, node, format!("{why}; the job has begun anew {ANEW} times already"));
+            return self.lose_with(rank, node, format!("{why}; {stays}"));
         }
         self.thaw("it begins anew");
         self.anew = true;

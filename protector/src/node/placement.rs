@@ -159,6 +159,7 @@ mod tests {
             protection,
             mtbf_s: 1,
             restart_on: radic_wire::job::RestartOn::default(),
+            on_loss: radic_wire::job::OnLoss::default(),
         }
     }
 

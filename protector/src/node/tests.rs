@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use proptest::prelude::*;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{BootId, Incarnation, NodeName};
-use radic_wire::job::{EndReason, JobSpec, MapBy, Outcome, Placement, RestartOn};
+use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, RestartOn};
 use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
@@ -63,6 +63,7 @@ struct Cluster {
     /// Those do not say that they have caught up.
     silent: bool,
     restart_on: RestartOn,
+    on_loss: OnLoss,
     replicas: u8,
     /// What nodes say to each other takes different times; what one says to another stays in its order.
     jitter: Option<Random>,
@@ -110,6 +111,7 @@ impl Cluster {
             restored: Vec::new(),
             silent: false,
             restart_on: RestartOn::default(),
+            on_loss: OnLoss::default(),
             replicas: 1,
             jitter: None,
             arrivals: BTreeMap::new(),
@@ -428,6 +430,7 @@ fn spec(ranks: u32) -> JobSpec {
         protection: Protection { protect: Protect::None, ..Protection::default() },
         mtbf_s: 86_400,
         restart_on: RestartOn::default(),
+        on_loss: OnLoss::default(),
     }
 }
 

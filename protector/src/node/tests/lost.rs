@@ -31,7 +31,7 @@ impl Cluster {
     fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
         let nodes = (1..=ranks as usize).map(name).collect();
         let protection = Protection { replicas: self.replicas, ..never() };
-        let spec = JobSpec { protection, nodes, restart_on: self.restart_on, ..spec(ranks) };
+        let spec = JobSpec { protection, nodes, restart_on: self.restart_on, on_loss: self.on_loss, ..spec(ranks) };
         self.hello(node, 1, Request::Run { spec: Box::new(spec), attach: true });
         self.run_until(|c| c.ranks.len() == ranks as usize);
         let job = self.ranks.keys().next().expect("it has started").job;
@@ -124,6 +124,29 @@ fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
         assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
         cluster.run_for(SOON);
         cluster.end_well(job, 1);
+    }
+}
+
+/// What a program does outside itself is not to be done twice: whoever says so gets an error, at once, and nobody is started once more.
+#[test]
+fn a_job_that_must_not_begin_anew_ends_with_an_error() {
+    for lost in [[2, 3], [1, 2]] {
+        let mut cluster = Cluster::new(5);
+        cluster.on_loss = OnLoss::Fail;
+        let job = cluster.start_recoverable(5, 4);
+        let died = cluster.now;
+        cluster.kill_all(&lost);
+        cluster.run_until(|c| c.outcome(1).is_some());
+        assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
+        match cluster.outcome(1) {
+            Some(Outcome { code: 113, reason: EndReason::NodeLost { why, .. } }) => {
+                assert!(why.ends_with("it was asked not to begin anew (--on-loss fail)"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        cluster.run_for(SOON);
+        assert_eq!(cluster.launched.len(), 4, "nobody is started once more");
+        assert!(cluster.nothing_left(), "{}", cluster.story(job, 4));
     }
 }
 

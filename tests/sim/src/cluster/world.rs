@@ -11,7 +11,7 @@ use radic_protector::store;
 use radic_wire::bytes::Writer;
 use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, JobId, NodeId, NodeName, ProcessId, Rank};
-use radic_wire::job::{EndReason, ExitStatus, JobSpec, MapBy, Outcome, OutputStream};
+use radic_wire::job::{EndReason, ExitStatus, JobSpec, MapBy, OnLoss, Outcome, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::{Member, Role};
@@ -639,6 +639,7 @@ impl World {
             protection,
             mtbf_s: 86_400,
             restart_on: self.plan.restart_on,
+            on_loss: OnLoss::Restart,
         };
         self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
         self.ask(Request::Run { spec: Box::new(spec), attach: true });
