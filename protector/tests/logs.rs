@@ -512,7 +512,7 @@ fn the_replica_decides() {
     assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
     first.image(observer.speaker, &begin(1, None, 150, &[]), &image(2, 0, 3));
     while observer.next() != "Committed { image: 1 }" {}
-    // While it follows it cannot know whether somebody else does since, and brings nobody back. Then the protector is lost, and the process speaks to the replica.
+    // While it follows it brings nobody back. Then the protector is lost, and the process speaks to the replica.
     let refused = third.logs.fence(process, Incarnation(0)).blocking_recv().unwrap();
     assert_eq!(refused, Err(NoRestart::NoImage));
     drop(first);

@@ -257,7 +257,10 @@ mod tests {
             obstacles: Obstacles::default(),
         };
         let text = decision(Protect::On).to_string();
-        assert!(text.contains("go on on the node that protects them; if that is not possible, the job ends with an error"), "{text}");
+        assert!(
+            text.contains("go on on the node that protects them; if that is not possible, the job ends with an error"),
+            "{text}"
+        );
         assert!(!decision(Protect::Off).to_string().contains("go on"), "nothing is restarted");
     }
 

@@ -177,6 +177,8 @@ pub enum ToStore {
         /// Their job.
         ward: Box<Ward>,
     },
+    /// From a protector: your log service has a copy of the logs and images of these. If their host is lost and so is their protector, bring them back.
+    Stand(Box<Standing>),
     /// From a host, after a fence: the key space of its ranks.
     Keys {
         /// Fences that were released.
@@ -213,6 +215,30 @@ pub enum ToStore {
     },
     /// The job is over: nobody will ask for its logs and images.
     Remove,
+}
+
+/// What a protector tells the node that has the copies of logs, and stands in for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// The host of these ranks.
+    pub host: NodeId,
+    /// What the protector knows of each.
+    pub ranks: Vec<Stood>,
+    /// Their job.
+    pub ward: Ward,
+}
+
+/// What a protector knows of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stood {
+    /// Which.
+    pub rank: Rank,
+    /// The life that it is in.
+    pub incarnation: Incarnation,
+    /// The address of the node where it was first launched, if that is not its host.
+    pub origin: Option<IpAddr>,
+    /// It has ended by itself: how, how far it had come with MPI, and where what it has sent ends.
+    pub left: Option<(ExitStatus, MpiPhase, Vec<(StreamId, u64)>)>,
 }
 
 /// What a protector knows of a job with processes that it may have to bring back.
@@ -589,6 +615,8 @@ pub enum Query {
     Knows(JobId),
     /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
     Release(ProcessId),
+    /// You stand in for me: this is where processes go on, as soon as you have answered.
+    Stand(JobId, Box<Standing>),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
     Revive(JobId, Protection),
     /// Where has this process ended that stream?
@@ -653,6 +681,8 @@ pub enum Answer {
     Checkpoints(Vec<RankCheckpoint>),
     /// To `Release`.
     Released,
+    /// To `Stand`.
+    Stood,
     /// To `Revive`: if it cannot, why.
     Revived(Result<(), String>),
     /// To `Where`.

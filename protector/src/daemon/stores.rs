@@ -50,6 +50,7 @@ impl Stores {
             StoreOrder::Configure(job, protection) => self.logs.configure(job, protection),
             StoreOrder::SetReplica(process, replica) => self.logs.set_replica(process, replica),
             StoreOrder::LetGo(process) => self.logs.let_go(process),
+            StoreOrder::TakeOver(process) => self.logs.take_over(process),
             StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
             StoreOrder::Revive(job, protection) => self.logs.revive_job(job, protection),
             StoreOrder::ForgetProcess(node, number, process) => {

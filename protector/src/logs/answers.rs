@@ -30,6 +30,7 @@ impl Service {
             }
             Request::SetReplica(process, address) => self.set_replica(process, address),
             Request::LetGo(process) => self.store.let_go(process),
+            Request::TakeOver(process) => self.store.take_over(process),
             Request::RemoveJob(job) => self.remove_job(job),
             Request::ReviveJob(job, protection) => {
                 self.silence(|of| of.job == job);
@@ -39,9 +40,7 @@ impl Service {
             }
             Request::RemoveProcess(process) => {
                 self.silence(|of| of == process);
-                self.store.remove(process);
-                self.forget_files(|of| of == process);
-                self.ask_disk(Order::RemoveProcess(process));
+                self.remove_process(process);
             }
             Request::StableOf(receiver, life, stream, answer) => _ = answer.send(self.store.stable_in(receiver, life, stream)),
             Request::List(process, answer) => _ = answer.send(self.store.list(process)),
@@ -84,6 +83,13 @@ impl Service {
         {
             self.remove_files(oldest);
         }
+    }
+
+    /// Forgets what is held of a process, in memory and on the disk.
+    pub fn remove_process(&mut self, process: ProcessId) {
+        self.store.remove(process);
+        self.forget_files(|of| of == process);
+        self.ask_disk(Order::RemoveProcess(process));
     }
 
     fn remove_files(&mut self, job: JobId) {

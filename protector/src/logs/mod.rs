@@ -212,6 +212,11 @@ impl Logs {
         self.0.ask(Request::LetGo(process));
     }
 
+    /// Who has forwarded what this process says is lost: see [`Store::take_over`](crate::store::Store::take_over).
+    pub fn take_over(&self, process: ProcessId) {
+        self.0.ask(Request::TakeOver(process));
+    }
+
     /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.
     pub fn remove_job(&self, job: JobId) {
         self.0.ask(Request::RemoveJob(job));
@@ -275,6 +280,7 @@ enum Request {
     Configure(JobId, Protection),
     SetReplica(ProcessId, Option<SocketAddr>),
     LetGo(ProcessId),
+    TakeOver(ProcessId),
     RemoveJob(JobId),
     ReviveJob(JobId, Protection),
     RemoveProcess(ProcessId),

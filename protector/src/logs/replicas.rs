@@ -61,7 +61,7 @@ impl Service {
 
     /// Somebody forwards what this process says. False: it speaks here itself, so that one does not know yet that it has moved.
     #[must_use]
-    pub fn follow(&mut self, process: ProcessId) -> bool {
+    pub fn follow(&mut self, process: ProcessId, token: u64) -> bool {
         let is_here = |role: &Role| matches!(role, Role::Journal(speaker, true) if speaker.process == process);
         if self.connections.values().any(|connection| is_here(&connection.role)) {
             return false;
@@ -72,6 +72,13 @@ impl Service {
             let token = replica.and_then(|replica| replica.token.take());
             token.into_iter().for_each(|token| self.close(token));
             self.store.set_replica(process, false);
+        }
+        if self.store.has_let_go(process) {
+            // It is of another time: a copy begins with nothing, and nobody else goes on with it.
+            let theirs = self.connections.iter().filter(|(of, c)| **of != token && c.role.process() == Some(process));
+            let tokens: Vec<u64> = theirs.map(|(token, _)| *token).collect();
+            tokens.into_iter().for_each(|token| self.close(token));
+            self.remove_process(process);
         }
         true
     }

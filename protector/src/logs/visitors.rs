@@ -203,7 +203,7 @@ impl Service {
         if known.is_none() && self.store.len() >= self.config.processes {
             return Err(Refusal::Protocol("there are as many processes here as there may be"));
         }
-        if channel == Channel::Replica && !self.follow(process) {
+        if channel == Channel::Replica && !self.follow(process, token) {
             return Err(Refusal::Early);
         }
         let speaker = Speaker { process, incarnation };
@@ -306,7 +306,7 @@ impl Service {
         let log = if is_forwarded { u64::MAX } else { protection.log };
         self.store.configure(process, log, protection.keep_logs);
         if is_forwarded {
-            self.store.let_go(process);
+            self.store.follow(process);
         } else if self.store.incarnation(process) == Some(speaker.incarnation) {
             self.store.take_up(process);
             self.lead(process);

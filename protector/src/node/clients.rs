@@ -12,7 +12,7 @@ use radic_wire::job::{EndReason, JobInfo, JobSpec, Outcome, OutputStream, Placem
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::membership::{Member, Role};
-use radic_wire::peer::{Answer, PeerMessage, Query, SessionId, ToHome, ToSession, ToStore};
+use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, SessionId, ToHome, ToSession, ToStore};
 use radic_wire::process::Protection;
 use radic_wire::suspension::Suspension;
 
@@ -125,6 +125,19 @@ pub(super) enum Purpose {
     Release {
         process: ProcessId,
         holder: NodeId,
+    },
+    /// Whoever stands in for this node is to let go of a process that somebody wants to protect.
+    Unstand {
+        asker: NodeId,
+        number: u64,
+        process: ProcessId,
+        stand_in: NodeId,
+    },
+    /// Whoever stands in for this node is to know of an order.
+    Stand {
+        target: NodeId,
+        order: Box<RestartOrder>,
+        stand_in: NodeId,
     },
     /// Checkpoints of a job with so many ranks.
     Checkpoint(ClientId, u32),
@@ -613,6 +626,14 @@ impl Node {
                 self.finish_final(observer, process, ask, answers.values().find_map(of));
             }
             Purpose::Release { process, holder } => self.finish_release(now, process, &holder, !answers.is_empty()),
+            Purpose::Unstand { asker, number, process, stand_in } => {
+                let done = !answers.is_empty() || !self.is_member(&stand_in);
+                self.finish_unstand(&asker, number, process, done);
+            }
+            Purpose::Stand { target, order, stand_in } => {
+                let known = !answers.is_empty() || !self.is_member(&stand_in);
+                self.finish_stand(now, &target, order, known);
+            }
             Purpose::Listener { observer, process, ask, call } => {
                 let of = |answer: &Answer| {
                     if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }

@@ -21,6 +21,7 @@ mod outlet;
 pub mod placement;
 mod recovery;
 pub mod registry;
+mod stand_in;
 mod stdin;
 pub mod stores;
 mod suspension;
@@ -468,9 +469,10 @@ impl Node {
                 Answer::Where { place: self.place_of(*process), ended }
             }
             Query::Final { stream, sender } => Answer::Final(self.final_of(*stream, *sender)),
-            Query::Release(process) => {
-                self.handle_release(*process);
-                Answer::Released
+            Query::Release(process) => return self.handle_release_query(now, from, number, *process),
+            Query::Stand(job, standing) => {
+                self.handle_stand(from, *job, (**standing).clone());
+                Answer::Stood
             }
             Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
@@ -580,6 +582,7 @@ impl Node {
             self.outputs.push_back(Output::Ready(new.number));
         }
         self.handle_losses(now, old.unwrap_or(new), new, &lost);
+        self.review_standing(now, old.unwrap_or(new), new);
         for member in lost {
             self.handle_departure(now, member, why);
         }

@@ -46,35 +46,44 @@ pub(super) struct Left {
     pub(super) finals: Vec<(StreamId, u64)>,
 }
 
-/// A process that this node protects.
+/// A process that this node protects, or for whose protector it stands in.
 #[derive(Debug)]
-struct Protected {
-    host: NodeId,
-    incarnation: Incarnation,
+pub(super) struct Protected {
+    pub(super) host: NodeId,
+    pub(super) incarnation: Incarnation,
+    /// Who protects it, if this node only stands in.
+    pub(super) protector: Option<NodeId>,
     /// It has ended by itself.
-    left: Option<Left>,
+    pub(super) left: Option<Left>,
     /// It was fenced, and not sent anywhere yet.
     recovering: bool,
     /// Why it is not brought back, as its home was told; perhaps one that is lost.
-    hopeless: Option<ToHome>,
+    pub(super) hopeless: Option<ToHome>,
     /// The signal that ended it, if it is brought back for that.
     crashed: Option<i32>,
     /// The address of the node where it was first launched, if that is not its host.
-    origin: Option<IpAddr>,
+    pub(super) origin: Option<IpAddr>,
 }
 
-/// Of one job, what this node protects.
+impl Protected {
+    pub(super) fn new(host: NodeId, incarnation: Incarnation) -> Protected {
+        let (protector, left, recovering, hopeless, crashed, origin) = (None, None, false, None, None, None);
+        Protected { host, incarnation, protector, left, recovering, hopeless, crashed, origin }
+    }
+}
+
+/// Of one job, what this node protects, and what it stands in for.
 #[derive(Debug)]
-struct Wards {
-    ward: Ward,
-    started_ms: u64,
-    ranks: BTreeMap<Rank, Protected>,
+pub(super) struct Wards {
+    pub(super) ward: Ward,
+    pub(super) started_ms: u64,
+    pub(super) ranks: BTreeMap<Rank, Protected>,
 }
 
 impl Wards {
     /// The job has begun anew with this life: what is known of ranks in an older one is not so any more. Hosts say so by what they have protected, and the home in words,
     /// in either order. Who is forgotten.
-    fn forget_before(&mut self, life: Incarnation) -> Vec<Rank> {
+    pub(super) fn forget_before(&mut self, life: Incarnation) -> Vec<Rank> {
         let is_old = |(_, protected): &(&Rank, &Protected)| protected.incarnation < life;
         let forgotten: Vec<Rank> = self.ranks.iter().filter(is_old).map(|(rank, _)| *rank).collect();
         self.ranks.retain(|rank, _| !forgotten.contains(rank));
@@ -85,7 +94,7 @@ impl Wards {
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
-    wards: BTreeMap<JobId, Wards>,
+    pub(super) wards: BTreeMap<JobId, Wards>,
     /// Where processes of this node are dialed.
     doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
     /// Newest lives of processes that were restarted anywhere.
@@ -134,16 +143,8 @@ impl Node {
         for (rank, life) in ranks {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
             let known = told.max(*life).max(ward.incarnation);
-            let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected {
-                host: from.clone(),
-                incarnation: known,
-                left: None,
-                recovering: false,
-                hopeless: None,
-                crashed: None,
-                origin: None,
-            });
-            protected.host = from.clone();
+            let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected::new(from.clone(), known));
+            (protected.host, protected.protector) = (from.clone(), None);
             protected.origin = origins.get(rank).copied();
             protected.incarnation = protected.incarnation.max(known);
         }
@@ -152,15 +153,16 @@ impl Node {
     }
 
     /// Of these ranks this node has protected lives of before the job began anew: there is nothing to replicate.
-    fn end_replication(&mut self, job: JobId, ranks: Vec<Rank>) {
+    pub(super) fn end_replication(&mut self, job: JobId, ranks: Vec<Rank>) {
         let orders = ranks.into_iter().map(|rank| Output::Store(StoreOrder::SetReplica(ProcessId { job, rank }, None)));
         self.outputs.extend(orders);
     }
 
     /// From a host: the key space of its ranks has grown.
-    pub(super) fn handle_keys(&mut self, job: JobId, fence: u64, keys: Vec<(String, String)>) {
+    pub(super) fn handle_keys(&mut self, from: &NodeId, job: JobId, fence: u64, keys: Vec<(String, String)>) {
         if let Some(wards) = self.recovery.wards.get_mut(&job) {
             (wards.ward.fence, wards.ward.keys) = (fence, keys);
+            self.tell_stand_in(job, from);
         }
     }
 
@@ -170,6 +172,7 @@ impl Node {
             && protected.host == *from
         {
             protected.left = Some(left);
+            self.tell_stand_in(job, from);
         }
     }
 
@@ -206,7 +209,8 @@ impl Node {
     pub(super) fn replicated_wards(&self) -> Vec<(JobId, NodeId, Vec<Rank>)> {
         let mut all: BTreeMap<(JobId, &NodeId), Vec<Rank>> = BTreeMap::new();
         for (job, wards) in self.recovery.wards.iter().filter(|(_, wards)| wards.ward.spec.protection.replicas == 2) {
-            for (rank, protected) in wards.ranks.iter().filter(|(_, protected)| protected.left.is_none()) {
+            let mine = |protected: &Protected| protected.left.is_none() && protected.protector.is_none();
+            for (rank, protected) in wards.ranks.iter().filter(|(_, protected)| mine(protected)) {
                 all.entry((*job, &protected.host)).or_default().push(*rank);
             }
         }
@@ -218,6 +222,11 @@ impl Node {
         self.recovery.wards.contains_key(&job)
     }
 
+    /// Whether a job is known to be over.
+    pub(super) fn has_ended(&self, job: JobId) -> bool {
+        self.recovery.ended.contains(&job)
+    }
+
     /// A job that was over goes on.
     pub(super) fn forget_end(&mut self, job: JobId) {
         self.recovery.ended.retain(|ended| *ended != job);
@@ -227,10 +236,8 @@ impl Node {
     pub(super) fn guard(&mut self, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
         let started_ms = self.config.wall_us / 1000;
         let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
-        let protected = |&(rank, incarnation, origin)| {
-            let (left, recovering, hopeless, crashed) = (None, false, None, None);
-            (rank, Protected { host: host(rank), incarnation, left, recovering, hopeless, crashed, origin: Some(origin) })
-        };
+        let protected =
+            |&(rank, incarnation, origin)| (rank, Protected { origin: Some(origin), ..Protected::new(host(rank), incarnation) });
         let ranks = ranks.iter().map(protected).collect();
         self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
     }
@@ -250,7 +257,7 @@ impl Node {
         let jobs: Vec<JobId> = self.homes.keys().copied().collect();
         jobs.into_iter().for_each(|job| self.seek_lost(now, job));
         let is_lost = |node: &NodeId| lost.iter().any(|member| member.id == *node);
-        let mine = |protected: &Protected| is_lost(&protected.host) && protected.left.is_none();
+        let mine = |p: &Protected| is_lost(&p.host) && p.left.is_none() && p.protector.is_none();
         let lost_here: Vec<ProcessId> = (self.recovery.wards.iter())
             .flat_map(|(job, wards)| {
                 wards.ranks.iter().filter(|(_, p)| mine(p)).map(|(rank, _)| ProcessId { job: *job, rank: *rank })
@@ -283,7 +290,7 @@ impl Node {
     }
 
     /// Somebody who does not know yet that a member is lost speaks of a job. Everybody places what was there in the same way.
-    fn update(&self, ward: &mut Ward) {
+    pub(super) fn update(&self, ward: &mut Ward) {
         for (old, new, lost) in self.recovery.losses.iter() {
             if ward.placement.nodes.contains(&lost.id) {
                 let protector = self.next_watcher(old, new, lost);
@@ -526,7 +533,7 @@ impl Node {
         let bytes: u64 = order.images.iter().map(|(_, bytes)| bytes).sum();
         let text = format!("rank {rank} goes on at {}, from images of {:.1} MiB", target.name, bytes as f64 / f64::from(1 << 20));
         self.record(now, EventName::Place, About::rank(job, rank), text);
-        self.send(&target, PeerMessage::Restart(Box::new(order)));
+        self.order_restart(now, &target, Box::new(order));
     }
 
     fn address_of(&self, node: &NodeId) -> IpAddr {
@@ -831,7 +838,9 @@ impl Node {
             return Some(Place::Left);
         }
         let here = self.hosts.get(&process.job).filter(|host| host.placement().node_of(process.rank) == Some(self.me()));
-        let ward = || self.recovery.wards.get(&process.job)?.ranks.get(&process.rank);
+        // Of who has left, and whose host is there, this node may say nothing that its protector has not said: a new home would wait for that.
+        let counts = |p: &&Protected| p.protector.is_none() || p.left.is_none() || !self.is_member(&p.host);
+        let ward = || self.recovery.wards.get(&process.job)?.ranks.get(&process.rank).filter(counts);
         match (self.recovery.doors.get(&process), here) {
             (Some((incarnation, door)), Some(_)) => Some(Place::Here { incarnation: *incarnation, door: *door }),
             (None, Some(host)) if host.ranks().any(|rank| rank == process.rank) => {

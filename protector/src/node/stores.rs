@@ -27,6 +27,8 @@ pub enum StoreOrder {
     SetReplica(ProcessId, Option<SocketAddr>),
     /// Another node protects this process from now on: what is held of it restarts nothing, unless it speaks here once more.
     LetGo(ProcessId),
+    /// The protector that has forwarded what this process says is lost, and this node brings the process back.
+    TakeOver(ProcessId),
     /// The job is over.
     RemoveJob(JobId),
     /// A job that was suspended goes on: whatever is held of it is removed, and its processes are let in again.
@@ -137,7 +139,8 @@ impl Node {
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
             }
-            ToStore::Keys { fence, entries } => self.handle_keys(job, fence, entries),
+            ToStore::Stand(standing) => self.handle_stand(from, job, *standing),
+            ToStore::Keys { fence, entries } => self.handle_keys(from, job, fence, entries),
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
             ToStore::Anew(life) => self.forget_lives_before(job, life),
@@ -149,10 +152,12 @@ impl Node {
                 for (rank, ..) in &ranks {
                     hosts.entry(ward.placement.node_of(*rank).unwrap_or(from).clone()).or_default().push(*rank);
                 }
-                for (host, ranks) in hosts {
-                    self.replicate(now, &host, job, replicas, &ranks);
+                for (host, ranks) in &hosts {
+                    self.replicate(now, host, job, replicas, ranks);
                 }
+                let hosts = hosts.into_keys();
                 self.handle_resume(now, job, &ranks, *ward);
+                hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
             ToStore::Remove => {
                 self.sparse.forget(job);
@@ -221,6 +226,7 @@ impl Node {
         }
         let orders = ranks.iter().map(|rank| Output::Store(StoreOrder::SetReplica(ProcessId { job, rank: *rank }, replica)));
         self.outputs.extend(orders);
+        self.tell_stand_in(job, host);
     }
 }
 

@@ -287,8 +287,8 @@ struct Process {
     replica: Option<Replica>,
     /// An image was asked for and none came since.
     wanted: bool,
-    /// Another protector leads since: this may be less than what that one has acknowledged.
-    let_go: bool,
+    /// Whether another protector has what the process does.
+    elsewhere: Elsewhere,
     /// Bound of its log, if it is not [`Config::log`].
     bound: Option<u64>,
     kept: Option<Kept>,
@@ -301,6 +301,17 @@ struct Process {
     dirty: VecDeque<StreamId>,
     /// It is among the processes that may have something to write.
     queued: bool,
+}
+
+/// Whether another protector has what a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Elsewhere {
+    /// The process speaks here, or did so last.
+    No,
+    /// Another one forwards all of it, and acknowledges nothing that is not here.
+    Forwards,
+    /// Another one has it since: this may be less than what that one has acknowledged.
+    Since,
 }
 
 impl Process {
@@ -319,7 +330,7 @@ impl Process {
             incoming: None,
             replica: None,
             wanted: false,
-            let_go: false,
+            elsewhere: Elsewhere::No,
             bound: None,
             kept: None,
             ended: false,
@@ -954,15 +965,33 @@ impl Store {
         }
     }
 
-    /// Another protector has what this process does from now on, or forwards it. What is held here restarts nothing until the process speaks here itself: it may
+    /// Another protector has what this process does from now on. What is held here restarts nothing until the process speaks here itself: it may
     /// be the log of another time, and whoever went on from it would do otherwise than was acknowledged and seen (G1).
     pub fn let_go(&mut self, id: ProcessId) {
-        self.processes.get_mut(&id).into_iter().for_each(|process| process.let_go = true);
+        self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::Since);
+    }
+
+    /// Whether another protector has had what this process does, without telling all of it here.
+    pub fn has_let_go(&self, id: ProcessId) -> bool {
+        self.processes.get(&id).is_some_and(|process| process.elsewhere == Elsewhere::Since)
+    }
+
+    /// Another protector forwards what this process says, and acknowledges nothing without this one. Who brings the process back is that one, until it is lost.
+    /// A log that was let go of stays so: who is to follow once more begins with nothing ([`Store::remove`]).
+    pub fn follow(&mut self, id: ProcessId) {
+        let process = self.processes.get_mut(&id).filter(|process| process.elsewhere != Elsewhere::Since);
+        process.into_iter().for_each(|process| process.elsewhere = Elsewhere::Forwards);
+    }
+
+    /// Who has forwarded what this process says is lost: this one has all that was acknowledged, and may bring the process back.
+    pub fn take_over(&mut self, id: ProcessId) {
+        let process = self.processes.get_mut(&id).filter(|process| process.elsewhere == Elsewhere::Forwards);
+        process.into_iter().for_each(|process| process.elsewhere = Elsewhere::No);
     }
 
     /// The process itself has said what it knows, and nothing is missing.
     pub fn take_up(&mut self, id: ProcessId) {
-        self.processes.get_mut(&id).into_iter().for_each(|process| process.let_go = false);
+        self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::No);
     }
 
     /// Fences the older incarnations of this process and says what a restart as `incarnation` needs. Called again while the
@@ -970,7 +999,8 @@ impl Store {
     pub fn restart(&mut self, id: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
         self.fence(id, incarnation);
         self.settle(id);
-        let process = self.processes.get_mut(&id).filter(|process| !process.let_go).ok_or(NoRestart::NoImage)?;
+        let process =
+            self.processes.get_mut(&id).filter(|process| process.elsewhere == Elsewhere::No).ok_or(NoRestart::NoImage)?;
         let cut = process.images.last().ok_or(NoRestart::NoImage)?.cut;
         let replicated = process.replica.is_none_or(|replica| replica.payload >= process.payload);
         // An image that is verified will be committed; a log that is not stable will be.
@@ -1107,7 +1137,7 @@ impl Store {
 
     /// Whether it could be restarted from what is held here.
     pub fn can_restart(&self, process: ProcessId) -> bool {
-        self.processes.get(&process).is_some_and(|process| !process.let_go && !process.images.is_empty())
+        self.processes.get(&process).is_some_and(|process| process.elsewhere == Elsewhere::No && !process.images.is_empty())
     }
 
     /// Whether an image of it is committed.

@@ -239,6 +239,24 @@ fn what_another_protector_has_led_since_restarts_nothing() {
 }
 
 #[test]
+fn a_copy_restarts_what_its_leader_was_lost_with_and_nothing_else() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    store.follow(id);
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage), "its leader does that");
+    store.take_over(id);
+    assert!(store.restart(id, Incarnation(1)).is_ok());
+    // What was let go stays so, whoever forwards and whoever is lost.
+    store.let_go(id);
+    store.follow(id);
+    store.take_over(id);
+    assert_eq!(store.restart(id, Incarnation(2)), Err(NoRestart::NoImage));
+    assert!(store.has_let_go(id));
+}
+
+#[test]
 fn nothing_is_forgotten_before_the_commit() {
     let mut store = begun(CONFIG);
     let id = speaker(0).process;

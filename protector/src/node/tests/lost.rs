@@ -1,6 +1,7 @@
 //! What is lost comes back, or its job begins anew, or says why it ends: whatever is lost, in whatever order the news of it comes.
 
 use super::*;
+use crate::membership::ring::watcher_of;
 
 /// Enough for everything that takes no time of its own.
 const SOON: Duration = Duration::from_millis(50);
@@ -44,11 +45,14 @@ impl Cluster {
         job
     }
 
-    /// An image of a rank is committed at its protector, after so many fences.
+    /// An image of a rank is committed at its protector, and with two replicas at the next node, after so many fences.
     fn commit(&mut self, job: JobId, rank: u32, fences: u64) {
         let host = &self.ranks[&at(job, rank)].0;
-        let protector = self.nodes[host].holder_of(at(job, rank)).name;
-        self.images.insert((protector, at(job, rank)), fences);
+        let protector = self.nodes[host].holder_of(at(job, rank));
+        let view = self.nodes[&protector.name].view().expect("a member");
+        let copy = watcher_of(view, &protector).filter(|next| self.replicas == 2 && next.id.name != *host);
+        let copy = copy.map(|next| next.id.name.clone());
+        copy.into_iter().chain([protector.name]).for_each(|node| _ = self.images.insert((node, at(job, rank)), fences));
     }
 
     /// Whether a rank runs that has joined, and its protector is there.
@@ -148,6 +152,40 @@ fn a_job_that_must_not_begin_anew_ends_with_an_error() {
         assert_eq!(cluster.launched.len(), 4, "nobody is started once more");
         assert!(cluster.nothing_left(), "{}", cluster.story(job, 4));
     }
+}
+
+/// The log is at the next two nodes: those that are left go on, whichever death is heard of first, and nobody else goes back.
+#[test]
+fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_back_what_was_there() {
+    let mut taken_over = 0;
+    for seed in 0..200 {
+        for lost in [[1, 2], [2, 3], [3, 4]] {
+            let mut cluster = Cluster::new(7);
+            cluster.replicas = 2;
+            let job = cluster.start_recoverable(7, 4);
+            cluster.run_for(SOON);
+            cluster.jitter = Some(Random::new(seed));
+            let mut random = Random::new(seed);
+            let (first, second) = if random.next() % 2 == 0 { (lost[0], lost[1]) } else { (lost[1], lost[0]) };
+            cluster.kill_all(&[first]);
+            // Before the other death is known.
+            cluster.run_for(Duration::from_micros(random.next() % 200_000));
+            cluster.kill_all(&[second]);
+            let until = cluster.now + Duration::from_secs(10);
+            while cluster.restored.len() < 2 {
+                assert!(cluster.now < until, "seed {seed}, {lost:?}: it hangs\n{}", cluster.story(job, 4));
+                cluster.run_for(LATENCY);
+            }
+            cluster.run_for(SOON);
+            assert_eq!((cluster.restored.len(), cluster.launched.len()), (2, 4), "seed {seed}, {lost:?}: it began anew");
+            let copy = name(lost[1] + 1);
+            let orders = cluster.orders.iter().filter(|(node, order)| *node == copy && matches!(order, StoreOrder::TakeOver(_)));
+            // Else the host has found its next protector in time.
+            taken_over += orders.count();
+            cluster.end_well(job, 7);
+        }
+    }
+    assert!(taken_over > 200, "only {taken_over} ranks of 600 were brought back by who only had the copy");
 }
 
 /// The news of two deaths comes in another order everywhere: whoever is brought back by a protector that knows of one only is part of the job all the same, and what

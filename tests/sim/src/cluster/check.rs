@@ -275,6 +275,9 @@ impl World {
         if logs.store.incarnation(process).is_none_or(|life| !self.checks.is_voice(process, life)) {
             return; // A machine that hung, and does not know yet that it is none of the cluster any more.
         }
+        if self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at) {
+            return; // The same, and the process has another protector since.
+        }
         let whole = logs.committed(process, image).is_some_and(|bytes| self.saved_of(&bytes).is_some());
         assert!(whole, "G6: image {image} of {process} is committed, and not whole");
         if let Some(replica) = logs.replica(process) {

@@ -173,6 +173,10 @@ impl World {
                 self.logs(at).store.let_go(process);
                 None
             }
+            StoreOrder::TakeOver(process) => {
+                self.logs(at).store.take_over(process);
+                None
+            }
             StoreOrder::RemoveJob(job) => {
                 self.remove_job(at, job);
                 None
@@ -186,11 +190,7 @@ impl World {
             }
             StoreOrder::ForgetProcess(node, number, process) => {
                 self.silence(at, |of| of == process);
-                let logs = self.logs(at);
-                logs.store.remove(process);
-                logs.files.retain(|file, _| file.process() != process);
-                logs.cancel_writes(|file| file.process() == process);
-                logs.verifying.retain(|(of, _), _| *of != process);
+                self.remove_process(at, process);
                 Some((node, number, Answer::Forgotten))
             }
             StoreOrder::StableOf(node, number, process, life, stream) => {
@@ -205,6 +205,14 @@ impl World {
             self.input_soon(at, Input::StoreAnswer(node, number, answer));
         }
         self.serve_logs(at);
+    }
+
+    fn remove_process(&mut self, at: usize, process: ProcessId) {
+        let logs = self.logs(at);
+        logs.store.remove(process);
+        logs.files.retain(|file, _| file.process() != process);
+        logs.cancel_writes(|file| file.process() == process);
+        logs.verifying.retain(|(of, _), _| *of != process);
     }
 
     fn remove_job(&mut self, at: usize, job: JobId) {
@@ -321,6 +329,10 @@ impl World {
             let conn = self.logs(at).replicas.get_mut(&process).and_then(|(_, conn)| conn.take());
             conn.into_iter().for_each(|conn| self.close_log(at, conn));
             self.logs(at).store.set_replica(process, false);
+        }
+        if self.logs(at).store.has_let_go(process) {
+            self.silence(at, |of| of == process);
+            self.remove_process(at, process);
         }
         true
     }
@@ -513,7 +525,7 @@ impl World {
         let log = if is_forwarded { u64::MAX } else { protection.log };
         logs.store.configure(speaker.process, log, protection.keep_logs);
         if is_forwarded {
-            logs.store.let_go(speaker.process);
+            logs.store.follow(speaker.process);
         } else if logs.store.incarnation(speaker.process) == Some(speaker.incarnation) {
             logs.store.take_up(speaker.process);
             self.lead(at, speaker.process);
@@ -559,7 +571,12 @@ impl World {
     fn carry_out_of_logs(&mut self, at: usize, output: Output) {
         match output {
             Output::Send(to, bytes) => {
-                self.checks.handle_answer(to, &FromProtector::read(&bytes).expect("the store's own message"));
+                // What a copy has, its leader may be told; the process hears of it from the leader.
+                let voice = self.logs(at).voices.get(&to).copied();
+                let is_copy = voice.is_some_and(|conn| matches!(self.logs(at).roles.get(&conn), Some(Role::Forwarder(..))));
+                if !is_copy {
+                    self.checks.handle_answer(to, &FromProtector::read(&bytes).expect("the store's own message"));
+                }
                 let Some(conn) = self.logs(at).voices.get(&to).copied() else { return };
                 if !matches!(self.logs(at).roles.get(&conn), Some(Role::Journal(_, false))) {
                     self.send(conn, 1, Packet::Word(Word::Log(bytes)));

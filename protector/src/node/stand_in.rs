@@ -1,0 +1,216 @@
+//! The stand-in: who has the copy of a log (`--replicas 2`), and brings processes back when their host and their protector are both lost.
+//!
+//! A protector's stand-in is the next node of the ring, whose log service follows the protector's. The protector tells it all that it would need: who, where, in
+//! which life, with which keys ([`Standing`]). It acts on that only if
+//! - it was the protector's stand-in in the last view that had the protector in it, and has seen all views since: else another one may have more of the log;
+//! - nobody else protects the host since, as far as the ring says;
+//! - the protector has not ordered a restart of which the stand-in does not know: an order waits until the stand-in has heard of it, or is no member any more;
+//! - the protector has not released the process: whoever asks for that waits in the same way.
+//!
+//! What it may not act on any more it lets go, in its log service, too: a copy that has missed something restarts nothing ([`crate::store::Store::let_go`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::membership::View;
+use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, Standing, Stood, ToHome, ToStore};
+
+use super::clients::Purpose;
+use super::events::About;
+use super::recovery::{Left, Protected, Wards};
+use super::stores::StoreOrder;
+use super::{Node, Output};
+use crate::membership::ring::watcher_of;
+
+/// Time that a stand-in has to answer; it is asked again.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// What becomes of a process for whose protector this node stands in, with a new view.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// All as before.
+    Stays,
+    /// Another node has more of its log, or may have.
+    Ends,
+    /// Its host and its protector are lost: it is this node's.
+    Falls,
+}
+
+/// What becomes of a process on `host` for whose protector `me` stands in. Pure: `old` and `new` are views that `me` has had one after the other.
+fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) -> Fate {
+    let is_next_of = |view: &View, node: &NodeId| watcher_of(view, node).is_some_and(|next| next.id == *me);
+    if new.number != old.number + 1 {
+        // Between the two another one may have stood in.
+        return Fate::Ends;
+    }
+    if new.get(protector).is_some() {
+        return if is_next_of(new, protector) { Fate::Stays } else { Fate::Ends };
+    }
+    if old.get(protector).is_some() && !is_next_of(old, protector) {
+        return Fate::Ends;
+    }
+    match new.get(host) {
+        // Its host has another protector from now on: this node, or somebody who has nothing of it yet.
+        Some(_) if is_next_of(new, host) => Fate::Stays,
+        Some(_) => Fate::Ends,
+        None => Fate::Falls,
+    }
+}
+
+impl Node {
+    /// Who stands in for this node.
+    fn stand_in(&self) -> Option<NodeId> {
+        self.view().and_then(|view| watcher_of(view, self.me())).map(|next| next.id.clone())
+    }
+
+    /// What this node protects of a job on a host, for its stand-in; none, if there is no copy.
+    fn standing(&self, job: JobId, host: &NodeId) -> Option<Standing> {
+        let wards = self.recovery.wards.get(&job).filter(|wards| wards.ward.spec.protection.replicas == 2)?;
+        let of_host = wards.ranks.iter().filter(|(_, protected)| protected.protector.is_none() && protected.host == *host);
+        let stood = |(rank, protected): (&Rank, &Protected)| Stood {
+            rank: *rank,
+            incarnation: protected.incarnation,
+            origin: protected.origin,
+            left: protected.left.as_ref().map(|left| (left.status, left.phase, left.finals.clone())),
+        };
+        let ranks: Vec<Stood> = of_host.map(stood).collect();
+        (!ranks.is_empty()).then(|| Standing { host: host.clone(), ranks, ward: wards.ward.clone() })
+    }
+
+    /// Tells this node's stand-in what it would need to bring back these processes.
+    pub(super) fn tell_stand_in(&mut self, job: JobId, host: &NodeId) {
+        if let (Some(stand_in), Some(standing)) = (self.stand_in(), self.standing(job, host)) {
+            self.send(&stand_in, PeerMessage::ToStore(job, ToStore::Stand(Box::new(standing))));
+        }
+    }
+
+    /// Sends an order to bring a process back, as soon as this node's stand-in knows of it.
+    pub(super) fn order_restart(&mut self, now: Duration, target: &NodeId, order: Box<RestartOrder>) {
+        let process = order.process;
+        match (self.stand_in(), self.standing(process.job, target)) {
+            (Some(stand_in), Some(standing)) if stand_in != *self.me() => {
+                let purpose = Purpose::Stand { target: target.clone(), order, stand_in: stand_in.clone() };
+                self.gather_from(now, purpose, &Query::Stand(process.job, Box::new(standing)), vec![stand_in], ANSWER);
+            }
+            _ => self.send(target, PeerMessage::Restart(order)),
+        }
+    }
+
+    /// The stand-in knows of an order, or is gone.
+    pub(super) fn finish_stand(&mut self, now: Duration, target: &NodeId, order: Box<RestartOrder>, known: bool) {
+        let ProcessId { job, rank } = order.process;
+        let protected = self.recovery.wards.get(&job).and_then(|wards| wards.ranks.get(&rank));
+        // Else the target is lost meanwhile, and another order is under way.
+        if protected.is_some_and(|p| p.incarnation == order.incarnation && p.host == *target && p.protector.is_none()) {
+            if known { self.send(target, PeerMessage::Restart(order)) } else { self.order_restart(now, target, order) }
+        }
+    }
+
+    /// A protector wants this node to stand in for it. False: this node has not heard that it does.
+    pub(super) fn handle_stand(&mut self, from: &NodeId, job: JobId, standing: Standing) {
+        let Standing { host, ranks, mut ward } = standing;
+        let is_old = self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation > ward.incarnation);
+        if is_old || self.has_ended(job) || !self.is_member(from) || ranks.iter().any(|stood| stood.rank.0 >= ward.spec.ranks) {
+            return;
+        }
+        self.update(&mut ward);
+        let started_ms = self.config.wall_us / 1000;
+        let fresh = || Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() };
+        let wards = self.recovery.wards.entry(job).or_insert_with(fresh);
+        let forgotten = wards.forget_before(ward.incarnation);
+        if ward.fence >= wards.ward.fence || ward.incarnation > wards.ward.incarnation {
+            wards.ward = ward;
+        }
+        for Stood { rank, incarnation, origin, left } in ranks {
+            // The process has come to this node, and its protector of before does not know that yet.
+            if wards.ranks.get(&rank).is_some_and(|known| known.protector.is_none()) {
+                continue;
+            }
+            let mut protected = Protected::new(host.clone(), incarnation);
+            (protected.protector, protected.origin) = (Some(from.clone()), origin);
+            protected.left = left.map(|(status, phase, finals)| Left { status, phase, finals });
+            wards.ranks.insert(rank, protected);
+        }
+        self.end_replication(job, forgotten);
+    }
+
+    /// A process is to be protected elsewhere. This node's stand-in is asked first: it must not bring it back, either.
+    pub(super) fn handle_release_query(&mut self, now: Duration, from: &NodeId, number: u64, process: ProcessId) {
+        let protected = self.recovery.wards.get(&process.job).and_then(|wards| wards.ranks.get(&process.rank));
+        let leads = protected.is_some_and(|protected| protected.protector.is_none());
+        let copies = self.recovery.wards.get(&process.job).is_some_and(|wards| wards.ward.spec.protection.replicas == 2);
+        match self.stand_in().filter(|_| leads && copies) {
+            Some(stand_in) => {
+                let purpose = Purpose::Unstand { asker: from.clone(), number, process, stand_in: stand_in.clone() };
+                self.gather_from(now, purpose, &Query::Release(process), vec![stand_in], ANSWER);
+            }
+            None => self.release(from, number, process),
+        }
+    }
+
+    fn release(&mut self, asker: &NodeId, number: u64, process: ProcessId) {
+        self.handle_release(process);
+        self.send(asker, PeerMessage::Answer(number, Answer::Released));
+    }
+
+    /// The stand-in has let go of a process, or is gone.
+    pub(super) fn finish_unstand(&mut self, asker: &NodeId, number: u64, process: ProcessId, done: bool) {
+        if done {
+            self.release(asker, number, process);
+        } // Else whoever wants it asks again.
+    }
+
+    /// The cluster has another view: for whom this node stands in, and for whom it stands in no longer.
+    pub(super) fn review_standing(&mut self, now: Duration, old: &View, new: &View) {
+        let me = self.me().clone();
+        let stands = |(job, rank, p): (&JobId, &Rank, &Protected)| {
+            let protector = p.protector.as_ref()?;
+            Some((ProcessId { job: *job, rank: *rank }, fate(&me, old, new, protector, &p.host)))
+        };
+        let all = self.recovery.wards.iter().flat_map(|(job, wards)| wards.ranks.iter().map(move |(rank, p)| (job, rank, p)));
+        for (process, fate) in all.filter_map(stands).collect::<Vec<_>>() {
+            match fate {
+                Fate::Stays => {}
+                Fate::Ends => self.stand_down(process, new),
+                Fate::Falls => self.take_over(now, process),
+            }
+        }
+    }
+
+    /// Another node may have more of a process's log.
+    fn stand_down(&mut self, process: ProcessId, view: &View) {
+        self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
+        let Some(wards) = self.recovery.wards.get_mut(&process.job) else { return };
+        let Some(mut protected) = wards.ranks.remove(&process.rank) else { return };
+        let is_member = |node: &NodeId| view.get(node).is_some();
+        if !is_member(&protected.host) && !protected.protector.as_ref().is_some_and(is_member) {
+            // The home may count on this node: it has said that it knows of the process.
+            let why = "its node is lost, and so is its protector, and the copy of its log may lack something".to_owned();
+            let (rank, life) = (process.rank, protected.incarnation);
+            let home = wards.ward.placement.home().clone();
+            let hopeless = ToHome::NoImage { rank, life, why, signal: None };
+            (protected.protector, protected.hopeless) = (None, Some(hopeless.clone()));
+            wards.ranks.insert(rank, protected);
+            self.send(&home, PeerMessage::ToHome(process.job, hopeless));
+        }
+    }
+
+    /// The host of a process and its protector are lost: this node has a copy of its log, and protects it from now on.
+    fn take_over(&mut self, now: Duration, process: ProcessId) {
+        let wards = self.recovery.wards.get_mut(&process.job);
+        let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
+        let Some(lost) = protected.protector.take() else { return };
+        if protected.left.is_some() {
+            return; // There is nobody to bring back; this node answers for it.
+        }
+        let text = format!(
+            "rank {}: its host is lost, and so is its protector, {}; there is a copy of its log here",
+            process.rank, lost.name
+        );
+        self.record(now, EventName::Store, About::rank(process.job, process.rank), text);
+        self.outputs.push_back(Output::Store(StoreOrder::TakeOver(process)));
+        self.recover(now, process);
+    }
+}
