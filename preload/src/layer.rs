@@ -47,8 +47,8 @@ const BLOCK: usize = 4 << 10;
 const IDLE: u32 = 512;
 /// The same while a link is down.
 const IDLE_DOWN: u32 = 8;
-/// Time that a lost protector may take to be replaced, in milliseconds.
-const REPLACED_MS: u64 = 60_000;
+/// Time that a lost protector may take to be replaced, in milliseconds. The node, which can say why a job ends, gives up before that.
+const REPLACED_MS: u64 = 90_000;
 /// Descriptors that a waiting call listens to besides its own.
 pub const AWAITED: usize = 192;
 

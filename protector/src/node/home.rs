@@ -719,6 +719,15 @@ impl Home {
         self.check_end(now);
     }
 
+    /// Nothing will be decided about this job any more, wherever its ranks are.
+    pub fn give_up(&mut self, now: Duration, why: &str) {
+        if !self.is_over() {
+            let reason = EndReason::NodeLost { node: self.placement.home().name.clone(), ranks: Vec::new(), why: why.to_owned() };
+            self.end(Outcome { code: exit_code::NODE_LOST, reason });
+            self.check_end(now);
+        }
+    }
+
     fn lose_host(&mut self, node: &NodeId, why: &str) {
         if let Some(host) = self.hosts.get_mut(node) {
             host.gone = true;

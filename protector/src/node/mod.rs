@@ -331,8 +331,7 @@ impl Node {
         let gathers = self.gathers.values().map(|g| g.deadline);
         let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next);
         let checkpoints = self.checkpoints.iter().map(|w| w.deadline);
-        let frozen = self.recovery.frozen.map(|since| since + recovery::FROZEN);
-        let hosts = hosts.chain(schedules).chain(checkpoints).chain(self.next_orphan()).chain(frozen);
+        let hosts = hosts.chain(schedules).chain(checkpoints).chain(self.next_orphan()).chain(self.next_frozen());
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
         hosts.chain(gathers).chain(self.leaving_until).chain(join).chain(self.membership.poll_timeout()).min()
     }
@@ -509,7 +508,7 @@ impl Node {
             M::Refused(refusal) => self.handle_refusal(now, &refusal),
             M::Frozen { unreachable, reachable, needed } => self.handle_frozen(now, &unreachable, reachable, needed),
             M::Thawed => {
-                self.recovery.frozen = None;
+                (self.recovery.frozen, self.recovery.abandoned) = (None, None);
                 self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
             }
         }

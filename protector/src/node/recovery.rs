@@ -36,7 +36,9 @@ const LOSSES: usize = 64;
 /// Time that a protector has to let go of a process.
 const RELEASE: Duration = Duration::from_secs(5);
 /// Time that a side without a majority keeps protected jobs waiting for one: nothing can be decided there, and an error is better than a hang.
-pub(super) const FROZEN: Duration = Duration::from_secs(60);
+const FROZEN: Duration = Duration::from_secs(60);
+/// Time that hosts have after that to hear of it from the home of a job, which says why it ends. A process that finds no protector waits longer than both.
+const HOMELESS: Duration = Duration::from_secs(5);
 
 /// How a process has ended by itself, and where what it has sent ends.
 #[derive(Debug)]
@@ -122,6 +124,8 @@ pub(super) struct Recovery {
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
     pub(super) frozen: Option<Duration>,
+    /// When the processes of this node end, whose home has not ended them.
+    pub(super) abandoned: Option<Duration>,
 }
 
 impl Node {
@@ -871,13 +875,21 @@ impl Node {
         closing || self.place_of(process) == Some(Place::Left)
     }
 
+    /// When protected jobs that wait for a majority are given up.
+    pub(super) fn next_frozen(&self) -> Option<Duration> {
+        self.recovery.frozen.map(|since| since + FROZEN).into_iter().chain(self.recovery.abandoned).min()
+    }
+
     /// Protected jobs that wait for a majority.
     pub(super) fn end_frozen(&mut self, now: Duration) {
+        if self.recovery.abandoned.take_if(|due| *due <= now).is_some() {
+            let hosts: Vec<_> = self.hosts.keys().copied().collect();
+            hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
+        }
         if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_none() {
             return;
         }
-        let hosts: Vec<_> = self.hosts.keys().copied().collect();
-        hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
+        self.recovery.abandoned = Some(now + HOMELESS);
         let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
         let homes: Vec<(JobId, Vec<NodeId>)> =
             self.homes.iter().map(|(job, home)| (*job, home.placement().nodes.clone())).collect();
@@ -886,6 +898,7 @@ impl Node {
             for node in nodes.into_iter().filter(|node| *node != me) {
                 self.with_home(now, job, |home| home.handle_node_lost(now, &node, &why));
             }
+            self.with_home(now, job, |home| home.give_up(now, &why));
         }
     }
 }

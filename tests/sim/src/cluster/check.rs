@@ -253,7 +253,8 @@ impl World {
         let is_elsewhere = self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at);
         let acked =
             self.checks.acked.range((process, Incarnation(0))..=(process, Incarnation(u32::MAX))).map(|(_, acked)| *acked);
-        if is_elsewhere && newest.is_none() && acked.max().is_some_and(|acked| held.journal.start <= acked) {
+        let is_behind = is_elsewhere || self.machines[at].logs.behind.contains(&process);
+        if is_behind && newest.is_none() && acked.max().is_some_and(|acked| held.journal.start <= acked) {
             return;
         }
         match (file, position) {

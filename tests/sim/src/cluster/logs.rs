@@ -87,6 +87,8 @@ pub struct Logs {
     voices: HashMap<Speaker, ConnId>,
     replicas: BTreeMap<ProcessId, (SocketAddr, Option<ConnId>)>,
     followed: BTreeSet<ProcessId>,
+    /// Whose last hello said that what is held lacks something.
+    pub behind: BTreeSet<ProcessId>,
     jobs: BTreeMap<JobId, Protection>,
     ended: Vec<JobId>,
     verifying: BTreeMap<(ProcessId, u64), Option<u64>>,
@@ -106,6 +108,7 @@ impl Logs {
             voices: HashMap::new(),
             replicas: BTreeMap::new(),
             followed: BTreeSet::new(),
+            behind: BTreeSet::new(),
             jobs: BTreeMap::new(),
             ended: Vec::new(),
             verifying: BTreeMap::new(),
@@ -502,6 +505,16 @@ impl World {
             }
             _ => return false,
         };
+        if let ToProtector::Hello { journal, .. } = message {
+            let logs = self.logs(at);
+            let is_behind =
+                logs.store.incarnation(speaker.process).is_some() && logs.store.journal_end(speaker.process) < journal.start;
+            if is_behind {
+                logs.behind.insert(speaker.process)
+            } else {
+                logs.behind.remove(&speaker.process)
+            };
+        }
         let result = self.logs(at).store.handle_message(speaker, message);
         if let ToProtector::Hello { .. } = message {
             self.trace(|| {

@@ -25,7 +25,7 @@ use super::world::{Event, World, code, framed};
 use crate::data::app::{App, LISTENER, Op, mix};
 
 /// As in `preload/src/layer.rs` and `restart.rs`.
-const REPLACED: Duration = Duration::from_secs(60);
+const REPLACED: Duration = Duration::from_secs(90);
 const LOGIN: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 const SWITCH_AGAIN: Duration = Duration::from_millis(200);
@@ -478,7 +478,7 @@ impl World {
     fn reconnect(&mut self, pid: u32) -> bool {
         let (now, lib) = (self.now, self.lib(pid));
         if lib.lost.is_some_and(|since| since + REPLACED < now) {
-            self.fail(pid, "its protector is out of reach for 60 s");
+            self.fail(pid, &format!("its protector is out of reach for {REPLACED:?}"));
             return true;
         }
         match lib.log {

@@ -36,7 +36,7 @@ const CALLS: u64 = 300;
 /// Time until nothing is left of a job, when everybody can be reached.
 const SETTLED: Duration = Duration::from_secs(8);
 /// The same, if it was given up somewhere: a side without a majority keeps what it has for a minute.
-const GIVEN_UP: Duration = Duration::from_secs(75);
+const GIVEN_UP: Duration = Duration::from_secs(105);
 
 const DAEMON_PORT: u16 = 1;
 const LOG_PORT: u16 = 2;
