@@ -29,6 +29,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
@@ -50,7 +51,7 @@ use self::observers::{ObserverId, Observers};
 use self::recovery::Recovery;
 use self::registry::Registry;
 use self::stores::{Sparse, StoreOrder};
-use crate::membership::{self, Membership, MembershipEvent, Peer, Reason};
+use crate::membership::{self, Membership, MembershipEvent, Peer, Reason, Views};
 use crate::random::Random;
 use crate::store::{NoRestart, Restart};
 
@@ -237,6 +238,23 @@ impl Node {
         } else {
             Membership::joining(now, me, config.join.clone(), timing, seed)
         };
+        Node::with(now, config, membership)
+    }
+
+    /// A node that has been a member of `view` for some time, and shares what it works out of views with others: for simulations of many.
+    pub fn member_of(now: Duration, config: NodeConfig, view: &Arc<View>, views: &Views) -> Self {
+        let (me, timing, seed) = (config.me.clone(), config.timing.clone(), config.seed);
+        let membership = Membership::member_of(now, me, view, views, timing, seed);
+        Node::with(now, config, membership)
+    }
+
+    /// This node shares what it works out of views with others from now on: for simulations of many.
+    pub fn share(&mut self, views: &Views) {
+        self.membership.share(views);
+    }
+
+    fn with(now: Duration, config: NodeConfig, membership: Membership) -> Self {
+        let seed = config.seed;
         let mut node = Node {
             membership,
             early: Early::default(),
@@ -370,7 +388,7 @@ impl Node {
     }
 
     fn member(&self, id: &NodeId) -> Option<&Member> {
-        self.view()?.get(id)
+        self.membership.member(id)
     }
 
     fn is_member(&self, id: &NodeId) -> bool {
