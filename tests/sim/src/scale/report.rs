@@ -14,7 +14,7 @@ use super::{AT_ONCE, Costs, Joining, Outcome, SCENARIOS, join, run};
 /// Measures large clusters of the real state machines in virtual time: detection, agreement, messages of each node, and the time until all know a new place.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  radic-sim scale --nodes 64,256,1000 --runs 5\n  \
-    radic-sim scale --nodes 64,256,1000,4000,10000 --svg docs/scale    # the tables of docs/scale.md\n  \
+    radic-sim scale --nodes 64,256,1000,4000,10000 --runs 1 --svg docs/scale    # the tables of docs/scale.md\n  \
     radic-sim scale --nodes 1000 --message-us 20 --handshake-us 400    # with the processor's time\n\n\
     Progress is on standard error, the tables (or JSON) on standard output. One seed gives one result.")]
 pub struct ScaleArgs {
