@@ -7,6 +7,7 @@ use radic_wire::ids::{NodeId, NodeName};
 use radic_wire::limits;
 use radic_wire::membership::{Ballot, Change, Member, MembershipBody, Proposal, Refusal, View};
 
+use super::views::Known;
 use super::{Membership, Output, Peer, Reason, Timing, majority};
 
 /// Longest time between two proposals, in units of [`Timing::retry`].
@@ -437,23 +438,23 @@ impl Membership {
             return;
         }
         let changes = proposal.changes.clone();
-        let view = roster.view.next(&changes).expect("changes are checked before they are accepted");
-        assert!(view.number == roster.view.number + 1, "a view that does not follow: {view:?}");
-        self.decide(view, &changes);
+        let next = self.views.next(&roster.view, &changes).expect("changes are checked before they are accepted");
+        assert!(next.view.number == roster.view.number + 1, "a view that does not follow: {next:?}");
+        self.decide(next, &changes);
     }
 
-    /// A majority has accepted `changes`, which make `view`: tells everybody.
-    fn decide(&mut self, view: View, changes: &[Change]) {
+    /// A majority has accepted `changes`, which make the view `next`: tells everybody.
+    fn decide(&mut self, next: Known, changes: &[Change]) {
         let Some(roster) = &self.roster else { return };
-        let place = view.members.iter().position(|member| member.id == self.me.id);
+        let place = next.index.get(&self.me.id).copied();
         let told = |member: &&Member| {
             // I am gone when I have decided my own removal (somebody else had proposed it): then everybody hears it from me.
-            let stays = view.get(&member.id).is_some();
+            let stays = next.index.contains_key(&member.id);
             member.id != self.me.id && (!stays || place.is_none())
         };
         let direct: Vec<Peer> = roster.view.members.iter().filter(told).map(super::peer).collect();
-        self.say_as(&view, direct, MembershipBody::Decided { changes: changes.to_vec(), root: place.unwrap_or(0) as u32 });
-        self.adopt_and_spread(view, changes, place.unwrap_or(0));
+        self.say_as(&next.view, direct, MembershipBody::Decided { changes: changes.to_vec(), root: place.unwrap_or(0) as u32 });
+        self.adopt_and_spread(next, changes, place.unwrap_or(0));
     }
 
     /// A message about the view after ours, from a member of ours that has the same view.
@@ -506,7 +507,7 @@ impl Membership {
         if proposal.ballot.proposer != *from || !entitled {
             return self.bad_message(from.clone(), format!("it may not propose {:?}", proposal.ballot));
         }
-        if let Err(e) = roster.view.next(&proposal.changes) {
+        if let Err(e) = self.views.next(&roster.view, &proposal.changes) {
             return self.bad_message(from.clone(), format!("proposed changes do not fit: {e}"));
         }
         let answer = match self.acceptor.accept(&proposal) {
@@ -519,7 +520,7 @@ impl Membership {
 
     fn on_promise(&mut self, from: &NodeId, ballot: &Ballot, earlier: Option<Proposal>) {
         let Some(roster) = &self.roster else { return };
-        if let Some(Err(e)) = earlier.as_ref().map(|earlier| roster.view.next(&earlier.changes)) {
+        if let Some(Err(e)) = earlier.as_ref().map(|earlier| self.views.next(&roster.view, &earlier.changes)) {
             return self.bad_message(from.clone(), format!("accepted changes do not fit: {e}"));
         }
         self.hear(from);

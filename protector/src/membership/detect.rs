@@ -151,8 +151,9 @@ impl Membership {
         if let Some(mute) = self.gossip.take().filter(|mute| !self.is_accused(mute)) {
             self.suspect(&mute, Reason::Unanswered);
         }
-        let others: Vec<&Member> = view.members.iter().filter(|member| member.id != self.me.id).collect();
-        let chosen = others[self.random.below(others.len() as u64) as usize];
+        let mine = self.roster.as_ref().map_or(0, |roster| roster.mine);
+        let other = self.random.below(view.members.len() as u64 - 1) as usize;
+        let chosen = &view.members[if other < mine { other } else { other + 1 }];
         self.gossip = Some(chosen.id.clone());
         self.say(vec![peer(chosen)], MembershipBody::ProbeRequest(chosen.id.clone()));
     }

@@ -54,8 +54,9 @@ pub mod ring;
 mod sim;
 #[cfg(test)]
 mod sim_tests;
+mod views;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +67,8 @@ use radic_wire::membership::{Change, Departure, Member, MembershipBody, Membersh
 use agree::{Acceptor, Cut, Pending, Proposer};
 pub use detect::Evidence;
 use detect::{Probing, Suspicion, Watched};
+use views::Known;
+pub use views::Views;
 
 use crate::random::Random;
 
@@ -283,7 +286,7 @@ pub enum Output {
 #[derive(Debug)]
 struct Roster {
     view: Arc<View>,
-    index: BTreeMap<NodeId, usize>,
+    index: Arc<BTreeMap<NodeId, usize>>,
     /// My place.
     mine: usize,
     /// Who watches me.
@@ -293,8 +296,7 @@ struct Roster {
 }
 
 impl Roster {
-    fn new(view: Arc<View>, me: &NodeId, since: Duration) -> Option<Roster> {
-        let index: BTreeMap<NodeId, usize> = view.members.iter().enumerate().map(|(i, member)| (member.id.clone(), i)).collect();
+    fn new(Known { view, index }: Known, me: &NodeId, since: Duration) -> Option<Roster> {
         let mine = *index.get(me)?;
         let watcher = ring::watcher_of(&view, me).map(peer);
         Some(Roster { view, index, mine, watcher, since })
@@ -321,6 +323,7 @@ pub struct Membership {
     /// Excluded or left: nothing happens any more.
     ended: bool,
     outputs: VecDeque<Output>,
+    views: Views,
     /// None until this protector has joined.
     roster: Option<Roster>,
     seeds: Vec<SocketAddr>,
@@ -360,8 +363,24 @@ impl Membership {
     pub fn bootstrap(now: Duration, me: Member, timing: Timing, seed: u64) -> Membership {
         let view = View::founded_by(me.clone());
         let mut machine = Membership::new(now, me, Vec::new(), timing, seed);
-        machine.adopt(view);
+        machine.adopt(machine.views.whole(view));
         machine
+    }
+
+    /// A protector that has been a member of `view` for some time, and shares what it works out with others that have these `views`: for simulations of many.
+    pub fn member_of(now: Duration, me: Member, view: &Arc<View>, views: &Views, timing: Timing, seed: u64) -> Membership {
+        let mut machine = Membership::new(now, me, Vec::new(), timing, seed);
+        machine.views = views.clone();
+        machine.adopt(views.shared(view));
+        // They did not all begin in one moment.
+        machine.next_heartbeat = now + machine.random.duration(machine.timing.heartbeat);
+        machine.next_gossip = now + machine.random.duration(machine.timing.silence() * 5);
+        machine
+    }
+
+    /// This machine shares what it works out with others that have these `views`, from now on: for simulations of many.
+    pub fn share(&mut self, views: &Views) {
+        self.views = views.clone();
     }
 
     /// A protector that joins through whoever listens at one of `seeds`.
@@ -379,6 +398,7 @@ impl Membership {
             now,
             ended: false,
             outputs: VecDeque::new(),
+            views: Views::default(),
             roster: None,
             seeds,
             next_join: now,
@@ -409,6 +429,11 @@ impl Membership {
     /// The view; none while joining.
     pub fn view(&self) -> Option<&Arc<View>> {
         self.roster.as_ref().map(|roster| &roster.view)
+    }
+
+    /// The member `id` of the view, in exactly that life.
+    pub fn member(&self, id: &NodeId) -> Option<&Member> {
+        self.roster.as_ref()?.get(id)
     }
 
     /// Whether this side is known to have no majority.
@@ -599,7 +624,7 @@ impl Membership {
         let Some(roster) = &self.roster else {
             let concerns_me = view.get(&self.me.id).is_some() || view.departure(&self.me.id).is_some();
             if concerns_me {
-                self.adopt(view);
+                self.adopt(self.views.whole(view));
             }
             return;
         };
@@ -609,7 +634,7 @@ impl Membership {
         let mine = roster.view.number;
         assert!(view.number != mine || view == *roster.view, "two views are numbered {mine}: {view:?} and {:?}", roster.view);
         if view.number > mine {
-            self.adopt(view);
+            self.adopt(self.views.whole(view));
         }
     }
 
@@ -622,16 +647,17 @@ impl Membership {
         if number <= mine {
             return;
         }
-        match roster.view.next(changes) {
-            Ok(view) => self.adopt_and_spread(view, changes, root),
+        match self.views.next(&roster.view, changes) {
+            Ok(known) => self.adopt_and_spread(known, changes, root),
             Err(e) => self.bad_message(from.clone(), format!("decided changes do not fit: {e}")),
         }
     }
 
     /// Adopts the decided `view`, which `changes` made of the present one, and passes it on as the tree rooted at `root` says.
-    fn adopt_and_spread(&mut self, view: View, changes: &[Change], root: usize) {
+    fn adopt_and_spread(&mut self, known: Known, changes: &[Change], root: usize) {
+        let view = &known.view;
         let survivors = view.members.len() - changes.iter().filter(|change| matches!(change, Change::Join(_))).count();
-        let place = view.members.iter().position(|member| member.id == self.me.id);
+        let place = known.index.get(&self.me.id).copied();
         let to_next = MembershipBody::Decided { changes: changes.to_vec(), root: root as u32 };
         let (children, joiners) = match place {
             Some(place) if root < survivors => (
@@ -640,23 +666,23 @@ impl Membership {
             ),
             _ => (Vec::new(), Vec::new()),
         };
-        let whole = (!joiners.is_empty()).then(|| view.clone());
-        self.say_as(&view, children, to_next);
+        let whole = (!joiners.is_empty()).then(|| View::clone(view));
+        self.say_as(view, children, to_next);
         if let Some(whole) = whole {
-            self.say_as(&view, joiners, MembershipBody::Newest(whole));
+            self.say_as(view, joiners, MembershipBody::Newest(whole));
         }
-        self.adopt(view);
+        self.adopt(known);
     }
 
-    /// Makes `view` the view. It is newer than the one before.
-    fn adopt(&mut self, view: View) {
+    /// Makes this the view. It is newer than the one before.
+    fn adopt(&mut self, known: Known) {
+        let new = known.view.clone();
         let old = self.roster.take();
         if let Some(old) = &old {
-            assert!(view.number > old.view.number && view.cluster == old.view.cluster, "{view:?} after {:?}", old.view);
+            assert!(new.number > old.view.number && new.cluster == old.view.cluster, "{new:?} after {:?}", old.view);
         }
-        let why = changes_between(old.as_ref(), &view, &self.me);
-        let new = Arc::new(view);
-        self.roster = Roster::new(new.clone(), &self.me.id, self.now);
+        let why = changes_between(old.as_ref(), &new, &self.me);
+        self.roster = Roster::new(known, &self.me.id, self.now);
         if self.roster.is_none() {
             let left = new.departure(&self.me.id) == Some(Departure::Left);
             return self.end(if left { Output::Left } else { Output::Excluded { view: new } });
@@ -748,15 +774,19 @@ impl Membership {
     }
 }
 
-/// What happened between two views that need not follow each other.
+/// What happened between two views that need not follow each other: who stays keeps its order, and who joins comes last.
 fn changes_between(old: Option<&Roster>, new: &View, me: &Member) -> Vec<Change> {
     let Some(old) = old else { return vec![Change::Join(me.clone())] };
-    let present: BTreeSet<&NodeId> = new.members.iter().map(|member| &member.id).collect();
-    let gone = old.view.members.iter().map(|member| &member.id).filter(|id| !present.contains(id));
-    let removals = gone.map(|id| match new.departure(id) {
-        Some(Departure::Left) => Change::Leave(id.clone()),
-        Some(Departure::Died) | None => Change::Dead(id.clone()),
-    });
-    let joined = new.members.iter().filter(|member| !old.index.contains_key(&member.id));
-    removals.chain(joined.cloned().map(Change::Join)).collect()
+    let mut rest = new.members.iter().peekable();
+    let mut changes = Vec::new();
+    for id in old.view.members.iter().map(|member| &member.id) {
+        if rest.next_if(|member| member.id == *id).is_none() {
+            changes.push(match new.departure(id) {
+                Some(Departure::Left) => Change::Leave(id.clone()),
+                Some(Departure::Died) | None => Change::Dead(id.clone()),
+            });
+        }
+    }
+    changes.extend(rest.cloned().map(Change::Join));
+    changes
 }

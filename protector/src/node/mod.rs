@@ -30,6 +30,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
@@ -51,12 +52,14 @@ use self::observers::{ObserverId, Observers};
 use self::recovery::Recovery;
 use self::registry::Registry;
 use self::stores::{Sparse, StoreOrder};
-use crate::membership::{self, Membership, MembershipEvent, Peer, Reason};
+use crate::membership::{self, Membership, MembershipEvent, Peer, Reason, Views};
 use crate::random::Random;
 use crate::store::{NoRestart, Restart};
 
 /// Members that are gone and still shown by `radic nodes`.
 const GONE_SHOWN: usize = 64;
+/// Nodes that one event names.
+const NAMED: usize = 64;
 /// Time that a leaving node waits for the view without it.
 const LEAVE: Duration = Duration::from_secs(2);
 /// Time that a joining node tries to get into a view.
@@ -238,6 +241,23 @@ impl Node {
         } else {
             Membership::joining(now, me, config.join.clone(), timing, seed)
         };
+        Node::with(now, config, membership)
+    }
+
+    /// A node that has been a member of `view` for some time, and shares what it works out of views with others: for simulations of many.
+    pub fn member_of(now: Duration, config: NodeConfig, view: &Arc<View>, views: &Views) -> Self {
+        let (me, timing, seed) = (config.me.clone(), config.timing.clone(), config.seed);
+        let membership = Membership::member_of(now, me, view, views, timing, seed);
+        Node::with(now, config, membership)
+    }
+
+    /// This node shares what it works out of views with others from now on: for simulations of many.
+    pub fn share(&mut self, views: &Views) {
+        self.membership.share(views);
+    }
+
+    fn with(now: Duration, config: NodeConfig, membership: Membership) -> Self {
+        let seed = config.seed;
         let mut node = Node {
             membership,
             early: Early::default(),
@@ -370,7 +390,7 @@ impl Node {
     }
 
     fn member(&self, id: &NodeId) -> Option<&Member> {
-        self.view()?.get(id)
+        self.membership.member(id)
     }
 
     fn is_member(&self, id: &NodeId) -> bool {
@@ -499,7 +519,7 @@ impl Node {
             M::Heartbeat { to, view } => self.outputs.push_back(Output::Heartbeat(to, view)),
             M::Probe { member } => self.outputs.push_back(Output::Probe(member)),
             M::Event(event) => self.record_membership(now, &event),
-            M::ViewChanged { old, new, why } => self.handle_view(now, old.as_deref(), &new, &why),
+            M::ViewChanged { old, new, why } => self.handle_view(now, old.as_ref(), &new, &why),
             M::Excluded { view } => {
                 let text = format!("view {} was agreed without this node: the others take it for dead", view.number);
                 self.stop(now, Stop::Excluded(text));
@@ -560,18 +580,18 @@ impl Node {
         self.record(now, name, about, text);
     }
 
-    fn handle_view(&mut self, now: Duration, old: Option<&View>, new: &View, why: &[Change]) {
-        let before: &[Member] = old.map_or(&[], |v| &v.members);
-        let lost: Vec<_> = before.iter().filter(|m| new.get(&m.id).is_none()).cloned().collect();
-        let joined: Vec<_> =
-            new.members.iter().filter(|m| old.is_none_or(|old| old.get(&m.id).is_none())).map(|m| m.id.clone()).collect();
-        let names = |ids: &mut dyn Iterator<Item = &NodeId>| ids.map(|id| id.name.as_str()).collect::<Vec<_>>().join(", ");
+    fn handle_view(&mut self, now: Duration, old: Option<&Arc<View>>, new: &Arc<View>, why: &[Change]) {
+        // What changed is known; comparing the members would take time that grows with the square of their number.
+        let lost: Vec<Member> = old.map_or_else(Vec::new, |old| {
+            let gone = why.iter().filter(|change| !matches!(change, Change::Join(_)));
+            gone.filter_map(|change| old.get(change.id())).cloned().collect()
+        });
+        let joins = why.iter().filter(|change| matches!(change, Change::Join(_))).map(|change| change.id().clone());
+        let joined: Vec<NodeId> =
+            if old.is_some() { joins.collect() } else { new.members.iter().map(|m| m.id.clone()).collect() };
         let mut text = format!("view {} has {} members", new.number, new.members.len());
-        for (word, list) in [("joined", names(&mut joined.iter())), ("gone", names(&mut lost.iter().map(|m| &m.id)))] {
-            if !list.is_empty() {
-                text += &format!("; {word}: {list}");
-            }
-        }
+        text += &listed("joined", joined.iter());
+        text += &listed("gone", lost.iter().map(|member| &member.id));
         if new.members.len() == 2 {
             text += "; two cannot tell a death from a broken network: add a node, or a witness (radicd --witness)";
         }
@@ -654,5 +674,16 @@ impl Node {
             NameRequest::Unpublish(name) => Query::UnpublishName { job, name: name.clone() },
         };
         self.gather(now, clients::Purpose::Name { job, rank, request }, &query);
+    }
+}
+
+/// Some of these nodes in words, unless there is none.
+fn listed<'a>(what: &str, nodes: impl ExactSizeIterator<Item = &'a NodeId>) -> String {
+    let more = nodes.len().saturating_sub(NAMED);
+    let names: Vec<&str> = nodes.take(NAMED).map(|node| node.name.as_str()).collect();
+    match (names.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("; {what}: {}", names.join(", ")),
+        (false, more) => format!("; {what}: {} and {more} more", names.join(", ")),
     }
 }

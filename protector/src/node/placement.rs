@@ -1,5 +1,7 @@
 //! Where the ranks of a new job go.
 
+use std::collections::BTreeMap;
+
 use radic_wire::ids::{NodeId, NodeName};
 use radic_wire::job::{JobSpec, MapBy, Placement, RestartOn};
 use radic_wire::membership::{Member, Role, View};
@@ -55,29 +57,31 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
 ///
 /// All go to one node, unless `how` is [`RestartOn::Any`]. Among equals the first in the view is taken.
 pub fn replace(view: &View, old: &Placement, lost: &NodeId, protector: &NodeId, how: RestartOn) -> Option<Placement> {
+    let node_of = |rank: usize| &old.nodes[old.rank_nodes[rank] as usize];
+    let mut counts: BTreeMap<&NodeId, u32> = BTreeMap::new();
+    (0..old.rank_nodes.len()).for_each(|rank| *counts.entry(node_of(rank)).or_default() += 1);
     let hosts = view.members.iter().filter(|m| m.role != Role::Witness);
-    let mut ranks: Vec<(NodeId, u32)> = hosts.map(|m| (m.id.clone(), old.ranks_on(&m.id).count() as u32)).collect();
-    let is = |id: &NodeId, role: Role| view.get(id).is_some_and(|member| member.role == role);
+    let mut hosts: Vec<(&Member, u32)> = hosts.map(|m| (m, counts.get(&m.id).copied().unwrap_or(0))).collect();
     let mut next = || {
-        let by = |wanted: &dyn Fn(&NodeId) -> bool| {
-            let fitting = ranks.iter().enumerate().filter(|(_, (id, _))| wanted(id));
+        let by = |wanted: &dyn Fn(&Member) -> bool| {
+            let fitting = hosts.iter().enumerate().filter(|(_, (member, _))| wanted(member));
             fitting.min_by_key(|(_, (_, count))| *count).map(|(at, _)| at)
         };
-        let spare = || by(&|id| is(id, Role::Spare));
-        let own = || by(&|id| id == protector);
-        let any = || by(&|id| is(id, Role::Node)).or_else(spare);
+        let spare = || by(&|member| member.role == Role::Spare);
+        let own = || by(&|member| member.id == *protector);
+        let any = || by(&|member| member.role == Role::Node).or_else(spare);
         let at = match how {
             RestartOn::Spare => spare().or_else(own).or_else(any),
             RestartOn::Protector => own().or_else(any),
             RestartOn::Any => any(),
         }?;
-        ranks[at].1 += 1;
-        Some(ranks[at].0.clone())
+        hosts[at].1 += 1;
+        Some(hosts[at].0.id.clone())
     };
     let target = next()?;
     let mut first = Some(target.clone());
-    let node_of = |rank: usize| &old.nodes[old.rank_nodes[rank] as usize];
     let mut nodes: Vec<NodeId> = Vec::new();
+    let mut places: BTreeMap<NodeId, u32> = BTreeMap::new();
     let mut rank_nodes = Vec::with_capacity(old.rank_nodes.len());
     for rank in 0..old.rank_nodes.len() {
         let node = match node_of(rank) {
@@ -85,11 +89,13 @@ pub fn replace(view: &View, old: &Placement, lost: &NodeId, protector: &NodeId, 
             _ if how == RestartOn::Any => first.take().or_else(&mut next)?,
             _ => target.clone(),
         };
-        let at = nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
+        let at = places.get(&node).copied().unwrap_or_else(|| {
+            let at = nodes.len() as u32;
+            places.insert(node.clone(), at);
             nodes.push(node);
-            nodes.len() - 1
+            at
         });
-        rank_nodes.push(at as u32);
+        rank_nodes.push(at);
     }
     let placement = Placement { nodes, rank_nodes };
     assert!(placement.is_valid(old.rank_nodes.len() as u32), "every rank is on a node, and every node has a rank");

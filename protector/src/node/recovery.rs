@@ -248,12 +248,11 @@ impl Node {
 
     /// Members are gone: their ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them. What is told of
     /// that is told when all of them are out of the placement: nobody speaks of one that is lost.
-    pub(super) fn handle_losses(&mut self, now: Duration, old: &View, new: &View, lost: &[Member]) {
+    pub(super) fn handle_losses(&mut self, now: Duration, old: &Arc<View>, new: &Arc<View>, lost: &[Member]) {
         if lost.is_empty() {
             return;
         }
         lost.iter().for_each(|member| self.place_ranks_of(now, old, new, member));
-        let (old, new) = (Arc::new(old.clone()), Arc::new(new.clone()));
         self.recovery.losses.extend(lost.iter().map(|member| (old.clone(), new.clone(), member.clone())));
         let surplus = self.recovery.losses.len().saturating_sub(LOSSES);
         self.recovery.losses.drain(..surplus);

@@ -1221,3 +1221,12 @@ fn a_rank_is_killed_where_it_is_and_a_node_is_asked_before_it_has_a_fault() {
     cluster.run_for(Duration::from_millis(100));
     assert!(failed(&cluster, 7, "does not run") || failed(&cluster, 7, "there is no job"), "{:?}", cluster.replies(7));
 }
+
+#[test]
+fn an_event_names_only_some_of_many_nodes() {
+    let ids: Vec<NodeId> = (0..100).map(id).collect();
+    assert_eq!(listed("gone", ids[..0].iter()), "");
+    assert_eq!(listed("gone", ids[..2].iter()), "; gone: n0, n1");
+    let text = listed("joined", ids.iter());
+    assert!(text.starts_with("; joined: n0, n1, ") && text.ends_with(", n63 and 36 more"), "{text}");
+}

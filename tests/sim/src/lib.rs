@@ -12,6 +12,8 @@
 //!   connections break with any part of what was on the way delivered, links and disks are slow, images are damaged: at times that the seed says, or after events.
 //! - [`data`]: the data path alone, in far smaller steps: one observer's calls, messages and writes in any order, with deaths after any of them.
 //!
+//! Beside these, [`scale`] measures clusters of thousands of protectors, without faults of the network and without checkers.
+//!
 //! Not simulated: the daemon's sockets and the library's system calls (their drivers are written anew here, after them), PMI, standard input, suspension, listeners of the
 //! program's, incremental images, several threads. Scenarios on the real thing are in `tests/tests`.
 #![forbid(unsafe_code)]
@@ -19,4 +21,5 @@
 pub mod cluster;
 pub mod data;
 pub mod dice;
+pub mod scale;
 pub mod seeds;

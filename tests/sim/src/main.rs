@@ -3,16 +3,20 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use radic_sim::scale::report::{self, ScaleArgs};
 use radic_sim::seeds::{self, Range};
 
 /// Simulates whole clusters of the real state machines, one for each seed: crashes, pauses, cuts, broken connections, slow links and disks; everything that
 /// DESIGN guarantees is checked at every step.
 #[derive(Debug, Parser)]
 #[command(
+    args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  radic-sim --seeds 1..10000\n  radic-sim --seed 4711 --trace\n\nThe last line says how many seeds passed. The exit code is 1 if any failed."
 )]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Seeds to run, both ends included.
     #[arg(long, default_value = "1..1000", value_name = "FROM..TO")]
     seeds: Range,
@@ -33,8 +37,17 @@ struct Args {
     worker: Option<Range>,
 }
 
+/// What else it does.
+#[derive(Debug, Subcommand)]
+enum Command {
+    Scale(ScaleArgs),
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Command::Scale(args)) = args.command {
+        return ended(report::scale(&args));
+    }
     if let Some(range) = args.worker {
         seeds::work(range);
         return ExitCode::SUCCESS;
@@ -42,7 +55,11 @@ fn main() -> ExitCode {
     if let Some(seed) = args.seed {
         return if seeds::run_one(seed, args.trace, args.json) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    match seeds::run_all(args.seeds, args.threads.into(), args.json) {
+    ended(seeds::run_all(args.seeds, args.threads.into(), args.json))
+}
+
+fn ended(result: std::io::Result<bool>) -> ExitCode {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

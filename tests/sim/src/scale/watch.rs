@@ -1,0 +1,180 @@
+//! What a run waits for, and when it came to pass.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use radic_wire::event::{Event, EventName};
+use radic_wire::ids::{NodeName, ProcessId, Rank};
+use radic_wire::membership::MembershipBody;
+use radic_wire::peer::PeerMessage;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// The machine of each process.
+    pub(super) hosts: BTreeMap<ProcessId, usize>,
+    /// Processes that have joined, and those that have come back.
+    pub(super) joined: u64,
+    pub(super) returned: u64,
+    /// Those that are about to die.
+    victims: BTreeSet<NodeName>,
+    lost: BTreeSet<ProcessId>,
+    /// Machines and processes that live on, and are to hear of it.
+    survivors: usize,
+    /// Views of so many members have no victim, or every joiner.
+    members: usize,
+    /// Who was first suspected and confirmed dead when.
+    pub(super) suspected: BTreeMap<NodeName, Duration>,
+    pub(super) confirmed: BTreeMap<NodeName, Duration>,
+    /// Members who were suspected, or confirmed dead, and live.
+    pub(super) wronged: BTreeSet<NodeName>,
+    pub(super) slandered: BTreeSet<NodeName>,
+    /// Machines that said that they had no majority, and those that were declared dead while they lived.
+    pub(super) frozen: BTreeSet<usize>,
+    pub(super) excluded: BTreeSet<usize>,
+    /// What should not have happened to the job: the first such thing.
+    pub(super) missed: Option<String>,
+    /// Machines that have the view that is waited for; when the first and the last had it.
+    adopted: BTreeSet<usize>,
+    pub(super) first_view: Option<Duration>,
+    pub(super) last_view: Option<Duration>,
+    /// The view's number.
+    pub(super) number: u64,
+    /// When each lost process was first said to be back; who has heard of which, and when the last had heard of all.
+    pub(super) told: BTreeMap<ProcessId, Duration>,
+    heard: BTreeSet<(usize, ProcessId)>,
+    pub(super) last_heard: Option<Duration>,
+    process_heard: BTreeSet<(Rank, ProcessId)>,
+    pub(super) last_process: Option<Duration>,
+}
+
+impl Watch {
+    /// From now on these are waited for: the deaths of `victims`, a view of `members` at each of `survivors` machines, and that all these know where the victims'
+    /// processes are.
+    pub(super) fn begin(&mut self, victims: BTreeSet<NodeName>, places: &[usize], survivors: usize, members: usize) {
+        let lost = self.hosts.iter().filter(|(_, host)| places.contains(host)).map(|(process, _)| *process).collect();
+        let (hosts, joined) = (std::mem::take(&mut self.hosts), self.joined);
+        *self = Watch { hosts, joined, victims, lost, survivors, members, ..Watch::default() };
+    }
+
+    /// Whether everybody has the view.
+    pub(super) fn all_agree(&self) -> bool {
+        self.last_view.is_some()
+    }
+
+    /// Whether everybody has the view, and knows where everybody is.
+    pub(super) fn all_know(&self) -> bool {
+        self.all_agree() && (self.lost.is_empty() || self.last_heard.is_some())
+    }
+
+    /// A machine has this view.
+    pub(super) fn has_view(&mut self, now: Duration, at: usize, number: u64, members: usize) {
+        // The view of so many members is the last one: nobody joins while others die.
+        if members != self.members || self.last_view.is_some() || !self.adopted.insert(at) {
+            return;
+        }
+        self.first_view.get_or_insert(now);
+        self.number = number;
+        if self.adopted.len() == self.survivors {
+            self.last_view = Some(now);
+        }
+    }
+
+    /// A machine hears that a process is back.
+    pub(super) fn hears(&mut self, now: Duration, at: usize, process: ProcessId) {
+        if !self.lost.contains(&process) {
+            return;
+        }
+        self.told.entry(process).or_insert(now);
+        if self.heard.insert((at, process)) && self.heard.len() == self.survivors * self.lost.len() {
+            self.last_heard = Some(now);
+        }
+    }
+
+    /// A process hears that another one is back.
+    pub(super) fn process_hears(&mut self, now: Duration, rank: Rank, process: ProcessId) {
+        if self.lost.contains(&process) && self.process_heard.insert((rank, process)) {
+            self.last_process = Some(now);
+        }
+    }
+
+    /// A machine logs an event.
+    pub(super) fn event(&mut self, now: Duration, at: usize, event: &Event) {
+        let Some(subject) = &event.subject else {
+            match event.event {
+                EventName::Frozen => _ = self.frozen.insert(at),
+                EventName::Lost | EventName::Restart => self.misses(format!("node {at}: {}", event.text)),
+                _ => {}
+            }
+            return;
+        };
+        let is_victim = self.victims.contains(subject);
+        match (event.event, is_victim) {
+            (EventName::Suspect, true) => _ = self.suspected.entry(subject.clone()).or_insert(now),
+            (EventName::Confirm, true) => _ = self.confirmed.entry(subject.clone()).or_insert(now),
+            (EventName::Suspect, false) => _ = self.slandered.insert(subject.clone()),
+            (EventName::Confirm, false) => _ = self.wronged.insert(subject.clone()),
+            _ => {}
+        }
+    }
+
+    /// Something has happened that should not have.
+    pub(super) fn misses(&mut self, what: String) {
+        self.missed.get_or_insert(what);
+    }
+
+    /// Whether nobody was declared dead who lives, and the job goes on.
+    pub(super) fn is_well(&self) -> bool {
+        self.excluded.is_empty() && self.missed.is_none()
+    }
+
+    /// What has come to pass, in a few words.
+    pub(super) fn describe(&self) -> String {
+        let Watch { survivors, adopted, heard, lost, frozen, excluded, .. } = self;
+        let missed = self.missed.as_deref().unwrap_or("nothing");
+        format!(
+            "{} of {survivors} have the view, {} of {} know of the processes, {} were frozen, {} declared dead while they lived; went wrong: {missed}",
+            adopted.len(),
+            heard.len(),
+            survivors * lost.len(),
+            frozen.len(),
+            excluded.len()
+        )
+    }
+
+    /// The time at which the last of the victims was confirmed dead.
+    pub(super) fn all_confirmed(&self) -> Option<Duration> {
+        self.confirmed.values().copied().max().filter(|_| self.confirmed.len() == self.victims.len())
+    }
+}
+
+/// What a message is about, in a word.
+pub(super) fn kind(message: &PeerMessage) -> &'static str {
+    let PeerMessage::Membership(message) = message else {
+        return match message {
+            PeerMessage::Restarted { .. } => "restarted",
+            PeerMessage::Query(..) => "query",
+            PeerMessage::Answer(..) => "answer",
+            PeerMessage::NewHome(_) => "new home",
+            PeerMessage::Adopt(_) => "adopt",
+            PeerMessage::ToStore(..) => "to protector",
+            PeerMessage::ToHome(..) => "to home",
+            PeerMessage::ToHost(..) => "to host",
+            _ => "other",
+        };
+    };
+    match &message.body {
+        MembershipBody::Prepare(_) => "prepare",
+        MembershipBody::Promise { .. } => "promise",
+        MembershipBody::Accept(_) => "accept",
+        MembershipBody::Accepted(_) => "accepted",
+        MembershipBody::Rejected { .. } => "rejected",
+        MembershipBody::Decided { .. } => "decided",
+        MembershipBody::Newest(_) => "view",
+        MembershipBody::Request(_) => "request",
+        MembershipBody::ProbeRequest(_) | MembershipBody::ProbeResult { .. } => "probe",
+        MembershipBody::Refused(_) => "refused",
+        MembershipBody::Ask => "ask",
+        MembershipBody::Frozen(_) | MembershipBody::Thawed => "cut",
+    }
+}
