@@ -38,12 +38,12 @@ const OPENMPI: Library = Library { name: "openmpi", programs: "openmpi", libmpi:
 
 /// Programs that end with a line `OK NAME ...`, with arguments that make them long enough to be looked at.
 const PROGRAMS: [(&str, &[&str]); 6] = [
-    ("ring", &["--laps", "1000"]),
+    ("ring", &["--laps", "500"]),
     ("pingpong", &[]),
-    ("jacobi", &["--iterations", "2000"]),
+    ("jacobi", &["--iterations", "1000"]),
     ("master_worker", &[]),
-    ("collectives", &["--rounds", "300"]),
-    ("one_exits_early", &["--rounds", "2000"]),
+    ("collectives", &["--rounds", "150"]),
+    ("one_exits_early", &["--rounds", "800"]),
 ];
 
 /// What `make deps` installs.
@@ -126,8 +126,8 @@ impl Library {
         lines.sort_unstable();
         let expected: Vec<_> = (0..4).map(|rank| format!("Hello, World! I am process {rank} of 4")).collect();
         assert_eq!(lines, expected, "{hello}");
-        let ring = bench(&["ringtest", "--loop", "2000", "--size", "1000"]).expect(0);
-        assert!(ring.stdout().contains("2000 loops") && ring.stdout().contains("(4 processes, 1000 bytes)"), "{ring}");
+        let ring = bench(&["ringtest", "--loop", "700", "--size", "1000"]).expect(0);
+        assert!(ring.stdout().contains("700 loops") && ring.stdout().contains("(4 processes, 1000 bytes)"), "{ring}");
     }
 
     /// Every program on four nodes: with addresses of their own where that can be had (what runs on logical nodes, `protect` compares with protection),

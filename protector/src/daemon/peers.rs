@@ -31,7 +31,7 @@ const PROBE_AGAIN: Duration = Duration::from_millis(20);
 /// Time before a broken link is tried again, doubled up to the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 /// Time out of reach after which a link is given up: a member's death, or the loss of the majority, is noticed long before.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(90);
 /// The same for somebody who is no member any more, and may hear of that as a last word.
 const LAST_WORD: Duration = Duration::from_secs(2);
 /// Acknowledge at the latest after so many messages.

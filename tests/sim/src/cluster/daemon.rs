@@ -23,7 +23,7 @@ use super::world::{Event, World};
 const HANDSHAKE: Duration = Duration::from_millis(limits::HANDSHAKE_MS);
 const PROBE_AGAIN: Duration = Duration::from_millis(20);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(90);
 const LAST_WORD: Duration = Duration::from_secs(2);
 /// Time for an image to come: `SILENCE` of `logs/fetch.rs`.
 const FETCH: Duration = Duration::from_secs(30);
