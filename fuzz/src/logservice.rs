@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use radic_wire::frame::{FrameReader, encode_into};
 use radic_wire::ids::{Incarnation, ProcessId};
@@ -64,6 +65,8 @@ pub fn check(data: &[u8]) -> bool {
 
 impl World {
     fn new() -> World {
+        // libFuzzer's timer would interrupt calls on sockets, here and in the service. LIMIT says what hangs.
+        SigSet::from(Signal::SIGALRM).thread_block().expect("a signal that can be blocked");
         let dir = tempfile::tempdir().expect("a folder");
         let address = SocketAddr::from(([127, 0, 0, 1], 0)).ip();
         let (logs, _) =
