@@ -1,6 +1,6 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
-# make test    what CI runs: format, lints, documentation, unit and integration tests, ten seconds of fuzzing
-# make fuzz    fuzzes the image reader: make fuzz SECONDS=600
+# make test    what CI runs: format, lints, documentation, unit and integration tests, some seconds of fuzzing
+# make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 .PHONY: demo test deps build lint unit integration long fuzz sim chaos clean
@@ -35,21 +35,19 @@ integration: build
 	$(CARGO) test --release --workspace $(addprefix --test ,$(SCENARIOS)) -- --test-threads=1 --nocapture
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
-# own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it.
-SECONDS ?= 10
+# own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.
+SECONDS ?= 2
+TARGETS ?= .*
 FUZZ := $(abspath $(or $(CARGO_TARGET_DIR),target))/fuzz
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 fuzz: deps
-	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --release -p radic-ckpt --test fuzz the_first_inputs_are_accepted
-	RUSTFLAGS="$(COVERAGE)" $(CARGO) build --quiet --release --manifest-path ckpt/fuzz/Cargo.toml \
+	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --release --workspace --test checks the_first_inputs_are_accepted
+	RUSTFLAGS="$(COVERAGE)" $(CARGO) build --quiet --release --manifest-path fuzz/libfuzzer/Cargo.toml \
 		--target x86_64-unknown-linux-gnu --target-dir $(FUZZ)
-	mkdir -p $(FUZZ)/corpus
-	$(FUZZ)/x86_64-unknown-linux-gnu/release/image -max_total_time=$(SECONDS) -max_len=65536 -rss_limit_mb=2048 -timeout=10 \
-		-print_final_stats=1 -artifact_prefix=$(FUZZ)/ $(FUZZ)/corpus $(FUZZ)/first >$(FUZZ)/log 2>&1 || { tail -40 $(FUZZ)/log; exit 1; }
-	@grep cov: $(FUZZ)/log | tail -1
-	@grep stat:: $(FUZZ)/log
+	grep -E '^($(subst $() $(),|,$(TARGETS))) ' $(FUZZ)/first/list | \
+		xargs -P $$(nproc) -L 1 ./fuzz/run.sh $(FUZZ) $(SECONDS)
 
 # Whole clusters of the real state machines with virtual time; a seed that fails is printed with the command that shows it once more.
 SEEDS ?= 1..1000

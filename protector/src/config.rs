@@ -309,6 +309,8 @@ fn default_dir() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn settings(args: &[&str]) -> Settings {
@@ -345,6 +347,29 @@ mod tests {
         let config = settings(&["--name", "a", "--listen", "127.0.0.1:5", "--dir", "/d"]).complete().unwrap();
         let again: Settings = toml::from_str(&config.to_toml().unwrap()).unwrap();
         assert_eq!(again.complete().unwrap().to_toml().unwrap(), config.to_toml().unwrap());
+    }
+
+    proptest! {
+        /// A file with anything in it: an error that names it, or settings that are in their ranges and can be written.
+        #[test]
+        fn any_file_is_settings_or_an_error(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), cut in any::<prop::sample::Index>(),
+        ) {
+            let good = "name = \"filed\"\nmissed = 7\nheartbeat_ms = 100\nslots = 4\njoin = [\"127.0.0.1:1\"]\nlisten = \"127.0.0.1:5\"\nlog_level = \"info\"\n";
+            let mut bytes = good.as_bytes().to_vec();
+            for (at, value) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            bytes.truncate(bytes.len() - cut.index(20));
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("radic.toml");
+            fs::write(&file, bytes).unwrap();
+            match settings(&["--config", file.to_str().unwrap(), "--dir", "/d"]).with_file() {
+                Err(error) => prop_assert!(error.to_string().contains("radic.toml")),
+                Ok(settings) => _ = settings.complete().map(|config| config.to_toml().unwrap()),
+            }
+        }
     }
 
     #[test]

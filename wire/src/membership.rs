@@ -96,7 +96,7 @@ impl Change {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadView {
     /// Views are numbered from 1.
-    #[error("view number 0")]
+    #[error("view number 0, or one after the last there is")]
     Number,
     /// Nobody is left, or nobody who could tell the others.
     #[error("no member of the view before remains")]
@@ -176,7 +176,8 @@ impl View {
             changes.iter().filter_map(|change| if let Change::Join(member) = change { Some(member.clone()) } else { None }),
         );
         let departed = departed.split_off(departed.len().saturating_sub(limits::DEPARTED));
-        let next = View { cluster: self.cluster, number: self.number + 1, members, departed };
+        let number = self.number.checked_add(1).ok_or(BadView::Number)?;
+        let next = View { cluster: self.cluster, number, members, departed };
         next.check()?;
         Ok(next)
     }
@@ -347,6 +348,13 @@ mod tests {
         assert_eq!(view.next(&[Change::Join(member("a", 2))]), Err(BadView::NameTwice(a.name.clone())));
         let without_b = view.next(&[dead(&b)]).unwrap();
         assert_eq!(without_b.next(&[Change::Join(member("b", 1))]), Err(BadView::Departed(b)));
+    }
+
+    #[test]
+    fn there_is_no_view_after_the_last_number() {
+        let last = View { number: u64::MAX, ..View::founded_by(member("a", 1)) };
+        assert_eq!(last.check(), Ok(()));
+        assert_eq!(last.next(&[Change::Join(member("b", 1))]), Err(BadView::Number));
     }
 
     #[test]

@@ -213,7 +213,7 @@ struct Stream {
 impl Stream {
     /// Units held: the end is one.
     fn held(&self) -> u64 {
-        self.log.end() + u64::from(self.ended == Some(self.log.end()))
+        self.log.end().saturating_add(u64::from(self.ended == Some(self.log.end())))
     }
 }
 

@@ -301,6 +301,21 @@ fn an_image_that_is_not_whole_or_not_good_is_refused() {
     assert!(!store.has_image(id), "it was given up for another");
 }
 
+/// An observer that says that a stream has 2^64 bytes: what is held of it is not less than what came.
+#[test]
+fn a_stream_that_ends_where_numbers_do_is_held() {
+    let (mut store, last) = (begun(CONFIG), u64::MAX - 1);
+    let (streams, ended) = ([(stream(1), last)], [(stream(1), u64::MAX)]);
+    let (streams, ended) = (CutStreams::new(&streams).unwrap(), CutStreams::new(&ended).unwrap());
+    let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 0, payload: 0, streams, ended };
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: last, bytes: b"x" };
+    store.handle_message(speaker(0), &begin).unwrap();
+    store.handle_message(speaker(0), &ToProtector::ImageEnd { image: 1, length: 0 }).unwrap();
+    store.handle_verified(speaker(0).process, 1, true);
+    store.handle_message(speaker(0), &payload).unwrap();
+    assert!(store.holds(speaker(0).process, stream(1), last));
+}
+
 #[test]
 fn a_full_log_asks_for_an_image_once() {
     let mut store = begun(CONFIG);

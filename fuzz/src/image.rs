@@ -1,4 +1,4 @@
-//! One input of the fuzzer: a chain of images, and what must hold for it. Also a part of `tests/fuzz.rs`, which makes the first inputs.
+//! One input of the fuzzer: a chain of images, and what must hold for it. The first inputs are made by an `ImageWriter`.
 //!
 //! An input is a byte of flags, then up to `LAYERS` images, newest first, each as its length (four bytes) and its bytes. Checksums would stop
 //! a fuzzer at once; so they are made right first, unless a flag says to leave them.
@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 
 use radic_ckpt::image::chain::{Merged, merge};
 use radic_ckpt::image::format::{Codec, End, HEADER_BYTES, RECORD_BYTES, Record, Run, run_crc};
-use radic_ckpt::image::{Header, ImageError, Reader, WriteSink, inspect, verify};
+use radic_ckpt::image::meta::{Backing, RegionRef};
+use radic_ckpt::image::{Header, ImageError, ImageWriter, MetaWriter, Reader, WriteSink, inspect, verify};
 
+use crate::Inputs;
 use crate::crc::crc32c;
 
 /// Most images of one input.
@@ -22,7 +24,6 @@ const MODEL_PAGES: usize = 4096;
 const PAGE: usize = 4096;
 
 /// Makes an input of images, newest first.
-#[allow(dead_code, reason = "the fuzzer makes its inputs itself")]
 pub fn input(flags: u8, images: &[Vec<u8>]) -> Vec<u8> {
     let mut out = vec![flags];
     for image in images {
@@ -170,4 +171,82 @@ fn content_crc(run: &Run, payload: Option<&[u8]>) -> u32 {
         (Codec::Zero | Codec::Kept, _) | (_, None) => Vec::new(),
     };
     run_crc(run.addr, run.len, &unpacked)
+}
+
+const SIZE: u64 = PAGE as u64;
+const BASE: u64 = 0x5555_0000_0000;
+
+/// One page, as it is written.
+#[derive(Clone, Copy, PartialEq)]
+enum Page {
+    Raw(u8),
+    Packed(u8),
+    Zero,
+    Kept,
+    Absent,
+}
+
+use Page::{Absent, Kept, Packed, Raw, Zero};
+
+/// What the metadata of an image of so many pages are.
+pub fn metadata(pages: u64) -> Vec<u8> {
+    let mut buffer = vec![0; 4096];
+    let mut meta = MetaWriter::new(&mut buffer);
+    meta.process(77, 0, (1, 2), b"/bin/true", b"true\0", b"/tmp");
+    let regions = [
+        (BASE, BASE + pages * SIZE, Backing::Anonymous, &b"[heap]"[..]),
+        (BASE + (1 << 32), BASE + (1 << 32) + SIZE, Backing::SharedFile, b"/tmp/data"),
+        (BASE + (2 << 32), BASE + (2 << 32) + (64 << 20), Backing::PrivateFile, b"/lib/libc.so.6"),
+    ];
+    for (start, end, backing, path) in regions {
+        let has_runs = backing != Backing::SharedFile;
+        let size = end - start;
+        meta.region(&RegionRef { start, end, prot: 3, backing, has_runs, size, head_crc: 7, path, ..RegionRef::default() });
+    }
+    meta.thread(77, 0x40_1000, 0x7ffe_0000, b"true");
+    meta.descriptor(1, b"file", b"/tmp/out", 12);
+    meta.note(b"nothing of note");
+    let len = meta.finish().expect("a small image");
+    buffer.truncate(len);
+    buffer
+}
+
+fn image(id: u64, parent: u64, pages: &[Page]) -> Vec<u8> {
+    let header = Header { build: 5, entry: 1, stack: 2, id, parent, ..Header::default() };
+    let mut writer = ImageWriter::begin(Vec::new(), header, &metadata(pages.len() as u64)).expect("a small image");
+    let mut addr = BASE;
+    // Equal pages in a row make a run.
+    for run in pages.chunk_by(|a, b| a == b) {
+        let len = run.len() * SIZE as usize;
+        match run[0] {
+            Raw(byte) => writer.raw(addr, &vec![byte; len]).expect("a small image"),
+            Packed(byte) => {
+                let bytes = vec![byte; len];
+                writer.lz4(addr, &bytes, &lz4_flex::block::compress(&bytes)).expect("a small image");
+            }
+            Zero => writer.zero(addr, len).expect("a small image"),
+            Kept => writer.kept(addr, len).expect("a small image"),
+            Absent => {}
+        }
+        addr += len as u64;
+    }
+    writer.zero(BASE + (2 << 32), 1 << 20).expect("a small image");
+    writer.finish().expect("a small image").0
+}
+
+/// Inputs that are accepted.
+pub fn first() -> Inputs {
+    // Runs of the younger images begin and end within those of the older ones, and go over several of them.
+    let oldest = image(1, 0, &[Raw(1), Packed(2), Packed(2), Packed(2), Zero, Zero, Absent, Packed(3)]);
+    let middle = image(2, 1, &[Kept, Kept, Zero, Kept, Kept, Raw(4), Raw(4), Kept]);
+    let newest = image(3, 2, &[Kept, Kept, Kept, Kept, Packed(5), Kept, Absent, Kept]);
+    vec![
+        ("whole", input(0, std::slice::from_ref(&oldest))),
+        ("whole-checked", input(LEAVE_CHECKSUMS, std::slice::from_ref(&oldest))),
+        ("packed", input(0, &[image(1, 0, &[Packed(1), Packed(2)])])),
+        ("empty", input(0, &[image(1, 0, &[Absent])])),
+        ("increment", input(0, &[middle.clone(), oldest.clone()])),
+        ("chain", input(0, &[newest.clone(), middle.clone(), oldest.clone()])),
+        ("chain-checked", input(LEAVE_CHECKSUMS | LEAVE_PARENTS, &[newest, middle, oldest])),
+    ]
 }

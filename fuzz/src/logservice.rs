@@ -1,0 +1,200 @@
+//! The log service ([`crate::logs`]) on real sockets: up to four connections, each a byte of what for, a byte of which life, a length and what is said on it. With
+//! the highest bit of the first byte it is said in frames, each a length and its body.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
+use radic_wire::frame::{FrameReader, encode_into};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::key::ClusterKey;
+use radic_wire::limits;
+use radic_wire::log::{FromProtector, Span, ToProtector};
+use radic_wire::login::{CHALLENGE, Channel, LOGIN, Login, NONCE};
+use radic_wire::mac::JobKey;
+
+use crate::Inputs;
+use crate::input::Input;
+use crate::log::to_protector;
+use crate::logs::client::Client;
+use crate::logs::{self, Logs};
+use crate::store::Speaker;
+use crate::values::{job, process, written};
+
+/// Nothing here takes longer unless it hangs.
+const LIMIT: Duration = Duration::from_secs(8);
+const CONNECTIONS: usize = 4;
+const JOURNAL: &[u8] = b"determinants";
+
+/// A service, a process that behaves, and how many connections there were.
+struct World {
+    logs: Logs,
+    honest: Client,
+    connections: u32,
+    _dir: tempfile::TempDir,
+}
+
+static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new()));
+
+fn key() -> JobKey {
+    JobKey::derive(&ClusterKey::from_bytes([7; 32]), job())
+}
+
+fn speaker(rank: u32, life: u32) -> Speaker {
+    Speaker { process: process(rank), incarnation: Incarnation(life) }
+}
+
+/// Whatever is said, each connection comes to its end, what is answered can be read, and the service goes on serving who behaves.
+pub fn check(data: &[u8]) -> bool {
+    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Input(data);
+    let mut connections = Vec::new();
+    while !input.is_empty() && connections.len() < CONNECTIONS {
+        let (kind, life, length) = (input.u8(), input.u8(), usize::from(input.u16()));
+        connections.push(world.visit(kind, life, input.take(length)));
+    }
+    let answers: Vec<usize> = connections.into_iter().flatten().map(end).collect();
+    world.still_serves();
+    world.logs.remove_process(process(1));
+    answers.iter().any(|frames| *frames > 0)
+}
+
+impl World {
+    fn new() -> World {
+        // libFuzzer's timer would interrupt calls on sockets, here and in the service. LIMIT says what hangs.
+        SigSet::from(Signal::SIGALRM).thread_block().expect("a signal that can be blocked");
+        let dir = tempfile::tempdir().expect("a folder");
+        let address = SocketAddr::from(([127, 0, 0, 1], 0)).ip();
+        let (logs, _) =
+            logs::start(logs::Config::new(address, dir.path().into(), ClusterKey::from_bytes([7; 32]))).expect("a service");
+        let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
+        let none = Span::default();
+        let hello = ToProtector::Hello { process: process(0), incarnation: Incarnation(0), journal: none, payload: none };
+        honest.send(&hello).expect("a service that listens");
+        honest.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).expect("a service that listens");
+        World { logs, honest, connections: 0, _dir: dir }
+    }
+
+    /// The log of the process that behaves is there.
+    fn still_serves(&mut self) {
+        self.honest.send(&ToProtector::FetchJournal { position: 0 }).expect("a service that listens");
+        loop {
+            let body = self.honest.receive().expect("a service that answers");
+            if let Ok(FromProtector::Journal { position, bytes }) = FromProtector::read(&body) {
+                assert_eq!((position, bytes), (0, JOURNAL), "another journal");
+                return;
+            }
+        }
+    }
+
+    /// Connects, logs in as this says, and says it. None: it was turned away meanwhile.
+    fn visit(&mut self, kind: u8, life: u8, said: &[u8]) -> Option<(TcpStream, Option<Channel>)> {
+        let channel = match kind & 7 {
+            2 => Channel::Journal,
+            3 => Channel::Bulk,
+            4 => Channel::Image,
+            5 => Channel::Replica,
+            6 => Channel::Fetch,
+            _ => Channel::Journal,
+        };
+        let (framed, speaker) = (kind & 0x80 != 0, speaker(1, u32::from(life)));
+        let mut socket = self.connect();
+        let entered = match kind & 7 {
+            0 | 7 => None,
+            1 => login(&mut socket, speaker.process, speaker.incarnation, channel, 1).map(|()| None)?,
+            _ => login(&mut socket, speaker.process, speaker.incarnation, channel, 0).map(|()| Some(channel))?,
+        };
+        // Who is turned away meanwhile cannot say all of it.
+        _ = socket.write_all(&if framed { frames(said) } else { said.to_vec() });
+        Some((socket, entered))
+    }
+
+    /// From another address each time: the ports of one would be used up within a minute.
+    fn connect(&mut self) -> TcpStream {
+        self.connections += 1;
+        let [_, a, b, c] = (self.connections / 64).to_be_bytes();
+        let from = SockaddrIn::new(127, a.max(1), b, c.max(1), 0);
+        let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+        bind(socket.as_raw_fd(), &from).expect("an address of this machine");
+        let SocketAddr::V4(to) = self.logs.address() else { panic!("the service listens elsewhere") };
+        connect(socket.as_raw_fd(), &SockaddrIn::from(to)).expect("a service that listens");
+        let socket = TcpStream::from(socket);
+        socket.set_nodelay(true).and_then(|()| socket.set_read_timeout(Some(LIMIT))).expect("a socket");
+        socket
+    }
+}
+
+/// Logs in, with so much xored into the proof.
+fn login(socket: &mut TcpStream, process: ProcessId, incarnation: Incarnation, channel: Channel, wrong: u8) -> Option<()> {
+    let mut nonce = [0; NONCE];
+    getrandom::fill(&mut nonce).expect("random bytes");
+    let login = Login { process, incarnation, channel, nonce };
+    socket.write_all(&login.encode()).ok()?;
+    let mut challenge = [0; CHALLENGE];
+    socket.read_exact(&mut challenge).ok()?;
+    let mut proof = login.prove(&key(), &challenge).expect("the service has the key");
+    proof[usize::from(wrong) * 3] ^= wrong;
+    socket.write_all(&proof).ok()
+}
+
+fn frames(said: &[u8]) -> Vec<u8> {
+    let (mut input, mut out) = (Input(said), Vec::new());
+    while !input.is_empty() {
+        let length = usize::from(input.u8());
+        encode_into(&mut out, input.take(length), limits::LOG_FRAME);
+    }
+    out
+}
+
+/// Says no more, and reads to the end: how many messages came.
+fn end((mut socket, channel): (TcpStream, Option<Channel>)) -> usize {
+    _ = socket.shutdown(Shutdown::Write);
+    let mut bytes = Vec::new();
+    if let Err(error) = socket.read_to_end(&mut bytes) {
+        assert!(!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "a connection that does not end");
+    }
+    match channel {
+        // A stranger gets one challenge, if what it said is a login.
+        None => assert!(bytes.is_empty() || bytes.len() == CHALLENGE, "a stranger got {} bytes", bytes.len()),
+        Some(Channel::Fetch) => {}
+        Some(_) => {
+            let (mut reader, mut count) = (FrameReader::new(limits::LOG_FRAME), 0);
+            reader.push(&bytes);
+            while let Some(body) = reader.next_frame().expect("frames") {
+                FromProtector::read(body).expect("what is said can be read");
+                count += 1;
+            }
+            return count;
+        }
+    }
+    0
+}
+
+/// Inputs that are accepted, but for the last, which says what a stranger might.
+pub fn first() -> Inputs {
+    let mut all = Vec::new();
+    to_protector(&mut |name, message| {
+        let body = written(|out| message.write(out));
+        all.push((name, [&[body.len() as u8], &body[..]].concat()));
+    });
+    let message = |name: &str| all.iter().find(|(known, _)| *known == name).map_or(Vec::new(), |(_, bytes)| bytes.clone());
+    let on = |kind: u8, said: &[u8]| [&[kind, 0], &(said.len() as u16).to_le_bytes()[..], said].concat();
+    let journal = on(0x82, &[message("hello"), message("journal"), message("fetch-journal")].concat());
+    let bulk = on(0x83, &[message("payload"), message("payload-end")].concat());
+    let image = [&frames(&message("image-begin"))[..], b"no image"].concat();
+    let nonce = [3; NONCE];
+    let login = Login { process: process(1), incarnation: Incarnation(0), channel: Channel::Bulk, nonce }.encode();
+    let stranger: [u8; LOGIN] = login;
+    vec![
+        ("journal", journal.clone()),
+        ("payload", [&journal[..], &bulk].concat()),
+        ("image", [&journal[..], &on(4, &image)].concat()),
+        ("replica", [on(0x85, &[message("hello"), message("journal")].concat()), journal.clone()].concat()),
+        ("fetch", [&journal[..], &on(6, &[1, 0, 0, 0, 0, 0, 0, 0])].concat()),
+        ("stranger", [&journal[..], &on(0, &stranger), &on(1, &bulk)].concat()),
+    ]
+}
