@@ -62,6 +62,7 @@ pub fn spec(ranks: u32) -> JobSpec {
         protection: Protection::default(),
         mtbf_s: 86_400,
         restart_on: RestartOn::Spare,
+        on_loss: radic_wire::job::OnLoss::Fail,
     }
 }
 

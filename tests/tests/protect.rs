@@ -20,12 +20,12 @@ const OVERHEAD_KIB: u64 = 16 << 10;
 
 /// Programs, and arguments that make them last for about a second.
 const PROGRAMS: [(&str, &[&str]); 6] = [
-    ("ring", &["--laps", "600"]),
+    ("ring", &["--laps", "400"]),
     ("pingpong", &[]),
-    ("jacobi", &["--iterations", "1000"]),
+    ("jacobi", &["--iterations", "600"]),
     ("master_worker", &[]),
-    ("collectives", &["--rounds", "100"]),
-    ("one_exits_early", &["--rounds", "600"]),
+    ("collectives", &["--rounds", "60"]),
+    ("one_exits_early", &["--rounds", "400"]),
 ];
 
 /// How often each program is run under protection.

@@ -237,8 +237,19 @@ pub struct Stood {
     pub incarnation: Incarnation,
     /// The address of the node where it was first launched, if that is not its host.
     pub origin: Option<IpAddr>,
-    /// It has ended by itself: how, how far it had come with MPI, and where what it has sent ends.
-    pub left: Option<(ExitStatus, MpiPhase, Vec<(StreamId, u64)>)>,
+    /// It has ended by itself.
+    pub left: Option<Left>,
+}
+
+/// How a process has ended by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// How.
+    pub status: ExitStatus,
+    /// How far it had come with MPI.
+    pub phase: MpiPhase,
+    /// The ends of what it has sent: each stream and the offset after its last byte.
+    pub finals: Vec<(StreamId, u64)>,
 }
 
 /// What a protector knows of a job with processes that it may have to bring back.

@@ -13,9 +13,9 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, JobSpec, Placement};
+use radic_wire::job::{JobSpec, Placement};
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
+use radic_wire::peer::{Adoption, Left, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
 
 use super::clients::Purpose;
@@ -39,14 +39,6 @@ const RELEASE: Duration = Duration::from_secs(5);
 const FROZEN: Duration = Duration::from_secs(60);
 /// Time that hosts have after that to hear of it from the home of a job, which says why it ends. A process that finds no protector waits longer than both.
 const HOMELESS: Duration = Duration::from_secs(5);
-
-/// How a process has ended by itself, and where what it has sent ends.
-#[derive(Debug)]
-pub(super) struct Left {
-    pub(super) status: ExitStatus,
-    pub(super) phase: MpiPhase,
-    pub(super) finals: Vec<(StreamId, u64)>,
-}
 
 /// A process that this node protects, or for whose protector it stands in.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, Standing, Stood
 
 use super::clients::Purpose;
 use super::events::About;
-use super::recovery::{Left, Protected, Wards};
+use super::recovery::{Protected, Wards};
 use super::stores::StoreOrder;
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
@@ -73,7 +73,7 @@ impl Node {
             rank: *rank,
             incarnation: protected.incarnation,
             origin: protected.origin,
-            left: protected.left.as_ref().map(|left| (left.status, left.phase, left.finals.clone())),
+            left: protected.left.clone(),
         };
         let ranks: Vec<Stood> = of_host.map(stood).collect();
         (!ranks.is_empty()).then(|| Standing { host: host.clone(), ranks, ward: wards.ward.clone() })
@@ -129,8 +129,7 @@ impl Node {
                 continue;
             }
             let mut protected = Protected::new(host.clone(), incarnation);
-            (protected.protector, protected.origin) = (Some(from.clone()), origin);
-            protected.left = left.map(|(status, phase, finals)| Left { status, phase, finals });
+            (protected.protector, protected.origin, protected.left) = (Some(from.clone()), origin, left);
             wards.ranks.insert(rank, protected);
         }
         self.end_replication(job, forgotten);

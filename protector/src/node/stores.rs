@@ -9,12 +9,11 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::log::LogPart;
-use radic_wire::peer::{Answer, PeerMessage, Query, ToStore};
+use radic_wire::peer::{Answer, Left, PeerMessage, Query, ToStore};
 use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
 use super::host::Host;
-use super::recovery::Left;
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 

@@ -166,7 +166,7 @@ fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_b
             cluster.run_for(SOON);
             cluster.jitter = Some(Random::new(seed));
             let mut random = Random::new(seed);
-            let (first, second) = if random.next() % 2 == 0 { (lost[0], lost[1]) } else { (lost[1], lost[0]) };
+            let (first, second) = if random.next().is_multiple_of(2) { (lost[0], lost[1]) } else { (lost[1], lost[0]) };
             cluster.kill_all(&[first]);
             // Before the other death is known.
             cluster.run_for(Duration::from_micros(random.next() % 200_000));

@@ -42,6 +42,7 @@ fn spec(ranks: u32) -> JobSpec {
         protection: Protection { interval: Interval::Never, ..Protection::default() },
         mtbf_s: 86_400,
         restart_on: RestartOn::Protector,
+        on_loss: radic_wire::job::OnLoss::Restart,
     }
 }
 
