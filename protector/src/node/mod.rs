@@ -549,6 +549,7 @@ impl Node {
             format!("{reachable} members answer, {needed} are needed to decide anything; no answer from {}", names.join(", "));
         self.record(now, EventName::Frozen, About::default(), text);
         self.recovery.frozen.get_or_insert(now);
+        self.recovery.unreachable = unreachable.iter().cloned().collect();
         for node in unreachable {
             self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
         }

@@ -116,6 +116,8 @@ pub(super) struct Recovery {
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
     pub(super) frozen: Option<Duration>,
+    /// Who did not answer then.
+    pub(super) unreachable: BTreeSet<NodeId>,
     /// When the processes of this node end, whose home has not ended them.
     pub(super) abandoned: Option<Duration>,
 }
@@ -873,23 +875,29 @@ impl Node {
 
     /// Protected jobs that wait for a majority.
     pub(super) fn end_frozen(&mut self, now: Duration) {
+        let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
         if self.recovery.abandoned.take_if(|due| *due <= now).is_some() {
             let hosts: Vec<_> = self.hosts.keys().copied().collect();
             hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
+            // Whoever was within reach has had its time to say that nothing is left there.
+            self.end_homes(now, &why, |_, _| true);
         }
-        if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_none() {
-            return;
+        if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_some() {
+            self.recovery.abandoned = Some(now + HOMELESS);
+            self.end_homes(now, &why, |node, unreachable| unreachable.contains(node));
         }
-        self.recovery.abandoned = Some(now + HOMELESS);
-        let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
+    }
+
+    /// Ends all jobs of which this node is the home; nothing is expected of those hosts that are lost.
+    fn end_homes(&mut self, now: Duration, why: &str, is_lost: impl Fn(&NodeId, &BTreeSet<NodeId>) -> bool) {
+        let (me, unreachable) = (self.me().clone(), self.recovery.unreachable.clone());
         let homes: Vec<(JobId, Vec<NodeId>)> =
             self.homes.iter().map(|(job, home)| (*job, home.placement().nodes.clone())).collect();
         for (job, nodes) in homes {
-            let me = self.me().clone();
-            for node in nodes.into_iter().filter(|node| *node != me) {
-                self.with_home(now, job, |home| home.handle_node_lost(now, &node, &why));
+            for node in nodes.into_iter().filter(|node| *node != me && is_lost(node, &unreachable)) {
+                self.with_home(now, job, |home| home.handle_node_lost(now, &node, why));
             }
-            self.with_home(now, job, |home| home.give_up(now, &why));
+            self.with_home(now, job, |home| home.give_up(now, why));
         }
     }
 }

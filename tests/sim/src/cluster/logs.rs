@@ -585,9 +585,7 @@ impl World {
         match output {
             Output::Send(to, bytes) => {
                 // What a copy has, its leader may be told; the process hears of it from the leader.
-                let voice = self.logs(at).voices.get(&to).copied();
-                let is_copy = voice.is_some_and(|conn| matches!(self.logs(at).roles.get(&conn), Some(Role::Forwarder(..))));
-                if !is_copy {
+                if !self.logs(at).followed.contains(&to.process) {
                     self.checks.handle_answer(to, &FromProtector::read(&bytes).expect("the store's own message"));
                 }
                 let Some(conn) = self.logs(at).voices.get(&to).copied() else { return };
