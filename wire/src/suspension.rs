@@ -336,8 +336,8 @@ mod tests {
         let expected = bytes.len() as u64;
         assert_eq!(Manifest::decode(&longer, &key()), Err(ManifestError::Length { expected, got: expected + 1 }));
         let mut other = bytes.clone();
-        other[8] = 2;
-        assert_eq!(Manifest::decode(&other, &key()), Err(ManifestError::Version(2)));
+        other[8] = VERSION as u8 + 1;
+        assert_eq!(Manifest::decode(&other, &key()), Err(ManifestError::Version(VERSION + 1)));
         other[0] = 0;
         assert_eq!(Manifest::decode(&other, &key()), Err(ManifestError::Magic));
         assert!(matches!(Manifest::decode(&[], &key()), Err(ManifestError::Length { got: 0, .. })));
