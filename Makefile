@@ -36,7 +36,7 @@ integration: build
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.
-SECONDS ?= 2
+SECONDS ?= 1
 TARGETS ?= .*
 FUZZ := $(abspath $(or $(CARGO_TARGET_DIR),target))/fuzz
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
