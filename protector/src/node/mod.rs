@@ -490,7 +490,7 @@ impl Node {
             Query::Final { stream, sender } => Answer::Final(self.final_of(*stream, *sender)),
             Query::Release(process) => return self.handle_release_query(now, from, number, *process),
             Query::Stand(job, standing) => {
-                self.handle_stand(from, *job, (**standing).clone());
+                self.handle_stand(now, from, *job, (**standing).clone());
                 Answer::Stood
             }
             Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),

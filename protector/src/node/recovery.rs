@@ -75,6 +75,11 @@ pub(super) struct Wards {
 }
 
 impl Wards {
+    /// Those of a job; it is known from `now_ms` on, in milliseconds since 1970, if it is not known yet.
+    pub(super) fn of<'a>(all: &'a mut BTreeMap<JobId, Wards>, job: JobId, ward: &Ward, now_ms: u64) -> &'a mut Wards {
+        all.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms: now_ms, ranks: BTreeMap::new() })
+    }
+
     /// The job has begun anew with this life: what is known of ranks in an older one is not so any more. Hosts say so by what they have protected, and the home in words,
     /// in either order. Who is forgotten.
     pub(super) fn forget_before(&mut self, life: Incarnation) -> Vec<Rank> {
@@ -134,9 +139,8 @@ impl Node {
         mut ward: Ward,
     ) {
         self.update(&mut ward);
-        let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
-        let wards =
-            self.recovery.wards.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() });
+        let now_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
+        let wards = Wards::of(&mut self.recovery.wards, job, &ward, now_ms);
         let forgotten = wards.forget_before(ward.incarnation);
         for (rank, life) in ranks {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();

@@ -9,7 +9,6 @@
 //!
 //! What it may not act on any more it lets go, in its log service, too: a copy that has missed something restarts nothing ([`crate::store::Store::let_go`]).
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
@@ -108,17 +107,16 @@ impl Node {
         }
     }
 
-    /// A protector wants this node to stand in for it. False: this node has not heard that it does.
-    pub(super) fn handle_stand(&mut self, from: &NodeId, job: JobId, standing: Standing) {
+    /// A protector wants this node to stand in for it.
+    pub(super) fn handle_stand(&mut self, now: Duration, from: &NodeId, job: JobId, standing: Standing) {
         let Standing { host, ranks, mut ward } = standing;
         let is_old = self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation > ward.incarnation);
         if is_old || self.has_ended(job) || !self.is_member(from) || ranks.iter().any(|stood| stood.rank.0 >= ward.spec.ranks) {
             return;
         }
         self.update(&mut ward);
-        let started_ms = self.config.wall_us / 1000;
-        let fresh = || Wards { ward: ward.clone(), started_ms, ranks: BTreeMap::new() };
-        let wards = self.recovery.wards.entry(job).or_insert_with(fresh);
+        let now_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
+        let wards = Wards::of(&mut self.recovery.wards, job, &ward, now_ms);
         let forgotten = wards.forget_before(ward.incarnation);
         if ward.fence >= wards.ward.fence || ward.incarnation > wards.ward.incarnation {
             wards.ward = ward;

@@ -138,7 +138,7 @@ impl Node {
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
             }
-            ToStore::Stand(standing) => self.handle_stand(from, job, *standing),
+            ToStore::Stand(standing) => self.handle_stand(now, from, job, *standing),
             ToStore::Keys { fence, entries } => self.handle_keys(from, job, fence, entries),
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
