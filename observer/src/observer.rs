@@ -1091,7 +1091,10 @@ impl Observer {
                 self.table.handle_forget(connection, for_good, &mut self.outbox);
                 Ok(())
             }
-            FromProtector::ImageWanted | FromProtector::Held { .. } | FromProtector::Payload { .. } => Ok(()),
+            FromProtector::ImageWanted
+            | FromProtector::WholeWanted
+            | FromProtector::Held { .. }
+            | FromProtector::Payload { .. } => Ok(()),
         }
     }
 

@@ -44,6 +44,8 @@ pub struct Images {
     committed: Option<(u64, u64)>,
     /// How many images a restart from that one reads, and from the one that is under way.
     layers: (usize, usize),
+    /// The protector wants a whole one, and none was committed since.
+    whole: bool,
     /// The node asked for one and wants to hear what became of it: the first image that began since.
     asked: Option<u64>,
     /// The number of its last request, which is said with the answer: an answer that is on its way answers no later request.
@@ -93,6 +95,7 @@ impl Images {
             under_way: None,
             committed: None,
             layers: (0, 0),
+            whole: false,
             asked: None,
             request: 0,
             again: false,
@@ -132,12 +135,19 @@ impl Images {
 
     /// The protector has committed `image`.
     pub fn handle_committed(&mut self, image: u64, node: &mut Node) {
-        if let Some(done) = self.under_way.take_if(|(number, _)| *number == image) {
-            self.committed = Some(done);
-            self.layers.0 = self.layers.1;
+        if self.commit(image) {
             counters::add(Counter::Committed, 1);
             self.tell_of(image, node, Ok(image));
         }
+    }
+
+    /// Whether that was the one that is under way.
+    fn commit(&mut self, image: u64) -> bool {
+        let Some(done) = self.under_way.take_if(|(number, _)| *number == image) else { return false };
+        self.committed = Some(done);
+        self.layers.0 = self.layers.1;
+        self.whole &= self.layers.0 > 1;
+        true
     }
 
     /// The protector has refused it: the next one is a whole one.
@@ -148,9 +158,14 @@ impl Images {
         }
     }
 
+    /// The increments have become longer than what they are upon.
+    pub fn handle_whole_wanted(&mut self) {
+        self.whole = true;
+    }
+
     /// What the next image builds upon, by its number and by the engine's name for it; none: it is a whole one, as it must be every [`limits::LAYERS`] images.
     fn next_parent(&mut self) -> Option<(u64, u64)> {
-        let parent = self.committed.filter(|(_, engine)| *engine != 0 && self.layers.0 < limits::LAYERS);
+        let parent = self.committed.filter(|(_, engine)| *engine != 0 && self.layers.0 < limits::LAYERS && !self.whole);
         self.layers.1 = parent.map_or(1, |_| self.layers.0 + 1);
         parent
     }
@@ -363,6 +378,19 @@ mod tests {
             }
         }
         assert!(images.layers.0 > 1);
+    }
+
+    #[test]
+    fn a_whole_image_that_is_wanted_is_made_until_it_is_committed() {
+        let mut images = Images::new(1);
+        (images.committed, images.layers.0) = (Some((3, 7)), 4);
+        images.handle_whole_wanted();
+        assert_eq!(images.next_parent(), None);
+        // It was abandoned: the one before it is still the newest.
+        assert_eq!(images.next_parent(), None);
+        images.under_way = Some((5, 8));
+        assert!(images.commit(5));
+        assert_eq!(images.next_parent(), Some((5, 8)));
     }
 
     /// No handler is installed here, where the signal would end the tests: it is ignored.

@@ -389,6 +389,8 @@ pub enum FromProtector<'a> {
     },
     /// A bound of the log is near: please make an image soon.
     ImageWanted,
+    /// The increments on the last whole image are longer than that: please make the next image a whole one.
+    WholeWanted,
     /// This stream, which the observer sends, is with its receiver's protector up to this offset.
     StreamStable {
         /// The stream.
@@ -468,6 +470,7 @@ impl<'a> FromProtector<'a> {
                 out.varint(position);
                 out.raw(bytes);
             }
+            FromProtector::WholeWanted => out.u8(12),
             FromProtector::Held { streams, ended } => {
                 out.u8(10);
                 streams.write(out);
@@ -503,6 +506,7 @@ impl<'a> FromProtector<'a> {
             9 => FromProtector::Payload { stream: read_stream(from)?, offset: from.varint()?, bytes: read_chunk(from)? },
             10 => FromProtector::Held { streams: CutStreams::read(from)?, ended: CutStreams::read(from)? },
             11 => FromProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
+            12 => FromProtector::WholeWanted,
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;
@@ -715,6 +719,7 @@ mod tests {
                 FromProtector::Committed { image: a },
                 FromProtector::ImageRefused { image: a },
                 FromProtector::ImageWanted,
+                FromProtector::WholeWanted,
                 FromProtector::StreamStable { stream, offset: a },
                 FromProtector::Journal { position: a, bytes },
                 FromProtector::Payload { stream, offset: b, bytes },

@@ -40,7 +40,8 @@
 //!   that life; an older one is closed.
 //! - An image has a connection of its own: `ImageBegin` as a frame, then its bytes to the end of the connection (`shutdown` or `close`).
 //!   It is closed early when the image is refused. A connection that is reset refuses the image; one that ends early does so by its verification.
-//! - After a hello comes, behind the welcome, `Committed` with the newest image, whose word may have been lost, or `ImageWanted`.
+//! - After a hello comes, behind the welcome, `Committed` with the newest image, whose word may have been lost, or `ImageWanted`. Behind any
+//!   `Committed` may come `WholeWanted`: the increments have become longer than what they are upon.
 //! - `AskStable` and `Forget` are not answered here: an observer asks the protector of its own node, which knows where the other end is.
 //!
 //! # Invariants

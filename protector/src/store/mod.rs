@@ -363,6 +363,20 @@ impl Process {
         image || durable || self.ended || self.in_memory > memory
     }
 
+    /// The images that a restart reads.
+    fn chain(&self) -> &[Image] {
+        let whole = self.images.iter().rposition(|image| image.parent.is_none());
+        &self.images[whole.unwrap_or(0)..]
+    }
+
+    /// Whether the next image should be a whole one: the increments are longer than what they are upon.
+    fn wants_whole(&self) -> bool {
+        let mut lengths = self.chain().iter().map(|image| image.content.end());
+        let whole = lengths.next().unwrap_or(0);
+        let increments: u64 = lengths.sum();
+        increments > whole && whole + increments > limits::CHAIN
+    }
+
     /// The next bytes to write: images, then payload, then the journal, so that this stays in memory longest; with `durable` the
     /// journal first, because a gate waits for it.
     fn take_write(&mut self, id: ProcessId, durable: bool, memory: usize, most: usize) -> Option<Write> {
@@ -605,7 +619,7 @@ impl Store {
         self.send(speaker, &FromProtector::Welcome { journal, payload });
         match newest {
             // The word of it may have been lost with the connection before.
-            Some(image) => self.send(speaker, &FromProtector::Committed { image }),
+            Some(image) => self.tell_committed(speaker, image),
             None => self.send(speaker, &FromProtector::ImageWanted),
         }
         if replicated {
@@ -694,8 +708,7 @@ impl Store {
         }
         let Some(process) = self.processes.get_mut(&id) else { return };
         let newest = process.images.last().map(|newest| newest.number);
-        let whole = process.images.iter().rposition(|image| image.parent.is_none());
-        let layers = process.images.len() - whole.unwrap_or(0);
+        let layers = process.chain().len();
         let fits = match image.parent {
             None => newest.is_none_or(|newest| newest < image.number),
             // An increment builds upon the newest: only that is compared with by the observer's tracker.
@@ -865,8 +878,17 @@ impl Store {
         };
         let Some(image) = process.incoming.take_if(ready) else { return };
         let to = Speaker { process: id, incarnation: process.incarnation };
-        self.send(to, &FromProtector::Committed { image: image.number });
+        let number = image.number;
         self.commit(id, image);
+        self.tell_committed(to, number);
+    }
+
+    /// The newest image of a process is committed; and, if so, that a restart would read too much.
+    fn tell_committed(&mut self, to: Speaker, image: u64) {
+        self.send(to, &FromProtector::Committed { image });
+        if self.processes.get(&to.process).is_some_and(Process::wants_whole) {
+            self.send(to, &FromProtector::WholeWanted);
+        }
     }
 
     /// G6: only here anything is forgotten.

@@ -87,6 +87,35 @@ fn a_chain_that_is_too_long_to_be_read_is_refused() {
     assert!(said(&mut store).iter().any(|text| text.starts_with("Committed")));
 }
 
+/// Sixteen increments of a program that changes all of its memory would be sixteen times its memory, to be held and to be read.
+#[test]
+fn a_whole_image_is_wanted_when_the_increments_are_longer_than_the_last() {
+    let mut store = begun(Config { image: 1 << 30, memory: 1 << 30, ..CONFIG });
+    let (id, streams) = (speaker(0).process, CutStreams::new(&[]).unwrap());
+    let piece = vec![0; limits::CHUNK];
+    let mut make = |image: u64, parent: Option<u64>, mib: u64| {
+        let begin = ToProtector::ImageBegin { image, parent, cut: 0, payload: 0, streams, ended: streams };
+        store.handle_message(speaker(0), &begin).unwrap();
+        let length = mib << 20;
+        for offset in (0..length).step_by(piece.len()) {
+            let bytes = &piece[..piece.len().min((length - offset) as usize)];
+            store.handle_message(speaker(0), &ToProtector::ImageChunk { image, offset, bytes }).unwrap();
+        }
+        store.handle_message(speaker(0), &ToProtector::ImageEnd { image, length }).unwrap();
+        store.handle_verified(id, image, true);
+        let told = |text: &String| text.starts_with("Committed") || text == "WholeWanted";
+        said(&mut store).into_iter().filter(told).collect::<Vec<_>>()
+    };
+    let committed = |image: u64| format!("Committed {{ image: {image} }}");
+    assert_eq!(make(0, None, 30), [committed(0)]);
+    assert_eq!(make(1, Some(0), 20), [committed(1)]);
+    assert_eq!(make(2, Some(1), 10), [committed(2)], "as long, not longer");
+    assert_eq!(make(3, Some(2), 5), [committed(3), "WholeWanted".to_owned()]);
+    assert_eq!(make(4, Some(3), 1), [committed(4), "WholeWanted".to_owned()], "until there is one");
+    assert_eq!(make(5, None, 1), [committed(5)]);
+    assert_eq!(make(6, Some(5), 20), [committed(6)], "a short chain may be of any form");
+}
+
 #[test]
 fn an_older_incarnation_is_told_and_changes_nothing() {
     let mut store = begun(CONFIG);

@@ -40,8 +40,14 @@ const LOOK: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_millis(300);
 /// Most spares, hence most deaths of one job.
 const SPARES: u32 = 8;
-/// Steps of the run that tells how long one takes.
+/// Steps of the first run that tells how long one takes.
 const TRIAL: u64 = 300;
+/// Times the length that a job is to have, as long it may take: what the disk needs for images is not known before.
+const SLACK: f64 = 10.0;
+/// Deaths that a job lasts for, at least, when it has one every so often.
+const DEATHS: f64 = 2.5;
+/// Runs in which the length of such a job is found.
+const LENGTHS: u32 = 3;
 
 /// Flags of `radic bench recover`.
 #[derive(Args)]
@@ -67,7 +73,7 @@ pub(crate) struct RecoverArgs {
     /// Then, with the first size: seconds between two deaths during one job, against other ways to survive them; 0: not
     #[arg(long, default_value_t = 15.0, value_parser = parse_every, value_name = "S")]
     every: f64,
-    /// Seconds that a job takes when nothing happens to it; it must not end before the death
+    /// Seconds that a job with one death takes when nothing happens to it; it must not end before the death
     #[arg(long, default_value_t = 25.0, value_parser = super::parse_seconds, value_name = "S")]
     seconds: f64,
     /// Print JSON, for programs
@@ -186,7 +192,8 @@ pub(super) fn measure(args: &RecoverArgs) -> Result<()> {
     let program = args.program.clone().map_or_else(|| find_program(args.mpi, "memory"), Ok)?;
     let program = std::fs::canonicalize(&program).with_context(|| program.display().to_string())?;
     let notes = super::busy().into_iter().collect();
-    let mut bench = Bench { runs: Runs::protected(args.mpi, &program)?, program, args };
+    let longest = Duration::from_secs_f64(SLACK * args.seconds.max(DEATHS * args.every));
+    let mut bench = Bench { runs: Runs::protected(args.mpi, &program)?.lasting(longest), program, args };
     let rows = args.mib.iter().map(|mib| bench.deaths(*mib)).collect::<Result<_>>()?;
     let first = args.mib.first().filter(|_| args.every > 0.0);
     let whole = first.map(|mib| bench.whole(*mib)).transpose()?;
@@ -268,13 +275,17 @@ impl Bench<'_> {
         Ok(Row::of(mib, &deaths))
     }
 
-    /// How many steps take the time that a job is to take.
+    /// How many steps take the time that a job is to take, checkpoints among them: with much memory they take most of it.
     fn steps(&mut self, mib: u64) -> Result<u64> {
         report(&format!("radic: {mib} MiB, undisturbed"));
-        let temporary = Temporary::start(RANKS)?;
-        let command = self.command(&temporary.cluster, mib, TRIAL)?;
-        let seconds = figure(&self.runs.run(command)?, "seconds")?;
-        Ok((TRIAL as f64 * self.args.seconds / seconds.max(1e-3)) as u64)
+        let mut steps = TRIAL;
+        for trial in [self.args.ckpt_interval.min(self.args.seconds), self.args.seconds] {
+            let temporary = Temporary::start(RANKS)?;
+            let command = self.command(&temporary.cluster, mib, steps)?;
+            let seconds = figure(&self.runs.run(command)?, "seconds")?;
+            steps = (steps as f64 * trial / seconds.max(1e-3)) as u64 + 1;
+        }
+        Ok(steps)
     }
 
     fn command(&self, cluster: &Cluster, mib: u64, steps: u64) -> Result<Command> {
@@ -285,16 +296,29 @@ impl Bench<'_> {
 
     /// The time of one job with deaths, in each way.
     fn whole(&mut self, mib: u64) -> Result<Whole> {
-        let (every_s, steps) = (self.args.every, self.steps(mib)?);
-        report(&format!("radic: {mib} MiB, the whole job undisturbed"));
-        let undisturbed_s = self.undisturbed(mib, steps)?;
+        let every_s = self.args.every;
+        let (steps, undisturbed_s) = self.lasting(mib, DEATHS * every_s)?;
         report(&format!("radic: {mib} MiB, the whole job, a node dies every {every_s} s"));
-        let (radic_s, radic_deaths) = self.with_deaths(mib, steps)?;
+        let (radic_s, radic_deaths) = self.with_deaths(mib, steps, undisturbed_s)?;
         report(&format!("radic: {mib} MiB, the whole job, all ranks go back every {every_s} s"));
         let (together_s, together_deaths, together_saved) = self.together(mib, steps)?;
         // It ends before the first death, or never.
         let over_s = (undisturbed_s < every_s).then_some(undisturbed_s);
         Ok(Whole { mib, every_s, undisturbed_s, radic_s, radic_deaths, together_s, together_deaths, together_saved, over_s })
+    }
+
+    /// The steps of a job that lasts at least so long undisturbed, and how long it lasts: the machine may be faster than when it was tried.
+    fn lasting(&mut self, mib: u64, due: f64) -> Result<(u64, f64)> {
+        let mut steps = (self.steps(mib)? as f64 * due / self.args.seconds) as u64 + 1;
+        for _ in 0..LENGTHS {
+            report(&format!("radic: {mib} MiB, the whole job undisturbed"));
+            let undisturbed = self.undisturbed(mib, steps)?;
+            if undisturbed >= due {
+                return Ok((steps, undisturbed));
+            }
+            steps = (steps as f64 * due / undisturbed * 1.1) as u64 + 1;
+        }
+        bail!("a job that should have lasted {due:.1} s has ended before it {LENGTHS} times: what else runs on this machine?")
     }
 
     fn undisturbed(&mut self, mib: u64, steps: u64) -> Result<f64> {
@@ -334,9 +358,9 @@ impl Bench<'_> {
         }
     }
 
-    fn with_deaths(&mut self, mib: u64, steps: u64) -> Result<(f64, u32)> {
+    fn with_deaths(&mut self, mib: u64, steps: u64, undisturbed: f64) -> Result<(f64, u32)> {
         let every = Duration::from_secs_f64(self.args.every);
-        let spares = SPARES.min((self.args.seconds * 2.0 / self.args.every) as u32 + 1);
+        let spares = SPARES.min((undisturbed * 2.0 / self.args.every) as u32 + 1);
         let temporary = Temporary::with_spares(RANKS, spares)?;
         let cluster = &temporary.cluster;
         let (begin, mut deaths) = (Instant::now(), 0);
@@ -352,7 +376,7 @@ impl Bench<'_> {
             }
             deaths += 1;
         }
-        self.runs.finish(job)?;
+        finished(&self.runs.finish(job)?)?;
         Ok((begin.elapsed().as_secs_f64(), deaths))
     }
 

@@ -20,7 +20,7 @@ use crate::mpi::{self, Plan};
 use crate::show::report;
 use crate::terminal::Signals;
 
-/// Time that one run may take.
+/// Time that one run may take, unless more is given.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Longest output of one run, in bytes.
 const OUTPUT: usize = 64 << 10;
@@ -67,6 +67,8 @@ pub(super) struct Runs {
     /// LD_LIBRARY_PATH, where the program is to use another library than its own.
     library_path: Vec<(String, String)>,
     signals: Signals,
+    /// Time that one run may take.
+    limit: Duration,
 }
 
 impl Runs {
@@ -79,12 +81,17 @@ impl Runs {
         let mpiexec = mpiexec.map_or_else(|| find_mpiexec(library, &plan), |path| Ok(path.to_owned()))?;
         // An interrupt ends the runs, which are in the foreground with us; we end what we have started, and then ourselves.
         let signals = Signals::block().context("cannot wait for signals")?;
-        Ok(Runs { library, mpiexec, plan, library_path, signals })
+        Ok(Runs { library, mpiexec, plan, library_path, signals, limit: LIMIT })
     }
 
     /// Runs of this program under RADIC only: no mpiexec is needed.
     pub(super) fn protected(library: Library, program: &Path) -> Result<Self> {
         Self::new(library, program, Some(Path::new("mpiexec")))
+    }
+
+    /// Runs that may take so long, if that is more than others may.
+    pub(super) fn lasting(self, limit: Duration) -> Self {
+        Runs { limit: self.limit.max(limit), ..self }
     }
 
     /// The program under the library's own mpiexec.
@@ -145,7 +152,7 @@ impl Runs {
 
     /// Waits for its end; its exit code and what it printed.
     pub(super) fn end(&mut self, mut started: Started) -> Result<(Option<i32>, String)> {
-        let output = read_output(&mut started.child);
+        let output = read_output(&mut started.child, self.limit);
         if output.is_err() {
             // It may have ended by itself meanwhile.
             let _ = started.child.kill();
@@ -184,13 +191,13 @@ impl Drop for Started {
     }
 }
 
-fn read_output(child: &mut Child) -> Result<String> {
+fn read_output(child: &mut Child, limit: Duration) -> Result<String> {
     let mut stdout = child.stdout.take().context("the pipe that was asked for")?;
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + limit;
     let mut output = Vec::new();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        ensure!(!left.is_zero(), "it takes longer than {} s", LIMIT.as_secs());
+        ensure!(!left.is_zero(), "it takes longer than {} s", limit.as_secs());
         ensure!(output.len() < OUTPUT, "it prints more than {OUTPUT} bytes");
         let ready = {
             let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&stdout), PollFlags::POLLIN)];
