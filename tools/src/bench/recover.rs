@@ -22,6 +22,7 @@ use serde::Serialize;
 use super::Times;
 use super::runs::{Library, Runs, Started, Temporary, figure, find_program};
 use crate::client::{Cluster, Connection};
+use crate::counters::make_checkpoints;
 use crate::show::{ask_status, print, print_json, report};
 
 const RANKS: u32 = 4;
@@ -36,7 +37,7 @@ const TARGET_MIB: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Time between two looks whether a job has ended.
 const LOOK: Duration = Duration::from_millis(20);
-/// Time until the job is saved after it could not be.
+/// Time until a job, or a rank, is saved after it could not be.
 const AGAIN: Duration = Duration::from_millis(300);
 /// Most spares, hence most deaths of one job.
 const SPARES: u32 = 8;
@@ -427,15 +428,27 @@ impl Bench<'_> {
         Ok((begin.elapsed().as_secs_f64(), deaths, saved))
     }
 
+    /// Waits until every rank has a checkpoint with its memory: the first one is made in `MPI_Init`, when there is none yet.
+    fn save_all(&mut self, cluster: &Cluster, mib: u64, job: &mut Started) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        while saved(cluster)? < mib << 20 {
+            ensure!(Instant::now() < deadline, "there is no checkpoint of {mib} MiB within {} s", LIMIT.as_secs());
+            let Some(id) = self.running(job, cluster)? else { bail!("the job ended before it was saved: give more --seconds") };
+            // Whose rank begins or catches up has none: soon again.
+            if make_checkpoints(cluster, id)?.iter().any(|rank| rank.result.is_err()) {
+                self.wait(job, Instant::now() + AGAIN)?;
+            }
+        }
+        Ok(())
+    }
+
     fn death(&mut self, mib: u64, steps: u64) -> Result<Death> {
         let temporary = Temporary::with_spares(RANKS, 1)?;
         let cluster = &temporary.cluster;
         let mut events = Followed::new(cluster)?;
         let mut job = self.runs.start(self.command(cluster, mib, steps)?)?;
-        for _ in 0..RANKS {
-            // Of each rank the first is told, whatever the interval; others are not told for some time.
-            events.until(&mut self.runs, &mut job, "a first checkpoint of each rank", |e| e.event == EventName::Checkpoint)?;
-        }
+        events.until(&mut self.runs, &mut job, "the job to start", |e| e.event == EventName::JobStart)?;
+        self.save_all(cluster, mib, &mut job)?;
         let (first, began) = outcomes(cluster)?;
         std::thread::sleep(Duration::from_secs_f64(self.args.after));
         let (last, ended) = outcomes(cluster)?;
@@ -450,9 +463,18 @@ impl Bench<'_> {
         let seen = events.seen;
         let output = self.runs.finish(job)?;
         let mut death = steps_of(&seen)?;
+        ensure!(death.image_mib >= mib as f64, "it was restarted from images of {} MiB only", death.image_mib);
         (death.behind, death.pause) = (death.outcomes / rate.max(1.0), figure(&output, "longest_ms")? / 1e3);
         Ok(death)
     }
+}
+
+/// The bytes of committed images of the rank that is going to die.
+fn saved(cluster: &Cluster) -> Result<u64> {
+    let status = ask_status(cluster)?;
+    let process = status.processes.iter().find(|process| process.rank == VICTIM.1 && process.running);
+    let logs = process.and_then(|process| process.logs.first()).filter(|log| log.committed.is_some());
+    Ok(logs.map_or(0, |log| log.images))
 }
 
 /// Every rank has checked its memory.
