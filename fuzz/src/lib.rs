@@ -11,6 +11,7 @@ pub mod frames;
 pub mod image;
 mod input;
 pub mod journal;
+pub mod keyfile;
 pub mod log;
 pub mod login;
 pub mod logservice;
@@ -18,6 +19,7 @@ pub mod manifest;
 pub mod messages;
 pub mod pmi_lines;
 pub mod pmi_talk;
+pub mod program;
 pub mod storage;
 pub mod text;
 pub mod values;
@@ -42,6 +44,18 @@ mod pmi;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
 #[path = "../../protector/src/store/mod.rs"]
 mod store;
+
+#[allow(dead_code, reason = "not all of it is asked for")]
+#[path = "../../tools/src/doctor/elf.rs"]
+mod doctor_elf;
+#[allow(dead_code, reason = "not all of it is asked for")]
+#[path = "../../tools/src/mpi/elf.rs"]
+mod mpi_elf;
+
+/// Where the reader of `radic doctor` looks for what it shares with that of `radic run`.
+mod mpi {
+    pub(crate) use crate::mpi_elf as elf;
+}
 
 /// First inputs: names and bytes.
 pub type Inputs = Vec<(&'static str, Vec<u8>)>;
@@ -74,6 +88,8 @@ pub static TARGETS: LazyLock<Vec<Target>> = LazyLock::new(|| {
         target("login", login::check, login::first, 512, Some((64 << 10, 64))),
         target("journal", journal::check, journal::first, 4_096, Some((1 << 20, 256))),
         target("manifest", manifest::check, manifest::first, 4_096, Some((4 << 20, 1_024))),
+        target("key-file", keyfile::check, keyfile::first, 512, Some((64 << 10, 64))),
+        target("program", program::check, program::first, 4_096, Some((1 << 20, 1_024))),
         target("text", text::check, text::first, 256, Some((64 << 10, 64))),
         target("pmi", pmi_lines::check, pmi_lines::first, 8_192, Some((1 << 20, 256))),
         target("pmi-client", pmi_talk::check, pmi_talk::first, 4_096, Some((1 << 20, 256))),
