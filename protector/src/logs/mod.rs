@@ -90,7 +90,7 @@ use radic_wire::log::{HeldLog, LogPart};
 use radic_wire::process::Protection;
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::fetch::{FetchError, Images, fetch};
+pub use self::fetch::{FetchError, Images, MEMORY, fetch};
 pub use self::verify::{BadImage, check_code};
 use crate::store::{NoRestart, Restart, Usage};
 

@@ -493,6 +493,7 @@ impl Node {
     ) {
         let (job, rank) = (process.job, process.rank);
         let log = SocketAddr::new(self.config.me.address.ip(), self.config.me.log_port);
+        let replica = self.replica_of(job);
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
         let Some(protected) = wards.ranks.get_mut(&rank).filter(|p| p.recovering && p.incarnation == incarnation) else { return };
         protected.recovering = false;
@@ -526,6 +527,7 @@ impl Node {
             ward: wards.ward.clone(),
             origin,
             log,
+            replica,
             images: restart.images,
             cut: restart.cut,
             log_end: restart.log_end,
