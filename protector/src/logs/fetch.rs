@@ -224,7 +224,6 @@ pub fn fetch(
 ) -> Result<fs::File, FetchError> {
     let (number, bytes) = image;
     let no_room = |error| FetchError::Room { image: number, bytes, dir: dir.to_owned(), error };
-    let file = reserved(dir, bytes).map_err(no_room)?;
     let failed = |error| FetchError::Service(from, error);
     let client = Client::open(from, key, speaker, Channel::Fetch, LOGIN).map_err(failed)?;
     let mut socket = client.socket();
@@ -237,6 +236,7 @@ pub fn fetch(
     if length != bytes.to_le_bytes() || bytes == NOT_HELD {
         return Err(FetchError::NotHeld(from, number));
     }
+    let file = reserved(dir, bytes).map_err(no_room)?;
     let mut sum = verify::begin(key, speaker.process, number);
     let mut piece = vec![0; PIECE.min(bytes as usize)];
     let mut left = bytes;
@@ -309,7 +309,7 @@ impl Receiver<'_> {
 /// A file without a name that has room for so many bytes: in this directory, or in [`MEMORY`] if there is no room in it. A full disk makes no checkpoints,
 /// and is no reason to bring nobody back.
 fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
-    let reserve = |dir: &Path| {
+    let reserve = |dir: &Path| -> io::Result<fs::File> {
         let file = nameless(dir)?;
         let length = i64::try_from(bytes.max(1)).map_err(io::Error::other)?;
         match nix::fcntl::fallocate(&file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
@@ -318,7 +318,12 @@ fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
             Err(error) => Err(error.into()),
         }
     };
-    reserve(dir).or_else(|error| reserve(Path::new(MEMORY)).map_err(|_| error))
+    match reserve(dir) {
+        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            reserve(Path::new(MEMORY)).map_err(|_| error)
+        }
+        other => other,
+    }
 }
 
 /// A file without a name: it is gone with whoever has it open. Not all file systems make such; then one that loses its name at once.

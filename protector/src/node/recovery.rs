@@ -539,6 +539,21 @@ impl Node {
         self.order_restart(now, &target, Box::new(order));
     }
 
+    /// The log of a process that is on its way back cannot be read: nobody can bring it back.
+    pub(super) fn handle_unreadable(&mut self, now: Duration, process: ProcessId, why: String) {
+        let ProcessId { job, rank } = process;
+        let wards = self.recovery.wards.get_mut(&job);
+        let Some((home, protected)) = wards.and_then(|w| Some((w.ward.placement.home().clone(), w.ranks.get_mut(&rank)?))) else {
+            return;
+        };
+        if protected.hopeless.is_none() {
+            let hopeless = ToHome::NoImage { rank, life: protected.incarnation, why: why.clone(), signal: None };
+            protected.hopeless = Some(hopeless.clone());
+            self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+            self.send(&home, PeerMessage::ToHome(job, hopeless));
+        }
+    }
+
     fn address_of(&self, node: &NodeId) -> IpAddr {
         let gone = || self.gone.iter().find(|(member, _)| member.id == *node).map(|(member, _)| member.address.ip());
         self.member(node).map(|member| member.address.ip()).or_else(gone).unwrap_or(self.config.me.address.ip())
