@@ -183,6 +183,7 @@ fn jobs(inputs: &mut Inputs) {
         ward: ward(),
         origin: address(1).ip(),
         log: address(2),
+        replica: Some(address(3)),
         images: vec![(1, 100)],
         cut: 5,
         log_end: 90,

@@ -1,5 +1,6 @@
 //! Greetings on sockets: a byte that says how long, the greeting, its code.
 //!
+//! The code names whom the greeting is for ([`To`]): one that was overheard greets nobody else, and no other life.
 //! The code's key is that of the accepting process's job and the connection ([`JobKey::greeting_key`]): who opens a connection to another job gets this
 //! one key from its node.
 
@@ -7,6 +8,7 @@ use std::os::fd::BorrowedFd;
 
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::ConnectionId;
+use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::{GREETING, Greeting};
 use radic_wire::mac::{JobKey, MAC, Purpose};
 use rustix::event::PollFlags;
@@ -20,23 +22,42 @@ const GREETING_MS: u64 = 5_000;
 /// The longest, with what is around it.
 const LONGEST: usize = 1 + GREETING + MAC;
 
+/// Whom a greeting is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct To {
+    pub process: ProcessId,
+    /// None: whoever listens for the program, which learns from its node who calls. At a door, and as an answer, that life alone.
+    pub life: Option<Incarnation>,
+}
+
+impl To {
+    fn bytes(self) -> [u8; 17] {
+        let mut out = [0; 17];
+        out[..8].copy_from_slice(&self.process.job.bits().to_le_bytes());
+        out[8..12].copy_from_slice(&self.process.rank.0.to_le_bytes());
+        out[12] = u8::from(self.life.is_some());
+        out[13..].copy_from_slice(&self.life.map_or(0, |life| life.0).to_le_bytes());
+        out
+    }
+}
+
 /// Writes a greeting to a new socket, whose buffer is empty; `key`: that of its connection.
-pub fn write(fd: BorrowedFd<'_>, key: &JobKey, greeting: &Greeting) -> Result<(), Errno> {
+pub fn write(fd: BorrowedFd<'_>, key: &JobKey, to: To, greeting: &Greeting) -> Result<(), Errno> {
     let mut out = [0; LONGEST];
     let mut writer = Writer::new(&mut out[1..=GREETING]);
     greeting.write(&mut writer);
     let length = writer.finish().ok_or(Errno::MSGSIZE)?;
-    let code = key.mac(Purpose::Greeting, &[&out[1..=length]]);
+    let code = key.mac(Purpose::Greeting, &[&out[1..=length], &to.bytes()]);
     out[0] = length as u8;
     out[1 + length..][..MAC].copy_from_slice(&code);
     sys::send_all(fd, &out[..1 + length + MAC], GREETING_MS)
 }
 
-/// Reads a greeting, whose key depends on the connection that it is about; waits for it.
-pub fn read(fd: BorrowedFd<'_>, key_of: impl Fn(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
+/// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it.
+pub fn read(fd: BorrowedFd<'_>, me: To, key_of: impl Fn(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
     let mut incoming = Incoming::default();
     loop {
-        match incoming.read(fd, &key_of)? {
+        match incoming.read(fd, me, &key_of)? {
             Some(greeting) => return Ok(greeting),
             None => sys::wait_for(fd, PollFlags::IN, GREETING_MS)?,
         }
@@ -57,15 +78,20 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// Takes what is there, without waiting. None: there is more to come. The socket's end, or anything but a greeting with the right code, is an error.
-    pub fn read(&mut self, fd: BorrowedFd<'_>, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Option<Greeting>, Errno> {
+    /// Takes what is there for `me`, without waiting. None: there is more to come. The socket's end, or anything but a greeting with the right code, is an error.
+    pub fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        me: To,
+        key_of: impl FnOnce(&ConnectionId) -> JobKey,
+    ) -> Result<Option<Greeting>, Errno> {
         loop {
             let total = if self.filled == 0 { 1 } else { 1 + usize::from(self.bytes[0]) + MAC };
             if total > LONGEST {
                 return Err(Errno::PROTO);
             }
             if self.filled == total && total > 1 {
-                return self.check(key_of).map(Some);
+                return self.check(me, key_of).map(Some);
             }
             match rustix::net::recv(fd, &mut self.bytes[self.filled..total], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return Err(Errno::CONNRESET),
@@ -77,10 +103,10 @@ impl Incoming {
         }
     }
 
-    fn check(&self, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
+    fn check(&self, me: To, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
         let (body, code) = self.bytes[1..self.filled].split_at(usize::from(self.bytes[0]));
         let greeting = Greeting::read(body).map_err(|_| Errno::PROTO)?;
-        let right = key_of(&greeting.connection).verify(Purpose::Greeting, &[body], code);
+        let right = key_of(&greeting.connection).verify(Purpose::Greeting, &[body, &me.bytes()], code);
         if right { Ok(greeting) } else { Err(Errno::ACCESS) }
     }
 }
@@ -89,7 +115,8 @@ impl Incoming {
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
-    use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+    use radic_wire::ids::{JobId, Rank};
+    use radic_wire::key::ClusterKey;
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
     use super::*;
@@ -105,19 +132,46 @@ mod tests {
         Greeting { process, incarnation, connection, attempt, received: 1 << 40, stable: 3, finish, settled: true, ends: None }
     }
 
+    fn process(job: u64, rank: u32) -> ProcessId {
+        ProcessId { job: JobId::from_bits(job), rank: Rank(rank) }
+    }
+
+    fn me() -> To {
+        To { process: process(7, 4), life: Some(Incarnation(1)) }
+    }
+
+    /// What was said to a process, said once more.
+    #[test]
+    fn a_greeting_that_was_overheard_greets_no_other_process_job_or_life() {
+        let cluster = ClusterKey::from_bytes([1; 32]);
+        let say = |to: To, me: To| {
+            let (one, other) = pair();
+            let key = |to: To, connection: &ConnectionId| JobKey::derive(&cluster, to.process.job).greeting_key(connection);
+            write(other.as_fd(), &key(to, &greeting().connection), to, &greeting()).unwrap();
+            Incoming::default().read(one.as_fd(), me, |connection| key(me, connection)).map(|greeting| greeting.is_some())
+        };
+        let lives = [None, Some(Incarnation(0)), Some(Incarnation(1)), Some(Incarnation(2))];
+        let all = [process(7, 3), process(7, 4), process(7, 5), process(8, 4)]
+            .map(|process| lives.map(|life| To { process, life }))
+            .concat();
+        for (to, me) in all.iter().flat_map(|to| all.iter().map(move |me| (*to, *me))) {
+            assert_eq!(say(to, me), if to == me { Ok(true) } else { Err(Errno::ACCESS) }, "to {to:?}, heard by {me:?}");
+        }
+    }
+
     #[test]
     fn it_comes_in_pieces_and_what_follows_is_left() {
         let (key, (one, other), (wire, tap)) = (JobKey::from_bytes([7; 32]), pair(), pair());
-        write(wire.as_fd(), &key, &greeting()).unwrap();
+        write(wire.as_fd(), &key, me(), &greeting()).unwrap();
         let mut bytes = [0; 1 + GREETING + MAC];
         let (_, length) = rustix::net::recv(&tap, &mut bytes[..], RecvFlags::DONTWAIT).unwrap();
         let mut incoming = Incoming::default();
         for at in 0..length {
-            assert_eq!(incoming.read(one.as_fd(), |_| key.clone()), Ok(None));
+            assert_eq!(incoming.read(one.as_fd(), me(), |_| key.clone()), Ok(None));
             rustix::net::send(&other, &bytes[at..=at], SendFlags::empty()).unwrap();
         }
         rustix::net::send(&other, b"stream", SendFlags::empty()).unwrap();
-        assert_eq!(incoming.read(one.as_fd(), |_| key.clone()), Ok(Some(greeting())));
+        assert_eq!(incoming.read(one.as_fd(), me(), |_| key.clone()), Ok(Some(greeting())));
         let mut rest = [0; 16];
         assert_eq!(rustix::net::recv(&one, &mut rest[..], RecvFlags::DONTWAIT).unwrap().1, 6);
     }
@@ -129,13 +183,13 @@ mod tests {
             let (one, other) = pair();
             rustix::net::send(&other, bytes, SendFlags::empty()).unwrap();
             drop(other);
-            Incoming::default().read(one.as_fd(), |_| key.clone())
+            Incoming::default().read(one.as_fd(), me(), |_| key.clone())
         };
         assert_eq!(read(&[]), Err(Errno::CONNRESET));
         assert_eq!(read(&[255; 200]), Err(Errno::PROTO), "longer than any greeting");
         assert_eq!(read(&[0; 1 + MAC]), Err(Errno::PROTO), "no greeting");
         let (one, other) = pair();
-        write(other.as_fd(), &JobKey::from_bytes([8; 32]), &greeting()).unwrap();
-        assert_eq!(Incoming::default().read(one.as_fd(), |_| key.clone()), Err(Errno::ACCESS), "another job's key");
+        write(other.as_fd(), &JobKey::from_bytes([8; 32]), me(), &greeting()).unwrap();
+        assert_eq!(Incoming::default().read(one.as_fd(), me(), |_| key.clone()), Err(Errno::ACCESS), "another job's key");
     }
 }

@@ -714,6 +714,8 @@ impl Layer {
             if self.await_protector() {
                 self.hear_node();
             }
+            // Or nothing else would: one that hangs says nothing for as long as it hangs.
+            self.settle_down();
             self.hear_protector(false);
         }
         counters::add(Counter::GateNs, sys::now() - since);
@@ -746,6 +748,7 @@ impl Layer {
             _ = sys::poll(&mut fds, Some(sys::span(100_000_000)));
             self.hear_protector(false);
             self.hear_node();
+            self.settle_down();
         }
     }
 

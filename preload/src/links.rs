@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, sockopt};
 
 use crate::fds;
-use crate::greeting::{self, Incoming};
+use crate::greeting::{self, Incoming, To};
 use crate::layer::{Arrived, Layer, Lingering, fail, fail_with, sure};
 use crate::ops::ready;
 use crate::sys;
@@ -68,8 +68,8 @@ enum Stage {
     Down { due: u64 },
     /// The node was asked where the peer is.
     Placing { ask: u64, since: u64 },
-    /// A socket connects to the peer's door.
-    Connecting { socket: OwnedFd, door: SocketAddr, deadline: u64 },
+    /// A socket connects to the peer's door, in that life of it.
+    Connecting { socket: OwnedFd, door: SocketAddr, life: Incarnation, deadline: u64 },
     /// The greeting was written, the answer has not come.
     Greeted { socket: OwnedFd, door: SocketAddr, answer: Box<Incoming>, deadline: u64, ask: Option<u64> },
     /// The peer has left: the node was asked whether it had ended the stream.
@@ -322,7 +322,7 @@ impl Layer {
     fn answer_door(&mut self) {
         const AT_ONCE: usize = 16;
         let Some((door, _)) = &self.links.door else { return };
-        let now = sys::now();
+        let (now, me) = (sys::now(), self.to_me());
         for _ in 0..AT_ONCE {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(fd) = rustix::net::accept_with(door, flags).and_then(sys::high) else { break };
@@ -335,7 +335,7 @@ impl Layer {
         for _ in 0..self.links.visitors.len() {
             let Some(mut visitor) = self.links.visitors.pop_front() else { break };
             if visitor.greeting.is_none() {
-                match visitor.incoming.read(visitor.fd.as_fd(), |connection| self.greeting_key(connection)) {
+                match visitor.incoming.read(visitor.fd.as_fd(), me, |connection| self.greeting_key(connection)) {
                     Ok(greeting) => visitor.greeting = greeting,
                     Err(_) => {
                         sys::close_own(visitor.fd);
@@ -350,6 +350,11 @@ impl Layer {
                 _ => self.links.visitors.push_back(visitor),
             }
         }
+    }
+
+    /// What is said to this process in this life.
+    fn to_me(&self) -> To {
+        To { process: self.observer.process(), life: Some(self.observer.incarnation()) }
     }
 
     /// Whether something may leave; if not, what precedes is on its way, and the answer wakes up whoever waits.
@@ -379,7 +384,8 @@ impl Layer {
             }
             Ok(Welcome::Link(slot, answer)) => {
                 let key = self.greeting_key(&hello.connection);
-                let written = answer.map_or(Ok(()), |answer| greeting::write(socket.as_fd(), &key, &answer));
+                let to = To { process: hello.process, life: Some(hello.incarnation) };
+                let written = answer.map_or(Ok(()), |answer| greeting::write(socket.as_fd(), &key, to, &answer));
                 self.adopt(slot, socket, hello.ends);
                 if let Err(error) = written {
                     self.break_link(slot, Ending::Reset(error));
@@ -719,7 +725,7 @@ impl Layer {
                     Stage::Greeted { door: dialed, deadline, ask, .. } if *dialed == door => {
                         (*deadline, *ask) = (sys::now() + ANSWER_NS, None);
                     }
-                    _ => self.begin_dial(at, door),
+                    _ => self.begin_dial(at, door, incarnation),
                 }
             }
             Place::Away => self.try_again(at, PATIENCE_NS),
@@ -770,7 +776,7 @@ impl Layer {
             }
             let Some(at) = self.links.find(end.name) else { continue };
             if end.opened_here {
-                self.begin_dial(at, door);
+                self.begin_dial(at, door, incarnation);
             } else {
                 self.try_again(at, PATIENCE_NS);
             }
@@ -864,7 +870,7 @@ impl Layer {
         }
     }
 
-    fn begin_dial(&mut self, at: usize, door: SocketAddr) {
+    fn begin_dial(&mut self, at: usize, door: SocketAddr, life: Incarnation) {
         self.links.repairs[at].attempts += 1;
         let dialed = socket_for(&door).and_then(|socket| match rustix::net::connect(&socket, &door) {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
@@ -874,7 +880,7 @@ impl Layer {
             }
         });
         match dialed {
-            Ok(socket) => self.set_stage(at, Stage::Connecting { socket, door, deadline: sys::now() + CONNECT_NS }),
+            Ok(socket) => self.set_stage(at, Stage::Connecting { socket, door, life, deadline: sys::now() + CONNECT_NS }),
             Err(_) => self.try_again(at, AGAIN_NS),
         }
     }
@@ -964,12 +970,13 @@ impl Layer {
         let Some(hello) = self.hello(slot) else { return self.try_again(at, AGAIN_NS) };
         let key = self.greeting_key(&hello.connection);
         let now = sys::now();
-        let Stage::Connecting { socket, door, .. } =
+        let process = self.links.repairs[at].peer;
+        let Stage::Connecting { socket, door, life, .. } =
             std::mem::replace(&mut self.links.repairs[at].stage, Stage::Down { due: now })
         else {
             return;
         };
-        let written = greeting::write(socket.as_fd(), &key, &hello);
+        let written = greeting::write(socket.as_fd(), &key, To { process, life: Some(life) }, &hello);
         let (answer, deadline) = (Box::default(), now + ANSWER_NS);
         self.links.repairs[at].stage = Stage::Greeted { socket, door, answer, deadline, ask: None };
         if written.is_err() {
@@ -1000,8 +1007,9 @@ impl Layer {
             ends: None,
         };
         let key = self.greeting_key(&hello.connection);
-        if let Stage::Connecting { socket, .. } = &self.links.repairs[at].stage {
-            _ = greeting::write(socket.as_fd(), &key, &hello);
+        let process = self.links.repairs[at].peer;
+        if let Stage::Connecting { socket, life, .. } = &self.links.repairs[at].stage {
+            _ = greeting::write(socket.as_fd(), &key, To { process, life: Some(*life) }, &hello);
         }
         self.try_again(at, PATIENCE_NS);
     }
@@ -1009,9 +1017,9 @@ impl Layer {
     fn hear_answer(&mut self, at: usize, slot: Slot, now: u64) {
         let name = self.links.repairs[at].end;
         let key = self.greeting_key(&name.connection);
-        let peer = self.links.repairs[at].peer;
+        let (peer, me) = (self.links.repairs[at].peer, self.to_me());
         let Stage::Greeted { socket, answer, deadline, ask, .. } = &mut self.links.repairs[at].stage else { return };
-        match answer.read(socket.as_fd(), |_| key) {
+        match answer.read(socket.as_fd(), me, |_| key) {
             Ok(None) if *deadline <= now && ask.is_none() => {
                 let number = self.node.number();
                 *ask = Some(number);

@@ -71,6 +71,9 @@ pub struct Settings {
     /// Acknowledge what is logged only when it is on the disk: survives the power failure of a node and its protector together
     #[arg(long, env = "RADIC_DURABLE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub durable: Option<bool>,
+    /// Memory for the log and the images under way of each process that this node protects, in MiB, before they go to files; less if there are many of them [default: 32]
+    #[arg(long, env = "RADIC_LOG_MEMORY", value_name = "MIB")]
+    pub log_memory: Option<usize>,
     /// Host nothing until a node has died
     #[arg(long, env = "RADIC_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub spare: Option<bool>,
@@ -117,6 +120,8 @@ pub struct Config {
     pub store: PathBuf,
     /// Whether they are acknowledged only when they are on the disk.
     pub durable: bool,
+    /// Bytes of log and images of one process in memory.
+    pub log_memory: usize,
     /// What the node is for.
     pub role: Role,
     /// Slots.
@@ -179,6 +184,7 @@ impl Settings {
             dir: self.dir.or(file.dir),
             store: self.store.or(file.store),
             durable: self.durable.or(file.durable),
+            log_memory: self.log_memory.or(file.log_memory),
             spare: self.spare.or(file.spare),
             witness: self.witness.or(file.witness),
             slots: self.slots.or(file.slots),
@@ -214,6 +220,8 @@ impl Settings {
             let range = "error, warn, info, debug or trace";
             return Err(ConfigError::Range { what: "log-level", value: log_level, range });
         }
+        let log_memory = self.log_memory.unwrap_or(32);
+        in_range("log-memory", log_memory, 1..=1024, "1 to 1024 MiB")?;
         let role = match (self.spare.unwrap_or(false), self.witness.unwrap_or(false)) {
             (true, true) => return Err(ConfigError::Both("spare", "witness")),
             (true, false) => Role::Spare,
@@ -231,6 +239,7 @@ impl Settings {
             dir,
             store: std::path::absolute(&store).map_err(|e| ConfigError::File { path: store, error: e.to_string() })?,
             durable: self.durable.unwrap_or(false),
+            log_memory: log_memory << 20,
             role,
             slots,
             timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
@@ -260,6 +269,7 @@ impl Config {
             dir: Some(self.dir.clone()),
             store: Some(self.store.clone()),
             durable: Some(self.durable),
+            log_memory: Some(self.log_memory >> 20),
             spare: is(Role::Spare),
             witness: is(Role::Witness),
             slots: Some(self.slots),

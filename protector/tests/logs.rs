@@ -654,6 +654,47 @@ fn who_has_not_the_key_is_not_heard() {
     assert_eq!(service.logs.list(speaker(0).process).blocking_recv(), Ok(None));
 }
 
+/// All that an observer has said, said once more, as itself, and as another process, of another job, in another life.
+#[test]
+fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
+    let mut service = Service::start(|_| ());
+    let frame = |message: &ToProtector<'_>| {
+        let mut body = vec![0; 256];
+        let mut writer = Writer::new(&mut body);
+        message.write(&mut writer);
+        let length = writer.finish().unwrap();
+        [&(length as u32).to_le_bytes()[..], &body[..length]].concat()
+    };
+    let Speaker { process, incarnation } = speaker(0);
+    let login = Login { process, incarnation, channel: Channel::Journal, nonce: [1; 16] };
+    let connect = || TcpStream::connect(service.logs.address()).unwrap();
+    let mut genuine = connect();
+    genuine.write_all(&login.encode()).unwrap();
+    let mut challenge = [0; CHALLENGE];
+    genuine.read_exact(&mut challenge).unwrap();
+    let record = ToProtector::Journal { position: 0, bytes: b"what was said" };
+    let said = [&login.prove(&key(), &challenge).unwrap()[..], &frame(&hello(speaker(0), 13, 0)), &frame(&record)].concat();
+    genuine.write_all(&said).unwrap();
+    let held = |process| service.logs.list(process).blocking_recv().unwrap().map(|log| (log.incarnation, log.journal.end));
+    eventually("the record", || held(process) == Some((incarnation, 13)));
+    let other_job = ProcessId { job: JobId::from_bits(1), ..process };
+    for other in [
+        login,
+        Login { process: speaker(1).process, ..login },
+        Login { process: other_job, ..login },
+        Login { incarnation: Incarnation(1), ..login },
+        Login { channel: Channel::Replica, ..login },
+    ] {
+        let mut replayed = connect();
+        replayed.write_all(&[&other.encode()[..], &said].concat()).unwrap();
+        assert!(closed(replayed), "{other:?}");
+    }
+    let now = [process, speaker(1).process, other_job].map(held);
+    assert_eq!(now, [Some((incarnation, 13)), None, None]);
+    assert!(service.event(What::Intruder).text.contains("its proof is wrong"));
+    drop(genuine);
+}
+
 #[test]
 fn garbage_silence_and_floods_cost_nothing() {
     let service = Service::start(|_| ());
@@ -894,7 +935,8 @@ fn a_log_that_is_gone_from_the_disk_is_told() {
     assert!(error.contains("cannot be read") || error.contains("cannot read"), "{error}");
     observer.send(&ToProtector::FetchJournal { position: 0 });
     assert!(observer.journal.receive().is_err(), "no answer, but no wrong one");
-    assert_eq!(service.event(What::Disk).process, Some(process));
+    let event = service.event(What::Unreadable);
+    assert!(event.process == Some(process) && event.text.contains("its log cannot be read from 0"), "{}", event.text);
 }
 
 /// The process as it is about to begin anew.

@@ -152,8 +152,13 @@ impl Cluster {
     /// Starts one more protector, or one that was there before, and waits until it is a member. It joins through any member; the
     /// first one founds the cluster.
     pub fn start_node(&mut self, name: &str, extra: &[&str]) {
+        self.start_node_under(&[], name, extra);
+    }
+
+    /// The same, under a command that executes what follows it.
+    pub fn start_node_under(&mut self, wrapper: &[&str], name: &str, extra: &[&str]) {
         self.daemons.retain(|(known, _)| known != name);
-        let mut daemon = self.spawn_node(name, extra);
+        let mut daemon = self.spawn_node_under(wrapper, name, extra);
         let ready = format!("ready {name} ");
         daemon.until(&format!("{name} to be a member"), |out, _| out.starts_with(&ready).then_some(()));
         self.daemons.push((name.to_owned(), daemon));
@@ -161,15 +166,18 @@ impl Cluster {
 
     /// Starts a protector and returns at once; its log is the node's own, as that of all others.
     pub fn spawn_node(&mut self, name: &str, extra: &[&str]) -> Running {
+        self.spawn_node_under(&[], name, extra)
+    }
+
+    fn spawn_node_under(&mut self, wrapper: &[&str], name: &str, extra: &[&str]) -> Running {
         let join = self.address_of_a_member();
         let (prefix, address) = self.place(name);
         let log = self.open_log(name).unwrap_or_else(|error| panic!("the log of {name}: {error}"));
-        let words: Vec<_> = prefix.into_iter().chain([program("radicd").into_os_string()]).collect();
+        let prefix = prefix.into_iter().chain(wrapper.iter().map(Into::into));
+        let words: Vec<_> = prefix.chain([program("radicd").into_os_string()]).collect();
         let daemon = self.invocation(&words[0]).args(&words[1..]).args(["--dir".as_ref(), self.dir().as_os_str()]);
-        let daemon = daemon
-            .args(["--name", name, &format!("--listen={address}:0")])
-            .args(join.map(|at| format!("--join={at}")))
-            .args(extra);
+        let listen = (!extra.iter().any(|flag| flag.starts_with("--listen="))).then(|| format!("--listen={address}:0"));
+        let daemon = daemon.args(["--name", name]).args(listen).args(join.map(|at| format!("--join={at}"))).args(extra);
         daemon.limit(READY).start_with_stderr(Stdio::from(log))
     }
 
@@ -187,6 +195,17 @@ impl Cluster {
             network.add(self.dir.path())
         });
         (network.enter(number), netns::address(number).to_string())
+    }
+
+    /// The namespace in which a node runs or will run, and its address there.
+    ///
+    /// # Panics
+    /// If nodes are logical.
+    pub fn namespace(&mut self, name: &str) -> (PathBuf, std::net::Ipv4Addr) {
+        self.place(name);
+        let (network, names) = self.network.as_ref().expect("only nodes in namespaces have one");
+        let number = names.iter().position(|known| known == name).expect("it has its place");
+        (format!("/proc/{}/ns/net", network.holders()[number]).into(), netns::address(number))
     }
 
     fn open_log(&self, name: &str) -> io::Result<File> {
@@ -207,6 +226,12 @@ impl Cluster {
         self.dir().join("nodes").join(name)
     }
 
+    /// The store of a node that runs, as its protector sees it: it may have mounted something there.
+    pub fn store(&self, name: &str) -> PathBuf {
+        let dir = self.node_dir(name).join("store");
+        Path::new("/proc").join(self.protector(name).pid().to_string()).join("root").join(dir.strip_prefix("/").unwrap_or(&dir))
+    }
+
     /// The names of all nodes that were ever started.
     pub fn node_names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.dir().join("nodes")).into_iter().flatten().flatten();
@@ -223,9 +248,20 @@ impl Cluster {
     /// A program that belongs to the cluster: marked, and with RADIC_CLUSTER set.
     pub fn invocation(&self, program: impl AsRef<std::ffi::OsStr>) -> Invocation {
         let mut invocation = Invocation::new(program);
-        for variable in
-            ["NAME", "LISTEN", "ADVERTISE", "JOIN", "KEY", "SPARE", "SLOTS", "HEARTBEAT_MS", "MISSED", "LOG", "CONFIG"]
-        {
+        for variable in [
+            "NAME",
+            "LISTEN",
+            "ADVERTISE",
+            "JOIN",
+            "KEY",
+            "SPARE",
+            "SLOTS",
+            "HEARTBEAT_MS",
+            "MISSED",
+            "LOG_MEMORY",
+            "LOG",
+            "CONFIG",
+        ] {
             invocation = invocation.env_remove(format!("RADIC_{variable}"));
         }
         invocation.env(MARK, self.dir()).env("RADIC_CLUSTER", self.dir())

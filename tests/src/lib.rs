@@ -17,10 +17,12 @@ pub mod library;
 pub mod netns;
 pub mod process;
 pub mod protection;
+pub mod proxy;
 pub mod random;
 pub mod recovery;
 pub mod redis;
 pub mod sharing;
+pub mod sockets;
 
 pub use cluster::{Cluster, Kind, Setup};
 pub use command::{Finished, Running};

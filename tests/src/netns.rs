@@ -26,6 +26,22 @@ pub fn available() -> Result<(), String> {
     Ok(())
 }
 
+/// Does something inside a namespace (`/proc/PID/ns/net`), on a thread of its own: sockets that are made there are of that network.
+///
+/// # Panics
+/// If it does, or there is no such namespace.
+pub fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let file = std::fs::File::open(namespace).unwrap_or_else(|error| panic!("{}: {error}", namespace.display()));
+    let enter = || nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET).expect("root may enter a namespace");
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            enter();
+            work()
+        });
+        thread.join().expect("what is done there does not panic")
+    })
+}
+
 /// A namespace, held by a process.
 #[derive(Debug)]
 struct Namespace {

@@ -6,8 +6,11 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::library::MPICH;
 use radic_tests::process;
+use radic_tests::protection::{ON, Protected};
 use radic_tests::random::Random;
+use radic_tests::sockets;
 use radic_wire::channel::Channel;
 use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, NodeId};
@@ -51,20 +54,28 @@ impl Target {
     }
 
     fn connect(&self) -> TcpStream {
-        let socket = TcpStream::connect_timeout(&self.address, CLOSED).expect("the daemon listens");
-        socket.set_read_timeout(Some(CLOSED)).expect("a socket option");
-        socket.set_nodelay(true).expect("a socket option");
-        socket
+        connect(self.address)
     }
 
-    /// Sends bytes and the end; what comes back before the daemon closes.
     fn offer(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut socket = self.connect();
-        // A daemon that has closed already has seen enough.
-        _ = socket.write_all(bytes);
-        _ = socket.shutdown(Shutdown::Write);
-        rest(&mut socket)
+        offer(self.address, bytes)
     }
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let socket = TcpStream::connect_timeout(&address, CLOSED).expect("somebody listens");
+    socket.set_read_timeout(Some(CLOSED)).expect("a socket option");
+    socket.set_nodelay(true).expect("a socket option");
+    socket
+}
+
+/// Sends bytes and the end; what comes back before the other side closes.
+fn offer(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut socket = connect(address);
+    // Who has closed already has seen enough.
+    _ = socket.write_all(bytes);
+    _ = socket.shutdown(Shutdown::Write);
+    rest(&mut socket)
 }
 
 /// What comes until the daemon closes the connection, which it must.
@@ -402,5 +413,45 @@ fn a_hostile_network_costs_bounded_memory_and_time() {
     assert!(log.contains("refused a connection from 127.0.0.1:"), "no refusal is logged");
     let dead = |event: &radic_wire::event::Event| event.event == EventName::Confirm;
     assert!(events.wait(Duration::from_millis(200), dead).is_none(), "somebody was declared dead meanwhile");
+    cluster.stop();
+}
+
+/// All ports that RADIC opens: of each daemon two, of each rank one.
+#[test]
+fn no_port_of_a_node_says_anything_to_strangers() {
+    /// The library's own descriptors.
+    const HIGH: i32 = 1_000;
+    const RANKS: usize = 3;
+    let cluster = Cluster::start(Kind::Logical, RANKS);
+    let mut random = Random::from_environment();
+    let program = MPICH.program("rounds");
+    let command = [program.as_str(), "--rounds", "1500", "--pause", "1"];
+    let mut job = MPICH.job(&cluster, RANKS, ON, &command).limit(Duration::from_secs(60)).start();
+    job.until_line("rounds begin");
+    let status = cluster.status();
+    let mut ports = Vec::new();
+    for node in &status.nodes {
+        let listeners = sockets::listeners(node.pid);
+        assert_eq!(listeners.len(), 2, "the node's port, and its log service's: {listeners:?}");
+        ports.extend(listeners.into_keys());
+        for rank in &node.ranks {
+            let doors: Vec<_> = sockets::listeners(rank.pid).into_iter().filter(|(_, fd)| *fd >= HIGH).collect();
+            assert_eq!(doors.len(), 1, "the door of rank {}: {doors:?}", rank.rank);
+            ports.extend(doors.into_iter().map(|(port, _)| port));
+        }
+    }
+    for port in &ports {
+        let length = 1 + random.below(300);
+        for bytes in [&random.bytes(length)[..], &[255; 300], &[0; 60], b"x", b""] {
+            assert_eq!(offer(*port, bytes), b"", "{port} answers {} bytes", bytes.len());
+        }
+    }
+    // All at once, and silent.
+    let mut silent: Vec<_> = ports.iter().map(|port| connect(*port)).collect();
+    silent.iter_mut().for_each(|socket| assert_eq!(rest(socket), b""));
+    println!("{} ports", ports.len());
+    let finished = job.wait().expect(0);
+    assert!(finished.stdout().contains("OK rounds"), "{finished}");
+    Protected::newest(&cluster, RANKS).check_ranks(1);
     cluster.stop();
 }

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
 use radic_tests::protection::{ON, Protected};
 use radic_tests::random::Random;
+use radic_tests::sockets::{self, CONNECTED, Ends};
 use rustix::net::Shutdown;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -36,27 +36,9 @@ enum Break {
     HalfEnd,
 }
 
-/// Local and remote address, as the kernel prints them.
-type Ends = (String, String);
-
-/// The connected TCP sockets of a process, each with one of its descriptors.
+/// The program's connected sockets of a process, each with one of its descriptors.
 fn sockets(pid: u32) -> BTreeMap<Ends, i32> {
-    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default());
-    let mut by_inode = BTreeMap::new();
-    for line in tables.iter().flat_map(|table| table.lines().skip(1)) {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        if let [_, local, remote, "01", _, _, _, _, _, inode, ..] = words[..] {
-            by_inode.insert(inode.to_owned(), (local.to_owned(), remote.to_owned()));
-        }
-    }
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let sockets = entries.filter_map(|entry| {
-        let fd: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let target = fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned();
-        let inode = target.strip_prefix("socket:[")?.strip_suffix(']')?;
-        Some((by_inode.get(inode)?.clone(), fd))
-    });
-    sockets.filter(|(_, fd)| *fd < HIGH).collect()
+    sockets::of(pid, CONNECTED).into_iter().filter(|(_, fd)| *fd < HIGH).collect()
 }
 
 /// The ends of the connections between these processes.

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use radic_wire::ids::JobId;
 use radic_wire::job::exit_code;
-use radic_wire::local::{ProcessInfo, RankCheckpoint, Reply, Request};
+use radic_wire::local::{LogSizes, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::process::{Counters, Protect};
 
 use crate::client::{ClientError, Cluster};
 use crate::show::{Table, bytes, duration, print, print_json};
 
+/// Processes of which is shown what they wait for.
+const WAITING: usize = 8;
 /// Time that all checkpoints of a job may take, with some for the answer: longer than protectors wait for them.
 const CHECKPOINTS: Duration = Duration::from_secs(620);
 
@@ -44,7 +46,17 @@ pub(crate) fn table(processes: &[ProcessInfo]) -> String {
             bytes(sums.different),
         ]);
     }
-    table.text()
+    table.text() + &waiting(processes)
+}
+
+/// What the first few processes wait for whose logs are not taken for now: a line each.
+fn waiting(processes: &[ProcessInfo]) -> String {
+    let running = processes.iter().filter(|process| process.running);
+    let waits = running.flat_map(|process| process.logs.iter().filter_map(move |log| Some((process, log, log.waits.as_ref()?))));
+    let line = |(process, log, why): (&ProcessInfo, &LogSizes, &String)| {
+        format!("rank {} of job {}, at its protector {}: {why}\n", process.rank, process.job, log.node)
+    };
+    waits.take(WAITING).map(line).collect()
 }
 
 /// What is shown of them, together. The longest pause is that of one of them.
@@ -112,7 +124,6 @@ fn lines(all: &[RankCheckpoint]) -> String {
 #[cfg(test)]
 mod tests {
     use radic_wire::ids::Rank;
-    use radic_wire::local::LogSizes;
 
     use super::*;
 
@@ -134,6 +145,7 @@ mod tests {
                 images: 0,
                 committed: None,
                 committed_ms: None,
+                waits: None,
             }],
             counters: Some(Counters { bytes_in: 2048, events: 5, longest_pause_ns: pause, ..Counters::default() }),
         };
@@ -141,6 +153,10 @@ mod tests {
         let text = table(&[process(0, true, 1_500_000), process(1, true, 900_000)]);
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(cells[..6], ["000000000abc", "1/2", "4.0", "KiB", "0", "B"]);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        let mut held = process(1, true, 0);
+        held.logs[0].waits = Some("no room".into());
+        assert!(table(&[held]).ends_with("\nrank 1 of job 000000000abc, at its protector n2: no room\n"));
         assert!(text.contains("4.0 KiB  ") && text.contains(" 10 ") && text.contains("1.5 ms"), "{text}");
     }
 

@@ -260,6 +260,8 @@ pub struct LogSizes {
     pub committed: Option<u64>,
     /// Time since it was committed, in milliseconds.
     pub committed_ms: Option<u64>,
+    /// Why what the process logs is not taken, or not acknowledged, for now: it waits as soon as its senders' memory is full.
+    pub waits: Option<String>,
 }
 
 /// What became of a checkpoint of one rank.

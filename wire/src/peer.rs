@@ -280,6 +280,8 @@ pub struct RestartOrder {
     pub origin: IpAddr,
     /// The log service that has its log and images.
     pub log: SocketAddr,
+    /// The one that has copies of the images, if there are any.
+    pub replica: Option<SocketAddr>,
     /// Its images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
     /// The journal position of the last.

@@ -109,8 +109,8 @@ pub struct Restorable {
 impl Restorable {
     /// An image and what it builds upon, a whole one first, newest last. Their bytes are known to be what was verified when they were made (a code over
     /// them, say): what need not be put together is not read here, and the restorer checks its sums once more. What must be is put into a file
-    /// without a name in `folder`.
-    pub fn of_verified(mut chain: Vec<File>, folder: &Path, progress: Progress<'_>) -> Result<Self, ControlError> {
+    /// without a name in the first of these folders that has room.
+    pub fn of_verified(mut chain: Vec<File>, folders: &[PathBuf], progress: Progress<'_>) -> Result<Self, ControlError> {
         let seek = failed("the image cannot be read from its beginning");
         if let [only] = &mut chain[..]
             && let Some(meta) = raw_meta(only)?
@@ -119,7 +119,7 @@ impl Restorable {
             return Ok(Restorable { file: chain.remove(0), meta });
         }
         chain.reverse();
-        let (file, meta) = unpacked(&Layers(chain), &[folder.to_owned()], progress)?;
+        let (file, meta) = unpacked(&Layers(chain), folders, progress)?;
         Ok(Restorable { file, meta })
     }
 
@@ -356,13 +356,13 @@ mod tests {
         for packed in [false, true] {
             let file = File::open(stored(&home, packed)).unwrap();
             let mut read = 0;
-            let restorable = Restorable::of_verified(vec![file], home.path(), &mut |done, _| read = done).unwrap();
+            let restorable = Restorable::of_verified(vec![file], &[home.path().to_owned()], &mut |done, _| read = done).unwrap();
             assert_eq!((restorable.process().pid, read > 0), (77, packed));
             assert_eq!(content(restorable.file), image(false));
         }
         std::fs::write(home.path().join("image"), &image(false)[..300]).unwrap();
         let file = File::open(home.path().join("image")).unwrap();
-        let error = Restorable::of_verified(vec![file], home.path(), &mut |_, _| {}).unwrap_err();
+        let error = Restorable::of_verified(vec![file], &[home.path().to_owned()], &mut |_, _| {}).unwrap_err();
         assert!(matches!(error, ControlError::Image(_)), "{error}");
     }
 

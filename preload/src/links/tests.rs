@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
 
-use radic_wire::ids::{JobId, Rank};
+use radic_wire::ids::{Incarnation, JobId, Rank};
 use rustix::net::{SendFlags, sockopt::Timeout};
 
 use super::*;
@@ -95,7 +95,7 @@ fn each_stage_knows_what_the_program_has_and_when_it_is_due() {
     assert!(down.is_away() && !down.is_dialing() && down.due() == 7);
     let (socket, door) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
     let number = socket.as_raw_fd();
-    let dialing = repair(3, Stage::Connecting { socket, door, deadline: 9 });
+    let dialing = repair(3, Stage::Connecting { socket, door, life: Incarnation(0), deadline: 9 });
     assert!(dialing.is_away() && dialing.is_dialing() && dialing.due() == 9);
     let mut links = Links { repairs: vec![asked(true), down, dialing], ..Links::default() };
     assert_eq!(links.awaited().collect::<Vec<_>>(), [(number, PollFlags::OUT)]);

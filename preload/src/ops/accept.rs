@@ -17,7 +17,7 @@ use super::connect::{begin, flags_say_blocking, refused};
 use super::wait;
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
-use crate::greeting;
+use crate::greeting::{self, To};
 use crate::layer::{self, Arrived, Held, Layer, Names, sure};
 use crate::sys;
 
@@ -290,7 +290,8 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
 
 /// Reads the greeting of a new connection. None: the other end is gone, or says something else than its node did.
 fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
-    let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), |connection| layer.key.greeting_key(connection)) {
+    let me = To { process: layer.observer.process(), life: None };
+    let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection)) {
         // Two of its threads may have called at once: only then it is sure which is which.
         Ok(hello) if hello.connection.opener == connection.opener => hello,
         Ok(_) => {

@@ -18,7 +18,7 @@ use super::address::{self, Outcome, plain};
 use super::{ask_until_back, pause, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
-use crate::greeting;
+use crate::greeting::{self, To};
 use crate::layer::{self, Held, Layer, Names, sure};
 use crate::links::Ending;
 use crate::sys;
@@ -403,7 +403,8 @@ impl Connecting {
     fn greet(&self, layer: &mut Layer) -> Result<(), Errno> {
         let Ok(slot) = self.open(layer) else { layer::fail("the gate has shut again during connect") };
         let Some(hello) = layer.hello(slot) else { layer::fail("a new connection has no greeting") };
-        if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), &hello) {
+        let to = To { process: self.peer.process, life: None };
+        if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), to, &hello) {
             layer.link_ended(slot, Ending::Reset(error));
         }
         begin(self.fd, self.blocking);

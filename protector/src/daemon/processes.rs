@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use radic_ckpt::control::{self, Ids, Restorable};
+use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream, exit_code};
 use radic_wire::limits;
@@ -288,13 +289,16 @@ impl Processes {
     pub fn handle_ready(&mut self, ready: Ready) -> Vec<Input> {
         let Some(ready) = self.restores.handle_ready(ready) else { return Vec::new() };
         let order = ready.order().clone();
+        let damage = ready.damage.into_iter().map(|text| Input::StoreEvent(EventName::Store, Some(order.process), text));
+        let mut inputs: Vec<Input> = damage.collect();
         match ready.result {
-            Err(error) => vec![Input::Fetched(order.process, Err(error))],
+            Err(error) => inputs.push(Input::Fetched(order.process, Err(error))),
             Ok(image) => {
                 let result = self.restore(&order, image);
-                vec![Input::Fetched(order.process, Ok(())), Input::Spawned(order.process, result)]
+                inputs.extend([Input::Fetched(order.process, Ok(())), Input::Spawned(order.process, result)]);
             }
         }
+        inputs
     }
 
     fn restore(&mut self, order: &RestoreOrder, image: Restorable) -> Result<u32, SpawnError> {

@@ -243,7 +243,7 @@ fn caller(listener: &UnixListener) -> u32 {
 fn order(logs: &Logs, local: bool, images: Vec<(u64, u64)>) -> RestoreOrder {
     let library = library().to_string_lossy().into_owned();
     let (process, incarnation, log, kvsname) = (id(), Incarnation(1), logs.address(), "k".to_owned());
-    RestoreOrder { process, incarnation, log, local, images, kvsname, stdin: true, library }
+    RestoreOrder { process, incarnation, log, local, replica: None, images, kvsname, stdin: true, library }
 }
 
 /// Brings a program back, from its protector's files or from elsewhere, once it was killed, or beside itself where its ids are taken.
@@ -333,6 +333,42 @@ fn what_is_missing_here_is_said_and_what_is_given_up_is_answered() {
         std::fs::rename(program.dir.path().join("p"), program.dir.path().join("q")).unwrap();
         let error = driver.bring_back(wanted.clone()).await.unwrap_err();
         assert!(error.contains("its program") && error.contains("/p is not on this node"), "{error}");
+    });
+}
+
+/// One bit of one image of three.
+#[test]
+fn a_damaged_image_is_refused_and_the_replica_s_copy_taken() {
+    let mut program = Program::start(1);
+    let images = program.save();
+    program.kill();
+    let (store, copies, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let ((logs, images), (replica, _)) = (lost(store.path(), &images), lost(copies.path(), &images));
+    let damaged = logs.image_path(id(), 1);
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(&damaged, bytes).unwrap();
+    run(async move {
+        for (local, dir) in [(true, store.path()), (false, elsewhere.path())] {
+            let mut driver = Driver::new(dir);
+            let alone = order(&logs, local, images.clone());
+            let error = driver.bring_back(alone.clone()).await.unwrap_err();
+            assert!(error.contains("image 1: its code") && error.contains("--replicas 2"), "{error}");
+            let unborn = RestoreOrder { replica: Some(replica.address()), incarnation: Incarnation(2), ..alone.clone() };
+            let error = driver.bring_back(unborn).await.unwrap_err();
+            assert!(error.contains("; and its replica: "), "of a life that it has not heard of: {error}");
+            let both = RestoreOrder { replica: Some(replica.address()), ..alone };
+            driver.processes.handle(id().job, HostOutput::Restore(id().rank, both));
+            let ready = tokio::time::timeout(LIMIT, driver.ready.recv()).await.unwrap().unwrap();
+            let answers = driver.processes.handle_ready(ready);
+            let [Input::StoreEvent(EventName::Store, Some(of), text), Input::Fetched(_, Ok(())), Input::Spawned(_, Ok(_))] =
+                &answers[..]
+            else {
+                panic!("{answers:?}")
+            };
+            assert!(*of == id() && text.starts_with("image 1: its code") && text.ends_with("copy is taken"), "{text}");
+        }
     });
 }
 

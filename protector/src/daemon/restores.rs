@@ -3,10 +3,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use radic_ckpt::control::Restorable;
 use radic_wire::ids::ProcessId;
@@ -14,7 +15,7 @@ use radic_wire::key::ClusterKey;
 use radic_wire::mac::JobKey;
 use tokio::sync::mpsc;
 
-use crate::logs::Images;
+use crate::logs::{FetchError, Images, MEMORY, fetch};
 use crate::node::host::RestoreOrder;
 use crate::store::Speaker;
 
@@ -22,12 +23,18 @@ use crate::store::Speaker;
 const THREADS_PER_CPU: usize = 2;
 /// Most of them.
 const THREADS: usize = 16;
+/// Time that a replica has to hear of the life that is about to begin: before that it gives it nothing.
+const HEARD: Duration = Duration::from_secs(3);
+/// Time until it is asked again.
+const AGAIN: Duration = Duration::from_millis(50);
 /// Prepared processes that may wait for the daemon's thread; who brings more waits.
 const READY: usize = 16;
 
 /// A process whose images are here, or why they are not.
 pub struct Ready {
     task: Arc<Task>,
+    /// What was wrong with images that were had elsewhere.
+    pub damage: Vec<String>,
     pub result: Result<Restorable, String>,
 }
 
@@ -41,6 +48,13 @@ impl Ready {
 struct Task {
     order: RestoreOrder,
     given_up: AtomicBool,
+}
+
+impl Task {
+    /// The life that is about to begin.
+    fn speaker(&self) -> Speaker {
+        Speaker { process: self.order.process, incarnation: self.order.incarnation }
+    }
 }
 
 /// The processes that are being prepared.
@@ -111,29 +125,51 @@ impl Restores {
             let (key, store, ready) = (JobKey::derive(&self.key, task.order.process.job), self.store.clone(), self.ready.clone());
             let (begun, sender) = (task.clone(), self.ready.clone());
             let work = move || {
-                let result = prepare(&task, &key, store);
+                let mut damage = Vec::new();
+                let result = prepare(&task, &key, store, &mut damage);
                 // Nobody hears it only when the daemon ends.
-                _ = ready.blocking_send(Ready { task, result });
+                _ = ready.blocking_send(Ready { task, damage, result });
             };
             if let Err(error) = thread::Builder::new().name("restore".into()).spawn(work) {
                 let result = Err(format!("there is no thread to prepare it: {error}"));
-                let ready = Ready { task: begun, result };
+                let ready = Ready { task: begun, damage: Vec::new(), result };
                 tokio::task::spawn_local(async move { _ = sender.send(ready).await });
             }
         }
     }
 }
 
-/// Its images, in order, as one that the restorer can read.
-fn prepare(task: &Task, key: &JobKey, store: PathBuf) -> Result<Restorable, String> {
-    let RestoreOrder { process, incarnation, log, local, ref images, .. } = task.order;
+/// Its images, in order, as one that the restorer can read. What is wrong with those for which the replica's copy stands in is added to `damage`.
+fn prepare(task: &Task, key: &JobKey, store: PathBuf, damage: &mut Vec<String>) -> Result<Restorable, String> {
+    let RestoreOrder { log, local, ref images, .. } = task.order;
     let dir = store.clone();
     let source = if local { Images::Here(store) } else { Images::At(log, store) };
-    let speaker = Speaker { process, incarnation };
-    let open = |image: &(u64, u64)| source.open(key, speaker, *image, &task.given_up).map_err(|error| error.to_string());
-    let files: Vec<File> = images.iter().map(open).collect::<Result<_, _>>()?;
+    let mut files: Vec<File> = Vec::new();
+    for image in images {
+        files.push(match source.open(key, task.speaker(), *image, &task.given_up) {
+            Ok(file) => file,
+            Err(error) => {
+                let file = copy_of(task, key, *image, &dir).map_err(|why| format!("{error}{why}"))?;
+                damage.push(format!("{error}; its replica's copy is taken"));
+                file
+            }
+        });
+    }
     if files.is_empty() {
         return Err("there is no image of it".to_owned());
     }
-    Restorable::of_verified(files, &dir, &mut |_, _| {}).map_err(|error| format!("its images: {error}"))
+    Restorable::of_verified(files, &[dir, MEMORY.into()], &mut |_, _| {}).map_err(|error| format!("its images: {error}"))
+}
+
+/// An image as the replica has it; an error says why not, as what follows another one.
+fn copy_of(task: &Task, key: &JobKey, image: (u64, u64), dir: &Path) -> Result<File, String> {
+    let replica = task.order.replica.ok_or("; there is no replica of it (--replicas 2)")?;
+    let deadline = Instant::now() + HEARD;
+    loop {
+        match fetch(replica, key, task.speaker(), image, dir, &task.given_up) {
+            // It closes the connection of a life that it has not heard of yet.
+            Err(FetchError::Service(..)) if Instant::now() < deadline => thread::sleep(AGAIN),
+            other => return other.map_err(|error| format!("; and its replica: {error}")),
+        }
+    }
 }

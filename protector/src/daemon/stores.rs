@@ -32,8 +32,8 @@ pub struct Stores {
 impl Stores {
     /// Starts the service; what it has to say becomes inputs.
     pub fn start(config: &Config, key: ClusterKey, inputs: mpsc::Sender<Input>) -> Result<Stores, StartError> {
-        let (durable, store) = (config.durable, config.store.clone());
-        let service = logs::Config { durable, ..logs::Config::new(config.listen.ip(), store, key) };
+        let (durable, memory, store) = (config.durable, config.log_memory, config.store.clone());
+        let service = logs::Config { durable, memory, ..logs::Config::new(config.listen.ip(), store, key) };
         let (logs, events) = logs::start(service)?;
         spawn_local(pass_on(events, inputs.clone()));
         Ok(Stores { logs, inputs, name: config.name.clone() })
@@ -103,6 +103,7 @@ impl Stores {
                 images: status.usage.images,
                 committed: status.usage.committed,
                 committed_ms: status.committed_ms,
+                waits: status.waits,
             };
             let sizes = sizes.into_iter().map(|(process, status)| (process, sizes_of(status))).collect();
             _ = inputs.send(Input::StoreAnswer(node, number, Answer::Sizes(sizes))).await;
@@ -128,11 +129,15 @@ impl Stores {
 
 async fn pass_on(mut events: mpsc::Receiver<Event>, inputs: mpsc::Sender<Input>) {
     while let Some(Event { what, process, text }) = events.recv().await {
+        if let (What::Unreadable, Some(process)) = (what, process) {
+            _ = inputs.send(Input::Unreadable(process, text)).await;
+            continue;
+        }
         let name = match what {
             What::Committed => EventName::Checkpoint,
             What::Refused => EventName::CheckpointFailed,
             What::LogBound => EventName::Limit,
-            What::Disk | What::DiskWell | What::Replica => EventName::Store,
+            What::Disk | What::DiskWell | What::Unreadable | What::Replica => EventName::Store,
             What::Intruder => EventName::Refused,
         };
         _ = inputs.send(Input::StoreEvent(name, process, text)).await;

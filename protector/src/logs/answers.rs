@@ -102,7 +102,7 @@ impl Service {
         self.cancel_writes(|file| is_gone(file.process()));
         self.verifying.retain(|(process, _), _| !is_gone(*process));
         self.commits.retain(|process, _| !is_gone(*process));
-        self.unwell.retain(|process| !is_gone(*process));
+        self.unwell.retain(|process, _| !is_gone(*process));
         self.freed = true;
     }
 
@@ -149,6 +149,14 @@ impl Service {
         }
     }
 
+    /// Why what a process logs is not taken, or not acknowledged, for now.
+    fn why_waits(&self, process: ProcessId) -> Option<String> {
+        let replica = self.replicas.get(&process).filter(|replica| !replica.connected);
+        let bound = || self.store.is_over_bound(process).then(|| "its log is at its bound: it waits for a checkpoint".to_owned());
+        let replica = || replica.map(|replica| format!("the replica of its log at {} is out of reach", replica.address));
+        self.unwell.get(&process).cloned().or_else(bound).or_else(replica)
+    }
+
     fn status(&self, job: JobId) -> Vec<(ProcessId, Status)> {
         let now = Instant::now();
         let mut processes = self.store.of_job(job);
@@ -162,7 +170,8 @@ impl Service {
                 connection.is_some_and(|connection| matches!(connection.role, Role::Journal(_, true)))
             });
             let replica = self.replicas.get(&process).map(|replica| replica.connected);
-            Some((process, Status { usage, committed_ms, connected, replica }))
+            let waits = self.why_waits(process);
+            Some((process, Status { usage, committed_ms, connected, replica, waits }))
         };
         processes.into_iter().filter_map(status).collect()
     }

@@ -114,7 +114,7 @@ impl Service {
             }
             Done::Failed(ticket, process, error) => self.handle_failed(ticket, process, &error),
             Done::Well(process) => {
-                if self.unwell.remove(&process) {
+                if self.unwell.remove(&process).is_some() {
                     self.tell(What::DiskWell, Some(process), format!("the log of {process} can be written again"));
                 }
             }
@@ -129,11 +129,23 @@ impl Service {
         write.counted = false;
         if let File::Image(_, image) = write.file {
             self.writes.remove(&ticket);
-            self.reason = Some(format!("it cannot be written: {error}"));
+            self.reason = Some(format!("it cannot be written: {}; the one before stays", self.remedy(error)));
             self.store.refuse_image(process, image);
-        } else if self.unwell.insert(process) {
-            let text = format!("the log of {process} cannot be written ({error}): what is not held waits; it is tried again");
-            self.tell(What::Disk, Some(process), text);
+        } else {
+            let why = format!("its log cannot be written: {}", self.remedy(error));
+            if self.unwell.insert(process, why.clone()).is_none() {
+                let text = format!("{process}: {why}; what memory does not hold waits, and it is tried again");
+                self.tell(What::Disk, Some(process), text);
+            }
+        }
+    }
+
+    /// What is wrong with the store, and what to do.
+    fn remedy(&self, error: &io::Error) -> String {
+        let dir = self.config.dir.display();
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("{error}: make room in {dir}"),
+            _ => format!("{error}: see to {dir}"),
         }
     }
 
@@ -156,8 +168,9 @@ impl Service {
                 self.touched.push(token);
             }
             Err(error) => {
-                let text = format!("the log of {} cannot be read from {position}: {error}", file.process());
-                self.tell(What::Disk, Some(file.process()), text);
+                // Whoever asks is on its way back, and would ask again for ever.
+                let text = format!("its log cannot be read from {position}: {} ({file:?})", self.remedy(&error));
+                self.tell(What::Unreadable, Some(file.process()), text);
                 self.close(token);
             }
         }

@@ -15,6 +15,8 @@ use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::FallocateFlags;
 use radic_wire::ids::ProcessId;
 use radic_wire::login::{Channel, NOT_HELD, OFFER};
 use radic_wire::mac::{JobKey, MAC};
@@ -31,6 +33,8 @@ const AT_ONCE: usize = 4;
 const WAITING: usize = 1_024;
 /// Bytes that the kernel is asked to send, and the receiver reads, at once.
 const PIECE: usize = 1 << 20;
+/// A directory in memory, of bounded size.
+pub const MEMORY: &str = "/dev/shm";
 /// Time in which nothing may come or go. While others are sent before it, an image waits.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Time until whoever waits looks whether it is still wanted.
@@ -208,7 +212,8 @@ impl Images {
     }
 }
 
-/// Fetches an image (number, length) from the log service at `from` into a file without a name in `dir`: verified, at its beginning.
+/// Fetches an image (number, length) from the log service at `from` into a file without a name in `dir`, or in memory if that is full: verified, at
+/// its beginning.
 pub fn fetch(
     from: SocketAddr,
     key: &JobKey,
@@ -219,7 +224,6 @@ pub fn fetch(
 ) -> Result<fs::File, FetchError> {
     let (number, bytes) = image;
     let no_room = |error| FetchError::Room { image: number, bytes, dir: dir.to_owned(), error };
-    let file = nameless(dir).map_err(no_room)?;
     let failed = |error| FetchError::Service(from, error);
     let client = Client::open(from, key, speaker, Channel::Fetch, LOGIN).map_err(failed)?;
     let mut socket = client.socket();
@@ -232,6 +236,7 @@ pub fn fetch(
     if length != bytes.to_le_bytes() || bytes == NOT_HELD {
         return Err(FetchError::NotHeld(from, number));
     }
+    let file = reserved(dir, bytes).map_err(no_room)?;
     let mut sum = verify::begin(key, speaker.process, number);
     let mut piece = vec![0; PIECE.min(bytes as usize)];
     let mut left = bytes;
@@ -298,6 +303,26 @@ impl Receiver<'_> {
                 Err(error) => return Err(Ended::Io(error)),
             }
         }
+    }
+}
+
+/// A file without a name that has room for so many bytes: in this directory, or in [`MEMORY`] if there is no room in it. A full disk makes no checkpoints,
+/// and is no reason to bring nobody back.
+fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
+    let reserve = |dir: &Path| -> io::Result<fs::File> {
+        let file = nameless(dir)?;
+        let length = i64::try_from(bytes.max(1)).map_err(io::Error::other)?;
+        match nix::fcntl::fallocate(&file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
+            // Not all file systems can: then it is found out while it is written.
+            Ok(()) | Err(Errno::EOPNOTSUPP) => Ok(file),
+            Err(error) => Err(error.into()),
+        }
+    };
+    match reserve(dir) {
+        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            reserve(Path::new(MEMORY)).map_err(|_| error)
+        }
+        other => other,
     }
 }
 

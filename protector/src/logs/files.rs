@@ -3,8 +3,11 @@
 //! `DIR/<job>/<rank>/journal.<position>`, `stream.<opener's job>.<opener's rank>.<number>.<from|to>.<position>`, `image.<number>`, and beside each
 //! verified image `image.<number>.mac`. Logs are cut into segments of [`SEGMENT`] bytes, so that forgetting the beginning of one deletes files;
 //! the position in the name (16 hexadecimal digits) is that of the segment's first byte. A log need not begin where its first segment does.
+//!
+//! What is read of a log is what was written, or an error: its sums are in memory ([`Sums`]). Images have codes of their own.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,12 +15,15 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use radic_wire::ids::{JobId, ProcessId};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::StartError;
 use crate::store::{File, Write};
 
 /// Bytes of a segment of a log.
 const SEGMENT: u64 = 16 << 20;
+/// Bytes of a log that have one sum.
+const PIECE: u64 = 64 << 10;
 /// Files that are open at once; more are opened again.
 const OPEN: usize = 512;
 const LOCK: &str = "lock";
@@ -67,13 +73,69 @@ pub fn take(dir: &Path) -> Result<Flock<fs::File>, StartError> {
     Ok(lock)
 }
 
+/// The sums of what was written of a segment, by pieces.
+#[derive(Default)]
+struct Sums {
+    /// Each from its position in the segment to its end, with its sum.
+    pieces: Vec<(u64, u64, u64)>,
+    /// Of the last piece, which grows.
+    growing: Xxh3,
+}
+
+impl fmt::Debug for Sums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} sums", self.pieces.len())
+    }
+}
+
+impl Sums {
+    /// These bytes were written at this place. What was there before is the same: a log is written again only as it was.
+    fn add(&mut self, at: u64, bytes: &[u8]) {
+        let end = self.pieces.last().map_or(at, |(_, end, _)| *end);
+        let mut bytes = bytes.get(usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX)..).unwrap_or(&[]);
+        let mut at = at.max(end);
+        while !bytes.is_empty() {
+            if self.pieces.last().is_none_or(|(start, end, _)| *end != at || end - start >= PIECE) {
+                self.growing.reset();
+                self.pieces.push((at, at, 0));
+            }
+            let Some((start, end, sum)) = self.pieces.last_mut() else { return };
+            let (now, later) = bytes.split_at(bytes.len().min((PIECE - (*end - *start)) as usize));
+            self.growing.update(now);
+            (*end, *sum) = (*end + now.len() as u64, self.growing.digest());
+            (at, bytes) = (*end, later);
+        }
+    }
+
+    /// Reads from the file of the segment, if it has there what was written.
+    fn read(&self, file: &fs::File, at: u64, out: &mut [u8]) -> io::Result<()> {
+        let (mut position, to) = (at, at + out.len() as u64);
+        let first = self.pieces.partition_point(|(_, end, _)| *end <= at);
+        for (start, end, sum) in self.pieces[first..].iter().take_while(|(start, ..)| *start < to) {
+            let mut piece = vec![0; (end - start) as usize];
+            file.read_exact_at(&mut piece, *start)?;
+            if xxh3_64(&piece) != *sum {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the file has not what was written"));
+            }
+            if *start > position {
+                break;
+            }
+            let upto = (*end).min(to);
+            out[(position - at) as usize..(upto - at) as usize]
+                .copy_from_slice(&piece[(position - start) as usize..(upto - start) as usize]);
+            position = upto;
+        }
+        if position == to { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+}
+
 /// The open files, and which segments there are.
 #[derive(Debug)]
 pub struct Files {
     dir: PathBuf,
     durable: bool,
     open: HashMap<(File, u64), fs::File>,
-    segments: HashMap<File, BTreeSet<u64>>,
+    segments: HashMap<File, BTreeMap<u64, Sums>>,
     /// Written since the last [`Files::sync`].
     touched: HashSet<(File, u64)>,
 }
@@ -99,14 +161,14 @@ impl Files {
         match self.open.entry((file, segment)) {
             std::collections::hash_map::Entry::Occupied(open) => Ok(open.into_mut()),
             std::collections::hash_map::Entry::Vacant(vacant) => {
-                let new = create && !self.segments.get(&file).is_some_and(|segments| segments.contains(&segment));
+                let new = create && !self.segments.get(&file).is_some_and(|segments| segments.contains_key(&segment));
                 if new {
                     let process = process_dir(&self.dir, file.process());
                     fs::DirBuilder::new().recursive(true).create(&process)?;
                 }
                 let opened = fs::File::options().read(true).write(true).create(create).truncate(false).mode(0o600).open(&path)?;
                 if new {
-                    self.segments.entry(file).or_default().insert(segment);
+                    self.segments.entry(file).or_default().insert(segment, Sums::default());
                     if self.durable {
                         sync_dirs(&self.dir, &path)?;
                     }
@@ -130,6 +192,9 @@ impl Files {
                 self.open.remove(&(file, segment));
                 return Err(error);
             }
+            if let Some(sums) = self.sums(file, segment) {
+                sums.add(at, now);
+            }
             if self.durable {
                 self.touched.insert((file, segment));
             }
@@ -138,10 +203,16 @@ impl Files {
         Ok(())
     }
 
+    /// The sums of a segment of a log.
+    fn sums(&mut self, file: File, segment: u64) -> Option<&mut Sums> {
+        let segments = self.segments.get_mut(&file).filter(|_| !matches!(file, File::Image(..)))?;
+        segments.get_mut(&segment)
+    }
+
     /// What was written is on the disk.
     pub fn sync(&mut self) -> io::Result<()> {
         for (file, segment) in std::mem::take(&mut self.touched) {
-            if self.segments.get(&file).is_some_and(|segments| segments.contains(&segment)) {
+            if self.segments.get(&file).is_some_and(|segments| segments.contains_key(&segment)) {
                 self.open(file, segment, false)?.sync_data()?;
             }
         }
@@ -156,7 +227,12 @@ impl Files {
             let (segment, at) = Self::place(file, position);
             let room = if matches!(file, File::Image(..)) { rest.len() } else { (SEGMENT - at).min(rest.len() as u64) as usize };
             let (now, later) = rest.split_at_mut(room);
-            self.open(file, segment, false)?.read_exact_at(now, at)?;
+            self.open(file, segment, false)?;
+            let opened = &self.open[&(file, segment)];
+            match self.segments.get(&file).and_then(|segments| segments.get(&segment)) {
+                Some(sums) if !matches!(file, File::Image(..)) => sums.read(opened, at, now)?,
+                _ => opened.read_exact_at(now, at)?,
+            }
             (position, rest) = (position + room as u64, later);
         }
         Ok(bytes)
@@ -179,13 +255,13 @@ impl Files {
         let first = Self::place(file, position).0;
         let kept = segments.split_off(&first);
         let gone = std::mem::replace(segments, kept);
-        gone.into_iter().for_each(|segment| self.remove(file, segment));
+        gone.into_keys().for_each(|segment| self.remove(file, segment));
     }
 
     /// The file is not needed.
     pub fn delete(&mut self, file: File) {
         let segments = self.segments.remove(&file).unwrap_or_default();
-        segments.into_iter().for_each(|segment| self.remove(file, segment));
+        segments.into_keys().for_each(|segment| self.remove(file, segment));
     }
 
     fn forget(&mut self, is_gone: impl Fn(ProcessId) -> bool) {
@@ -249,6 +325,33 @@ mod tests {
             assert_eq!(files.read(file, position + 5, 5).unwrap(), b"56789");
             files.delete(file);
             assert_eq!(names(dir.path()), [""; 0]);
+        }
+    }
+
+    /// However it was written, and written again; and not a byte of what is not so any more.
+    #[test]
+    fn a_log_is_read_as_it_was_written_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut files, file) = (Files::new(dir.path().to_owned(), false), File::Journal(process()));
+        let all: Vec<u8> = (0..300_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let mut write = |from: usize, to: usize| {
+            files.write(&Write { file, position: 5 + from as u64, bytes: all[from..to].to_vec() }).unwrap();
+        };
+        (0..1_000).for_each(|i| write(i * 60, i * 60 + 60));
+        write(59_000, 200_001);
+        write(30_000, 200_000);
+        write(200_001, 300_000);
+        for (at, length) in [(0, 300_000), (1, 65_536), (65_535, 2), (131_072, 100_000), (299_999, 1)] {
+            assert_eq!(files.read(file, 5 + at as u64, length).unwrap(), &all[at..at + length], "{at} {length}");
+        }
+        assert!(files.read(file, 5, 300_001).is_err(), "beyond the end");
+        assert!(files.read(file, 4, 10).is_err(), "before the beginning");
+        let path = process_dir(dir.path(), process()).join("journal.0000000000000000");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[100_000] ^= 0x10;
+        fs::write(&path, bytes).unwrap();
+        for (at, is_right) in [(99_990, false), (70_000, false), (60_000, true), (200_000, true)] {
+            assert_eq!(files.read(file, 5 + at, 1_000).is_ok(), is_right, "{at}");
         }
     }
 

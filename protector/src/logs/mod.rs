@@ -54,6 +54,8 @@
 //!   bound of the log waits for a commit; images never wait for that.
 //! - *What is reported as written has no gap*: writes of a process are done in order, also when they are tried again; what was written
 //!   before a failed `fdatasync` is written again. A write of a file that was deleted meanwhile reports nothing.
+//! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written brings nobody back
+//!   ([`What::Unreadable`]): its job begins anew.
 //! - *No image without a code*: it is written when the image has been verified whole and before it is committed ([`check_code`]).
 //! - *Whoever has not proven that it has the job's key* costs one of 256 places for at most 3 s, and is answered once. A process of an ended job
 //!   is not let in.
@@ -91,7 +93,7 @@ use radic_wire::log::{HeldLog, LogPart};
 use radic_wire::process::Protection;
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::fetch::{FetchError, Images, fetch};
+pub use self::fetch::{FetchError, Images, MEMORY, fetch};
 pub use self::verify::{BadImage, check_code};
 use crate::store::{NoRestart, Restart, Usage};
 
@@ -136,10 +138,12 @@ pub enum What {
     Refused,
     /// The log of a process nears its bound; an image was asked for.
     LogBound,
-    /// A file could not be written or read; the process waits until it can, or its image is given up.
+    /// A file could not be written; the process waits until it can, or its image is given up.
     Disk,
     /// Files can be written again.
     DiskWell,
+    /// The log of a process that is on its way back cannot be read, or is not what was written: it cannot be brought back from here.
+    Unreadable,
     /// A connection that proved nothing, or said something that contradicts what came before, was closed. At most one a second is told.
     Intruder,
     /// The replica of a process is out of reach (its gate waits), or there again.
@@ -157,6 +161,8 @@ pub struct Status {
     pub connected: bool,
     /// It is replicated: whether the connection to its replica is there.
     pub replica: Option<bool>,
+    /// Why what it logs is not taken, or not acknowledged, for now.
+    pub waits: Option<String>,
 }
 
 /// Why the service could not start.

@@ -180,8 +180,8 @@ pub struct Service {
     pub fetches: Fetches,
     pub writes: HashMap<u64, Writing>,
     pub writing: usize,
-    /// Processes whose files cannot be written.
-    pub unwell: HashSet<ProcessId>,
+    /// Processes whose files cannot be written, and why.
+    pub unwell: HashMap<ProcessId, String>,
     events: tokio_mpsc::Sender<Event>,
     next_intruder: Instant,
     pub scratch: Vec<u8>,
@@ -249,7 +249,7 @@ impl Service {
             fetches,
             writes: HashMap::new(),
             writing: 0,
-            unwell: HashSet::new(),
+            unwell: HashMap::new(),
             events,
             next_intruder: Instant::now(),
             scratch: vec![0; SCRATCH],

@@ -34,6 +34,13 @@ const EVENTS_AT_ONCE: usize = 256;
 /// Ranks in one message to a command.
 const RANKS_AT_ONCE: usize = 1024;
 
+/// Of the events of one node, what a command has: the number of its daemon's start, if that was among them, and of the last one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passed {
+    start: Option<u64>,
+    last: u64,
+}
+
 /// What a connected command is at.
 #[derive(Debug)]
 pub(super) enum Client {
@@ -52,7 +59,7 @@ pub(super) enum Client {
     /// It waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
     /// It follows events: which ones it has, and those that came before the past ones were gathered.
-    Following { sent: BTreeMap<NodeName, u64>, early: Option<Vec<Event>> },
+    Following { sent: BTreeMap<NodeName, Passed>, early: Option<Vec<Event>> },
     /// It reads what that node holds of a process. A read may be under way.
     Reading { holder: NodeId, process: ProcessId, busy: bool },
     /// It has its answer.
@@ -533,11 +540,7 @@ impl Node {
         if let Some(early) = early {
             return early.extend(events);
         }
-        let newer = |sent: &mut BTreeMap<NodeName, u64>, e: &Event| match sent.get(&e.node) {
-            Some(last) if *last >= e.seq => false,
-            _ => sent.insert(e.node.clone(), e.seq) != Some(e.seq),
-        };
-        let new: Vec<_> = events.into_iter().filter(|e| newer(sent, e)).collect();
+        let new: Vec<_> = events.into_iter().filter(|e| is_new(sent, e)).collect();
         for some in new.chunks(EVENTS_AT_ONCE) {
             self.reply(client, Reply::Events(some.to_vec()));
         }
@@ -956,6 +959,19 @@ impl Node {
     }
 }
 
+/// Whether the command does not have this event yet; it will.
+fn is_new(sent: &mut BTreeMap<NodeName, Passed>, event: &Event) -> bool {
+    let passed = sent.get(&event.node);
+    // A daemon counts from the clock of its machine, which may have been set back since its last life.
+    let is_start = event.event == EventName::Start && passed.is_none_or(|passed| passed.start != Some(event.seq));
+    let is_new = is_start || passed.is_none_or(|passed| passed.last < event.seq);
+    if is_new {
+        let start = if is_start { Some(event.seq) } else { passed.and_then(|passed| passed.start) };
+        sent.insert(event.node.clone(), Passed { start, last: event.seq });
+    }
+    is_new
+}
+
 /// The home of a job knows which of its ranks are lost; who is on the way back, or has no checkpoint at its protector yet, its hosts know.
 fn add_degraded(jobs: &mut [JobInfo], processes: &[ProcessInfo]) {
     let mut hosted: BTreeMap<JobId, BTreeSet<Rank>> = BTreeMap::new();
@@ -966,5 +982,24 @@ fn add_degraded(jobs: &mut [JobInfo], processes: &[ProcessInfo]) {
         let mut ranks = hosted.remove(&job.job).unwrap_or_default();
         ranks.extend(job.degraded.iter().copied());
         job.degraded = ranks.into_iter().collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_event_is_passed_once_whatever_the_clocks_of_daemons_that_come_back() {
+        let mut sent = BTreeMap::new();
+        let mut pass = |seq, event| {
+            let (at_ms, node, text) = (0, "n1".parse().unwrap(), String::new());
+            is_new(&mut sent, &Event { at_ms, node, seq, event, subject: None, job: None, rank: None, text })
+        };
+        assert!(pass(1_000, EventName::Start) && pass(1_001, EventName::View) && !pass(1_001, EventName::View));
+        assert!(!pass(1_000, EventName::Start), "the same once more");
+        assert!(pass(400, EventName::Start), "the clock was set back before it came again");
+        assert!(pass(401, EventName::View) && !pass(400, EventName::Start) && !pass(401, EventName::View));
+        assert!(pass(5_000, EventName::Start) && !pass(4_000, EventName::View) && pass(5_001, EventName::View));
     }
 }

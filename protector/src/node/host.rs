@@ -78,6 +78,8 @@ pub struct RestoreOrder {
     pub log: SocketAddr,
     /// That service is this node's own.
     pub local: bool,
+    /// Another one that has copies of them, if there is one: for an image that is damaged.
+    pub replica: Option<SocketAddr>,
     /// Its images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
     /// The name of its key space.
@@ -328,7 +330,7 @@ impl Host {
         if self.ending {
             return;
         }
-        let RestartOrder { process, incarnation, log, ref images, .. } = *order;
+        let RestartOrder { process, incarnation, log, replica, ref images, .. } = *order;
         let (rank, kvsname) = (process.rank, self.kvsname());
         let session = Session::new(rank, self.spec.ranks, kvsname.clone());
         let mut state = LocalRank::new(session, self.fence);
@@ -343,7 +345,8 @@ impl Host {
             // Nothing may come into its new pipe before it says what it has read.
             self.outputs.push_back(HostOutput::ToHome(ToHome::StdinWanted(StdinWanted::Nothing)));
         }
-        let order = RestoreOrder { process, incarnation, log, local, images: images.clone(), kvsname, stdin, library };
+        let images = images.clone();
+        let order = RestoreOrder { process, incarnation, log, local, replica, images, kvsname, stdin, library };
         self.outputs.push_back(HostOutput::Restore(rank, order));
     }
 

@@ -108,6 +108,8 @@ pub enum Input {
     Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
     /// Something for the event log that the store has to say, perhaps about a process.
     StoreEvent(EventName, Option<ProcessId>, String),
+    /// The log of a process that is on its way back cannot be read here.
+    Unreadable(ProcessId, String),
     /// Somebody was refused, or a limit was reached: for the event log.
     Note(EventName, String),
     /// SIGTERM: leave the cluster.
@@ -317,6 +319,7 @@ impl Node {
             Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),
             Input::Fenced(process, incarnation, result) => self.handle_fenced(now, process, incarnation, result),
             Input::Fetched(process, result) => self.handle_fetched(now, process, result),
+            Input::Unreadable(process, why) => self.handle_unreadable(now, process, why),
             Input::StoreEvent(event, process, text) => self.handle_store_event(now, event, process, text),
             Input::Note(event, text) => self.record(now, event, About::default(), text),
             Input::Leave => self.leave(now),

@@ -493,6 +493,7 @@ impl Node {
     ) {
         let (job, rank) = (process.job, process.rank);
         let log = SocketAddr::new(self.config.me.address.ip(), self.config.me.log_port);
+        let replica = self.replica_of(job);
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
         let Some(protected) = wards.ranks.get_mut(&rank).filter(|p| p.recovering && p.incarnation == incarnation) else { return };
         protected.recovering = false;
@@ -526,6 +527,7 @@ impl Node {
             ward: wards.ward.clone(),
             origin,
             log,
+            replica,
             images: restart.images,
             cut: restart.cut,
             log_end: restart.log_end,
@@ -535,6 +537,21 @@ impl Node {
         let text = format!("rank {rank} goes on at {}, from images of {:.1} MiB", target.name, bytes as f64 / f64::from(1 << 20));
         self.record(now, EventName::Place, About::rank(job, rank), text);
         self.order_restart(now, &target, Box::new(order));
+    }
+
+    /// The log of a process that is on its way back cannot be read: nobody can bring it back.
+    pub(super) fn handle_unreadable(&mut self, now: Duration, process: ProcessId, why: String) {
+        let ProcessId { job, rank } = process;
+        let wards = self.recovery.wards.get_mut(&job);
+        let Some((home, protected)) = wards.and_then(|w| Some((w.ward.placement.home().clone(), w.ranks.get_mut(&rank)?))) else {
+            return;
+        };
+        if protected.hopeless.is_none() {
+            let hopeless = ToHome::NoImage { rank, life: protected.incarnation, why: why.clone(), signal: None };
+            protected.hopeless = Some(hopeless.clone());
+            self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+            self.send(&home, PeerMessage::ToHome(job, hopeless));
+        }
     }
 
     fn address_of(&self, node: &NodeId) -> IpAddr {

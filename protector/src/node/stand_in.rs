@@ -9,6 +9,7 @@
 //!
 //! What it may not act on any more it lets go, in its log service, too: a copy that has missed something restarts nothing ([`crate::store::Store::let_go`]).
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
@@ -62,6 +63,14 @@ impl Node {
     /// Who stands in for this node.
     fn stand_in(&self) -> Option<NodeId> {
         self.view().and_then(|view| watcher_of(view, self.me())).map(|next| next.id.clone())
+    }
+
+    /// The log service that has copies of what this node protects of a job, if there is one.
+    pub(super) fn replica_of(&self, job: JobId) -> Option<SocketAddr> {
+        let wards = self.recovery.wards.get(&job).filter(|wards| wards.ward.spec.protection.replicas == 2);
+        let stand_in = self.stand_in().filter(|stand_in| stand_in != self.me())?;
+        let member = wards.and_then(|_| self.member(&stand_in))?;
+        Some(SocketAddr::new(member.address.ip(), member.log_port))
     }
 
     /// What this node protects of a job on a host, for its stand-in; none, if there is no copy.

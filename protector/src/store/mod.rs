@@ -477,6 +477,12 @@ impl Store {
         self.has_room(process) && self.processes.get(&process).is_none_or(within)
     }
 
+    /// Whether its log is over its bound: payload is not acknowledged until a checkpoint is committed.
+    pub fn is_over_bound(&self, process: ProcessId) -> bool {
+        let bound = |process: &Process| process.log_bytes > process.bound.unwrap_or(self.config.log);
+        self.processes.get(&process).is_some_and(bound)
+    }
+
     /// Whether more may be read of its journal: only a disk that takes nothing makes this false, and that not before there is a journal
     /// of some size in memory besides what has been read of payload and image until these were stopped.
     pub fn has_room_for_journal(&self, process: ProcessId) -> bool {
