@@ -1,6 +1,8 @@
 //! The events of a simulated cluster, in their order; machines, faults and the terminal.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -69,10 +71,13 @@ pub enum Event {
     Fault(Fault),
 }
 
-/// Events by time.
+/// Events by time; those of one time in the order in which they were pushed.
 #[derive(Default)]
 pub struct Queue {
-    events: BTreeMap<(Duration, u64), Event>,
+    /// When, the number of the event, and where it is in `events`: this little is moved about, not the events.
+    order: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    events: Vec<Option<Event>>,
+    free: Vec<usize>,
     number: u64,
 }
 
@@ -80,7 +85,31 @@ impl Queue {
     /// One more.
     pub fn push(&mut self, at: Duration, event: Event) {
         self.number += 1;
-        self.events.insert((at, self.number), event);
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(event);
+        self.order.push(Reverse((at, self.number, place)));
+    }
+
+    fn pop(&mut self) -> Option<(Duration, Event)> {
+        let Reverse((at, _, place)) = self.order.pop()?;
+        self.free.push(place);
+        Some((at, self.events[place].take().expect("what is in order is there")))
+    }
+
+    /// What is to come is kept only if it is wanted.
+    fn retain(&mut self, wanted: impl Fn(&Event) -> bool) {
+        let Queue { order, events, free, .. } = self;
+        order.retain(|Reverse((.., place))| {
+            let keep = events[*place].as_ref().is_some_and(&wanted);
+            if !keep {
+                events[*place] = None;
+                free.push(*place);
+            }
+            keep
+        });
     }
 }
 
@@ -221,12 +250,13 @@ pub struct World {
 
 /// The code of a message.
 pub fn code(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
-    let mut out = vec![0; 16_384];
-    let mut writer = Writer::new(&mut out);
-    write(&mut writer);
-    let length = writer.finish().expect("the simulation's messages are short");
-    out.truncate(length);
-    out
+    thread_local!(static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; 16_384]));
+    ROOM.with_borrow_mut(|room| {
+        let mut writer = Writer::new(room);
+        write(&mut writer);
+        let length = writer.finish().expect("the simulation's messages are short");
+        room[..length].to_vec()
+    })
 }
 
 /// A message whose bytes are in two pieces.
@@ -381,7 +411,7 @@ impl World {
     }
 
     fn next(&mut self) {
-        let Some(((at, _), event)) = self.queue.events.pop_first() else { panic!("hang: nothing is going to happen") };
+        let Some((at, event)) = self.queue.pop() else { panic!("hang: nothing is going to happen") };
         self.now = at;
         self.counts.events += 1;
         self.happen(event);
@@ -716,7 +746,7 @@ impl World {
     /// Nothing is left of the job where anybody can be reached.
     fn settle(&mut self) {
         self.pending.clear();
-        self.queue.events.retain(|_, event| !matches!(event, Event::Fault(_)));
+        self.queue.retain(|event| !matches!(event, Event::Fault(_)));
         let machines = self.machines.iter().map(|machine| machine.paused.max(machine.hung));
         let until = machines.chain(self.net.cuts.values().copied()).max().unwrap_or_default().max(self.now);
         let until = until + if self.counts.failed > 0 { GIVEN_UP } else { SETTLED };
