@@ -49,6 +49,8 @@ const IDLE: u32 = 512;
 const IDLE_DOWN: u32 = 8;
 /// Time that a lost protector may take to be replaced, in milliseconds. The node, which can say why a job ends, gives up before that.
 const REPLACED_MS: u64 = 90_000;
+/// Time for the node to let a process in: it may have to wait as long for a protector.
+const JOIN_MS: u64 = REPLACED_MS + 10_000;
 /// Descriptors that a waiting call listens to besides its own.
 pub const AWAITED: usize = 192;
 
@@ -344,7 +346,8 @@ pub struct Joined {
 /// Joins the node at this socket.
 pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     let mut node = Node::connect(socket).map_err(failed("the node's socket"))?;
-    let answer = node.ask(&ToNode::Join { version: PROTOCOL_VERSION, process }, |_| true).map_err(failed("joining the node"));
+    let join = ToNode::Join { version: PROTOCOL_VERSION, process };
+    let answer = node.ask_within(JOIN_MS, &join, |_| true).map_err(failed("joining the node"));
     match answer? {
         FromNode::Joined { incarnation, key, protector, protection, inherited } => {
             Ok(Joined { node, process, incarnation, key: JobKey::from_bytes(key), protector, protection, inherited })

@@ -155,12 +155,17 @@ impl Node {
 
     /// Sends a question and waits for the message that `is_answer`; others wait for [`Node::poll`].
     pub fn ask(&mut self, question: &ToNode, is_answer: impl Fn(&FromNode) -> bool) -> Result<FromNode, Errno> {
+        self.ask_within(ANSWER_MS, question, is_answer)
+    }
+
+    /// The same, where the node needs more time, in milliseconds.
+    pub fn ask_within(&mut self, ms: u64, question: &ToNode, is_answer: impl Fn(&FromNode) -> bool) -> Result<FromNode, Errno> {
         self.send(question)?;
         loop {
             match self.read()? {
                 Some(message) if is_answer(&message) => return Ok(message),
                 Some(other) => self.waiting.push_back(other),
-                None => sys::wait_for(self.fd.as_fd(), PollFlags::IN, ANSWER_MS)?,
+                None => sys::wait_for(self.fd.as_fd(), PollFlags::IN, ms)?,
             }
         }
     }

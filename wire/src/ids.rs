@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,10 +19,10 @@ pub enum IdError {
     Job(String),
 }
 
-/// The name of a node. Several nodes may share an address, so a node is its name, not its IP.
+/// The name of a node. Several nodes may share an address, so a node is its name, not its IP. Shared: nearly everything names nodes, and is cloned with them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct NodeName(String);
+pub struct NodeName(Arc<str>);
 
 impl NodeName {
     /// The name as text.
@@ -39,7 +40,7 @@ impl TryFrom<String> for NodeName {
         let good = (1..=limits::NODE_NAME).contains(&bytes.len())
             && bytes[0].is_ascii_alphanumeric()
             && bytes.iter().copied().all(allowed);
-        if good { Ok(NodeName(text)) } else { Err(IdError::NodeName(text)) }
+        if good { Ok(NodeName(text.into())) } else { Err(IdError::NodeName(text)) }
     }
 }
 
@@ -53,7 +54,7 @@ impl FromStr for NodeName {
 
 impl From<NodeName> for String {
     fn from(name: NodeName) -> String {
-        name.0
+        name.0.to_string()
     }
 }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{JobId, NodeId, NodeName, ProcessId, Rank};
-use radic_wire::job::{EndReason, JobInfo, JobSpec, Outcome, OutputStream, Placement, exit_code};
+use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
+use radic_wire::job::{EndReason, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
-use radic_wire::membership::{Member, Role};
-use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, SessionId, ToHome, ToSession, ToStore};
-use radic_wire::process::Protection;
+use radic_wire::membership::{Member, Role, View};
+use radic_wire::peer::{Adoption, Answer, PeerMessage, Query, RestartOrder, SessionId, ToHome, ToSession, ToStore, Ward};
+use radic_wire::process::{Protect, Protection};
 use radic_wire::suspension::Suspension;
 
 use super::events::About;
@@ -75,6 +75,8 @@ pub(super) struct Shown {
     protected: bool,
     /// Until when another home may come.
     waits: Option<Duration>,
+    /// What was started here, if it is protected: if nobody else knows of it any more, this is enough to begin anew.
+    ward: Option<Box<Ward>>,
 }
 
 /// What a question to other nodes is for.
@@ -95,6 +97,7 @@ pub(super) enum Purpose {
         process: ProcessId,
         node: NodeId,
         then: Vec<NodeId>,
+        until: Duration,
     },
     /// A process is about to connect.
     Listener {
@@ -114,6 +117,8 @@ pub(super) enum Purpose {
         observer: ObserverId,
         process: ProcessId,
         stream: StreamId,
+        receiver: ProcessId,
+        all: bool,
     },
     /// An observer looks for a process.
     Where {
@@ -319,10 +324,14 @@ impl Node {
         };
         let (job, home) = (self.next_job(), placement.home().clone());
         let session = attach.then(|| self.session(client));
+        let protected = spec.protection.protect == Protect::On;
+        let ward =
+            || Ward { incarnation: Incarnation(0), spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+        let shown = Shown { protected, ward: (attach && protected).then(|| Box::new(ward())), ..Shown::default() };
         let start = ToHome::Start { spec: Box::new(spec), placement: placement.clone(), session };
         self.send(&home, PeerMessage::ToHome(job, start));
         if attach {
-            self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown: Shown::default() });
+            self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown });
         } else {
             self.finish(client, Reply::Attached { job, placement, consumed: 0, dropped: 0 });
         }
@@ -398,6 +407,7 @@ impl Node {
             ) => {
                 let again = known.replace(placement.clone()).is_some() && shown.waits.take().is_some();
                 shown.protected = protected;
+                shown.ward.iter_mut().for_each(|ward| ward.placement = placement.clone());
                 // A command that has a new home behind it need not know.
                 if !again {
                     self.reply(client, Reply::Attached { job, placement, consumed, dropped });
@@ -602,13 +612,13 @@ impl Node {
                 self.gather(now, Purpose::Sizes(client, Box::new(status)), &Query::Sizes);
             }
             Purpose::Sizes(client, status) => self.finish_sizes(client, *status, answers),
-            Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, &answers, wanted),
+            Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, (&answers, &waiting), wanted),
             Purpose::Events(client) => self.finish_events(client, answers),
             Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
-            Purpose::Anew { observer, process, node, then } => {
+            Purpose::Anew { observer, process, node, then, until } => {
                 // Who is no member any more holds nothing that anybody asks for.
-                let forgotten = !answers.is_empty() || !self.is_member(&node);
-                self.finish_anew(now, observer, process, forgotten, then);
+                let silent = Some(node).filter(|node| answers.is_empty() && self.is_member(node));
+                self.finish_anew(now, until, (observer, process), silent, then);
             }
             Purpose::Where { observer, process, ask, other } => {
                 let of = |answer: &Answer| if let Answer::Where { place, .. } = answer { *place } else { None };
@@ -654,9 +664,8 @@ impl Node {
                     holder.is_none() && waiting.is_empty() && (lost || self.may_listen_later(now, process.job, answers.values()));
                 self.finish_claim((observer, process, ask), holder, later);
             }
-            Purpose::Stable { observer, process, stream } => {
-                let of = |answer: &Answer| if let Answer::Stable(offset) = answer { *offset } else { 0 };
-                self.finish_stable(observer, process, stream, answers.values().map(of).max().unwrap_or(0));
+            Purpose::Stable { observer, process, stream, receiver, all } => {
+                self.finish_stable((observer, process), (stream, receiver, all), &answers);
             }
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
             Purpose::Revive(client, suspension) => self.finish_revive(client, suspension, answers, &waiting),
@@ -749,7 +758,14 @@ impl Node {
         self.finish(client, Reply::Done);
     }
 
-    fn find_job(&mut self, now: Duration, client: ClientId, prefix: &str, answers: &BTreeMap<NodeId, Answer>, wanted: Wanted) {
+    fn find_job(
+        &mut self,
+        now: Duration,
+        client: ClientId,
+        prefix: &str,
+        (answers, silent): (&BTreeMap<NodeId, Answer>, &BTreeSet<NodeId>),
+        wanted: Wanted,
+    ) {
         let prefix = prefix.to_ascii_lowercase();
         let jobs = answers.iter().flat_map(|(node, answer)| match answer {
             Answer::Report(report) => report.jobs.iter().map(move |j| (node.clone(), j.job, j.ranks)).collect::<Vec<_>>(),
@@ -758,6 +774,10 @@ impl Node {
         let found: Vec<_> = jobs.filter(|(_, job, _)| job.to_string().starts_with(&prefix)).collect();
         let [(home, job, ranks)] = found.as_slice() else {
             let error = match found.as_slice() {
+                [] if self.membership.is_frozen() || !silent.is_empty() => {
+                    let frozen = if self.membership.is_frozen() { ", and have no majority" } else { "" };
+                    format!("the nodes that answer know of no job {prefix}{frozen}; others may, which do not answer")
+                }
                 [] => format!("there is no job {prefix}; `radic jobs --all` lists them"),
                 several => format!("{} jobs begin with {prefix:?}: give more digits", several.len()),
             };
@@ -892,9 +912,51 @@ impl Node {
             (true, _) => {}
             // It will answer, or be declared dead.
             (false, true) => self.gather(now, Purpose::Knows(client, job), &Query::Knows(job)),
+            (false, false) if self.want_home(now, client) => {}
             (false, false) => {
                 let why = "with it everything is lost that was known of the job: it can only be started again";
                 self.end_orphan(client, why.to_owned());
+            }
+        }
+    }
+
+    /// Of the job of this terminal nobody knows but this node, where it was started: somebody is to be its home, and begins it anew. False: nobody may or can.
+    fn want_home(&mut self, now: Duration, client: ClientId) -> bool {
+        let Some(Client::Session { job, shown: Shown { ward: Some(ward), .. }, .. }) = self.clients.get(&client) else {
+            return false;
+        };
+        let (job, mut ward) = (*job, (**ward).clone());
+        self.update(&mut ward);
+        let gone = |node: &NodeId| !self.is_member(node);
+        if ward.spec.on_loss == OnLoss::Fail || self.membership.is_frozen() || ward.placement.nodes.iter().any(gone) {
+            return false;
+        }
+        let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
+        let home = ward.placement.home().clone();
+        self.send(&home, PeerMessage::Adopt(Box::new(Adoption { job, ward, started_ms })));
+        true
+    }
+
+    /// A job has begun anew in this life.
+    pub(super) fn clients_hear_of_life(&mut self, job: JobId, life: Incarnation) {
+        for client in self.clients.values_mut() {
+            if let Client::Session { job: of, shown: Shown { ward: Some(ward), .. }, .. } = client
+                && *of == job
+            {
+                ward.incarnation = ward.incarnation.max(life);
+            }
+        }
+    }
+
+    /// This side has a majority again: homes that are members were out of reach, and are not lost.
+    pub(super) fn clients_thaw(&mut self) {
+        let back = |home: &NodeId, view: Option<&View>| view.is_some_and(|view| view.get(home).is_some());
+        let view = self.membership.view().cloned();
+        for client in self.clients.values_mut() {
+            if let Client::Session { home, shown, .. } = client
+                && back(home, view.as_deref())
+            {
+                shown.waits = None;
             }
         }
     }

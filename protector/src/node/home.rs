@@ -21,6 +21,9 @@ const ANEW: u32 = 8;
 /// So often a rank may crash before its first checkpoint without being taken for faulty: the job begins anew so often for it.
 const EARLY_CRASHES: u32 = 1;
 
+/// Bytes of a stream that its host keeps for the next terminal; it reads on while it has twice as much.
+const KEPT_BY_HOST: u64 = limits::OUTPUT_UNPRINTED as u64 / 2;
+
 /// What a home wants done.
 #[derive(Debug)]
 pub enum HomeOutput {
@@ -66,6 +69,13 @@ struct Progress {
     taken: u64,
 }
 
+impl Progress {
+    /// What its host keeps of it.
+    fn held(&self) -> u64 {
+        self.next.map_or(0, |next| next.saturating_sub(self.taken))
+    }
+}
+
 #[derive(Debug, Default)]
 struct HostState {
     /// Nothing of the job is left there.
@@ -97,6 +107,10 @@ struct Printing {
     dropped: u64,
     /// Of each stream of each rank.
     progress: BTreeMap<(Rank, OutputStream), Progress>,
+    /// Streams of which hosts keep much.
+    pressed: BTreeSet<(Rank, OutputStream)>,
+    /// What is taken may wait behind what is not.
+    mixed: bool,
 }
 
 impl Printing {
@@ -137,6 +151,9 @@ pub struct Home {
     lost: BTreeSet<Rank>,
     /// Hosts of whose ranks a new home knows nothing yet.
     unreported: BTreeSet<NodeId>,
+    /// What nodes say of ranks that are not there, as far as this home knows: they know of a loss that it has not heard of, and have brought them back. Bounded by what a host
+    /// keeps of output that is not taken.
+    early: Vec<(NodeId, ToHome)>,
     started: Duration,
     started_ms: u64,
     ended: Option<Duration>,
@@ -210,6 +227,7 @@ impl Home {
         self.ranks.fill(RankState::Ended);
         self.outcome = Some(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: Vec::new(), why } });
         self.tell_hosts(&ToHost::End { kill: true });
+        self.pump();
         self.check_end(now);
     }
 
@@ -242,6 +260,7 @@ impl Home {
             early_crashes: BTreeMap::new(),
             lost: BTreeSet::new(),
             unreported: BTreeSet::new(),
+            early: Vec::new(),
             started: now,
             started_ms,
             ended: None,
@@ -296,6 +315,12 @@ impl Home {
     /// What its output costs to keep, in bytes.
     pub fn backlog(&self) -> usize {
         self.printing.waiting_bytes
+    }
+
+    /// Output that waits for a terminal and that hosts were told not to keep.
+    pub fn kept(&self) -> impl Iterator<Item = (Rank, OutputStream, std::ops::Range<u64>)> + '_ {
+        let pieces = self.printing.under_way.iter().chain(&self.printing.waiting).filter(|piece| piece.taken);
+        pieces.map(|piece| (piece.rank, piece.stream, piece.offset..piece.offset + piece.data.len() as u64))
     }
 
     /// Which life of it this is.
@@ -373,6 +398,15 @@ impl Home {
                 if self.placement.node_of(rank) == Some(from) && !self.anew =>
             {
                 self.handle_rank(from, rank, message);
+            }
+            ToHome::Launched { rank, .. }
+            | ToHome::LaunchFailed { rank, .. }
+            | ToHome::Output { rank, .. }
+            | ToHome::Exited { rank, .. }
+            | ToHome::Aborted { rank, .. }
+                if self.knows(rank) && self.is_protected() && !self.anew && !self.is_over() =>
+            {
+                self.early.push((from.clone(), message));
             }
             // A host that speaks for ranks it does not have is not listened to.
             _ => {}
@@ -452,12 +486,17 @@ impl Home {
         let next = progress.next.unwrap_or(offset);
         if offset > next {
             let why = format!("{} bytes of what rank {rank} wrote are lost", offset - next);
+            // Nobody prints it, and its host waits for that before it lets the job go.
+            self.tell_taken(rank, stream, offset + data.len() as u64);
             return self
                 .end(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: vec![rank], why } });
         }
         let known = ((next - offset) as usize).min(data.len());
         progress.next = Some(next.max(offset + data.len() as u64));
         let taken = progress.taken;
+        if progress.held() > KEPT_BY_HOST {
+            self.printing.pressed.insert((rank, stream));
+        }
         data.drain(..known);
         if data.is_empty() {
             return self.tell_taken(rank, stream, taken);
@@ -553,8 +592,10 @@ impl Home {
         }
         self.thaw("it begins anew");
         self.anew = true;
+        self.early.clear();
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
         self.tell_hosts(&ToHost::End { kill: true });
+        self.pump();
         self.launch_anew();
     }
 
@@ -611,6 +652,9 @@ impl Home {
         self.fences.lose(node);
         self.lose_terminal(node);
         self.launch_anew();
+        for (from, message) in std::mem::take(&mut self.early) {
+            self.handle_message(now, &from, message);
+        }
         self.check_end(now);
     }
 
@@ -694,10 +738,16 @@ impl Home {
         }
         self.waiters.insert(session.clone());
         // Somebody has them now.
+        self.take_all();
         (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
         self.ending = true;
         self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
         self.tell_hosts(&ToHost::End { kill: true });
+    }
+
+    /// A node is lost: its terminals are, wherever the ranks are. Whoever had waited for one of them to print would wait for ever.
+    pub fn handle_terminal_lost(&mut self, node: &NodeId) {
+        self.lose_terminal(node);
     }
 
     fn lose_terminal(&mut self, node: &NodeId) {
@@ -757,6 +807,7 @@ impl Home {
         }
         if !std::mem::replace(&mut self.ending, true) {
             self.tell_hosts(&ToHost::End { kill: false });
+            self.pump();
         }
     }
 
@@ -788,13 +839,17 @@ impl Home {
 
     fn handle_gone(&mut self, now: Duration, from: &NodeId) {
         let Some(host) = self.hosts.get_mut(from) else { return };
-        host.gone = true;
+        // A host that the home before has ended knows nothing of those who are to come back on its node.
+        let comes = |rank: &Rank| !self.ending && !self.anew && self.lost.contains(rank);
+        let (coming, ended): (Vec<Rank>, Vec<Rank>) = self.placement.ranks_on(from).partition(comes);
+        host.gone = coming.is_empty();
         if self.anew {
             return self.launch_anew();
         }
         // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.
-        for rank in self.placement.ranks_on(from) {
-            self.ranks[rank.0 as usize] = RankState::Ended;
+        ended.into_iter().for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);
+        if coming.is_empty() {
+            self.unreported.remove(from);
         }
         self.check_end(now);
     }
@@ -944,18 +999,43 @@ impl Home {
         }
     }
 
+    /// What is protected its hosts keep, too, for the next terminal: this node may be lost before. But not so much that a rank would have to wait, nor when it ends.
     fn keep_without_terminal(&mut self) {
-        // Those that are taken stand before the others: both happen in their order.
-        let from = self.printing.waiting.iter().rposition(|piece| piece.taken).map_or(0, |last| last + 1);
-        let mut new = self.printing.waiting.split_off(from);
-        new.iter_mut().for_each(|piece| self.take(piece));
-        self.printing.waiting.append(&mut new);
+        if !self.is_protected() || self.ending || self.anew {
+            self.take_all();
+        } else if !self.printing.pressed.is_empty() {
+            self.relieve();
+        }
         while self.printing.waiting_bytes > limits::OUTPUT_BACKLOG {
-            let oldest = self.printing.waiting.pop_front().expect("bytes wait, hence a piece");
+            let mut oldest = self.printing.waiting.pop_front().expect("bytes wait, hence a piece");
+            self.take(&mut oldest);
             self.printing.waiting_bytes -= oldest.cost();
             self.printing.dropped += oldest.data.len() as u64;
             self.printing.consumed += oldest.data.len() as u64;
         }
+    }
+
+    fn take_all(&mut self) {
+        // Nearly always those that are not taken stand behind the others.
+        let last = self.printing.waiting.iter().rposition(|piece| piece.taken).filter(|_| !self.printing.mixed);
+        self.printing.mixed = false;
+        let from = last.map_or(0, |last| last + 1);
+        let mut new = self.printing.waiting.split_off(from);
+        new.iter_mut().for_each(|piece| self.take(piece));
+        self.printing.waiting.append(&mut new);
+    }
+
+    /// Hosts need not keep much more than half of what they may of each stream; not every piece that comes is looked at for that.
+    fn relieve(&mut self) {
+        let pressed = std::mem::take(&mut self.printing.pressed);
+        let mut waiting = std::mem::take(&mut self.printing.waiting);
+        for piece in waiting.iter_mut().filter(|piece| !piece.taken && pressed.contains(&(piece.rank, piece.stream))) {
+            let held = self.printing.progress.get(&(piece.rank, piece.stream)).map_or(0, Progress::held);
+            if held > KEPT_BY_HOST / 2 + piece.data.len() as u64 {
+                self.take(piece);
+            }
+        }
+        (self.printing.waiting, self.printing.mixed) = (waiting, true);
     }
 
     fn take(&mut self, piece: &mut Piece) {

@@ -405,6 +405,10 @@ impl Host {
     /// The home is lost, and the job protected: another home will come.
     pub fn handle_home_lost(&mut self, now: Duration) {
         self.orphaned = Some(now + ORPHANED);
+        if self.ending && self.ranks.values().all(|state| state.reported) {
+            // All had ended by themselves when the home said that the job ends. Those of the lost node may have to come back here, to print; the next home says when all is over.
+            (self.ending, self.kill_at) = (false, None);
+        }
     }
 
     /// There is a new home: it is told what has become of the ranks here, and gets what was not printed.

@@ -297,6 +297,11 @@ impl Node {
         node
     }
 
+    /// What the home of a job, if it is here, keeps of the output without anybody else having it: the bytes of each piece, and whose.
+    pub fn kept_output(&self, job: JobId) -> Vec<(Rank, OutputStream, std::ops::Range<u64>)> {
+        self.homes.get(&job).map_or_else(Vec::new, |home| home.kept().collect())
+    }
+
     /// Handles one thing that happened.
     pub fn handle(&mut self, now: Duration, input: Input) {
         match input {
@@ -532,6 +537,7 @@ impl Node {
             M::Frozen { unreachable, reachable, needed } => self.handle_frozen(now, &unreachable, reachable, needed),
             M::Thawed => {
                 (self.recovery.frozen, self.recovery.abandoned) = (None, None);
+                self.clients_thaw();
                 self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
             }
         }
@@ -611,6 +617,7 @@ impl Node {
         }
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
         self.subscribe_to(&joined);
+        self.forget_stable();
         self.seek_protection(now, None);
         self.replicate_all(now);
         self.seek_homes(now);

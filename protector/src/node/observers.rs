@@ -28,6 +28,11 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 const ENDING: Duration = Duration::from_secs(1);
 /// Time that a protector has to forget a process that begins anew, or to say what it holds.
 const STORE: Duration = Duration::from_secs(5);
+/// Time in which it is asked again, if it does not say that it has forgotten one: as long as a process without a protector waits for one.
+const FORGET: Duration = Duration::from_secs(90);
+
+/// So often those are asked alone how much of a stream is stable that were right before; then all are.
+const ALONE: u32 = 15;
 
 /// A connection of an observer; the driver numbers them and never uses a number twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +45,8 @@ pub(super) struct Observers {
     joined: BTreeMap<ObserverId, ProcessId>,
     /// Questions of theirs that wait for other nodes. By connection: a process that is brought back has asked nothing yet, whatever is answered to the life before.
     asks: BTreeMap<ObserverId, usize>,
+    /// Who holds most of what a process receives, as far as was said when all were asked, and how often it was asked since.
+    stable_at: BTreeMap<ProcessId, (NodeId, u32)>,
     pub(super) processes: BTreeMap<ProcessId, Observed>,
 }
 
@@ -156,31 +163,34 @@ impl Node {
         // The protector first: its replica must not be told again what it has forgotten.
         let two = self.hosts.get(&process.job).is_some_and(|host| host.protection().replicas == 2);
         let holders = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
-        self.forget_at(now, observer, process, holders);
+        self.forget_at(now, now + FORGET, observer, process, holders);
     }
 
-    fn forget_at(&mut self, now: Duration, observer: ObserverId, process: ProcessId, mut holders: Vec<NodeId>) {
+    fn forget_at(&mut self, now: Duration, until: Duration, observer: ObserverId, process: ProcessId, mut holders: Vec<NodeId>) {
         if holders.is_empty() {
             return self.welcome(now, observer, process);
         }
         let node = holders.remove(0);
-        let purpose = Purpose::Anew { observer, process, node: node.clone(), then: holders };
+        let purpose = Purpose::Anew { observer, process, node: node.clone(), then: holders, until };
         self.gather_from(now, purpose, &Query::ForgetProcess(process), vec![node], STORE);
     }
 
+    /// A protector has forgotten a process (none is named), or has not said so.
     pub(super) fn finish_anew(
         &mut self,
         now: Duration,
-        observer: ObserverId,
-        process: ProcessId,
-        forgotten: bool,
-        then: Vec<NodeId>,
+        until: Duration,
+        (observer, process): (ObserverId, ProcessId),
+        silent: Option<NodeId>,
+        mut then: Vec<NodeId>,
     ) {
         if !self.is_newest(observer, process) {
             return;
         }
-        if forgotten {
-            return self.forget_at(now, observer, process, then);
+        if now < until || silent.is_none() {
+            // Who is out of reach of this node alone is not dead; nor is anybody declared dead on a side without a majority.
+            silent.into_iter().for_each(|node| then.insert(0, node));
+            return self.forget_at(now, until, observer, process, then);
         }
         let text = "its protector does not answer, and may hold the log of the program before it".to_owned();
         self.record(now, EventName::Refused, About::rank(process.job, process.rank), text.clone());
@@ -593,18 +603,49 @@ impl Node {
     }
 
     fn ask_stable(&mut self, now: Duration, observer: ObserverId, process: ProcessId, stream: StreamId, receiver: ProcessId) {
-        // Its log may be with the watcher of its node or with an earlier protector, and its host knows whether it has left: all are asked.
-        let nodes = self.view().map_or_else(Vec::new, |view| view.members.iter().map(|m| m.id.clone()).collect());
         if self.begin_ask(now, observer, process) {
-            let purpose = Purpose::Stable { observer, process, stream };
+            let (nodes, all) = self.asked_for_stable(receiver);
+            let purpose = Purpose::Stable { observer, process, stream, receiver, all };
             let same = self.hosts.get(&process.job).filter(|_| receiver.job == process.job);
             let life = same.map_or(Incarnation(0), Host::incarnation);
             self.gather_from(now, purpose, &Query::Stable { stream, receiver, life }, nodes, STORE);
         }
     }
 
-    pub(super) fn finish_stable(&mut self, observer: ObserverId, process: ProcessId, stream: StreamId, offset: u64) {
+    /// Its log may be with the watcher of its node or with an earlier protector: all are asked, and next time who had it, and its host, which knows whether it has left. What
+    /// one does not hold is not stable there, so to ask too few costs time, and nothing else.
+    fn asked_for_stable(&mut self, receiver: ProcessId) -> (Vec<NodeId>, bool) {
+        let host = self.hosts.get(&receiver.job).and_then(|host| host.placement().node_of(receiver.rank)).cloned();
+        let known = self.observers.stable_at.get_mut(&receiver).filter(|(_, asked)| *asked < ALONE);
+        match known.zip(host) {
+            Some(((holder, asked), host)) => {
+                *asked += 1;
+                (vec![holder.clone(), host], false)
+            }
+            None => (self.view().map_or_else(Vec::new, |view| view.members.iter().map(|m| m.id.clone()).collect()), true),
+        }
+    }
+
+    /// There is another view: everybody may hold something else.
+    pub(super) fn forget_stable(&mut self) {
+        self.observers.stable_at.clear();
+    }
+
+    pub(super) fn finish_stable(
+        &mut self,
+        (observer, process): (ObserverId, ProcessId),
+        (stream, receiver, all): (StreamId, ProcessId, bool),
+        answers: &BTreeMap<NodeId, Answer>,
+    ) {
         self.end_ask(observer);
+        let of = |answer: &Answer| if let Answer::Stable(offset) = answer { *offset } else { 0 };
+        let most = answers.iter().map(|(node, answer)| (of(answer), node)).max().filter(|(offset, _)| *offset > 0);
+        let offset = most.map_or(0, |(offset, _)| offset);
+        match most {
+            None => _ = self.observers.stable_at.remove(&receiver),
+            Some((_, node)) if all => _ = self.observers.stable_at.insert(receiver, (node.clone(), 0)),
+            Some(_) => {}
+        }
         if self.is_newest(observer, process) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Stable { stream, offset }));
         }
@@ -648,6 +689,7 @@ impl Node {
         let excess = self.ended.len().saturating_sub(limits::PROCESSES_ENDED);
         self.ended.drain(..excess);
         self.observers.processes.retain(|process, _| process.job != job);
+        self.observers.stable_at.retain(|process, _| process.job != job);
         self.observers.joined.retain(|_, process| process.job != job);
     }
 

@@ -275,7 +275,12 @@ impl Node {
     fn place_ranks_of(&mut self, now: Duration, old: &View, new: &View, lost: &Member) {
         let protector = self.next_watcher(old, new, lost);
         let homes: Vec<JobId> = self.homes.keys().copied().collect();
-        homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_protector_lost(&lost.id)));
+        for job in homes {
+            self.with_home(now, job, |home| {
+                home.handle_protector_lost(&lost.id);
+                home.handle_terminal_lost(&lost.id);
+            });
+        }
         let known: BTreeSet<JobId> =
             self.homes.keys().chain(self.hosts.keys()).chain(self.recovery.wards.keys()).copied().collect();
         for job in known {

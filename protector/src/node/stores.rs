@@ -129,6 +129,8 @@ impl Node {
     /// A node speaks about what this one's log service holds for it.
     pub(super) fn handle_to_store(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToStore) {
         match message {
+            // Who says so has not heard that the job is over, and was overtaken by the word of that.
+            ToStore::Protect { .. } | ToStore::Stand(_) if self.has_ended(job) => {}
             ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;
@@ -142,7 +144,10 @@ impl Node {
             ToStore::Keys { fence, entries } => self.handle_keys(from, job, fence, entries),
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
-            ToStore::Anew(life) => self.forget_lives_before(job, life),
+            ToStore::Anew(life) => {
+                self.forget_lives_before(job, life);
+                self.clients_hear_of_life(job, life);
+            }
             ToStore::Resume { ranks, ward } => {
                 let replicas = ward.spec.protection.replicas;
                 self.stored.insert(job);

@@ -9,7 +9,7 @@ use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, Res
 use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
-use radic_wire::peer::ToHost;
+use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, ToHome, ToHost, ToSession, ToStore, Ward};
 use radic_wire::process::{Interval, Place, Point, Protect, Protection};
 
 use super::*;
@@ -1229,4 +1229,145 @@ fn an_event_names_only_some_of_many_nodes() {
     assert_eq!(listed("gone", ids[..2].iter()), "; gone: n0, n1");
     let text = listed("joined", ids.iter());
     assert!(text.starts_with("; joined: n0, n1, ") && text.ends_with(", n63 and 36 more"), "{text}");
+}
+
+/// A sender asks often. All are asked where the receiver's log is, then only who had it and the receiver's host; all once more after a while, for it may be elsewhere. (Whoever
+/// had answered last was asked for ever in a first version of this, and a log that had moved was not found.)
+#[test]
+fn only_who_holds_a_log_is_asked_what_is_stable_and_now_and_then_all() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_protected(2, never());
+    let stream = StreamId { connection: ConnectionId { opener: at(job, 0), number: 0 }, from_opener: true };
+    let mut asked = Vec::new();
+    for _ in 0..40 {
+        let before = (cluster.orders.len(), cluster.told(0).len());
+        cluster.say(job, 0, ToNode::AskStable { stream, receiver: at(job, 1) });
+        cluster.run_until(|c| c.told(0).len() > before.1);
+        assert_eq!(cluster.last_told(0), &FromNode::Stable { stream, offset: 77 });
+        asked.push(cluster.orders[before.0..].iter().filter(|(_, order)| matches!(order, StoreOrder::StableOf(..))).count());
+    }
+    assert_eq!(asked.iter().filter(|nodes| **nodes == 6).count(), 3, "{asked:?}");
+    assert!(asked.iter().all(|nodes| matches!(nodes, 1 | 2 | 6)), "{asked:?}");
+}
+
+/// The node of the terminal is lost; it hosts no rank. Nobody prints any more, and no rank may wait for that: what was under way to it, and what comes, is kept for the next one.
+/// (The ranks of a protected job stood still when the window was full.)
+#[test]
+fn a_protected_job_goes_on_when_the_node_of_its_terminal_is_lost() {
+    let mut cluster = Cluster::new(5);
+    let spec = JobSpec { protection: never(), nodes: (1..=2).map(name).collect(), ..spec(2) };
+    cluster.hello(5, 1, Request::Run { spec: Box::new(spec), attach: true });
+    cluster.run_until(|c| c.ranks.len() == 2);
+    let job = cluster.ranks.keys().next().unwrap().job;
+    cluster.kill(&name(5));
+    cluster.run_for(Duration::from_secs(3));
+    let pieces = 2 * limits::OUTPUT_WINDOW / limits::CHUNK;
+    (0..pieces).for_each(|_| cluster.print(at(job, 1), &vec![7; limits::CHUNK]));
+    cluster.run_for(Duration::from_millis(200));
+    assert!(cluster.ranks[&at(job, 1)].1.output.values().all(VecDeque::is_empty), "the rank waits");
+    let kept = cluster.nodes[&name(1)].kept_output(job).iter().map(|(.., range)| range.end - range.start).sum::<u64>() as usize;
+    let all = pieces * limits::CHUNK;
+    assert!(kept < all && kept + limits::OUTPUT_UNPRINTED > all, "{kept} of {all}: the host keeps what is newest, too");
+    cluster.exit_all(job);
+    cluster.run_for(Duration::from_secs(1));
+    assert!(cluster.nothing_left());
+    cluster.hello(1, 2, Request::Attach { job: job.to_string() });
+    cluster.run_until(|c| c.printed(2).len() == limits::OUTPUT_WINDOW);
+    cluster.ask(1, 2, Request::Printed(limits::OUTPUT_WINDOW as u64));
+    cluster.run_until(|c| c.printed(2).len() == all);
+    cluster.ask(1, 2, Request::Printed(limits::OUTPUT_WINDOW as u64));
+    cluster.run_until(|c| c.outcome(2).is_some());
+}
+
+/// A home without a terminal, of two ranks that are protected: the first there, the second on this node.
+fn home_of(second: usize) -> Home {
+    let placement = Placement { nodes: vec![id(1), id(second)], rank_nodes: vec![0, 1] };
+    let spec = JobSpec { protection: never(), ..spec(2) };
+    Home::start(Duration::ZERO, 0, JobId::from_bits(1), spec, placement, None)
+}
+
+fn prints(offset: u64, text: &str) -> ToHome {
+    ToHome::Output { rank: Rank(1), stream: OutputStream::Stdout, offset, data: ByteBuf::from(text.as_bytes()) }
+}
+
+/// The node where a rank goes on knows of a loss that the home hears of later. (What it said was dropped, and what it said next ended the job: a gap in its output.)
+#[test]
+fn a_home_misses_nothing_of_a_rank_that_is_back_before_it_knows_that_it_was_lost() {
+    let mut home = home_of(2);
+    home.handle_message(Duration::ZERO, &id(3), ToHome::Launched { rank: Rank(1), pid: 7 });
+    home.handle_message(Duration::ZERO, &id(3), prints(0, "early"));
+    let placement = Placement { nodes: vec![id(1), id(3)], rank_nodes: vec![0, 1] };
+    home.handle_moved(Duration::ZERO, &id(2), placement);
+    home.handle_message(Duration::ZERO, &id(3), prints(5, " and late"));
+    assert_eq!(home.outcome(), None);
+    home.handle_message(Duration::ZERO, &id(1), ToHome::Attach(SessionId { node: id(1), number: 1 }));
+    let shown = std::iter::from_fn(|| home.poll_output()).filter_map(|output| match output {
+        home::HomeOutput::ToSession(_, ToSession::Output { data, .. }) => Some(data.to_vec()),
+        _ => None,
+    });
+    assert_eq!(shown.flatten().collect::<Vec<u8>>(), b"early and late");
+}
+
+/// A gap in its output ends the job with an error. (Its host waited for somebody to print the rest, and the job never ended.)
+#[test]
+fn a_gap_in_the_output_holds_nobody_up() {
+    let mut home = home_of(2);
+    home.handle_message(Duration::ZERO, &id(2), prints(0, "a"));
+    home.handle_message(Duration::ZERO, &id(2), prints(9, "z"));
+    assert!(home.outcome().is_some_and(|outcome| outcome.code == 113));
+    let taken = |output: home::HomeOutput| match output {
+        home::HomeOutput::ToHost(node, ToHost::OutputTaken { offset, .. }) if node == id(2) => Some(offset),
+        _ => None,
+    };
+    assert_eq!(std::iter::from_fn(|| home.poll_output()).filter_map(taken).max(), Some(10));
+}
+
+/// An adopted home is told by a host, which the home before has ended, that it has nothing: those who are to come back on its node still do.
+#[test]
+fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
+    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1, 1] };
+    let ward = Ward {
+        incarnation: Incarnation(0),
+        spec: JobSpec { protection: never(), ..spec(3) },
+        placement,
+        fence: 0,
+        keys: Vec::new(),
+    };
+    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let report = |ended: &[u32], running: &[u32]| HostReport {
+        incarnation: Incarnation(0),
+        running: running.iter().map(|rank| Rank(*rank)).collect(),
+        ended: ended.iter().map(|rank| (Rank(*rank), ExitStatus::Code(0), MpiPhase::Before)).collect(),
+        fence: 0,
+        keys: Vec::new(),
+        waiting: Vec::new(),
+    };
+    home.handle_message(Duration::ZERO, &id(3), ToHome::Report(report(&[0], &[])));
+    home.handle_message(Duration::ZERO, &id(4), ToHome::Report(report(&[1], &[])));
+    home.handle_message(Duration::ZERO, &id(4), ToHome::Gone);
+    assert_eq!((home.outcome(), home.lost().collect::<Vec<_>>()), (None, vec![Rank(2)]));
+    home.handle_message(
+        Duration::ZERO,
+        &id(4),
+        ToHome::Exited { rank: Rank(2), status: ExitStatus::Code(0), phase: MpiPhase::Before },
+    );
+    home.handle_message(Duration::ZERO, &id(3), ToHome::Gone);
+    home.handle_message(Duration::ZERO, &id(4), ToHome::Gone);
+    assert!(home.is_over());
+}
+
+/// A host asks for protection, and the job is over before that is heard: nothing is kept of it. (The word of the end came first, and what it asked for stayed for ever.)
+#[test]
+fn nobody_protects_a_job_that_is_over() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(1, never());
+    cluster.exit_all(job);
+    cluster.run_until(|c| c.outcome(1).is_some() && !c.nodes[&name(2)].knows(job));
+    let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
+    let spec = JobSpec { protection: never(), ..spec(1) };
+    let ward = Box::new(Ward { incarnation: Incarnation(0), spec, placement, fence: 0, keys: Vec::new() });
+    let protect = ToStore::Protect { ranks: vec![(Rank(0), Incarnation(1))], origins: BTreeMap::new(), ward };
+    cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToStore(job, protect)));
+    cluster.run_for(Duration::from_millis(10));
+    assert!(!cluster.nodes[&name(2)].knows(job));
 }

@@ -600,7 +600,7 @@ impl Store {
         let begins =
             self.processes.get(&id).is_some_and(|process| process.incarnation.first_of_job() < incarnation.first_of_job());
         if self.processes.get(&id).is_some_and(|process| process.incarnation < incarnation) {
-            self.fence(id, incarnation);
+            self.silence(id, incarnation);
             self.processes.get_mut(&id).into_iter().for_each(Process::renew);
         }
         let process = self.processes.entry(id).or_insert_with(|| Process::new(incarnation, journal.start, payload.start));
@@ -984,8 +984,20 @@ impl Store {
         Ok(())
     }
 
-    /// From now on only `incarnation` of this process is listened to (G4). An image that an older one had under way is dropped.
+    /// From now on only `incarnation` of this process is listened to (G4). What is held of a life before the job began anew is dropped: whoever came back from it would
+    /// be of another past than everybody else.
     pub fn fence(&mut self, id: ProcessId, incarnation: Incarnation) {
+        self.silence(id, incarnation);
+        let process = self.processes.get_mut(&id).filter(|process| process.counted.first_of_job() < incarnation.first_of_job());
+        if let Some(process) = process {
+            let new = Process { queued: process.queued, bound: process.bound, ..Process::new(incarnation, 0, 0) };
+            let old = std::mem::replace(process, new);
+            self.delete_files(id, &old);
+        }
+    }
+
+    /// Older incarnations are not listened to. An image that one of them had under way is dropped.
+    fn silence(&mut self, id: ProcessId, incarnation: Incarnation) {
         let Some(process) = self.processes.get_mut(&id).filter(|process| process.incarnation < incarnation) else { return };
         process.incarnation = incarnation;
         if let Some(number) = process.incoming.as_ref().map(|image| image.number) {
@@ -1156,6 +1168,11 @@ impl Store {
     pub fn stable_of(&self, receiver: ProcessId, stream: StreamId) -> u64 {
         let held = self.processes.get(&receiver).and_then(|process| process.streams.get(&stream));
         held.map_or(0, |stream| stream.stable)
+    }
+
+    /// Whether what is held of a process lacks something of what it has said elsewhere, if its log goes on from these positions.
+    pub fn is_behind(&self, process: ProcessId, journal: u64, payload: u64) -> bool {
+        self.processes.get(&process).is_some_and(|process| process.journal.end() < journal || process.payload < payload)
     }
 
     /// Where the journal of a process ends.

@@ -233,6 +233,25 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     );
 }
 
+/// A node that is to protect a process of a job that has begun anew, and has heard nothing of it since, has nothing that brings it back: what it holds is of another past. A rank
+/// that died before its first word came back from there, and received other bytes than were sent (`make sim`, seed 12520).
+#[test]
+fn nobody_comes_back_from_a_log_of_before_the_job_began_anew() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    assert!(store.clone().restart(id, Incarnation(1)).is_ok());
+    said(&mut store);
+    for life in [Incarnation::LIVES + 1, Incarnation::LIVES + 2] {
+        assert_eq!(store.restart(id, Incarnation(life)), Err(NoRestart::NoImage));
+    }
+    assert!(said(&mut store).iter().any(|said| said.starts_with("Delete(Image")));
+    let anew = speaker(2 * Incarnation::LIVES);
+    store.handle_message(anew, &hello(anew, 0)).unwrap();
+    assert!(said(&mut store).contains(&"ImageWanted".to_owned()));
+}
+
 /// A node that has not heard that a job begins anew still has a log of the life before: it is of no use to anybody, and must not be in the way of the next one's. Who is to hold
 /// a copy still does. (Found by the simulation.)
 #[test]

@@ -225,12 +225,15 @@ fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
 #[test]
 fn nobody_who_knows_of_the_job_is_left_and_its_terminal_says_so_at_once() {
     let mut cluster = Cluster::new(5);
-    cluster.start_recoverable(5, 1);
+    let job = cluster.start_recoverable(5, 1);
+    // Who has started it knows enough to begin it anew; this one does not.
+    cluster.hello(4, 2, Request::Attach { job: job.to_string() });
+    cluster.run_until(|c| c.replies(2).iter().any(|reply| matches!(reply, Reply::Attached { .. })));
     let died = cluster.now;
     cluster.kill_all(&[1, 2]);
-    cluster.run_until(|c| c.outcome(1).is_some());
+    cluster.run_until(|c| c.outcome(2).is_some());
     assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
-    match cluster.outcome(1) {
+    match cluster.outcome(2) {
         Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } }) => {
             assert_eq!((node, ranks), (name(1), vec![Rank(0)]));
             assert!(why.contains("everything is lost that was known of the job"), "{why}");
@@ -720,4 +723,65 @@ fn the_address_of_a_lost_listener_is_not_given_to_another() {
     cluster.post(&node, Input::Observer(observer_of(1, life), 1002, six));
     cluster.run_for(SOON);
     assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false), "a listener for IPv6 alone");
+}
+
+/// The home is lost before another node has heard of the job: who has started it knows enough to begin it anew (`make sim`, seeds 1160 and 14428: code 113).
+#[test]
+fn a_job_of_which_only_its_terminal_s_node_knows_begins_anew() {
+    for on_loss in [OnLoss::Restart, OnLoss::Fail] {
+        let mut cluster = Cluster::new(4);
+        let spec = JobSpec { protection: never(), nodes: (1..=3).map(name).collect(), on_loss, ..spec(3) };
+        cluster.hello(4, 1, Request::Run { spec: Box::new(spec), attach: true });
+        cluster.run_until(|c| !c.nodes[&name(1)].homes.is_empty());
+        cluster.kill_all(&[1]);
+        if on_loss == OnLoss::Fail {
+            cluster.run_until(|c| c.outcome(1).is_some());
+            assert_eq!(cluster.outcome(1).map(|outcome| outcome.code), Some(113));
+            assert!(cluster.ranks.is_empty());
+            continue;
+        }
+        cluster.run_until(|c| c.ranks.len() == 3);
+        let job = cluster.ranks.keys().next().expect("it has begun").job;
+        cluster.run_for(SOON);
+        assert!(cluster.begun_anew(job), "{}", cluster.story(job, 3));
+        cluster.end_well(job, 1);
+    }
+}
+
+/// Its protector is out of reach of its node alone: that node asks again, and the process waits, as long as one that runs would (`make sim`, seed 6861: code 125 after five seconds).
+#[test]
+fn a_process_that_begins_anew_waits_for_its_protector() {
+    for comes_back in [true, false] {
+        let mut cluster = Cluster::new(3);
+        let job = cluster.start_protected(1, never());
+        cluster.deaf = Some(name(2));
+        cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, join(job, 0)));
+        cluster.run_for(Duration::from_secs(40));
+        assert!(!cluster.told.contains_key(&ObserverId(50)), "{:?}", cluster.told);
+        cluster.deaf = cluster.deaf.filter(|_| !comes_back);
+        cluster.run_for(Duration::from_secs(10));
+        cluster.run_for(Duration::from_secs(50));
+        match &cluster.told[&ObserverId(50)][..] {
+            [FromNode::Joined { .. }] if comes_back => {}
+            [FromNode::Refused(why)] if !comes_back => assert!(why.contains("does not answer"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A command that looks for a job where there is no majority is told that others may know it, not that there is none.
+#[test]
+fn nobody_says_that_there_is_no_job_where_nobody_can_know() {
+    let mut cluster = Cluster::new(3);
+    let ask = |cluster: &mut Cluster, client| {
+        cluster.hello(1, client, Request::Attach { job: "0123".into() });
+        cluster.run_until(|c| matches!(c.replies(client).last(), Some(Reply::Error(_))));
+        format!("{:?}", cluster.replies(client).last())
+    };
+    let (known, killed) = (ask(&mut cluster, 1), [2, 3]);
+    assert!(known.contains("there is no job 0123"), "{known}");
+    cluster.kill_all(&killed);
+    cluster.run_for(Duration::from_secs(5));
+    let unknown = ask(&mut cluster, 2);
+    assert!(unknown.contains("know of no job 0123, and have no majority"), "{unknown}");
 }

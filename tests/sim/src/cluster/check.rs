@@ -12,16 +12,18 @@
 //! | end | the job ends, as it should; nothing is left of it |
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
-use radic_protector::store::{File, Restart, Speaker};
+use radic_protector::store::{File, Restart, Speaker, Store};
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::log::FromProtector;
 use radic_wire::membership::View;
 
 use super::net::machine_of;
-use super::process::Lib;
-use super::world::World;
+use super::process::{Lib, Process};
+use super::world::{Machine, World};
 
 /// Lives of processes within one life of their job.
 const LIVES: u32 = Incarnation::LIVES;
@@ -92,6 +94,9 @@ impl Checks {
             FromProtector::Committed { image } => self.cuts.get(&(process, *image)).copied().unwrap_or(0),
             _ => return,
         };
+        if incarnation.0 / LIVES != self.job_life {
+            return; // Of before the job began anew, perhaps on a side that has not heard so: another journal.
+        }
         let newer = self.begun.range((process, Incarnation(incarnation.0 + 1))..).take_while(|((of, _), _)| *of == process);
         for ((_, life), end) in newer {
             assert!(
@@ -119,6 +124,18 @@ impl Checks {
             truth.truncate(replayed.max(held).unwrap_or(0) as usize);
         }
     }
+}
+
+/// Standard output that the home keeps on a machine, if it is the home.
+fn kept_at(machine: &Machine, job: Option<JobId>) -> Vec<(Rank, Range<usize>)> {
+    let kept = job.and_then(|job| machine.node.as_ref().map(|node| node.kept_output(job))).unwrap_or_default();
+    let kept = kept.into_iter().filter(|(_, stream, _)| *stream == OutputStream::Stdout);
+    kept.map(|(rank, _, range)| (rank, range.start as usize..range.end as usize)).collect()
+}
+
+/// Whether all of a range is in another.
+pub fn covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
 }
 
 /// Who receives a stream: each rank connects to those above it, one after the other.
@@ -176,10 +193,19 @@ impl World {
             let (stream, receiver, kept) = (connection.stream_out(), connection.peer, connection.outgoing().start());
             // Until it has an image at a new protector, the loss of its node begins the job anew.
             let protector = self.newest(receiver).map(|lib| &self.machines[machine_of(lib.protector())].logs.store);
+            // What is there of a life before the job began anew is dropped when it is to be used, or when this life is heard.
+            let is_of_now =
+                |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.0 / LIVES == self.checks.job_life);
+            let protector = protector.filter(is_of_now);
             let Some(store) = protector.filter(|store| kept > 0 && store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
             assert!(held, "G2: {sender} keeps {stream:?} from {kept}, and who protects {receiver} does not hold the byte before");
         }
+    }
+
+    /// Whether the newest life of a process logs with another machine's protector.
+    pub fn is_protected_elsewhere(&self, process: ProcessId, at: usize) -> bool {
+        self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at)
     }
 
     fn newest(&self, process: ProcessId) -> Option<&Lib> {
@@ -241,7 +267,8 @@ impl World {
         let process = file.process();
         let store = &self.machines[at].logs.store;
         // What was held of the life before the job began anew goes when the first one of after it speaks.
-        let begins = |life: Incarnation| life.0 > 0 && life == life.first_of_job() && !store.has_image(process);
+        let is_of_before = self.machines[at].logs.of_before.contains(&process);
+        let begins = |life: Incarnation| (is_of_before || life.0 > 0 && life == life.first_of_job()) && !store.has_image(process);
         if store.incarnation(process).is_none_or(begins) {
             return;
         }
@@ -250,7 +277,7 @@ impl World {
         let newest = held.images.iter().filter(committed).max_by_key(|image| image.image);
         // What another node than its protector has, and what lacks something that was acknowledged since, brings nobody back: it may go when that node is to hold
         // the log once more.
-        let is_elsewhere = self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at);
+        let is_elsewhere = self.is_protected_elsewhere(process, at);
         let acked =
             self.checks.acked.range((process, Incarnation(0))..=(process, Incarnation(u32::MAX))).map(|(_, acked)| *acked);
         let is_behind = is_elsewhere || self.machines[at].logs.behind.contains(&process);
@@ -276,7 +303,7 @@ impl World {
         if logs.store.incarnation(process).is_none_or(|life| !self.checks.is_voice(process, life)) {
             return; // A machine that hung, and does not know yet that it is none of the cluster any more.
         }
-        if self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at) {
+        if self.is_protected_elsewhere(process, at) {
             return; // The same, and the process has another protector since.
         }
         let whole = logs.committed(process, image).is_some_and(|bytes| self.saved_of(&bytes).is_some());
@@ -290,24 +317,66 @@ impl World {
     }
 
     /// When the job has ended well: everything has arrived, and was printed once.
-    pub fn check_end(&self) {
-        let mut last: BTreeMap<ProcessId, &super::process::Process> = BTreeMap::new();
+    pub fn check_end(&mut self) {
+        // The newest; one that was brought back only to print what its life before had printed already need not have come to its end.
+        let order = |process: &Process| {
+            let ended = process.ended == Some(ExitStatus::Code(0));
+            process.incarnation().map(|life| (life.0 / LIVES, ended, life))
+        };
+        let mut last: BTreeMap<ProcessId, &Process> = BTreeMap::new();
         for process in self.processes.iter().filter(|process| process.lib.is_some()) {
-            let newest = last.get(&process.id).and_then(|known| known.incarnation());
-            if process.incarnation() >= newest {
+            if order(process) >= last.get(&process.id).and_then(|known| order(known)) {
                 last.insert(process.id, process);
             }
         }
         assert_eq!(last.len(), self.plan.ranks as usize, "end: every rank has run");
+        let mut limits = 0;
         for (id, process) in last {
             let program = &process.lib.as_ref().expect("it was looked for").program;
             let sockets = &program.app.sockets;
             let done = sockets.iter().all(|s| s.sent == self.plan.quota && s.received == self.plan.quota && s.ended);
             assert!(done && sockets.len() + 1 == self.plan.ranks as usize, "G3: {id} has not sent and received everything");
             let printed = self.terminal.printed.get(&id.rank).map_or(&[][..], |bytes| bytes);
+            let missing = printed.len()..program.out.len();
+            if !missing.is_empty() && self.lost_with_homes(id.rank).any(|lost| covers(&lost, &missing)) {
+                limits += 1;
+                continue;
+            }
             // What was printed before a job began anew is not printed again, whatever it would be now.
-            let same = if self.checks.job_life == 0 { printed == program.out } else { printed.len() >= program.out.len() };
+            let known = printed.iter().zip(&program.out).enumerate().filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
+            let same = printed.len() >= program.out.len() && (self.checks.job_life > 0 || printed.len() == program.out.len());
+            let same = same && (self.checks.job_life > 0 || known.into_iter().all(|(_, (printed, out))| printed == out));
             assert!(same, "G3: {id} has printed {:?}, the terminal {printed:?}", program.out);
+        }
+        self.counts.limits += limits;
+    }
+
+    /// The one documented loss of output: without a terminal the home keeps it, and is lost before another terminal has come. All that homes have kept so that are lost, or
+    /// that the terminal's side does not take for a member.
+    pub fn lost_with_homes(&self, rank: Rank) -> impl Iterator<Item = Range<usize>> {
+        let mut lost = self.kept.get(&rank).cloned().unwrap_or_default();
+        let view = self.machines.get(self.terminal.at()).and_then(|machine| machine.node.as_ref()?.view());
+        let apart = self.machines.iter().filter(|machine| view.is_some_and(|view| view.get(&machine.member.id).is_none()));
+        lost.extend(
+            apart.flat_map(|machine| kept_at(machine, self.terminal.job())).filter(|kept| kept.0 == rank).map(|kept| kept.1),
+        );
+        lost.sort_by_key(|range| range.start);
+        // Pieces that follow each other are one.
+        let mut joined: Vec<Range<usize>> = Vec::new();
+        for range in lost {
+            match joined.last_mut().filter(|last| range.start <= last.end) {
+                Some(last) => last.end = last.end.max(range.end),
+                None => joined.push(range),
+            }
+        }
+        joined.into_iter()
+    }
+
+    /// A machine is lost: what the home of the job keeps there, if it is the home, nobody else has.
+    pub fn note_kept(&mut self, at: usize) {
+        self.over.iter_mut().filter(|over| over.0 == at).for_each(|over| over.1 = true);
+        for (rank, range) in kept_at(&self.machines[at], self.terminal.job()) {
+            self.kept.entry(rank).or_default().push(range);
         }
     }
 }

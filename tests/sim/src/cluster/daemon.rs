@@ -107,26 +107,26 @@ impl World {
     /// What follows each thing that a daemon does, as in its loop: outputs, then timers.
     pub fn after_node(&mut self, at: usize) {
         let now = self.now;
-        loop {
+        let due = loop {
             while self.is_up(at)
                 && let Some(output) = self.node(at).poll_output()
             {
                 self.carry_out(at, output);
             }
-            if !self.is_up(at) || self.node(at).poll_timeout().is_none_or(|due| due > now) {
-                break;
+            if !self.is_up(at) {
+                return;
             }
-            self.node(at).handle_timeout(now);
-        }
-        if self.is_up(at) {
-            let due = self.node(at).poll_timeout();
-            let boot = self.machines[at].boot;
-            if let Some(due) = due.filter(|due| self.machines[at].tick.is_none_or(|tick| *due < tick || tick <= now)) {
-                self.machines[at].tick = Some(due);
-                self.schedule(due, Event::Tick(at, boot));
+            match self.node(at).poll_timeout() {
+                Some(due) if due <= now => self.node(at).handle_timeout(now),
+                due => break due,
             }
-            self.check_view(at);
+        };
+        let boot = self.machines[at].boot;
+        if let Some(due) = due.filter(|due| self.machines[at].tick.is_none_or(|tick| *due < tick || tick <= now)) {
+            self.machines[at].tick = Some(due);
+            self.schedule(due, Event::Tick(at, boot));
         }
+        self.check_view(at);
     }
 
     fn carry_out(&mut self, at: usize, output: Output) {

@@ -89,6 +89,8 @@ pub struct Logs {
     followed: BTreeSet<ProcessId>,
     /// Whose last hello said that what is held lacks something.
     pub behind: BTreeSet<ProcessId>,
+    /// Who was fenced for a life of its job that begins anew, and has said nothing in it: what is held is of before.
+    pub of_before: BTreeSet<ProcessId>,
     jobs: BTreeMap<JobId, Protection>,
     ended: Vec<JobId>,
     verifying: BTreeMap<(ProcessId, u64), Option<u64>>,
@@ -109,6 +111,7 @@ impl Logs {
             replicas: BTreeMap::new(),
             followed: BTreeSet::new(),
             behind: BTreeSet::new(),
+            of_before: BTreeSet::new(),
             jobs: BTreeMap::new(),
             ended: Vec::new(),
             verifying: BTreeMap::new(),
@@ -232,6 +235,10 @@ impl World {
     }
 
     fn fence(&mut self, at: usize, process: ProcessId, life: Incarnation, until: Duration) {
+        let is_of_before = |held: Incarnation| held.first_of_job() < life.first_of_job();
+        if self.logs(at).store.incarnation(process).is_some_and(is_of_before) {
+            self.logs(at).of_before.insert(process);
+        }
         let result = if self.breaks.fence {
             self.logs(at).store.clone().restart(process, life)
         } else {
@@ -405,7 +412,7 @@ impl World {
     fn end_of_log(&mut self, at: usize, role: Role) {
         if let Role::Image(speaker, Some(image), length) = role {
             let result = self.logs(at).store.handle_message(speaker, &ToProtector::ImageEnd { image, length });
-            self.expect_store(speaker, result);
+            self.expect_store(at, speaker, result);
         }
     }
 
@@ -496,20 +503,18 @@ impl World {
             (Role::Image(speaker, None, _), ToProtector::ImageBegin { image, .. }) => {
                 self.logs(at).roles.insert(conn, Role::Image(speaker, Some(*image), 0));
                 let result = self.logs(at).store.handle_message(speaker, message);
-                return self.expect_store(speaker, result) && self.logs(at).store.takes_image(speaker.process, *image);
+                return self.expect_store(at, speaker, result) && self.logs(at).store.takes_image(speaker.process, *image);
             }
             (Role::Image(speaker, Some(image), _), ToProtector::ImageChunk { offset, bytes, .. }) => {
                 self.logs(at).roles.insert(conn, Role::Image(speaker, Some(image), offset + bytes.len() as u64));
                 let result = self.logs(at).store.handle_message(speaker, message);
-                return self.expect_store(speaker, result) && self.logs(at).store.takes_image(speaker.process, image);
+                return self.expect_store(at, speaker, result) && self.logs(at).store.takes_image(speaker.process, image);
             }
             _ => return false,
         };
-        if let ToProtector::Hello { journal, .. } = message {
+        if let ToProtector::Hello { journal, payload, .. } = message {
             let logs = self.logs(at);
-            let is_behind =
-                logs.store.incarnation(speaker.process).is_some() && logs.store.journal_end(speaker.process) < journal.start;
-            if is_behind {
+            if logs.store.is_behind(speaker.process, journal.start, payload.start) {
                 logs.behind.insert(speaker.process)
             } else {
                 logs.behind.remove(&speaker.process)
@@ -523,7 +528,7 @@ impl World {
             self.greet(at, conn, speaker);
         }
         let forwarded = matches!(self.logs(at).roles.get(&conn), Some(Role::Forwarder(..)));
-        let good = if forwarded { result.is_ok() } else { self.expect_store(speaker, result) };
+        let good = if forwarded { result.is_ok() } else { self.expect_store(at, speaker, result) };
         if !good {
             self.serve_logs(at);
         }
@@ -545,12 +550,20 @@ impl World {
         }
     }
 
-    /// Who may speak is never contradicted. (A replica may be: it may have a log of a time when it was the protector, which the one before it in the chain
+    /// Who may speak is never contradicted, and never unknown where it is protected. (A replica may be: it may have a log of a time when it was the protector, which the one before it in the chain
     /// catches up with. It is dialed again.)
-    fn expect_store(&mut self, speaker: Speaker, result: Result<(), StoreError>) -> bool {
+    fn expect_store(&mut self, at: usize, speaker: Speaker, result: Result<(), StoreError>) -> bool {
         match result {
             Ok(()) => true,
             Err(StoreError::Fenced { .. }) => false,
+            // It has gone on to another protector, which has had this one forget it, before its last words came.
+            Err(StoreError::Stranger(process)) if self.is_protected_elsewhere(process, at) => false,
+            // It catches up with a log that is lost: the machine was switched on again, under its old address, before anybody has seen that it was off.
+            Err(StoreError::Contradiction { process, .. })
+                if self.machines[at].boot > 0 && !self.machines[at].logs.store.has_image(process) =>
+            {
+                false
+            }
             Err(error) => {
                 assert!(!self.checks.is_voice(speaker.process, speaker.incarnation), "store: {error}");
                 false

@@ -495,15 +495,16 @@ impl World {
         true
     }
 
-    fn arrive_from_log(&mut self, pid: u32, conn: ConnId, packet: Packet) -> bool {
+    /// A packet of its protector; the packet, if it is none.
+    fn arrive_from_log(&mut self, pid: u32, conn: ConnId, packet: Packet) -> Option<Packet> {
         let id = self.processes[pid as usize].id;
         let lib = self.lib(pid);
         let (conns, is_coming) = match lib.log {
             Log::Coming { conns, .. } => (conns, true),
             Log::Greeted { conns, .. } | Log::Up { conns } => (conns, false),
-            Log::Down { .. } => return false,
+            Log::Down { .. } => return Some(packet),
         };
-        let Some(which) = conns.iter().position(|of| *of == conn) else { return false };
+        let Some(which) = conns.iter().position(|of| *of == conn) else { return Some(packet) };
         let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
         match packet {
             Packet::Ack => {
@@ -521,7 +522,7 @@ impl World {
             Packet::Word(Word::Log(bytes)) => lib.from_protector.push_back(bytes),
             _ => self.log_lost(pid),
         }
-        true
+        None
     }
 
     fn greet_protector(&mut self, pid: u32, conns: [ConnId; 2]) {
@@ -597,10 +598,11 @@ impl World {
         if !self.is_running(pid) || self.processes[pid as usize].lib.is_none() {
             return;
         }
-        if self.arrive_from_log(pid, conn, packet.clone()) || self.arrive_for_image(pid, conn, &packet) {
-            return self.step_soon(pid);
+        if let Some(packet) = self.arrive_from_log(pid, conn, packet)
+            && !self.arrive_for_image(pid, conn, &packet)
+        {
+            self.link_arrive(pid, conn, side, packet);
         }
-        self.link_arrive(pid, conn, side, packet);
         self.step_soon(pid);
     }
 
@@ -704,7 +706,9 @@ impl World {
         }
         self.ship_journal(pid);
         self.transmit_all(pid);
-        if self.lib(pid).observer.outbox().is_pressed() || self.lib(pid).leaving || self.dice.one_in(40) {
+        // The library asks once for all of its sends while an answer is on its way.
+        let asks = self.dice.below(40);
+        if asks == 0 || self.lib(pid).leaving || asks < 8 && self.lib(pid).observer.outbox().is_pressed() {
             self.ask_stable(pid);
         }
         self.check_kept(pid);

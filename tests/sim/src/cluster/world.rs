@@ -1,7 +1,10 @@
 //! The events of a simulated cluster, in their order; machines, faults and the terminal.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use radic_protector::membership::Timing;
@@ -18,7 +21,7 @@ use radic_wire::membership::{Member, Role};
 use radic_wire::process::{FromNode, Interval, Protect, Protection};
 use serde_bytes::ByteBuf;
 
-use super::check::Checks;
+use super::check::{Checks, covers};
 use super::daemon::{Peers, Timer};
 use super::logs::{Done, Logs};
 use super::net::{ConnId, Net, Owner, Packet, machine_of};
@@ -30,9 +33,9 @@ use crate::dice::Dice;
 const HANG: Duration = Duration::from_secs(400);
 /// Events of one seed; one that has more goes round in circles.
 const EVENTS: u64 = 4_000_000;
-/// Time until the terminal tries another node, and how often it does.
+/// Time until the terminal tries another node, and for how long it does: longer than a side without a majority keeps a job.
 const ATTACH: Duration = Duration::from_millis(300);
-const CALLS: u64 = 300;
+const SEARCH: Duration = Duration::from_secs(150);
 /// Time until nothing is left of a job, when everybody can be reached.
 const SETTLED: Duration = Duration::from_secs(8);
 /// The same, if it was given up somewhere: a side without a majority keeps what it has for a minute.
@@ -69,10 +72,13 @@ pub enum Event {
     Fault(Fault),
 }
 
-/// Events by time.
+/// Events by time; those of one time in the order in which they were pushed.
 #[derive(Default)]
 pub struct Queue {
-    events: BTreeMap<(Duration, u64), Event>,
+    /// When, the number of the event, and where it is in `events`: this little is moved about, not the events.
+    order: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    events: Vec<Option<Event>>,
+    free: Vec<usize>,
     number: u64,
 }
 
@@ -80,7 +86,31 @@ impl Queue {
     /// One more.
     pub fn push(&mut self, at: Duration, event: Event) {
         self.number += 1;
-        self.events.insert((at, self.number), event);
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(event);
+        self.order.push(Reverse((at, self.number, place)));
+    }
+
+    fn pop(&mut self) -> Option<(Duration, Event)> {
+        let Reverse((at, _, place)) = self.order.pop()?;
+        self.free.push(place);
+        Some((at, self.events[place].take().expect("what is in order is there")))
+    }
+
+    /// What is to come is kept only if it is wanted.
+    fn retain(&mut self, wanted: impl Fn(&Event) -> bool) {
+        let Queue { order, events, free, .. } = self;
+        order.retain(|Reverse((.., place))| {
+            let keep = events[*place].as_ref().is_some_and(&wanted);
+            if !keep {
+                events[*place] = None;
+                free.push(*place);
+            }
+            keep
+        });
     }
 }
 
@@ -123,6 +153,28 @@ pub struct Terminal {
     /// The machine that it is connected to, and how often it has connected.
     at: usize,
     calls: u64,
+    /// Since when it looks for a node that knows the job, and whether it has given up.
+    since: Option<Duration>,
+    gave_up: bool,
+    /// Of each rank, what it was never shown though it went on after it.
+    holes: BTreeMap<Rank, Vec<Range<usize>>>,
+}
+
+impl Terminal {
+    /// The machine that it is connected to.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// What it shows.
+    pub fn job(&self) -> Option<JobId> {
+        self.job
+    }
+
+    /// Whether it was never shown what a rank has printed here.
+    pub fn is_hole(&self, rank: Rank, at: usize) -> bool {
+        self.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)))
+    }
 }
 
 /// What is done wrong on purpose, so that a checker shows that it bites.
@@ -171,6 +223,8 @@ pub struct Counts {
     pub faults: u64,
     /// Jobs that ended with an error, as they may without a majority.
     pub failed: u64,
+    /// Times that output, or how the job has ended, was lost with a home, without a terminal, as it may be.
+    pub limits: u64,
     /// Virtual time, in milliseconds.
     pub virtual_ms: u64,
 }
@@ -178,7 +232,8 @@ pub struct Counts {
 impl Counts {
     /// Those of another seed, too.
     pub fn add(&mut self, other: &Counts) {
-        let Counts { events, images, commits, restarts, anew, links, delivered, again, faults, failed, virtual_ms } = other;
+        let Counts { events, images, commits, restarts, anew, links, delivered, again, faults, failed, limits, virtual_ms } =
+            other;
         self.events += events;
         self.images += images;
         self.commits += commits;
@@ -189,6 +244,7 @@ impl Counts {
         self.again += again;
         self.faults += faults;
         self.failed += failed;
+        self.limits += limits;
         self.virtual_ms += virtual_ms;
     }
 }
@@ -207,6 +263,10 @@ pub struct World {
     pub terminal: Terminal,
     pub checks: Checks,
     pub counts: Counts,
+    /// Of each rank, what homes that are lost have kept for the next terminal.
+    pub kept: BTreeMap<Rank, Vec<Range<usize>>>,
+    /// The home where the job has ended well, and whether it is lost: nobody else knows how.
+    pub over: Option<(usize, bool)>,
     pub breaks: Breaks,
     tracing: bool,
     /// When the job was started.
@@ -221,12 +281,13 @@ pub struct World {
 
 /// The code of a message.
 pub fn code(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
-    let mut out = vec![0; 16_384];
-    let mut writer = Writer::new(&mut out);
-    write(&mut writer);
-    let length = writer.finish().expect("the simulation's messages are short");
-    out.truncate(length);
-    out
+    thread_local!(static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; 16_384]));
+    ROOM.with_borrow_mut(|room| {
+        let mut writer = Writer::new(room);
+        write(&mut writer);
+        let length = writer.finish().expect("the simulation's messages are short");
+        room[..length].to_vec()
+    })
 }
 
 /// A message whose bytes are in two pieces.
@@ -250,7 +311,7 @@ impl World {
     /// The cluster of a plan; no job runs.
     pub fn new(plan: Plan, breaks: Breaks, tracing: bool) -> World {
         let (queue, machines, processes, net, saved) = Default::default();
-        let (terminal, checks, counts, started, seen) = Default::default();
+        let (terminal, checks, counts, kept, over, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
         let mut world = World {
@@ -265,6 +326,8 @@ impl World {
             terminal,
             checks,
             counts,
+            kept,
+            over,
             breaks,
             tracing,
             started,
@@ -381,7 +444,7 @@ impl World {
     }
 
     fn next(&mut self) {
-        let Some(((at, _), event)) = self.queue.events.pop_first() else { panic!("hang: nothing is going to happen") };
+        let Some((at, event)) = self.queue.pop() else { panic!("hang: nothing is going to happen") };
         self.now = at;
         self.counts.events += 1;
         self.happen(event);
@@ -653,7 +716,7 @@ impl World {
 
     fn hear_reply(&mut self, reply: Reply) {
         match reply {
-            Reply::Attached { job, .. } => self.terminal.job = Some(job),
+            Reply::Attached { job, .. } => (self.terminal.job, self.terminal.since) = (Some(job), None),
             Reply::Output { rank, stream: OutputStream::Stdout, offset, data, .. } => {
                 self.show(rank, offset, &data);
                 self.ask(Request::Printed(data.len() as u64));
@@ -678,17 +741,28 @@ impl World {
         let again = self.terminal.calls > 0;
         let printed = self.terminal.printed.entry(rank).or_default();
         let offset = offset as usize;
+        let missing = printed.len()..offset;
+        if again && !missing.is_empty() && self.lost_with_homes(rank).any(|lost| covers(&lost, &missing)) {
+            self.counts.limits += 1;
+            self.terminal.holes.entry(rank).or_default().push(missing);
+            self.terminal.printed.entry(rank).or_default().resize(offset, 0);
+        }
+        let printed = self.terminal.printed.entry(rank).or_default();
         // Another terminal may be told what the one before had printed and not said so.
         assert!(offset == printed.len() || again && offset < printed.len(), "G3: output of {rank} goes on at {offset}");
         let known = (printed.len() - offset).min(data.len());
         let anew = self.checks.job_life > 0;
-        assert!(anew || printed[offset..][..known] == data[..known], "G3: other output of {rank} at {offset}");
+        let is_hole = |at: usize| self.terminal.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)));
+        let same = (offset..offset + known).all(|at| printed[at] == data[at - offset] || is_hole(at));
+        assert!(anew || same, "G3: other output of {rank} at {offset}");
         let lost = usize::from(self.breaks.output && known < data.len());
         printed.extend(&data[known + lost..]);
     }
 
     fn attach(&mut self) {
-        let Some(job) = self.terminal.job.filter(|_| self.terminal.calls < CALLS) else {
+        let since = *self.terminal.since.get_or_insert(self.now);
+        let Some(job) = self.terminal.job.filter(|_| self.now < since + SEARCH) else {
+            self.terminal.gave_up = true;
             let (node, ranks, why) = (name(0), Vec::new(), "its terminal finds it nowhere".to_owned());
             return self.terminal.outcome = Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } });
         };
@@ -707,6 +781,10 @@ impl World {
         if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
             return self.check_end();
         }
+        if self.terminal.gave_up && matches!(self.over, Some((_, true))) {
+            // Documented: it has ended without a terminal, and its home was lost before the next one came.
+            return self.counts.limits += 1;
+        }
         self.counts.failed += 1;
         assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
         let told = matches!(outcome.reason, EndReason::NodeLost { .. });
@@ -716,7 +794,7 @@ impl World {
     /// Nothing is left of the job where anybody can be reached.
     fn settle(&mut self) {
         self.pending.clear();
-        self.queue.events.retain(|_, event| !matches!(event, Event::Fault(_)));
+        self.queue.retain(|event| !matches!(event, Event::Fault(_)));
         let machines = self.machines.iter().map(|machine| machine.paused.max(machine.hung));
         let until = machines.chain(self.net.cuts.values().copied()).max().unwrap_or_default().max(self.now);
         let until = until + if self.counts.failed > 0 { GIVEN_UP } else { SETTLED };
@@ -758,6 +836,9 @@ impl World {
         self.trace(|| format!("n{}: {}: {}", at + 1, event.event.as_str(), event.text));
         if self.started.is_none() {
             return;
+        }
+        if event.event == EventName::JobEnd && event.text.starts_with("code 0") {
+            self.over = Some((at, false));
         }
         let seen = self.seen.entry(event.event).or_default();
         *seen += 1;
@@ -829,6 +910,7 @@ impl World {
             return;
         }
         self.lose_terminal(at);
+        self.note_kept(at);
         // What it has sent last arrives up to some point.
         for conn in 0..self.net.conns.len() {
             for side in 0..2 {
@@ -851,6 +933,7 @@ impl World {
         if !self.is_up(at) {
             return;
         }
+        self.note_kept(at);
         self.machines[at].node = None;
         self.lose_terminal(at);
         let boot = self.machines[at].boot;
