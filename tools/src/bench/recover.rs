@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::{ClusterStatus, NodeInfo, Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeInfo, ProcessInfo, Reply, Request};
 use serde::Serialize;
 
 use super::Times;
@@ -469,12 +469,17 @@ impl Bench<'_> {
     }
 }
 
+/// The rank that is going to die, if it runs.
+fn victim(cluster: &Cluster) -> Result<Option<ProcessInfo>> {
+    let processes = ask_status(cluster)?.processes;
+    Ok(processes.into_iter().find(|process| process.rank == VICTIM.1 && process.running))
+}
+
 /// The bytes of committed images of the rank that is going to die.
 fn saved(cluster: &Cluster) -> Result<u64> {
-    let status = ask_status(cluster)?;
-    let process = status.processes.iter().find(|process| process.rank == VICTIM.1 && process.running);
-    let logs = process.and_then(|process| process.logs.first()).filter(|log| log.committed.is_some());
-    Ok(logs.map_or(0, |log| log.images))
+    let process = victim(cluster)?;
+    let log = process.iter().flat_map(|process| process.logs.first()).find(|log| log.committed.is_some());
+    Ok(log.map_or(0, |log| log.images))
 }
 
 /// Every rank has checked its memory.
@@ -497,9 +502,7 @@ fn is_up(status: &ClusterStatus, job: JobId) -> bool {
 
 /// Outcomes that the rank that is going to die has recorded, and when it was asked.
 fn outcomes(cluster: &Cluster) -> Result<(u64, Instant)> {
-    let status = ask_status(cluster)?;
-    let process = status.processes.iter().find(|process| process.rank == VICTIM.1 && process.running);
-    let counters = process.and_then(|process| process.counters).context("the rank is not protected")?;
+    let counters = victim(cluster)?.and_then(|process| process.counters).context("the rank is not protected")?;
     Ok((counters.events, Instant::now()))
 }
 
