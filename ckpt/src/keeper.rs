@@ -143,32 +143,38 @@ fn close_all() {
     let _ = plain!(libc::SYS_close_range, 0, u32::MAX, 0);
 }
 
-/// Waits for any signal, all being blocked; its number and 0 for an error.
-fn next_signal() -> i32 {
+/// Before children are looked at for the first time: a signal that comes after that look waits. One that is not blocked is lost, SIGCHLD of a child that ends at
+/// once as much as any other.
+fn hold_signals() {
     sys::mask_signals(libc::SIG_BLOCK, u64::MAX);
+}
+
+/// Waits for any signal, all being held; its number and 0 for an error.
+fn next_signal() -> i32 {
     sys::take_signal(u64::MAX, false).map_or(0, |(signal, _)| signal)
 }
 
 /// The init of the namespace: collects orphans until it is killed.
 fn wait_for_ever() -> ! {
+    hold_signals();
     loop {
-        if next_signal() == libc::SIGCHLD {
-            while sys::ended(-1, 0).is_ok_and(|child| child.is_some()) {}
-        }
+        while sys::ended(-1, 0).is_ok_and(|child| child.is_some()) {}
+        next_signal();
     }
 }
 
 /// Stays behind: passes signals on to the child, and ends as it ends.
 fn keep(child: i32, init: i32) -> ! {
+    hold_signals();
     close_all();
     loop {
-        let signal = next_signal();
         if let Ok(Some((_, status))) = sys::ended(child, 0) {
             if init > 0 {
                 let _ = plain!(libc::SYS_kill, init, libc::SIGKILL);
             }
             end_like(status);
         }
+        let signal = next_signal();
         if signal != 0 && signal != libc::SIGCHLD {
             let _ = plain!(libc::SYS_kill, child, signal);
         }

@@ -228,14 +228,37 @@ fn bad_images_are_refused() {
         let error = control::restart(&bad, &library()).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
-    // Another build of the library: a copy with one byte more.
+    let output = control::restart(&home.path("place/image"), &another_build(&home)).unwrap().output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another build"), "{output:?}");
+}
+
+/// Another build of the library: a copy with one byte more.
+fn another_build(home: &Home) -> PathBuf {
     let other = home.path("other.so");
     let mut bytes = fs::read(library()).unwrap();
     bytes.push(0);
     fs::write(&other, bytes).unwrap();
-    let output = control::restart(&home.path("place/image"), &other).unwrap().output().unwrap();
-    assert_eq!(output.status.code(), Some(125));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("another build"), "{output:?}");
+    other
+}
+
+/// The keeper once missed the end of a process that was gone before the keeper looked, and waited for ever: one restart in a hundred, with more to do than processors.
+#[test]
+fn what_ends_at_once_is_noticed() {
+    let home = Home::new("itself");
+    home.start("place", &[]).wait();
+    let (image, other) = (home.path("place/image"), another_build(&home));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in 0..60 {
+                    let mut command = control::restart(&image, &other).unwrap();
+                    let status = Process::start("refused", command.stderr(Stdio::null())).wait();
+                    assert_eq!(status.code(), Some(125));
+                }
+            });
+        }
+    });
 }
 
 /// A request that comes while the program becomes another one is answered by that one, late or not at all; it does not kill it.
