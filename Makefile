@@ -27,12 +27,12 @@ lint:
 SCENARIOS := $(basename $(notdir $(wildcard tests/tests/*.rs)))
 TESTS := $(filter-out $(SCENARIOS),$(basename $(notdir $(wildcard */tests/*.rs)))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 unit:
-	$(CARGO) test --release --workspace --lib --bins $(addprefix --test ,$(TESTS))
-	$(CARGO) test --release --workspace --doc
+	$(CARGO) test --profile tests --workspace --lib --bins $(addprefix --test ,$(TESTS))
+	$(CARGO) test --profile tests --workspace --doc
 
 # One scenario at a time: each measures times on a machine that may have two cores.
 integration: build
-	$(CARGO) test --release --workspace $(addprefix --test ,$(SCENARIOS)) -- --test-threads=1 --nocapture
+	$(CARGO) test --profile tests --workspace $(addprefix --test ,$(SCENARIOS)) -- --test-threads=1 --nocapture
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.
@@ -43,7 +43,7 @@ COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 fuzz: deps
-	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --release --workspace --test checks the_first_inputs_are_accepted
+	RADIC_FUZZ_CORPUS=$(FUZZ)/first $(CARGO) test --quiet --profile tests --workspace --test checks the_first_inputs_are_accepted
 	RUSTFLAGS="$(COVERAGE)" $(CARGO) build --quiet --release --manifest-path fuzz/libfuzzer/Cargo.toml \
 		--target x86_64-unknown-linux-gnu --target-dir $(FUZZ)
 	grep -E '^($(subst $() $(),|,$(TARGETS))) ' $(FUZZ)/first/list | \
@@ -56,12 +56,12 @@ sim:
 
 MINUTES ?= 10
 chaos: deps build
-	RADIC_CHAOS_MINUTES=$(MINUTES) $(if $(SEED),RADIC_SEED=$(SEED)) $(CARGO) test --release --workspace --test chaos -- --nocapture
+	RADIC_CHAOS_MINUTES=$(MINUTES) $(if $(SEED),RADIC_SEED=$(SEED)) $(CARGO) test --profile tests --workspace --test chaos -- --nocapture
 
 # Scenarios with the long variants: every combination of the checkpoint tests (15 minutes), no false death in five minutes, and so on.
 long: build
-	RADIC_LONG=1 $(CARGO) test --release -p radic-ckpt --test restore -- --nocapture
-	RADIC_LONG=1 $(CARGO) test --release -p radic-tests -- --test-threads=1 --nocapture
+	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-ckpt --test restore -- --nocapture
+	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-tests -- --test-threads=1 --nocapture
 
 clean:
 	$(CARGO) clean

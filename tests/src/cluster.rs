@@ -100,10 +100,10 @@ pub struct Cluster {
     network: Option<(Network, Vec<String>)>,
 }
 
-/// The path of one of the workspace's programs: beside the test's own, where one cargo has put both.
+/// The path of one of the workspace's programs, as a release build has put it beside the folder of the tests.
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running program has a path");
-    let path = test.ancestors().nth(2).expect("tests are in deps/ of the target directory").join(name);
+    let path = test.ancestors().nth(3).expect("tests are in deps/ of a profile's folder").join("release").join(name);
     assert!(path.is_file(), "{} is missing: run `cargo build --release --workspace` (or `make test`)", path.display());
     path
 }
