@@ -130,6 +130,7 @@ pub fn first() -> Inputs {
         Determinant::Ready { epoll: None, set },
         Determinant::Input { bytes: b"a line\n" },
         Determinant::Nothing,
+        Determinant::Taken,
     ];
     let journal = |all: &[Determinant<'_>]| {
         let codes = all.iter().flat_map(|determinant| written(|out| determinant.write(out)));

@@ -3,8 +3,8 @@
 //! It knows three positions: `end` (what happened), `shipped` (what the protector was sent) and `stable` (what it holds, all
 //! its replicas included). Beside the log it counts what makes the next outcome's place: empty outcomes of each thread, and
 //! bytes sent. These counters go on counting during replay, so a checkpoint between two outcomes needs nothing special.
-//! Empty outcomes that no other follows are in the log only once something leaves that nobody asks for again
-//! (`record_empties`).
+//! Empty outcomes that no other follows, and that sends were taken whole that do not wait, are in the log only once something
+//! leaves that nobody asks for again (`record_choices`).
 //!
 //! A ship is everything that is not shipped, hence whole determinants: a protector never holds half of one, and a log ends
 //! between two.
@@ -48,6 +48,8 @@ pub struct Journal {
     sent: u64,
     /// Bytes sent ever.
     all_sent: u64,
+    /// What that was when a send that does not wait was last taken whole.
+    taken: u64,
     /// The thread of the last outcome.
     thread: u32,
     /// Where an outcome is coded before it enters the ring whole.
@@ -65,7 +67,7 @@ impl Journal {
         assert!(capacity >= 2 * scratch && capacity <= limits::LOG_CHUNK && threads > 0, "a journal of {capacity} bytes");
         let scratch = vec![0; scratch].into_boxed_slice();
         let empties = vec![Empties::default(); threads].into_boxed_slice();
-        Journal { ring: Ring::new(capacity), stable: 0, shipped: 0, empties, sent: 0, all_sent: 0, thread: 0, scratch }
+        Journal { ring: Ring::new(capacity), stable: 0, shipped: 0, empties, sent: 0, all_sent: 0, taken: 0, thread: 0, scratch }
     }
 
     /// The position after the last outcome.
@@ -119,9 +121,29 @@ impl Journal {
         Ok(())
     }
 
-    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher), and that may depend on how often nothing was found: the last empty
-    /// outcome becomes one of the log, at its place. After a death it is repeated, then, whether or not anybody waits for what this process sends.
-    pub(crate) fn record_empties(&mut self, thread: u32) -> Result<(), Error> {
+    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher), and that may depend on what is not in the log: how often nothing was
+    /// found, and that sends were taken that would have failed with less room. After a death it is repeated, then, whether or not anybody waits for what this process sends.
+    /// What there is no room for is left for the next time: the gate is shut until there is.
+    pub(crate) fn record_choices(&mut self, thread: u32) -> Result<(), Error> {
+        self.record_empties(thread)?;
+        if self.is_taken() && self.has_room() {
+            self.append_before(thread, &Determinant::Taken, self.all_sent - self.taken)?;
+        }
+        Ok(())
+    }
+
+    /// Whether something has happened to `thread` that is not in the log.
+    pub(crate) fn has_choices(&self, thread: u32) -> bool {
+        self.empties(thread) > 0 || self.is_taken()
+    }
+
+    /// Whether a send that does not wait was taken whole after the last outcome.
+    fn is_taken(&self) -> bool {
+        self.taken > self.all_sent - self.sent
+    }
+
+    /// The last empty outcome becomes one of the log, at its place.
+    fn record_empties(&mut self, thread: u32) -> Result<(), Error> {
         let of_thread = self.empties.get_mut(thread as usize).ok_or(Error::Thread(thread))?;
         let Some(before) = of_thread.count.checked_sub(1) else { return Ok(()) };
         of_thread.count = before;
@@ -147,6 +169,11 @@ impl Journal {
     pub fn handle_sent(&mut self, bytes: u64) {
         self.sent += bytes;
         self.all_sent += bytes;
+    }
+
+    /// All that was sent until now was taken, and need not have been.
+    pub(crate) fn handle_taken(&mut self) {
+        self.taken = self.all_sent;
     }
 
     /// Empty outcomes of `thread` since its last outcome.
@@ -293,6 +320,26 @@ mod tests {
         let ship = journal.poll_ship().unwrap();
         let mut from = Reader::new(ship.head);
         for expected in [Determinant::Empty { count: 2 }, Determinant::Sent { bytes: 5 }, Determinant::Nothing] {
+            assert_eq!(Determinant::read(&mut from), Ok(expected));
+        }
+        assert!(from.finish().is_ok());
+    }
+
+    /// Sends that do not wait stand after what was not found before them, and before the bytes of sends that wait.
+    #[test]
+    fn taken_sends_are_recorded_at_their_place() {
+        let mut journal = journal();
+        journal.handle_empty(0).unwrap();
+        journal.handle_sent(5);
+        journal.handle_taken();
+        journal.handle_sent(7);
+        assert!(journal.has_choices(0));
+        (0..2).for_each(|_| journal.record_choices(0).unwrap());
+        assert!(!journal.has_choices(0));
+        assert_eq!((journal.empties(0), journal.sent()), (0, 7));
+        let ship = journal.poll_ship().unwrap();
+        let mut from = Reader::new(ship.head);
+        for expected in [Determinant::Nothing, Determinant::Sent { bytes: 5 }, Determinant::Taken] {
             assert_eq!(Determinant::read(&mut from), Ok(expected));
         }
         assert!(from.finish().is_ok());

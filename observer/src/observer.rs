@@ -372,6 +372,10 @@ impl Observer {
                 return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
             };
             let served = replay.offer(&self.journal, thread, ask, blocking)?;
+            if served == Served::Outcome && replay.is_taken() {
+                self.handle_served();
+                continue;
+            }
             if served != Served::Outcome || !replay.is_nothing() {
                 break served;
             }
@@ -424,7 +428,7 @@ impl Observer {
     /// is over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
         while let Some(replay) = &mut self.replay
-            && replay.is_nothing_next()?
+            && replay.is_choice_next()?
         {
             self.handle_served();
         }
@@ -709,21 +713,26 @@ impl Observer {
             Some(Determinant::SendPart { len, .. }) => {
                 // What is offered may be one of the call's buffers: the part ends in the first that was not taken whole.
                 let left = (len as usize).checked_sub(done).ok_or(self.diverged("send offers other pieces than then"))?;
-                let sent = self.send_again(fd, &bytes[..left.min(bytes.len())])?;
+                let sent = self.send_again(fd, &bytes[..left.min(bytes.len())], true)?;
                 if left < bytes.len() && matches!(sent, Send::Taken { whole: true, .. }) {
                     self.handle_served();
                 }
                 Ok(sent)
             }
-            _ if self.replay.is_some() => self.send_again(fd, bytes),
+            _ if self.replay.is_some() => self.send_again(fd, bytes, blocking),
             _ => self.send_live(thread, fd, bytes, done, blocking),
         }
     }
 
     /// Then all of this was taken, so it will be now, though perhaps in pieces: the outbox may be trimmed later than it was.
-    fn send_again(&mut self, fd: u32, bytes: &[u8]) -> Result<Send, Error> {
+    fn send_again(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<Send, Error> {
         Ok(match self.append(fd, bytes)? {
-            len if len == bytes.len() => Send::Taken { len, whole: true },
+            len if len == bytes.len() => {
+                if !blocking {
+                    self.journal.handle_taken();
+                }
+                Send::Taken { len, whole: true }
+            }
             0 => Send::Wait(Wait::Outbox),
             len => Send::Taken { len, whole: false },
         })
@@ -734,6 +743,9 @@ impl Observer {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
         let len = self.append(fd, bytes)?;
+        if len == bytes.len() && !blocking {
+            self.journal.handle_taken();
+        }
         if len == bytes.len() || blocking && len > 0 {
             return Ok(Send::Taken { len, whole: len == bytes.len() });
         }
@@ -827,16 +839,26 @@ impl Observer {
     }
 
     /// The gate of what leaves `thread` to nobody who says how much of it has come: output, what the launcher is told. Peers ask for the rest of what this process has sent,
-    /// and until they have it re-execution finds nothing (Gate B); here nobody does, so how often nothing was found is recorded first. So it is at Gate B: what is printed
-    /// there after nothing was found was not printed before, else it would be in the log.
+    /// and until they have it re-execution finds nothing and has all that it sends taken (Gate B); here nobody does, so how often nothing was found, and that sends were taken, is
+    /// recorded first. So it is at Gate B: what is printed there after that was not printed before, else it would be in the log.
     pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
-        if self.phase() == Phase::Settled && self.journal.empties(thread) > 0 {
+        if let Some(replay) = &mut self.replay
+            && replay.is_taken_here(&self.journal)?
+        {
+            self.handle_served();
+        }
+        if self.phase() == Phase::Settled && self.journal.has_choices(thread) {
             self.resume_journal();
         }
         if self.writes_journal() && self.journal.has_room() {
-            self.journal.record_empties(thread)?;
+            self.journal.record_choices(thread)?;
         }
-        Ok(self.gate())
+        let gate = self.gate();
+        assert!(
+            gate.is_some() || !self.writes_journal() || !self.journal.has_choices(thread),
+            "all that has happened is in the log"
+        );
+        Ok(gate)
     }
 
     /// Is there an outcome of then for a question that has no bytes: `Connect` or `SoError`?
@@ -1257,6 +1279,49 @@ mod tests {
             assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Live), "an image after {image_after} calls");
             assert_eq!(again.journal().end(), end);
         }
+    }
+
+    /// A process with one connection to a peer that takes nothing, and room for so many bytes on their way.
+    fn sender(blocks: usize) -> Observer {
+        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+        let config = Config { outbox_blocks: blocks, connections: 4, descriptors: 16, ..Config::default() };
+        let mut observer = Observer::new(process(0), &config);
+        observer.connect(3, process(1)).unwrap().unwrap();
+        observer
+    }
+
+    /// A send that does not wait was taken, something was printed, and the process died before its peer had what was sent: the next life has it taken, too, and does not
+    /// live before that, however much its peer lacks. (`make sim`, seed 9128: it failed, and the program printed something else.)
+    #[test]
+    fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
+        let image = sender(8);
+        let mut first = image.clone();
+        assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+        assert_eq!((first.gate(), first.journal().end()), (None, 0), "peers need no record");
+        let end = first.gate_of_output(0).unwrap().expect("the output waits");
+        let log = first.poll_journal().unwrap().head.to_vec();
+        first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
+        assert_eq!(first.gate_of_output(0), Ok(None), "it is recorded once");
+        assert_eq!(first.send(0, 3, b"then", 0, true), Ok(Send::Taken { len: 4, whole: true }));
+        assert_eq!(first.gate_of_output(0), Ok(None), "a send that waits is always taken");
+        let mut again = image;
+        again.restart(Incarnation(1), end, Vec::new(), 64).unwrap();
+        again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+        assert_eq!(again.gate_of_output(0), Ok(None));
+        assert_eq!(again.phase(), Phase::Replaying, "before it has sent that");
+        assert_eq!(again.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+        assert_eq!(again.gate_of_output(0), Ok(None));
+        assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
+    }
+
+    /// The log is over, and its peer has not said how much it has: what is sent is taken whatever room there is, and what is printed after it is recorded.
+    #[test]
+    fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
+        let mut first = sender(8);
+        first.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
+        assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+        assert_eq!(first.phase(), Phase::Settled);
+        assert!(first.gate_of_output(0).unwrap().is_some());
     }
 
     /// Its log is over, but it does not live yet: nobody has asked for what it prints now, and the next life is to print the same.

@@ -228,6 +228,9 @@ impl Replay {
         }
         self.read_head()?;
         let Some(head) = self.head else { return Ok(Served::Fetch) };
+        if self.is_taken() {
+            return Ok(if journal.sent() >= head.sent { Served::Outcome } else { Served::Nothing });
+        }
         let at_its_place = head.thread == thread
             && journal.sent() >= head.sent // Gate A
             && (blocking || matches!(ask, Ask::Send { .. }) || journal.empties(thread) >= head.empties);
@@ -259,15 +262,26 @@ impl Replay {
         matches!(self.outcome(), Some(Determinant::Nothing))
     }
 
+    /// Whether the outcome that was offered is of no call, but says that sends were taken before it.
+    pub fn is_taken(&self) -> bool {
+        matches!(self.outcome(), Some(Determinant::Taken))
+    }
+
     /// Whether the image has that call already: it stands between the call and what was printed then.
     pub fn is_before_image(&self, journal: &Journal) -> bool {
         self.head.is_some_and(|head| journal.empties(head.thread) > head.empties)
     }
 
-    /// Whether the next outcome is that nothing was found; not if it is not here.
-    pub fn is_nothing_next(&mut self) -> Result<bool, Error> {
+    /// Whether the next outcome was recorded only for what left after it; not if it is not here.
+    pub fn is_choice_next(&mut self) -> Result<bool, Error> {
         self.read_head()?;
-        Ok(self.is_nothing())
+        Ok(self.is_nothing() || self.is_taken())
+    }
+
+    /// The same of this very place, and only that sends were taken.
+    pub fn is_taken_here(&mut self, journal: &Journal) -> Result<bool, Error> {
+        self.read_head()?;
+        Ok(self.is_taken() && self.head.is_some_and(|head| journal.sent() >= head.sent))
     }
 
     /// The outcome that was offered.

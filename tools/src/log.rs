@@ -223,6 +223,7 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
         Determinant::SendPart { fd, len } => ("send-part", json!({ "fd": fd, "bytes": len })),
         Determinant::Input { bytes } => ("input", json!({ "bytes": bytes.len() })),
         Determinant::Nothing => ("nothing", json!({})),
+        Determinant::Taken => ("taken", json!({})),
         Determinant::Empty { count } => ("empty", json!({ "count": count })),
         Determinant::Sent { bytes } => ("sent", json!({ "bytes": bytes })),
         Determinant::Thread { index } => ("thread", json!({ "index": index })),

@@ -333,6 +333,8 @@ pub enum Determinant<'a> {
     },
     /// A call found nothing, and then something left the process that nobody asks it for again: what it prints. Other empty outcomes are only counted.
     Nothing,
+    /// Something left the process in the same way after sends that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
+    Taken,
     /// So many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
@@ -411,6 +413,7 @@ impl<'a> Determinant<'a> {
                 peer.iter().for_each(|peer| write_process(out, peer));
             }
             Determinant::Nothing => head(out, 15, 0),
+            Determinant::Taken => head(out, 15, 1),
         }
     }
 
@@ -464,6 +467,7 @@ impl<'a> Determinant<'a> {
                 Determinant::Target { fd, local, peer }
             }
             _ if arg == 0 => Determinant::Nothing,
+            _ if arg == 1 => Determinant::Taken,
             _ => return Err(from.malformed("no such determinant")),
         })
     }
@@ -574,6 +578,7 @@ mod tests {
                 Determinant::SoError { fd: a, errno: b },
                 Determinant::SendPart { fd: a, len: b },
                 Determinant::Nothing,
+                Determinant::Taken,
                 Determinant::Empty { count: big },
                 Determinant::Sent { bytes: big },
                 Determinant::Thread { index: a },
