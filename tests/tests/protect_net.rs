@@ -284,7 +284,7 @@ fn who_calls_until_somebody_listens_is_protected() {
     }
 }
 
-const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 5000 -c 20 -d 300 --csv";
+const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 2000 -c 20 -d 300 --csv";
 
 /// Asks the server as an unprotected client.
 fn ask_redis(cluster: &Cluster, port: &str, words: &[&str]) -> String {
