@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Time for something that takes far less.
 const SOON: Duration = Duration::from_secs(30);
 const FLAGS: &str = "--protect on --ckpt-interval 0.5";
-const JACOBI: &[&str] = &["--size", "800", "--iterations", "1500", "--progress", "20", "--alone", "0"];
+const JACOBI: &[&str] = &["--size", "800", "--iterations", "1500", "--progress", "2", "--alone", "0"];
 const RANKS: usize = 4;
 
 /// A folder beside the cluster's own, which goes with it.
@@ -133,7 +133,7 @@ fn what_nobody_has_read_is_printed_when_the_job_goes_on() {
     let id = job(&cluster);
     first.signal(Signal::HUP);
     let shown = first.wait().stdout();
-    // It goes on for as long as these take.
+    // It goes on for as long as these take: a hundred lines and more.
     (0..3).for_each(|_| drop(cluster.radic(["checkpoint", &id]).limit(LIMIT).run().expect(0)));
     let dir = folder(&cluster, "suspended");
     cluster.radic(["suspend".as_ref(), id.as_ref(), dir.as_os_str()]).limit(LIMIT).run().expect(0);

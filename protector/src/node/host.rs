@@ -249,6 +249,8 @@ pub struct Host {
     /// Signals that ranks were sent for a reason: who ends by one is not brought back.
     sent: BTreeSet<i32>,
     over: bool,
+    /// It was ended because the job begins anew, or is ended by force.
+    killed: bool,
     /// The job has begun anew, and this is of a life before.
     superseded: bool,
     outputs: VecDeque<HostOutput>,
@@ -315,6 +317,7 @@ impl Host {
             orphaned: None,
             sent,
             over: false,
+            killed: false,
             superseded: false,
             outputs,
         }
@@ -434,6 +437,14 @@ impl Host {
                 self.outputs.extend(again.map(HostOutput::ToHome));
             }
         }
+    }
+
+    /// What a home that comes later has to be told when this is over: how all here have ended. Nothing of a life that is not to be gone on from.
+    pub fn ends(&self) -> Vec<(Rank, ExitStatus, MpiPhase)> {
+        if self.killed || self.superseded {
+            return Vec::new();
+        }
+        self.ranks.iter().filter_map(|(rank, state)| state.ended.map(|(status, phase)| (*rank, status, phase))).collect()
     }
 
     /// How a rank of which nothing is needed any more has ended.
@@ -597,6 +608,7 @@ impl Host {
                 state.exited = Some((ExitStatus::Signal(signal), now));
             }
         }
+        self.killed |= kill;
         if kill {
             self.kill_at = None;
             self.signal(libc::SIGKILL);

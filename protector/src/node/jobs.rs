@@ -77,6 +77,9 @@ impl Node {
                     self.forget_processes(job);
                     self.forget_lives(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
+                    if host.protection().protect == Protect::On && self.is_member(host.home()) {
+                        self.keep_ends(job, host.ends());
+                    }
                     // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
                     if host.protection().protect == Protect::On && nobody_else {
@@ -170,6 +173,7 @@ impl Node {
                 }
                 let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
                 if good && !self.hosts.contains_key(&job) && !self.stopped {
+                    self.forget_ends(job);
                     let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);
                     self.hosts.insert(job, host);
                     self.seek_protection(now, Some(job));

@@ -13,9 +13,10 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{JobSpec, Placement};
+use radic_wire::job::{ExitStatus, JobSpec, Placement};
+use radic_wire::limits;
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, Left, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
+use radic_wire::peer::{Adoption, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
 
 use super::clients::Purpose;
@@ -117,6 +118,8 @@ pub(super) struct Recovery {
     homeless: BTreeSet<JobId>,
     /// Jobs that are over.
     ended: VecDeque<JobId>,
+    /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
+    ends: BTreeMap<JobId, Vec<(Rank, ExitStatus, MpiPhase)>>,
     /// The latest members that were lost: the view with each, and the one without it.
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
@@ -189,7 +192,8 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, launches, homeless, ended, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, launches, homeless, ended, ends, .. } = &mut self.recovery;
+        ends.remove(&job);
         launches.remove(&job);
         homeless.remove(&job);
         wards.remove(&job);
@@ -222,6 +226,25 @@ impl Node {
     /// Whether this node protects anything of a job.
     pub(super) fn protects(&self, job: JobId) -> bool {
         self.recovery.wards.contains_key(&job)
+    }
+
+    /// The host of a job is done, and its home does not know yet.
+    pub(super) fn keep_ends(&mut self, job: JobId, ends: Vec<(Rank, ExitStatus, MpiPhase)>) {
+        if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {
+            self.recovery.ends.insert(job, ends);
+        }
+    }
+
+    /// The job begins anew.
+    pub(super) fn forget_ends(&mut self, job: JobId) {
+        self.recovery.ends.remove(&job);
+    }
+
+    /// Tells the next home of a job what its host has told the home before.
+    fn tell_home_of_ends_here(&mut self, home: &NodeId, job: JobId) {
+        for (rank, status, phase) in self.recovery.ends.get(&job).cloned().unwrap_or_default() {
+            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, status, phase }));
+        }
     }
 
     /// Whether a job is known to be over.
@@ -472,6 +495,7 @@ impl Node {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
         }
         self.attach_again(job, from);
+        self.tell_home_of_ends_here(from, job);
         self.tell_home_of_ends(job);
         self.tell_home_of_lost_logs(job);
     }
