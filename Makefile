@@ -10,7 +10,7 @@ CARGO ?= cargo
 demo: deps build
 	./scripts/demo.sh
 
-test: deps lint build unit fuzz integration
+test: deps lint build unit sim fuzz integration
 
 deps:
 	./scripts/deps.sh
@@ -50,7 +50,7 @@ fuzz: deps
 		xargs -P $$(nproc) -L 1 ./fuzz/run.sh $(FUZZ) $(SECONDS)
 
 # Whole clusters of the real state machines with virtual time; a seed that fails is printed with the command that shows it once more.
-SEEDS ?= 1..1000
+SEEDS ?= 1..10000
 sim:
 	$(CARGO) run --quiet --release -p radic-sim -- --seeds $(SEEDS)
 

@@ -187,7 +187,7 @@ impl Drop for Load {
 /// Time that a phase lasts in which nobody may be declared dead.
 fn phase() -> Duration {
     let long = radic_tests::recovery::is_long();
-    Duration::from_secs(if long { 300 } else { 10 })
+    Duration::from_secs(if long { 300 } else { 5 })
 }
 
 /// The events of a phase in which nobody may be declared dead.
