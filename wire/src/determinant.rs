@@ -649,7 +649,7 @@ mod tests {
             (&[0x17, 0, 0x03, 0xff, 0x7f, 1], "more descriptors than the limit"),
             (&[0x03, 6, 1], "no such call"),
             (&[0xfc, 0xf2, 0x1f, 0], "more input than the limit"),
-            (&[0x1f], "no such kind"),
+            (&[0x2f], "no such kind"),
             (&[0x7e, 4, 10, 0, 0, 1, 0, 0, 2], "neither a peer nor none"),
             (&[0x7d, 5, 10, 0, 0, 1, 0, 0], "no such address family"),
             (&[0xf0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0], "a descriptor over 64 bits"),
