@@ -294,9 +294,9 @@ fn ask_redis(cluster: &Cluster, port: &str, words: &[&str]) -> String {
 
 /// What redis-benchmark has told the server to do must have been done exactly once each.
 fn check_redis(cluster: &Cluster, port: &str) {
-    assert_eq!(ask_redis(cluster, port, &["get", "counter:__rand_int__"]), "5000");
-    // Pushed 5000, popped 5000, and then pushed again for lrange.
-    assert_eq!(ask_redis(cluster, port, &["llen", "mylist"]), "5000");
+    assert_eq!(ask_redis(cluster, port, &["get", "counter:__rand_int__"]), "2000");
+    // Pushed 2000, popped 2000, and then pushed again for lrange.
+    assert_eq!(ask_redis(cluster, port, &["llen", "mylist"]), "2000");
     assert_eq!(ask_redis(cluster, port, &["get", "key:__rand_int__"]).len(), 300);
 }
 
