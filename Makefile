@@ -1,5 +1,5 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
-# make test    what CI runs: format, lints, documentation, unit and integration tests, some seconds of fuzzing
+# make test    what CI runs: format, lints, documentation, unit and integration tests, 10,000 simulated clusters, some seconds of fuzzing
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480

@@ -116,6 +116,13 @@ struct Head {
     code: (usize, usize),
 }
 
+impl Head {
+    /// Gate A: what was sent before it then has been sent again.
+    fn is_open(&self, journal: &Journal) -> bool {
+        journal.sent() >= self.sent
+    }
+}
+
 /// The log of a process that re-executes, from its cut to its end.
 #[derive(Debug, Clone)]
 pub struct Replay {
@@ -228,13 +235,14 @@ impl Replay {
         }
         self.read_head()?;
         let Some(head) = self.head else { return Ok(Served::Fetch) };
-        if self.is_taken() {
-            return Ok(if journal.sent() >= head.sent { Served::Outcome } else { Served::Nothing });
+        let outcome = self.outcome().ok_or(Error::Protector("the log changed under replay"))?;
+        let gate_a = head.is_open(journal);
+        if outcome == Determinant::Taken {
+            return Ok(if gate_a { Served::Outcome } else { Served::Nothing });
         }
         let at_its_place = head.thread == thread
-            && journal.sent() >= head.sent // Gate A
+            && gate_a
             && (blocking || matches!(ask, Ask::Send { .. }) || journal.empties(thread) >= head.empties);
-        let outcome = self.outcome().ok_or(Error::Protector("the log changed under replay"))?;
         if at_its_place && ask.fits(&outcome) {
             return Ok(Served::Outcome);
         }
@@ -257,16 +265,6 @@ impl Replay {
         })
     }
 
-    /// Whether the outcome that was offered is that nothing was found.
-    pub fn is_nothing(&self) -> bool {
-        matches!(self.outcome(), Some(Determinant::Nothing))
-    }
-
-    /// Whether the outcome that was offered is of no call, but says that sends were taken before it.
-    pub fn is_taken(&self) -> bool {
-        matches!(self.outcome(), Some(Determinant::Taken))
-    }
-
     /// Whether the image has that call already: it stands between the call and what was printed then.
     pub fn is_before_image(&self, journal: &Journal) -> bool {
         self.head.is_some_and(|head| journal.empties(head.thread) > head.empties)
@@ -275,13 +273,13 @@ impl Replay {
     /// Whether the next outcome was recorded only for what left after it; not if it is not here.
     pub fn is_choice_next(&mut self) -> Result<bool, Error> {
         self.read_head()?;
-        Ok(self.is_nothing() || self.is_taken())
+        Ok(matches!(self.outcome(), Some(Determinant::Nothing | Determinant::Taken)))
     }
 
     /// The same of this very place, and only that sends were taken.
     pub fn is_taken_here(&mut self, journal: &Journal) -> Result<bool, Error> {
         self.read_head()?;
-        Ok(self.is_taken() && self.head.is_some_and(|head| journal.sent() >= head.sent))
+        Ok(self.outcome() == Some(Determinant::Taken) && self.head.is_some_and(|head| head.is_open(journal)))
     }
 
     /// The outcome that was offered.
