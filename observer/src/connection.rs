@@ -410,6 +410,12 @@ impl Table {
         self.get_mut(slot).ok_or(Error::Descriptor(fd))
     }
 
+    /// The first connection at this place or after it.
+    pub(crate) fn first_from(&self, slot: Slot) -> Option<(Slot, &Connection)> {
+        let slots = self.slots.get(slot..)?;
+        slots.iter().zip(slot..).find_map(|(connection, slot)| Some((slot, connection.as_ref()?)))
+    }
+
     /// Every connection.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &Connection)> {
         self.slots.iter().enumerate().filter_map(|(slot, connection)| Some((slot, connection.as_ref()?)))

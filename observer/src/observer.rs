@@ -257,6 +257,8 @@ pub struct Observer {
     fenced: Option<Incarnation>,
     /// Bytes of standard input that the program has read.
     input: u64,
+    /// From this connection on, a protector that has just answered is to be told where its incoming stream goes on.
+    untold: Option<Slot>,
 }
 
 impl Observer {
@@ -283,6 +285,7 @@ impl Observer {
             held: Vec::new(),
             fenced: None,
             input: 0,
+            untold: None,
         }
     }
 
@@ -372,12 +375,13 @@ impl Observer {
                 return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
             };
             let served = replay.offer(&self.journal, thread, ask, blocking)?;
-            if served == Served::Outcome && replay.is_taken() {
-                self.handle_served();
-                continue;
-            }
-            if served != Served::Outcome || !replay.is_nothing() {
-                break served;
+            match replay.outcome().filter(|_| served == Served::Outcome) {
+                Some(Determinant::Taken) => {
+                    self.handle_served();
+                    continue;
+                }
+                Some(Determinant::Nothing) => {}
+                _ => break served,
             }
             let is_before_image = replay.is_before_image(&self.journal);
             self.handle_served();
@@ -713,6 +717,7 @@ impl Observer {
             Some(Determinant::SendPart { len, .. }) => {
                 // What is offered may be one of the call's buffers: the part ends in the first that was not taken whole.
                 let left = (len as usize).checked_sub(done).ok_or(self.diverged("send offers other pieces than then"))?;
+                // That this part is taken is in the log.
                 let sent = self.send_again(fd, &bytes[..left.min(bytes.len())], true)?;
                 if left < bytes.len() && matches!(sent, Send::Taken { whole: true, .. }) {
                     self.handle_served();
@@ -726,13 +731,8 @@ impl Observer {
 
     /// Then all of this was taken, so it will be now, though perhaps in pieces: the outbox may be trimmed later than it was.
     fn send_again(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<Send, Error> {
-        Ok(match self.append(fd, bytes)? {
-            len if len == bytes.len() => {
-                if !blocking {
-                    self.journal.handle_taken();
-                }
-                Send::Taken { len, whole: true }
-            }
+        Ok(match self.append(fd, bytes, blocking)? {
+            len if len == bytes.len() => Send::Taken { len, whole: true },
             0 => Send::Wait(Wait::Outbox),
             len => Send::Taken { len, whole: false },
         })
@@ -742,10 +742,7 @@ impl Observer {
         if let Gate::Shut(position) = Gate::of(&self.journal) {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
-        let len = self.append(fd, bytes)?;
-        if len == bytes.len() && !blocking {
-            self.journal.handle_taken();
-        }
+        let len = self.append(fd, bytes, blocking)?;
         if len == bytes.len() || blocking && len > 0 {
             return Ok(Send::Taken { len, whole: len == bytes.len() });
         }
@@ -763,7 +760,7 @@ impl Observer {
     }
 
     /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
-    fn append(&mut self, fd: u32, bytes: &[u8]) -> Result<usize, Error> {
+    fn append(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<usize, Error> {
         let connection = self.table.on(fd)?;
         let outgoing = &mut connection.outgoing;
         if outgoing.finish.is_some() {
@@ -779,6 +776,9 @@ impl Observer {
         let again = self.replay.is_some();
         let len = skipped + if again { self.outbox.append_again(queue, rest) } else { self.outbox.append(queue, rest) };
         self.journal.handle_sent(len as u64);
+        if len == bytes.len() && !blocking {
+            self.journal.handle_taken();
+        }
         Ok(len)
     }
 
@@ -1068,7 +1068,28 @@ impl Observer {
 
     /// Payload to be shipped: when the process idles, or when [`PayloadLog::is_due`].
     pub fn poll_payload(&mut self) -> Option<Piece<'_>> {
+        if let Some(beginning) = self.poll_beginning() {
+            return Some(beginning);
+        }
         self.payload.poll_ship()
+    }
+
+    /// From where a stream goes on, as a piece without bytes: the protector that answered may be a new one, and its sender is to learn that it need not keep
+    /// what is before that. No image that this protector commits lacks it, and it brings nobody back without one. (Until that image, which may find no
+    /// room, a peer that caught up waited with a full outbox for somebody who knew of what the lost protector had held.)
+    fn poll_beginning(&mut self) -> Option<Piece<'static>> {
+        let position = self.payload.span().start;
+        while let Some((slot, connection)) = self.table.first_from(self.untold?) {
+            self.untold = Some(slot + 1);
+            let (stream, incoming) = (connection.stream_in(), &connection.incoming);
+            let received = incoming.finish.map_or(incoming.wanted(), |finish| finish.min(incoming.wanted()));
+            let offset = self.payload.first_of(stream).unwrap_or(received);
+            if offset > 0 && !connection.closed {
+                return Some(Piece { position, stream, offset, is_end: false, head: &[], tail: &[] });
+            }
+        }
+        self.untold = None;
+        None
     }
 
     /// Where the log is wanted from, during replay.
@@ -1084,6 +1105,7 @@ impl Observer {
                 if self.writes_journal() {
                     self.journal.handle_welcome(journal)?;
                 }
+                self.untold = self.replay.is_none().then_some(0);
                 self.payload.handle_welcome(payload)
             }
             FromProtector::Fenced { newest } if newest > self.incarnation => {
@@ -1281,10 +1303,10 @@ mod tests {
         }
     }
 
-    /// A process with one connection to a peer that takes nothing, and room for so many bytes on their way.
-    fn sender(blocks: usize) -> Observer {
+    /// A process with one connection to a peer that takes nothing.
+    fn sender() -> Observer {
         let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
-        let config = Config { outbox_blocks: blocks, connections: 4, descriptors: 16, ..Config::default() };
+        let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
         let mut observer = Observer::new(process(0), &config);
         observer.connect(3, process(1)).unwrap().unwrap();
         observer
@@ -1294,7 +1316,7 @@ mod tests {
     /// live before that, however much its peer lacks. (`make sim`, seed 9128: it failed, and the program printed something else.)
     #[test]
     fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
-        let image = sender(8);
+        let image = sender();
         let mut first = image.clone();
         assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
         assert_eq!((first.gate(), first.journal().end()), (None, 0), "peers need no record");
@@ -1317,7 +1339,7 @@ mod tests {
     /// The log is over, and its peer has not said how much it has: what is sent is taken whatever room there is, and what is printed after it is recorded.
     #[test]
     fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
-        let mut first = sender(8);
+        let mut first = sender();
         first.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
         assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
         assert_eq!(first.phase(), Phase::Settled);
@@ -1327,10 +1349,7 @@ mod tests {
     /// Its log is over, but it does not live yet: nobody has asked for what it prints now, and the next life is to print the same.
     #[test]
     fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
-        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
-        let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
-        let mut image = Observer::new(process(0), &config);
-        image.connect(3, process(1)).unwrap().unwrap();
+        let image = sender();
         let mut first = image.clone();
         first.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
         assert_eq!(first.gate_of_output(0), Ok(None), "it may be what it has printed before");
@@ -1358,6 +1377,23 @@ mod tests {
     }
 
     /// Processes of before the job began anew are not dead everywhere at once, and know connections by the same names.
+    /// A protector that has just answered learns first where each stream goes on: what was acknowledged before, or received and not shipped yet.
+    #[test]
+    fn a_new_protector_is_told_where_streams_go_on() {
+        let mut observer = sender();
+        let told = |observer: &mut Observer| {
+            let piece = observer.poll_payload()?;
+            Some((piece.position, piece.offset, piece.head.len() + piece.tail.len()))
+        };
+        observer.handle_received(0, 3, Source::Link, b"shipped").unwrap();
+        assert_eq!(told(&mut observer), Some((0, 0, 7)));
+        observer.handle_protector(&FromProtector::PayloadStable { position: 7 }).unwrap();
+        assert_eq!(told(&mut observer), None);
+        observer.handle_protector(&FromProtector::Welcome { journal: observer.journal().end(), payload: 7 }).unwrap();
+        assert_eq!(told(&mut observer), Some((7, 7, 0)));
+        assert_eq!(told(&mut observer), None, "once");
+    }
+
     #[test]
     fn a_life_of_before_the_job_began_anew_is_refused() {
         let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };

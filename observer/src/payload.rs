@@ -71,6 +71,12 @@ impl PayloadLog {
         Span { start: self.ring.start(), end: self.ring.end() }
     }
 
+    /// Offset of the first unit of this stream that is still here.
+    pub fn first_of(&self, stream: StreamId) -> Option<u64> {
+        let first = self.segments.iter().find(|segment| segment.stream == stream)?;
+        Some(first.offset + self.ring.start().saturating_sub(first.position))
+    }
+
     /// Takes bytes that were received.
     ///
     /// # Panics

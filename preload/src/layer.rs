@@ -512,7 +512,10 @@ impl Layer {
                     self.use_channels(journal, bulk);
                     self.images.handle_protector_lost(&mut self.observer);
                     match self.greet_protector() {
-                        Ok(()) => return want_checkpoint(),
+                        Ok(()) => {
+                            self.unshipped = true;
+                            return want_checkpoint();
+                        }
                         Err(error) => last = error,
                     }
                 }

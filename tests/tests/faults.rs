@@ -349,8 +349,14 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
         }
         let left: Vec<&str> = all.into_iter().filter(|node| !dies || *node != victim).collect();
         clear(&case.cluster, &left);
-        let well = |e: &Event| e.event == EventName::Store && e.text.contains("can be written again");
-        case.events.expect("the log to be written", SOON, well);
+        // The first image at its next protector may have found no room: there is another one.
+        let anew = (0..RANKS).find(|rank| dies && HOSTS[*rank] != victim && protector(*rank) == victim);
+        let (mut well, mut again) = (false, anew.is_none());
+        case.events.expect("the log to be written, and who lost its protector to have another", SOON, |e| {
+            well |= e.event == EventName::Store && e.text.contains("can be written again");
+            again |= e.event == EventName::Reprotected && e.rank.map(|rank| rank.0 as usize) == anew;
+            well && again
+        });
         let seen = case.end(&format!("no room for logs{}", if dies { ", and a death" } else { "" }));
         seen.expect_back(usize::from(dies));
     }

@@ -148,7 +148,7 @@ pub enum ToProtector<'a> {
         /// The codes.
         bytes: &'a [u8],
     },
-    /// Received bytes.
+    /// Received bytes; none: to a protector that has no image, from where the stream goes on.
     Payload {
         /// Position in the payload log.
         position: u64,

@@ -19,6 +19,9 @@ const SHORTEST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Time after which a process that has not said what became of a checkpoint is asked for another one.
 const FORGOTTEN: Duration = Duration::from_secs(60);
+/// Time after which a process without any protection, because its checkpoint failed, is asked for another one: twice as long each time, so many times.
+const UNPROTECTED: Duration = Duration::from_secs(2);
+const DOUBLINGS: u32 = 5;
 /// What a checkpoint is thought to cost until one has been made.
 const COST: Duration = Duration::from_millis(100);
 /// Longest reason that is passed on for one rank, in characters: many ranks have one.
@@ -30,6 +33,10 @@ pub(super) struct Schedule {
     pub(super) next: Option<Duration>,
     /// When it was asked for one that it has not said the end of.
     asked: Option<Duration>,
+    /// One was committed since it runs here.
+    committed: bool,
+    /// How many have failed, one after the other.
+    failed: u32,
 }
 
 /// A `radic checkpoint` that waits for ranks of this node.
@@ -81,7 +88,7 @@ impl Node {
     pub(super) fn start_schedule(&mut self, now: Duration, process: ProcessId) {
         let next = self.interval_of(process).map(|interval| now + interval);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
-            observed.schedule = Schedule { next, asked: None };
+            observed.schedule = Schedule { next, ..Schedule::default() };
         }
     }
 
@@ -155,7 +162,23 @@ impl Node {
             let text = format!("rank {}: {why}", process.rank);
             self.handle_store_event(now, EventName::CheckpointFailed, Some(process), text);
         }
+        self.schedule_another(now, process, result.is_ok());
         self.settle_process(process, request, &result);
+    }
+
+    /// A process that nobody could bring back makes another checkpoint soon, whatever its interval is.
+    fn schedule_another(&mut self, now: Duration, process: ProcessId, well: bool) {
+        let is_degraded = self.is_degraded(process);
+        let Some(observed) = self.observers.processes.get_mut(&process) else { return };
+        let schedule = &mut observed.schedule;
+        schedule.committed |= well;
+        if well || schedule.committed && !is_degraded {
+            schedule.failed = 0;
+            return;
+        }
+        let soon = now + UNPROTECTED * 2u32.pow(schedule.failed.min(DOUBLINGS));
+        schedule.failed = schedule.failed.saturating_add(1);
+        schedule.next = Some(schedule.next.map_or(soon, |next| next.min(soon)));
     }
 
     /// Whoever waits for a checkpoint of this process need not do so any longer.

@@ -211,6 +211,11 @@ struct Stream {
 }
 
 impl Stream {
+    /// One of which another protector has held what is before this offset.
+    fn at(offset: u64) -> Self {
+        Stream { log: Log::at(offset), stable: offset, ..Stream::default() }
+    }
+
     /// Units held: the end is one.
     fn held(&self) -> u64 {
         self.log.end().saturating_add(u64::from(self.ended == Some(self.log.end())))
@@ -676,6 +681,13 @@ impl Store {
         let units = bytes.map_or(1, |bytes| bytes.len() as u64);
         let end = offset.checked_add(units).ok_or(contradiction("an offset over 64 bits"))?;
         let after = position.checked_add(units).ok_or(contradiction("a position over 64 bits"))?;
+        if bytes.is_some_and(<[u8]>::is_empty) {
+            // Where a stream goes on. It is news only while there is no image here: the first one covers what is before that.
+            if process.images.is_empty() && process.streams.len() < limits::CUT_STREAMS {
+                process.streams.entry(stream).or_insert_with(|| Stream::at(offset));
+            }
+            return Ok(());
+        }
         if after <= process.payload_stable {
             // It is held, or a committed image covers it, which went by another connection and was faster: perhaps its stream is closed since.
             return Ok(());
@@ -685,8 +697,7 @@ impl Store {
             return Err(contradiction("too many streams"));
         }
         // The first that a new protector hears of a stream may be its middle: what came before was held by another.
-        let held =
-            process.streams.entry(stream).or_insert_with(|| Stream { log: Log::at(offset), stable: offset, ..Stream::default() });
+        let held = process.streams.entry(stream).or_insert_with(|| Stream::at(offset));
         let from = held.held();
         match bytes {
             Some(bytes) if held.ended.is_none_or(|ended| end <= ended) => {

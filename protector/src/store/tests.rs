@@ -233,6 +233,30 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     );
 }
 
+/// It holds nothing of what another protector held. That its receiver has it is enough to its sender: whoever is brought back from here comes back from an image
+/// with that. (An image that found no room was all that told the sender so, which waited for it, and a job for the sender.)
+#[test]
+fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
+    let mut store = Store::new(CONFIG);
+    let speaker = speaker(0);
+    let span = Span { start: 7, end: 7 };
+    let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal: span, payload: span };
+    store.handle_message(speaker, &hello).unwrap();
+    assert_eq!(store.stable_of(speaker.process, stream(1)), 0);
+    let goes_on = |stream, offset| ToProtector::Payload { position: 7, stream, offset, bytes: b"" };
+    store.handle_message(speaker, &goes_on(stream(1), 5)).unwrap();
+    assert_eq!(store.stable_of(speaker.process, stream(1)), 5);
+    store.handle_message(speaker, &goes_on(stream(1), 9)).unwrap();
+    assert_eq!(store.stable_of(speaker.process, stream(1)), 5, "it is known already");
+    let more = ToProtector::Payload { position: 7, stream: stream(1), offset: 5, bytes: b"more" };
+    store.handle_message(speaker, &more).unwrap();
+    assert_eq!(store.stable_of(speaker.process, stream(1)), 9);
+    image_after(&mut store, 0, 7, 11, &[(stream(1), 9)]);
+    store.handle_verified(speaker.process, 0, true);
+    store.handle_message(speaker, &goes_on(stream(2), 5)).unwrap();
+    assert_eq!(store.stable_of(speaker.process, stream(2)), 0, "who has an image knows itself");
+}
+
 /// A node that is to protect a process of a job that has begun anew, and has heard nothing of it since, has nothing that brings it back: what it holds is of another past. A rank
 /// that died before its first word came back from there, and received other bytes than were sent (`make sim`, seed 12520).
 #[test]
