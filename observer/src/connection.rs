@@ -349,6 +349,8 @@ pub struct Table {
     gone: VecDeque<Gone>,
     /// Accepted here and forgotten; images of their openers may have them. At most as many as connections.
     forgotten: HashSet<ConnectionId, BuildHasherDefault<DefaultHasher>>,
+    /// The last ones of them that were forgotten for good, on both sides; at most as many as connections.
+    buried: VecDeque<ConnectionId>,
     /// The newest image that was committed.
     committed: Option<u64>,
 }
@@ -370,6 +372,7 @@ impl Table {
             to_tell: Vec::with_capacity(connections),
             gone: VecDeque::new(),
             forgotten: HashSet::default(),
+            buried: VecDeque::new(),
             committed: None,
         }
     }
@@ -521,9 +524,19 @@ impl Table {
         if opened_here && peer != id.opener {
             self.gone.push_back(Gone { id, peer, absent_from: None });
         }
-        if !opened_here && !gone_there {
-            self.forgotten.insert(id);
+        match (opened_here, gone_there) {
+            (true, _) => {}
+            (false, true) => self.bury(id),
+            (false, false) => _ = self.forgotten.insert(id),
         }
+    }
+
+    /// Its opener never asks for this connection again; but it may have done so just before, on a socket that nobody has looked at.
+    fn bury(&mut self, id: ConnectionId) {
+        if self.buried.len() >= self.slots.len() {
+            self.buried.pop_front();
+        }
+        self.buried.push_back(id);
     }
 
     /// An image begins: what it covers as closed, and what it is without.
@@ -582,12 +595,20 @@ impl Table {
 
     /// The peer will never need this connection again; if it is for good, it will not even ask for it.
     pub(crate) fn handle_forget(&mut self, id: ConnectionId, for_good: bool, outbox: &mut Outbox) {
-        if for_good {
-            self.forgotten.remove(&id);
+        if for_good && self.forgotten.remove(&id) {
+            self.bury(id);
         }
         if let Some(slot) = self.find(id) {
             self.forget_end(slot, for_good, outbox);
         }
+    }
+
+    /// The peer has ended, after it had received so much.
+    pub(crate) fn handle_left(&mut self, id: ConnectionId, received: u64, outbox: &mut Outbox) {
+        if let Some(connection) = self.find(id).and_then(|slot| self.get_mut(slot)) {
+            connection.outgoing.peer_has = connection.outgoing.peer_has.max(received);
+        }
+        self.handle_forget(id, true, outbox);
     }
 
     fn forget_end(&mut self, slot: Slot, for_good: bool, outbox: &mut Outbox) {
@@ -640,6 +661,8 @@ impl Table {
         let slot = match self.find_end(id, false) {
             Some(slot) => slot,
             None if self.forgotten.contains(&id) => return Ok(Welcome::Forgotten),
+            // To offer it would give the program a connection that it never had. (`make sim`, seed 22124: it seemed to have lost all that it had received.)
+            None if self.buried.contains(&id) => return Ok(Welcome::Refuse),
             None if greeting.received > 0 && phase == Phase::Live => {
                 return Err(Error::Orphan { connection: id, received: greeting.received, sent: 0 });
             }
@@ -697,7 +720,9 @@ impl Table {
     pub fn all_sent_again(&self) -> bool {
         let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
         // A peer that has forgotten the connection, or left, says nothing. It has forgotten only what was closed here in an image, after the last byte.
-        let is_forgotten = |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there);
+        // What one that has left had received is sent again all the same: others may have heard from it what it did with that.
+        let is_forgotten =
+            |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there && c.outgoing.end() >= c.outgoing.peer_has);
         self.iter().all(|(_, c)| c.offered || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))
     }
 

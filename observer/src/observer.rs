@@ -1142,6 +1142,11 @@ impl Observer {
         }
     }
 
+    /// The peer of this connection has ended: it wants nothing more, and had received so many units.
+    pub fn handle_left(&mut self, connection: ConnectionId, received: u64) {
+        self.table.handle_left(connection, received, &mut self.outbox);
+    }
+
     fn handle_stream_stable(&mut self, stream: StreamId, offset: u64) {
         let Some(slot) = self.table.find_end(stream.connection, stream.from_opener) else { return };
         if let Some(connection) = self.table.get_mut(slot).filter(|connection| connection.stream_out() == stream) {
@@ -1218,6 +1223,7 @@ impl Observer {
         self.held.sort_unstable_by_key(|held| held.0);
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
         self.payload.handle_restart();
+        self.untold = None;
         self.checkpoints.handle_restart();
         if let Some(mark) = self.checkpoints.committed() {
             self.table.handle_committed(mark.image, &mut self.outbox);
@@ -1376,7 +1382,6 @@ mod tests {
         assert!(again.settle());
     }
 
-    /// Processes of before the job began anew are not dead everywhere at once, and know connections by the same names.
     /// A protector that has just answered learns first where each stream goes on: what was acknowledged before, or received and not shipped yet.
     #[test]
     fn a_new_protector_is_told_where_streams_go_on() {
@@ -1394,6 +1399,54 @@ mod tests {
         assert_eq!(told(&mut observer), None, "once");
     }
 
+    /// A peer has ended while this process was lost. What it had received may have gone on to others: that much is sent again before this process lives. (`make sim`, seed
+    /// 14140: it lived at once, and went another way.)
+    #[test]
+    fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
+        let mut observer = sender();
+        observer.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
+        assert!(!observer.table().all_sent_again(), "the peer has not said how much it has");
+        let stream = observer.table().get(0).unwrap().stream_out();
+        observer.handle_left(stream.connection, 5);
+        assert!(!observer.table().all_sent_again());
+        assert_eq!(observer.send(0, 3, b"four", 0, false), Ok(Send::Taken { len: 4, whole: true }));
+        assert!(!observer.table().all_sent_again());
+        assert_eq!(observer.send(0, 3, b"five", 0, false), Ok(Send::Taken { len: 4, whole: true }));
+        assert!(observer.table().all_sent_again());
+    }
+
+    /// The opener of a connection that is over on both sides has dialed it just before it learned that it need not, and that comes after the word that it is
+    /// over: it is no new connection.
+    #[test]
+    fn a_call_that_comes_too_late_makes_no_connection() {
+        let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+        let opener = process(1);
+        let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+        for is_told_twice in [false, true] {
+            let mut observer = Observer::new(process(0), &config);
+            let call = first_greeting(opener, Incarnation(0));
+            let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&call) else { panic!("no link") };
+            observer.handle_accepted(0, 3, 4, call.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+            let position = observer.journal().end();
+            observer.poll_journal();
+            observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+            assert_eq!(observer.close(4), Ok(None));
+            let (mut streams, mut ended) = (Vec::new(), Vec::new());
+            let image = observer.checkpoint(&mut streams, &mut ended).unwrap().unwrap().mark.image;
+            observer.handle_protector(&FromProtector::Committed { image }).unwrap();
+            assert!(observer.poll_forget().is_some());
+            if is_told_twice {
+                let word = FromProtector::Forget { connection: call.connection, for_good: false };
+                observer.handle_protector(&word).unwrap();
+                assert_eq!(observer.handle_greeting(&call), Ok(Welcome::Forgotten));
+            }
+            observer.handle_protector(&FromProtector::Forget { connection: call.connection, for_good: true }).unwrap();
+            assert!(observer.table().get(slot).is_none());
+            assert_eq!(observer.handle_greeting(&call), Ok(Welcome::Refuse));
+        }
+    }
+
+    /// Processes of before the job began anew are not dead everywhere at once, and know connections by the same names.
     #[test]
     fn a_life_of_before_the_job_began_anew_is_refused() {
         let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };

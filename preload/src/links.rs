@@ -15,8 +15,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::log::{Ends, FromProtector, Greeting};
-use radic_wire::process::{FromNode, Place, ToNode};
+use radic_wire::log::{Ends, Greeting};
+use radic_wire::process::{FromNode, Place, StreamEnd, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, sockopt};
@@ -618,7 +618,8 @@ impl Layer {
         if closed {
             self.links.deaf.retain(|end| *end != stream);
         }
-        if let Err(error) = self.node.send(&ToNode::Finished { stream, offset, closed }) {
+        let end = StreamEnd { offset, closed, received: connection.incoming().wanted() };
+        if let Err(error) = self.node.send(&ToNode::Finished { stream, end }) {
             fail(&format!("its node does not learn where it ends a stream: {error}"));
         }
     }
@@ -628,19 +629,23 @@ impl Layer {
     /// `Place`, `Final`, `Restarted`.
     pub fn handle_link_message(&mut self, message: FromNode) {
         match message {
-            FromNode::Final { ask, offset, closed } => self.handle_final(ask, offset, closed),
+            FromNode::Final { ask, end } => self.handle_final(ask, end),
             FromNode::Place { ask, place } => self.handle_place(ask, place),
             FromNode::Restarted { process, incarnation, door } => self.handle_restarted(process, incarnation, door),
             _ => {}
         }
     }
 
-    fn handle_final(&mut self, ask: u64, offset: Option<u64>, closed: bool) {
+    fn handle_final(&mut self, ask: u64, last: Option<StreamEnd>) {
         let is_this =
             |repair: &Repair| matches!(repair.stage, Stage::Asked { ask: of, .. } | Stage::Parting { ask: of } if of == ask);
         let Some(at) = self.links.repairs.iter().position(is_this) else { return };
         let (name, why) = (self.links.repairs[at].end, self.links.repairs[at].why);
         let parting = matches!(self.links.repairs[at].stage, Stage::Parting { .. });
+        if parting {
+            self.observer.handle_left(name.connection, last.map_or(0, |last| last.received));
+            self.close_forgotten();
+        }
         let Some((slot, end)) = self.slot_of_end(name).and_then(|slot| Some((slot, self.end(slot)?))) else {
             return self.links.repairs.swap_remove(at).close();
         };
@@ -648,8 +653,8 @@ impl Layer {
         let live = !parting;
         let there = end.wanted + if live { aside.or(end.fd).map_or(0, unread) } else { 0 };
         self.links.changed = true;
-        match offset {
-            Some(offset) => {
+        match last {
+            Some(StreamEnd { offset, closed, .. }) => {
                 sure(self.observer.handle_finish(slot, offset));
                 if offset > there && parting {
                     fail(&format!("the peer of {name:?} has left, and bytes from {there} to {offset} are lost"));
@@ -733,12 +738,12 @@ impl Layer {
         }
     }
 
-    /// The peer has ended. It wants nothing more; whether it had ended its stream its node knows.
+    /// The peer has ended. It wants nothing more; what it had sent, and how much it had received, its node knows.
     fn handle_left(&mut self, at: usize) {
         let (name, peer) = (self.links.repairs[at].end, self.links.repairs[at].peer);
-        sure(self.observer.handle_protector(&FromProtector::Forget { connection: name.connection, for_good: true }));
-        self.close_forgotten();
         let Some(end) = self.slot_of_end(name).and_then(|slot| self.end(slot)).filter(|end| !end.closed) else {
+            self.observer.handle_left(name.connection, 0);
+            self.close_forgotten();
             return self.links.repairs.swap_remove(at).close();
         };
         let ask = self.node.number();

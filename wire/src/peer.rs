@@ -17,7 +17,7 @@ use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement}
 use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, LogPart};
 use crate::membership::{Member, MembershipMessage};
-use crate::process::{Place, Protection};
+use crate::process::{Place, Protection, StreamEnd};
 use crate::suspension::{Resumption, Suspension};
 
 /// What a connection is for.
@@ -201,8 +201,8 @@ pub enum ToStore {
         status: ExitStatus,
         /// How far it had come with MPI.
         phase: MpiPhase,
-        /// The ends of what it has sent: each stream and the offset after its last byte.
-        finals: Vec<(StreamId, u64)>,
+        /// The ends of what it has sent.
+        finals: Vec<(StreamId, StreamEnd)>,
     },
     /// From a home: the job begins anew, and of its lives before this one nobody is to be brought back.
     Anew(Incarnation),
@@ -248,8 +248,8 @@ pub struct Left {
     pub status: ExitStatus,
     /// How far it had come with MPI.
     pub phase: MpiPhase,
-    /// The ends of what it has sent: each stream and the offset after its last byte.
-    pub finals: Vec<(StreamId, u64)>,
+    /// The ends of what it has sent.
+    pub finals: Vec<(StreamId, StreamEnd)>,
 }
 
 /// What a protector knows of a job with processes that it may have to bring back.
@@ -707,8 +707,8 @@ pub enum Answer {
     },
     /// To `Knows`.
     Knows(bool),
-    /// To `Final`: where, and whether the sender has closed the connection; none, if it has not, or is not known here.
-    Final(Option<(u64, bool)>),
+    /// To `Final`: none, if it has not, or is not known here.
+    Final(Option<StreamEnd>),
 }
 
 /// What a protector says of itself.

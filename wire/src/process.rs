@@ -161,6 +161,17 @@ pub mod counters {
     pub const WORDS: usize = size_of::<super::Counters>() / 8;
 }
 
+/// Where a process has ended a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamEnd {
+    /// The offset after its last byte.
+    pub offset: u64,
+    /// It has closed the connection, too: it reads nothing more on it.
+    pub closed: bool,
+    /// How many units of the other direction it had received by then. A peer that goes back sends that much again before it lives (Gate B).
+    pub received: u64,
+}
+
 /// From the observer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToNode {
@@ -277,15 +288,13 @@ pub enum ToNode {
         /// Who is looked for.
         process: ProcessId,
     },
-    /// This process has ended the outgoing direction of a connection at this offset. It is said before the end leaves on the socket, so whoever
-    /// asks after that is answered right.
+    /// This process has ended the outgoing direction of a connection. It is said before the end leaves on the socket, so whoever asks after that is
+    /// answered right; and said anew when it closes the connection later.
     Finished {
         /// The stream.
         stream: StreamId,
-        /// The offset after its last byte.
-        offset: u64,
-        /// It has closed the connection, too: it reads nothing more on it. Said anew when that comes later than the end.
-        closed: bool,
+        /// Where.
+        end: StreamEnd,
     },
     /// This process is at its end: it reads nothing more, and merely waits until what it has sent is safe. `Leaving` follows.
     Closing,
@@ -391,9 +400,7 @@ pub enum FromNode {
         /// The question's number.
         ask: u64,
         /// Where the stream ends. None: its sender has not ended it; the link is to be made anew.
-        offset: Option<u64>,
-        /// Its sender has closed the connection, and reads nothing more on it.
-        closed: bool,
+        end: Option<StreamEnd>,
     },
     /// This process has come back: whoever has opened a connection with it dials it there.
     Restarted {

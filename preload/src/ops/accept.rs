@@ -7,7 +7,7 @@ use radic_observer::connection::Welcome;
 use radic_observer::{Accept, Wait};
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
 use radic_wire::log::Greeting;
-use radic_wire::process::{FromNode, ToNode};
+use radic_wire::process::{FromNode, StreamEnd, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
@@ -246,7 +246,8 @@ pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
         if !over && let Some(connection) = ask_caller(layer, plain(from)) {
             send_off(layer, from);
             let stream = StreamId { connection, from_opener: false };
-            _ = layer.node.send(&ToNode::Finished { stream, offset: 0, closed: true });
+            let end = StreamEnd { offset: 0, closed: true, received: 0 };
+            _ = layer.node.send(&ToNode::Finished { stream, end });
         }
         // By a reset, as the kernel does it.
         _ = sockopt::set_socket_linger(&fd, Some(std::time::Duration::ZERO));

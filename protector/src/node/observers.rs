@@ -13,7 +13,7 @@ use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query};
-use radic_wire::process::{Counters, FromNode, Place, Point, Protect, TEXT, ToNode};
+use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
 
 use super::checkpoints::Schedule;
 use super::clients::Purpose;
@@ -240,7 +240,7 @@ impl Node {
                 let purpose = Purpose::Final { observer, process, ask };
                 self.ask_all(now, observer, process, purpose, &Query::Final { stream, sender });
             }
-            ToNode::Finished { stream, offset, closed } => self.handle_finished(process, stream, offset, closed),
+            ToNode::Finished { stream, end } => self.handle_finished(process, stream, end),
             ToNode::Closing => {
                 if let Some(observed) = self.observers.processes.get_mut(&process) {
                     observed.closing = true;
@@ -345,11 +345,10 @@ impl Node {
     }
 
     /// What an observer asked by `Ended`.
-    pub(super) fn finish_final(&mut self, observer: ObserverId, process: ProcessId, ask: u64, found: Option<(u64, bool)>) {
+    pub(super) fn finish_final(&mut self, observer: ObserverId, process: ProcessId, ask: u64, end: Option<StreamEnd>) {
         self.end_ask(observer);
         if self.is_newest(observer, process) {
-            let (offset, closed) = (found.map(|(offset, _)| offset), found.is_some_and(|(_, closed)| closed));
-            self.outputs.push_back(Output::Observer(observer, FromNode::Final { ask, offset, closed }));
+            self.outputs.push_back(Output::Observer(observer, FromNode::Final { ask, end }));
         }
     }
 

@@ -17,7 +17,7 @@ use radic_wire::job::{ExitStatus, JobSpec, Placement};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::{Adoption, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
-use radic_wire::process::{FromNode, Place, Point, Protect, Restart};
+use radic_wire::process::{FromNode, Place, Point, Protect, Restart, StreamEnd};
 
 use super::clients::Purpose;
 use super::events::About;
@@ -107,7 +107,7 @@ pub(super) struct Recovery {
     /// In which life a process of this node is that was brought back here.
     lives: BTreeMap<ProcessId, Incarnation>,
     /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
-    finals: BTreeMap<ProcessId, BTreeMap<StreamId, (u64, bool)>>,
+    finals: BTreeMap<ProcessId, BTreeMap<StreamId, StreamEnd>>,
     /// Of processes of this node that were first launched elsewhere: the address there.
     origins: BTreeMap<ProcessId, IpAddr>,
     /// Processes that wait for their first checkpoint at a new protector.
@@ -810,9 +810,9 @@ impl Node {
     }
 
     /// A process of this node has ended an outgoing stream.
-    pub(super) fn handle_finished(&mut self, process: ProcessId, stream: StreamId, offset: u64, closed: bool) {
-        let known = self.recovery.finals.entry(process).or_default().entry(stream).or_insert((offset, closed));
-        *known = (offset, closed || known.1);
+    pub(super) fn handle_finished(&mut self, process: ProcessId, stream: StreamId, end: StreamEnd) {
+        let known = self.recovery.finals.entry(process).or_default().entry(stream).or_insert(end);
+        *known = StreamEnd { closed: end.closed || known.closed, received: end.received.max(known.received), ..end };
     }
 
     /// A process does not run here any more, or runs another program.
@@ -875,7 +875,7 @@ impl Node {
         let ProcessId { job, rank } = process;
         let Some((status, phase)) = self.hosts.get(&job).and_then(|host| host.end_of(rank)) else { return };
         let finals = self.recovery.finals.get(&process);
-        let finals = finals.map_or_else(Vec::new, |finals| finals.iter().map(|(s, (o, _))| (*s, *o)).collect());
+        let finals = finals.map_or_else(Vec::new, |finals| finals.iter().map(|(stream, end)| (*stream, *end)).collect());
         self.send(protector, PeerMessage::ToStore(job, ToStore::Left { rank, status, phase, finals }));
     }
 
@@ -897,11 +897,13 @@ impl Node {
         }
     }
 
-    /// Where `sender` has ended `stream`, as far as this node knows, and whether it has closed the connection.
-    pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<(u64, bool)> {
+    /// Where `sender` has ended `stream`, as far as this node knows.
+    pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<StreamEnd> {
         let told = self.recovery.finals.get(&sender).and_then(|finals| finals.get(&stream)).copied();
         let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
-        let left = left().and_then(|left| left.finals.iter().find(|(s, _)| *s == stream)).map(|(_, offset)| (*offset, true));
+        let left = left()
+            .and_then(|left| left.finals.iter().find(|(s, _)| *s == stream))
+            .map(|(_, end)| StreamEnd { closed: true, ..*end });
         told.or(left)
     }
 

@@ -281,8 +281,9 @@ struct Process {
     streams: BTreeMap<StreamId, Stream>,
     /// The incarnation whose payload is counted: that before, from the fence until the log is settled and the next one can begin.
     counted: Incarnation,
-    /// Position of its payload log.
+    /// Position of its payload log, and where that begins here.
     payload: u64,
+    payload_start: u64,
     payload_stable: u64,
     /// Up to where its observer was told so.
     payload_told: u64,
@@ -328,6 +329,7 @@ impl Process {
             journal_stable: journal,
             streams: BTreeMap::new(),
             payload,
+            payload_start: payload,
             payload_stable: payload,
             payload_told: payload,
             unstable: VecDeque::new(),
@@ -350,7 +352,7 @@ impl Process {
     fn renew(&mut self) {
         self.counted = self.incarnation;
         self.unstable.clear();
-        (self.payload, self.payload_stable, self.payload_told) = (0, 0, 0);
+        (self.payload, self.payload_start, self.payload_stable, self.payload_told) = (0, 0, 0, 0);
         self.streams.values_mut().for_each(|stream| stream.stable = stream.stable.max(stream.held()));
     }
 
@@ -675,12 +677,6 @@ impl Store {
     ) -> Result<(), StoreError> {
         let contradiction = |what| StoreError::Contradiction { process: id, what };
         let process = self.process(id)?;
-        if position > process.payload {
-            return Err(contradiction("its payload log has a gap"));
-        }
-        let units = bytes.map_or(1, |bytes| bytes.len() as u64);
-        let end = offset.checked_add(units).ok_or(contradiction("an offset over 64 bits"))?;
-        let after = position.checked_add(units).ok_or(contradiction("a position over 64 bits"))?;
         if bytes.is_some_and(<[u8]>::is_empty) {
             // Where a stream goes on. It is news only while there is no image here: the first one covers what is before that.
             if process.images.is_empty() && process.streams.len() < limits::CUT_STREAMS {
@@ -688,6 +684,12 @@ impl Store {
             }
             return Ok(());
         }
+        if position > process.payload {
+            return Err(contradiction("its payload log has a gap"));
+        }
+        let units = bytes.map_or(1, |bytes| bytes.len() as u64);
+        let end = offset.checked_add(units).ok_or(contradiction("an offset over 64 bits"))?;
+        let after = position.checked_add(units).ok_or(contradiction("a position over 64 bits"))?;
         if after <= process.payload_stable {
             // It is held, or a committed image covers it, which went by another connection and was faster: perhaps its stream is closed since.
             return Ok(());
@@ -732,7 +734,9 @@ impl Store {
             // One that no restart could read would be worse than none.
             Some(parent) => newest == Some(parent) && parent < image.number && layers < limits::LAYERS,
         };
-        if fits && process.incoming.is_none() && image.cut >= process.journal.start() {
+        // One that was begun before the log here (it came by another connection than that) needs what is not held here.
+        let has_log = image.cut >= process.journal.start() && image.payload >= process.payload_start;
+        if fits && process.incoming.is_none() && has_log {
             process.incoming = Some(image);
             process.wanted = false;
         } else {

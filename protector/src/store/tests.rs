@@ -257,6 +257,24 @@ fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
     assert_eq!(store.stable_of(speaker.process, stream(2)), 0, "who has an image knows itself");
 }
 
+/// A replica that is told to begin while an image is on its way gets the log from after that image's cut: with that image it would hold a stream with a hole, and take
+/// nothing more of it. (`make sim`, seed 21344: the job stood still.)
+#[test]
+fn an_image_of_before_the_log_begins_is_refused() {
+    let mut store = Store::new(CONFIG);
+    let speaker = speaker(0);
+    let (journal, payload) = (Span { start: 5, end: 5 }, Span { start: 8, end: 8 });
+    let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload };
+    store.handle_message(speaker, &hello).unwrap();
+    said(&mut store);
+    image_after(&mut store, 0, 5, 7, &[(stream(1), 7)]);
+    assert_eq!(said(&mut store), ["ImageRefused { image: 0 }"]);
+    let piece = ToProtector::Payload { position: 8, stream: stream(1), offset: 8, bytes: b"more" };
+    assert_eq!(store.handle_message(speaker, &piece), Ok(()));
+    image_after(&mut store, 1, 5, 8, &[(stream(1), 8)]);
+    assert!(said(&mut store).iter().any(|said| said.starts_with("Verify")));
+}
+
 /// A node that is to protect a process of a job that has begun anew, and has heard nothing of it since, has nothing that brings it back: what it holds is of another past. A rank
 /// that died before its first word came back from there, and received other bytes than were sent (`make sim`, seed 12520).
 #[test]

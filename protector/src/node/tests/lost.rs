@@ -1,5 +1,7 @@
 //! What is lost comes back, or its job begins anew, or says why it ends: whatever is lost, in whatever order the news of it comes.
 
+use radic_wire::process::StreamEnd;
+
 use super::*;
 use crate::membership::ring::watcher_of;
 
@@ -466,7 +468,8 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_recoverable(6, 4);
     let stream = StreamId { connection: ConnectionId { opener: at(job, 0), number: 7 }, from_opener: false };
-    cluster.say(job, 1, ToNode::Finished { stream, offset: 9, closed: true });
+    let end = StreamEnd { offset: 9, closed: true, received: 4 };
+    cluster.say(job, 1, ToNode::Finished { stream, end });
     cluster.pmi(at(job, 1), "cmd=finalize");
     cluster.run_for(SOON);
     cluster.exit(at(job, 1), ExitStatus::Code(0));
@@ -475,16 +478,16 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
         cluster.say(job, 0, ToNode::Where { ask, process: at(job, 1) });
         cluster.say(job, 0, ToNode::Ended { ask: ask + 1, stream, sender: at(job, 1) });
         cluster.run_for(SOON);
-        let [.., FromNode::Place { ask: first, place }, FromNode::Final { ask: second, offset, .. }] = *cluster.told(0) else {
+        let [.., FromNode::Place { ask: first, place }, FromNode::Final { ask: second, end }] = *cluster.told(0) else {
             panic!("{:?}", cluster.last_told(0))
         };
         assert_eq!((first, second), (ask, ask + 1));
-        (place, offset)
+        (place, end)
     };
-    assert_eq!(ask(&mut cluster, 10), (Place::Left, Some(9)), "its node");
+    assert_eq!(ask(&mut cluster, 10), (Place::Left, Some(end)), "its node");
     cluster.kill_all(&[2]);
     cluster.run_for(Duration::from_secs(1));
-    assert_eq!(ask(&mut cluster, 20), (Place::Left, Some(9)), "its protector");
+    assert_eq!(ask(&mut cluster, 20), (Place::Left, Some(end)), "its protector");
     cluster.kill_all(&[3]);
     cluster.run_until(|c| c.lives(job, 2) == [1]);
     cluster.run_for(Duration::from_secs(1));

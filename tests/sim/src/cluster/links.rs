@@ -10,8 +10,8 @@ use std::time::Duration;
 use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::log::{FromProtector, Greeting};
-use radic_wire::process::{FromNode, Place, ToNode};
+use radic_wire::log::Greeting;
+use radic_wire::process::{FromNode, Place, StreamEnd, ToNode};
 
 use super::net::{ConnId, Owner, Packet, Word};
 use super::world::{World, code};
@@ -159,7 +159,8 @@ impl World {
     pub fn tell_finished(&mut self, pid: u32, slot: Slot, closed: bool) {
         let Some(connection) = self.lib(pid).observer.table().get(slot) else { return };
         let (stream, Some(offset)) = (connection.stream_out(), connection.outgoing().finish()) else { return };
-        self.tell_node(pid, ToNode::Finished { stream, offset, closed });
+        let end = StreamEnd { offset, closed, received: connection.incoming().wanted() };
+        self.tell_node(pid, ToNode::Finished { stream, end });
     }
 
     /// Sockets of connections that are forgotten.
@@ -361,18 +362,22 @@ impl World {
     /// `Place`, `Final`, `Restarted`.
     pub fn handle_link_message(&mut self, pid: u32, message: FromNode) {
         match message {
-            FromNode::Final { ask, offset, closed } => self.handle_final(pid, ask, offset, closed),
+            FromNode::Final { ask, end } => self.handle_final(pid, ask, end),
             FromNode::Place { ask, place } => self.handle_place(pid, ask, place),
             FromNode::Restarted { process, incarnation, door } => self.handle_restarted(pid, process, incarnation, door),
             message => unreachable!("nobody has asked for {message:?}"),
         }
     }
 
-    fn handle_final(&mut self, pid: u32, ask: u64, offset: Option<u64>, closed: bool) {
+    fn handle_final(&mut self, pid: u32, ask: u64, last: Option<StreamEnd>) {
         let is_this = |r: &Repair| matches!(r.stage, Stage::Asked { ask: of } | Stage::Parting { ask: of } if of == ask);
         let Some(at) = self.lib(pid).links.repairs.iter().position(is_this) else { return };
         let Repair { end: name, why, ref stage, .. } = self.lib(pid).links.repairs[at];
         let parting = matches!(stage, Stage::Parting { .. });
+        if parting {
+            self.lib(pid).observer.handle_left(name.connection, last.map_or(0, |last| last.received));
+            self.close_forgotten(pid);
+        }
         let slot = self.slot_of_end(pid, name);
         let Some((slot, end)) = slot.and_then(|slot| Some((slot, self.end(pid, slot)?))) else {
             self.lib(pid).links.repairs.swap_remove(at);
@@ -380,7 +385,7 @@ impl World {
         };
         let unread = if parting { 0 } else { self.lib(pid).links.socket(slot).map_or(0, |s| s.bytes.len() as u64) };
         let there = end.wanted + unread;
-        let Some(offset) = offset else {
+        let Some(StreamEnd { offset, closed, .. }) = last else {
             if !parting {
                 return self.break_link(pid, slot, why);
             }
@@ -393,7 +398,11 @@ impl World {
             return;
         }
         if offset > there && parting {
-            assert!(!self.is_voice(pid), "G2: the peer of {name:?} has left, and bytes from {there} to {offset} are lost");
+            let me = self.lib(pid).observer.process();
+            assert!(
+                !self.is_voice(pid),
+                "G2: the peer of {name:?} has left, and bytes from {there} to {offset} are lost to {me}"
+            );
             return self.fail(pid, "bytes are lost");
         }
         match why {
@@ -441,14 +450,10 @@ impl World {
 
     fn handle_left(&mut self, pid: u32, at: usize) {
         let Repair { end: name, peer, .. } = self.lib(pid).links.repairs[at];
-        let word = FromProtector::Forget { connection: name.connection, for_good: true };
-        let result = self.lib(pid).observer.handle_protector(&word);
-        if self.sure(pid, result).is_none() {
-            return;
-        }
-        self.close_forgotten(pid);
         let slot = self.slot_of_end(pid, name);
         let Some(end) = slot.and_then(|slot| self.end(pid, slot)).filter(|end| !end.closed) else {
+            self.lib(pid).observer.handle_left(name.connection, 0);
+            self.close_forgotten(pid);
             return self.drop_repair(pid, at);
         };
         let ask = self.lib(pid).number();

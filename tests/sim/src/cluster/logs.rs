@@ -528,6 +528,9 @@ impl World {
             self.greet(at, conn, speaker);
         }
         let forwarded = matches!(self.logs(at).roles.get(&conn), Some(Role::Forwarder(..)));
+        if let Err(error) = &result {
+            self.trace(|| format!("n{}: {message:?} of {} is refused: {error}", at + 1, speaker.process));
+        }
         let good = if forwarded { result.is_ok() } else { self.expect_store(at, speaker, result) };
         if !good {
             self.serve_logs(at);
