@@ -71,6 +71,7 @@ impl World {
         let address = SocketAddr::from(([127, 0, 0, 1], 0)).ip();
         let (logs, _) =
             logs::start(logs::Config::new(address, dir.path().into(), ClusterKey::from_bytes([7; 32]))).expect("a service");
+        (0..8).for_each(|rank| logs.set_replica(process(rank), None));
         let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
         let none = Span::default();
         let hello = ToProtector::Hello { process: process(0), incarnation: Incarnation(0), journal: none, payload: none };

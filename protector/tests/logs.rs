@@ -60,6 +60,8 @@ impl Service {
         let mut config = Config::new("127.0.0.1".parse().unwrap(), dir.path().into(), cluster());
         change(&mut config);
         let (logs, events) = logs::start(config).unwrap();
+        // As the node does before it has processes protected here.
+        (0..10).for_each(|rank| logs.set_replica(speaker(rank).process, None));
         Service { logs, events, dir }
     }
 
@@ -208,6 +210,22 @@ fn image(id: u64, parent: u64, pages: usize) -> Vec<u8> {
 /// Bytes that tell their position.
 fn bytes(from: u64, length: usize) -> Vec<u8> {
     (from..from + length as u64).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
+}
+
+/// A daemon that is back under its old address is found by its processes before its node knows that they are protected here, and by whom else.
+#[test]
+fn a_process_of_which_the_node_has_not_told_waits() {
+    let service = Service::start(|_| {});
+    let stranger = speaker(10);
+    let mut client = service.open(stranger, Channel::Journal);
+    client.send(&hello(stranger, 0, 0)).unwrap();
+    // What is asked after that is answered after that.
+    assert_eq!(service.logs.list(stranger.process).blocking_recv().unwrap(), None);
+    service.observer(0);
+    assert_eq!(service.logs.list(stranger.process).blocking_recv().unwrap(), None, "it was heard");
+    service.logs.set_replica(stranger.process, None);
+    let mut observer = Observer { speaker: stranger, journal: client };
+    observer.expect("Welcome { journal: 0, payload: 0 }");
 }
 
 #[test]
@@ -510,7 +528,9 @@ fn the_replica_decides() {
     first.logs.set_replica(process, Some(third.logs.address()));
     while observer.next() != "JournalStable { position: 200 }" {}
     assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
-    first.image(observer.speaker, &begin(1, None, 150, &[]), &image(2, 0, 3));
+    let none = CutStreams::new(&[]).unwrap();
+    let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 150, payload: 7, streams: none, ended: none };
+    first.image(observer.speaker, &begin, &image(2, 0, 3));
     while observer.next() != "Committed { image: 1 }" {}
     // While it follows it brings nobody back. Then the protector is lost, and the process speaks to the replica.
     let refused = third.logs.fence(process, Incarnation(0)).blocking_recv().unwrap();
@@ -833,6 +853,7 @@ fn a_thousand_processes_at_once() {
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let count = if hard < 9_000 { 200 } else { 1_000 };
     let service = Service::start(|_| ());
+    (0..1_000).for_each(|rank| service.logs.set_replica(speaker(rank).process, None));
     let mut observers: Vec<Observer> = std::thread::scope(|scope| {
         let open = |part: u32| (part..count).step_by(4).map(|rank| service.observer(rank)).collect::<Vec<_>>();
         let parts: Vec<_> = (0..4).map(|part| scope.spawn(move || open(part))).collect();

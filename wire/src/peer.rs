@@ -466,6 +466,8 @@ pub struct HostReport {
     pub keys: Vec<(String, String)>,
     /// Its ranks, if all of them are in the next fence.
     pub waiting: Vec<Rank>,
+    /// It was told to end all of this, for the job begins anew.
+    pub anew: bool,
 }
 
 /// From a job's home to a host.
@@ -513,6 +515,8 @@ pub enum ToHost {
     End {
         /// SIGKILL at once.
         kill: bool,
+        /// It begins anew: a home that comes before all is ended is to go on with that.
+        anew: bool,
     },
 }
 

@@ -137,6 +137,7 @@ fn library() -> PathBuf {
 /// A log service that has these images of the process, and has fenced it: what its next life begins with.
 fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let (logs, _events) = logs::start(logs::Config::new("127.0.0.1".parse().unwrap(), dir.into(), cluster())).unwrap();
+    logs.set_replica(id(), None);
     let key = JobKey::derive(&cluster(), id().job);
     let speaker = Speaker { process: id(), incarnation: Incarnation(0) };
     let open = |channel| Client::open(logs.address(), &key, speaker, channel, LIMIT).unwrap();

@@ -28,15 +28,26 @@ impl Service {
                 }
                 self.jobs.insert(job, protection);
             }
-            Request::SetReplica(process, address) => self.set_replica(process, address),
-            Request::LetGo(process) => self.store.let_go(process),
-            Request::TakeOver(process) => self.store.take_over(process),
+            Request::SetReplica(process, address) => {
+                self.set_replica(process, address);
+                self.listen_to(process);
+            }
+            Request::LetGo(process) => {
+                self.store.let_go(process);
+                // Its replica is another one's now. (`make sim`, seed 28927: they took the connection from each other for ever.)
+                self.forget_replica(process);
+            }
+            Request::TakeOver(process) => {
+                self.store.take_over(process);
+                self.listen_to(process);
+            }
             Request::RemoveJob(job) => self.remove_job(job),
             Request::ReviveJob(job, protection) => {
                 self.silence(|of| of.job == job);
                 self.remove_files(job);
                 self.ended.retain(|(ended, _)| *ended != job);
                 self.jobs.insert(job, protection);
+                self.revived.insert(job);
             }
             Request::RemoveProcess(process) => {
                 self.silence(|of| of == process);
@@ -48,6 +59,7 @@ impl Service {
             Request::Status(job, answer) => _ = answer.send(self.status(job)),
             Request::Fence(process, incarnation, answer) => {
                 let restart = self.store.restart(process, incarnation);
+                self.listen_to(process);
                 self.close_fenced(process, incarnation);
                 _ = answer.send(restart);
             }
@@ -56,7 +68,19 @@ impl Service {
         }
     }
 
+    /// Whoever waits to be heard goes on.
+    fn listen_to(&mut self, process: ProcessId) {
+        self.freed |= self.told.insert(process);
+    }
+
+    /// Whether the node has told enough of this process.
+    pub fn listens_to(&self, process: ProcessId) -> bool {
+        self.told.contains(&process) || self.revived.contains(&process.job)
+    }
+
     fn remove_job(&mut self, job: JobId) {
+        self.told.retain(|process| process.job != job);
+        self.revived.remove(&job);
         let keep = self.jobs.remove(&job).is_some_and(|protection| protection.keep_logs);
         self.silence(|of| of.job == job);
         let replicated: Vec<ProcessId> = self.replicas.keys().copied().filter(|process| process.job == job).collect();

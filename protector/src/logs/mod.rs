@@ -209,7 +209,7 @@ impl Logs {
     }
 
     /// The log of this process is to be held by the service at `replica` too, or by none: the acknowledgement comes from there. Until
-    /// it is connected the process's gate waits. May be said before the process is known here.
+    /// it is connected the process's gate waits. May be said before the process is known here, and is: until then the process is not answered.
     pub fn set_replica(&self, process: ProcessId, replica: Option<SocketAddr>) {
         self.0.ask(Request::SetReplica(process, replica));
     }

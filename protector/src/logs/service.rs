@@ -163,6 +163,10 @@ pub struct Service {
     /// When to connect to a replica.
     pub dials: BTreeSet<(Instant, ProcessId)>,
     pub jobs: HashMap<JobId, Protection>,
+    /// Processes of which the node has said who else holds what they say, or that they come back from here; and jobs that go on from a folder. Nobody else is
+    /// listened to: what a process is told is stable must be so along the whole chain.
+    pub told: HashSet<ProcessId>,
+    pub revived: HashSet<JobId>,
     /// Jobs that have ended, oldest first, and whether they keep their logs.
     pub ended: VecDeque<(JobId, bool)>,
     /// Complete images: those that are not in their file yet, and those being verified, with their ticket.
@@ -236,6 +240,8 @@ impl Service {
             followed: HashSet::new(),
             dials: BTreeSet::new(),
             jobs: HashMap::new(),
+            told: HashSet::new(),
+            revived: HashSet::new(),
             ended: VecDeque::new(),
             verifying: HashMap::new(),
             commits: HashMap::new(),

@@ -226,7 +226,9 @@ impl Home {
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
         self.outcome = Some(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: Vec::new(), why } });
-        self.tell_hosts(&ToHost::End { kill: true });
+        self.tell_hosts(&ToHost::End { kill: true, anew: false });
+        // Nobody will say so: hosts were gone when the job ended, and whoever has come back since ends like somebody of a life before (`Host::supersede`).
+        self.hosts.values_mut().for_each(|host| host.gone = true);
         self.pump();
         self.check_end(now);
     }
@@ -530,8 +532,8 @@ impl Home {
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, report: HostReport) {
         let is_first = self.unreported.remove(from);
-        if is_first && report.incarnation != self.incarnation {
-            // The home before was lost while the job began anew: nobody has got far.
+        if is_first && (report.anew || report.incarnation != self.incarnation) {
+            // The home before was lost while the job began anew: nobody has got far. Who was ended for that has not failed.
             self.incarnation = self.incarnation.max(report.incarnation);
             let rank = self.placement.ranks_on(from).next().unwrap_or(Rank(0));
             return self.begin_anew(rank, "its home was lost while the job began anew", None);
@@ -594,7 +596,7 @@ impl Home {
         self.anew = true;
         self.early.clear();
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
-        self.tell_hosts(&ToHost::End { kill: true });
+        self.tell_hosts(&ToHost::End { kill: true, anew: true });
         self.pump();
         self.launch_anew();
     }
@@ -742,7 +744,7 @@ impl Home {
         (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
         self.ending = true;
         self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
-        self.tell_hosts(&ToHost::End { kill: true });
+        self.tell_hosts(&ToHost::End { kill: true, anew: false });
     }
 
     /// A node is lost: its terminals are, wherever the ranks are. Whoever had waited for one of them to print would wait for ever.
@@ -806,7 +808,7 @@ impl Home {
             }
         }
         if !std::mem::replace(&mut self.ending, true) {
-            self.tell_hosts(&ToHost::End { kill: false });
+            self.tell_hosts(&ToHost::End { kill: false, anew: false });
             self.pump();
         }
     }

@@ -251,6 +251,8 @@ pub struct Host {
     over: bool,
     /// It was ended because the job begins anew, or is ended by force.
     killed: bool,
+    /// The first of that.
+    anew: bool,
     /// The job has begun anew, and this is of a life before.
     superseded: bool,
     outputs: VecDeque<HostOutput>,
@@ -318,6 +320,7 @@ impl Host {
             sent,
             over: false,
             killed: false,
+            anew: false,
             superseded: false,
             outputs,
         }
@@ -428,7 +431,7 @@ impl Host {
         }
         let waiting = if self.is_in_fence() { self.ranks().collect() } else { Vec::new() };
         let (fence, keys) = (self.fence, self.keys.all());
-        let report = HostReport { incarnation: self.incarnation, running, ended, fence, keys, waiting };
+        let report = HostReport { incarnation: self.incarnation, running, ended, fence, keys, waiting, anew: self.anew };
         self.outputs.push_back(HostOutput::ToHome(ToHome::Report(report)));
         for (rank, state) in &self.ranks {
             for (outlet, stream) in state.outlets.iter().zip(STREAMS) {
@@ -580,7 +583,10 @@ impl Host {
             ToHost::Release { number, entries } => self.handle_release(number, entries),
             ToHost::Freeze => self.freeze(),
             ToHost::Thaw => self.signal(libc::SIGCONT),
-            ToHost::End { kill } => self.end(now, kill),
+            ToHost::End { kill, anew } => {
+                self.anew |= anew;
+                self.end(now, kill);
+            }
         }
     }
 
@@ -755,8 +761,9 @@ impl Host {
             state.ended = Some((status, phase));
             self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
         }
-        // Before that a restart is the only way to what it has printed, if this node is lost.
-        for (rank, state) in self.ranks.iter_mut().filter(|(_, state)| state.ended.is_some() && !state.left) {
+        // Before that a restart is the only way to what it has printed, if this node is lost. Who ends because the job begins anew has not ended by itself.
+        let left = self.ranks.iter_mut().filter(|(_, state)| !self.anew && state.ended.is_some() && !state.left);
+        for (rank, state) in left {
             state.left = state.outlets.iter().all(Outlet::is_done);
             self.outputs.extend(state.left.then_some(HostOutput::Left(*rank)));
         }

@@ -1324,6 +1324,33 @@ fn a_gap_in_the_output_holds_nobody_up() {
     assert_eq!(std::iter::from_fn(|| home.poll_output()).filter_map(taken).max(), Some(10));
 }
 
+/// A home has come for nothing: the job had ended. Its hosts are superseded, and say nothing. (`make sim`, seed 19003: the terminal waited for ever.)
+#[test]
+fn a_home_of_a_job_that_had_ended_ends() {
+    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
+    let (incarnation, spec) = (Incarnation(0), JobSpec { protection: never(), ..spec(2) });
+    let ward = Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() };
+    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    home.handle_removed(Duration::ZERO);
+    assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Ended)));
+    assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
+}
+
+/// A home is lost just after it has had everything ended, to begin anew: who was ended for that has not failed. (`make sim`, seed 31196: the job ended with 137.)
+#[test]
+fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
+    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
+    let incarnation = Incarnation(0);
+    let ward = Ward { incarnation, spec: JobSpec { protection: never(), ..spec(2) }, placement, fence: 0, keys: Vec::new() };
+    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let ended = vec![(Rank(0), ExitStatus::Signal(9), MpiPhase::Before)];
+    let (running, keys, waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let report = HostReport { incarnation, running, ended, fence: 0, keys, waiting, anew: true };
+    home.handle_message(Duration::ZERO, &id(3), ToHome::Report(report));
+    assert_eq!(home.outcome(), None);
+    assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Anew(_))));
+}
+
 /// An adopted home is told by a host, which the home before has ended, that it has nothing: those who are to come back on its node still do.
 #[test]
 fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
@@ -1343,6 +1370,7 @@ fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
         fence: 0,
         keys: Vec::new(),
         waiting: Vec::new(),
+        anew: false,
     };
     home.handle_message(Duration::ZERO, &id(3), ToHome::Report(report(&[0], &[])));
     home.handle_message(Duration::ZERO, &id(4), ToHome::Report(report(&[1], &[])));

@@ -304,8 +304,8 @@ fn show(summary: &Summary, json: bool) {
     }
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
-        "{} faults, {} restarts of processes, {} jobs begun anew, {} ended without a majority, {} lost output or their end with a home while \
-         they had no terminal (documented), {} images, {} links, {} bytes \
+        "{} faults, {} restarts of processes, {} jobs begun anew, {} ended without a majority, {} met a documented limit, \
+         {} images, {} links, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
         counts.restarts,

@@ -46,12 +46,24 @@ pub struct Checks {
     depends: Vec<(ProcessId, u64, StreamId, u64)>,
     /// Which life of the job this is.
     pub job_life: u32,
+    /// Its home has said that there will be another one.
+    begins_anew: bool,
 }
 
 impl Checks {
     /// Whether this life speaks for the process, as far as anybody has decided.
     pub fn is_voice(&self, process: ProcessId, life: Incarnation) -> bool {
         life >= self.voices.get(&process).copied().unwrap_or_default() && life.0 / LIVES == self.job_life
+    }
+
+    /// The job is about to begin anew: nobody goes on from what there is.
+    pub fn handle_begins_anew(&mut self) {
+        self.begins_anew = true;
+    }
+
+    /// Whether somebody is to go on from what there is.
+    pub fn counts(&self) -> bool {
+        !self.begins_anew
     }
 
     /// A process begins in this life, with nothing.
@@ -187,7 +199,7 @@ impl World {
 
     /// G2: what a process does not keep any more of what it has sent.
     pub fn check_kept(&mut self, pid: u32) {
-        let Some((sender, _)) = self.speaks(pid) else { return };
+        let Some((sender, _)) = self.speaks(pid).filter(|_| self.checks.counts()) else { return };
         let table = self.processes[pid as usize].lib.as_ref().expect("it speaks").observer.table();
         for (_, connection) in table.iter() {
             let (stream, receiver, kept) = (connection.stream_out(), connection.peer, connection.outgoing().start());
@@ -310,8 +322,9 @@ impl World {
         assert!(whole, "G6: image {image} of {process} is committed, and not whole");
         if let Some(replica) = logs.replica(process) {
             let replica = &self.machines[replica].logs;
-            // It forgets a job that is over, perhaps before the word of its commit is here.
-            let there = replica.store.committed_image(process, image).is_some() || replica.has_ended(process.job);
+            // It forgets a job that is over, perhaps before the word of its commit is here; and knows nothing if it has died and is back by then.
+            let is_back = replica.store.incarnation(process).is_none();
+            let there = replica.store.committed_image(process, image).is_some() || replica.has_ended(process.job) || is_back;
             assert!(there, "G6: image {image} of {process} is committed, and its replica has it not");
         }
     }

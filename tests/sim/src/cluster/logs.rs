@@ -92,6 +92,7 @@ pub struct Logs {
     /// Who was fenced for a life of its job that begins anew, and has said nothing in it: what is held is of before.
     pub of_before: BTreeSet<ProcessId>,
     jobs: BTreeMap<JobId, Protection>,
+    told: BTreeSet<ProcessId>,
     ended: Vec<JobId>,
     verifying: BTreeMap<(ProcessId, u64), Option<u64>>,
 }
@@ -113,6 +114,7 @@ impl Logs {
             behind: BTreeSet::new(),
             of_before: BTreeSet::new(),
             jobs: BTreeMap::new(),
+            told: BTreeSet::new(),
             ended: Vec::new(),
             verifying: BTreeMap::new(),
         }
@@ -120,6 +122,7 @@ impl Logs {
 
     fn has_room(&self, role: &Role) -> bool {
         match role {
+            Role::Journal(speaker, false) if !self.told.contains(&speaker.process) => false,
             Role::Journal(speaker, _) => self.store.has_room_for_journal(speaker.process),
             Role::Bulk(speaker) => self.store.has_room_for_payload(speaker.process),
             Role::Image(speaker, ..) => self.store.has_room(speaker.process),
@@ -173,14 +176,18 @@ impl World {
             StoreOrder::SetReplica(process, address) => {
                 self.trace(|| format!("n{}: the replica of {process} is {address:?}", at + 1));
                 self.set_replica(at, process, address);
+                self.listen_to(at, process);
                 None
             }
             StoreOrder::LetGo(process) => {
                 self.logs(at).store.let_go(process);
+                let old = self.logs(at).replicas.remove(&process).and_then(|(_, conn)| conn);
+                old.into_iter().for_each(|conn| self.close_log(at, conn));
                 None
             }
             StoreOrder::TakeOver(process) => {
                 self.logs(at).store.take_over(process);
+                self.listen_to(at, process);
                 None
             }
             StoreOrder::RemoveJob(job) => {
@@ -191,6 +198,7 @@ impl World {
                 let until = self.now + STABLE.0;
                 self.checks.handle_fence(process, life);
                 self.trace(|| format!("n{} fences {process} below {}", at + 1, life.0));
+                self.listen_to(at, process);
                 self.fence(at, process, life, until);
                 None
             }
@@ -213,6 +221,13 @@ impl World {
         self.serve_logs(at);
     }
 
+    /// Whoever waits to be heard goes on.
+    fn listen_to(&mut self, at: usize, process: ProcessId) {
+        if self.logs(at).told.insert(process) {
+            self.resume_logs(at);
+        }
+    }
+
     fn remove_process(&mut self, at: usize, process: ProcessId) {
         let logs = self.logs(at);
         logs.store.remove(process);
@@ -225,6 +240,7 @@ impl World {
         self.silence(at, |of| of.job == job);
         let logs = self.logs(at);
         logs.jobs.remove(&job);
+        logs.told.retain(|process| process.job != job);
         logs.replicas.retain(|process, _| process.job != job);
         logs.followed.retain(|process| process.job != job);
         logs.store.of_job(job).into_iter().for_each(|process| logs.store.remove(process));
@@ -561,6 +577,12 @@ impl World {
             Err(StoreError::Fenced { .. }) => false,
             // It has gone on to another protector, which has had this one forget it, before its last words came.
             Err(StoreError::Stranger(process)) if self.is_protected_elsewhere(process, at) => false,
+            // It begins an image, and has not noticed yet that the machine was off meanwhile.
+            Err(StoreError::Stranger(process))
+                if self.machines[at].boot > 0 && self.machines[at].logs.store.incarnation(process).is_none() =>
+            {
+                false
+            }
             // It catches up with a log that is lost: the machine was switched on again, under its old address, before anybody has seen that it was off.
             Err(StoreError::Contradiction { process, .. })
                 if self.machines[at].boot > 0 && !self.machines[at].logs.store.has_image(process) =>

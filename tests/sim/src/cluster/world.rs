@@ -267,6 +267,8 @@ pub struct World {
     pub kept: BTreeMap<Rank, Vec<Range<usize>>>,
     /// The home where the job has ended well, and whether it is lost: nobody else knows how.
     pub over: Option<(usize, bool)>,
+    /// How often each rank crashed that nobody could have brought back.
+    early_crashes: BTreeMap<Rank, u32>,
     pub breaks: Breaks,
     tracing: bool,
     /// When the job was started.
@@ -311,7 +313,7 @@ impl World {
     /// The cluster of a plan; no job runs.
     pub fn new(plan: Plan, breaks: Breaks, tracing: bool) -> World {
         let (queue, machines, processes, net, saved) = Default::default();
-        let (terminal, checks, counts, kept, over, started, seen) = Default::default();
+        let (terminal, checks, counts, kept, over, early_crashes, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
         let mut world = World {
@@ -328,6 +330,7 @@ impl World {
             counts,
             kept,
             over,
+            early_crashes,
             breaks,
             tracing,
             started,
@@ -781,8 +784,15 @@ impl World {
         if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
             return self.check_end();
         }
-        if self.terminal.gave_up && matches!(self.over, Some((_, true))) {
-            // Documented: it has ended without a terminal, and its home was lost before the next one came.
+        if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.over.is_some() && self.terminal.job.is_none()) {
+            // Documented: it has ended without a terminal, and its home was lost before the next one came; or nobody at the terminal ever heard which job it is.
+            return self.counts.limits += 1;
+        }
+        let crashes = |rank: &Rank| self.early_crashes.get(rank).copied().unwrap_or_default();
+        if let EndReason::RankFailed { rank, status: ExitStatus::Signal(libc::SIGSEGV), .. } = &outcome.reason
+            && crashes(rank) > 1
+        {
+            // Documented: who crashes twice before its first checkpoint will do so again.
             return self.counts.limits += 1;
         }
         self.counts.failed += 1;
@@ -840,6 +850,9 @@ impl World {
         if event.event == EventName::JobEnd && event.text.starts_with("code 0") {
             self.over = Some((at, false));
         }
+        if event.event == EventName::Restart {
+            self.checks.handle_begins_anew();
+        }
         let seen = self.seen.entry(event.event).or_default();
         *seen += 1;
         let nth = *seen;
@@ -871,6 +884,10 @@ impl World {
             Fault::Crash(rank) => {
                 let is_this = |p: &Process| p.id.rank.0 == rank && p.ended.is_none();
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
+                    let id = self.processes[pid].id;
+                    if !self.machines.iter().any(|machine| machine.logs.store.can_restart(id)) {
+                        *self.early_crashes.entry(id.rank).or_default() += 1;
+                    }
                     self.end_process(pid as u32, ExitStatus::Signal(libc::SIGSEGV));
                 }
             }
