@@ -20,7 +20,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use crate::sys;
 
 /// Time for a protector to answer a login, in milliseconds.
-const LOGIN_MS: u64 = 5_000;
+pub const LOGIN_MS: u64 = 5_000;
 /// Bytes that may wait to be written before the caller waits for the protector.
 pub const QUEUE: usize = 1 << 20;
 /// Longest code of a message without its bytes.
@@ -194,9 +194,19 @@ impl Channel {
     /// Reads what has come; with `wait` at least something, or the time is over. The connection's end is an error.
     pub fn read(&mut self, wait: bool) -> Result<(), Errno> {
         if wait {
-            sys::wait_for(self.fd.as_fd(), self.awaited(), LOGIN_MS)?;
-            self.flush()?;
+            return self.read_within(LOGIN_MS);
         }
+        self.read_now()
+    }
+
+    /// Waits at most so long for something, and reads it.
+    pub fn read_within(&mut self, ms: u64) -> Result<(), Errno> {
+        sys::wait_for(self.fd.as_fd(), self.awaited(), ms)?;
+        self.flush()?;
+        self.read_now()
+    }
+
+    fn read_now(&mut self) -> Result<(), Errno> {
         match rustix::net::recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
             Ok((_, 0)) => Err(Errno::CONNRESET),
             Ok((_, count)) => {

@@ -24,7 +24,7 @@ use radic_wire::process::{FromNode, Protection, TEXT, ToNode};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::channel::{Channel, Identity};
+use crate::channel::{Channel, Identity, LOGIN_MS};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::image::{self, Images};
@@ -479,13 +479,20 @@ pub fn sure<T>(result: Result<T, Error>) -> T {
 }
 
 impl Layer {
-    /// The hello on both connections; waits for the welcome on the journal's.
+    /// The hello on both connections; waits for the welcome on the journal's. It comes when the protector knows that it is one: a daemon that is back under its old
+    /// address is none any more, and the node may have named another one meanwhile.
     pub(crate) fn greet_protector(&mut self) -> Result<(), Errno> {
+        const LOOK_MS: u64 = 100;
         let hello = self.observer.hello();
         self.journal.send(&hello)?;
         self.bulk.send(&hello)?;
+        self.unshipped = true;
+        let deadline = sys::now() + LOGIN_MS * 1_000_000;
         loop {
-            self.journal.read(true)?;
+            match self.journal.read_within(LOOK_MS) {
+                Err(Errno::TIMEDOUT) if sys::now() < deadline && !self.is_named_another() => continue,
+                other => other?,
+            }
             while let Some(message) = self.journal.next_message()? {
                 let welcome = matches!(message, FromProtector::Welcome { .. });
                 sure(self.observer.handle_protector(&message));
@@ -494,6 +501,15 @@ impl Layer {
                 }
             }
         }
+    }
+
+    /// Whether the node has named another protector than the one that is spoken to.
+    fn is_named_another(&mut self) -> bool {
+        if self.observer.is_replaying() {
+            return false; // Nobody else has the log that it needs.
+        }
+        self.hear_node();
+        self.next_protector.is_some_and(|next| next != self.protector)
     }
 
     /// The protector's connections are lost: waits until it, or the next one, is there. Bounded.
@@ -512,10 +528,7 @@ impl Layer {
                     self.use_channels(journal, bulk);
                     self.images.handle_protector_lost(&mut self.observer);
                     match self.greet_protector() {
-                        Ok(()) => {
-                            self.unshipped = true;
-                            return want_checkpoint();
-                        }
+                        Ok(()) => return want_checkpoint(),
                         Err(error) => last = error,
                     }
                 }
