@@ -151,6 +151,11 @@ impl Journal {
         self.append_before(thread, &Determinant::Nothing, since)
     }
 
+    /// Whether there can be such a thread.
+    pub(crate) fn check_thread(&self, thread: u32) -> Result<(), Error> {
+        if (thread as usize) < self.empties.len() { Ok(()) } else { Err(Error::Thread(thread)) }
+    }
+
     /// An outcome of `thread` was recorded, or served from the log, that stood after `sent` bytes.
     pub(crate) fn handle_outcome(&mut self, thread: u32, sent: u64) {
         self.empties[thread as usize].count = 0;

@@ -238,6 +238,8 @@ impl Replay {
         let outcome = self.outcome().ok_or(Error::Protector("the log changed under replay"))?;
         let gate_a = head.is_open(journal);
         if outcome == Determinant::Taken {
+            // It is of no call: nobody else has compared its thread.
+            journal.check_thread(head.thread)?;
             return Ok(if gate_a { Served::Outcome } else { Served::Nothing });
         }
         let at_its_place = head.thread == thread
@@ -420,11 +422,20 @@ mod tests {
             for _ in 0..400 {
                 match replay.offer(&journal, 0, Ask::Recv { fd: 1 }, false) {
                     Ok(Served::Fetch) => fetch(&mut replay, &log, 64),
-                    Ok(Served::Outcome) => replay.handle_served(&mut Journal::new(256, 1, 32)),
+                    Ok(Served::Outcome) => replay.handle_served(&mut self::journal()),
                     Ok(Served::Nothing | Served::Over) | Err(_) => break,
                 }
             }
         }
+    }
+
+    /// (The property above found it, once in a hundred of its runs.)
+    #[test]
+    fn a_thread_that_cannot_be_is_an_error_for_sends_that_were_taken_too() {
+        let log = [235, 31];
+        let mut replay = Replay::new(0, log.len() as u64, 0, 64);
+        replay.handle_log(0, &log).unwrap();
+        assert_eq!(replay.offer(&journal(), 0, Ask::Recv { fd: 1 }, false), Err(Error::Thread(14)));
     }
 
     #[test]

@@ -156,7 +156,12 @@ impl Run {
             let is_anew =
                 |then: &ProcessInfo| now.iter().all(|p| p.rank != then.rank || (&p.node, p.pid) != (&then.node, then.pid));
             let job = status.jobs.iter().find(|job| job.job == self.id);
-            if hit.iter().all(is_anew) && job.is_none_or(|job| job.degraded.is_empty() && job.running == job.ranks) {
+            // Whoever crashes twice before its first checkpoint has its job end, as documented.
+            let has_image = |process: &ProcessInfo| process.counters.as_ref().is_some_and(|counters| counters.committed > 0);
+            if hit.iter().all(is_anew)
+                && now.iter().all(has_image)
+                && job.is_none_or(|job| job.degraded.is_empty() && job.running == job.ranks)
+            {
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));

@@ -638,6 +638,14 @@ impl Host {
         self.superseded
     }
 
+    /// Nothing can be decided on this side of the cluster, for too long: as if the home were lost. If it is within reach after all, it hears why, before it hears of ranks that
+    /// were killed. (`make sim`, seed 32599: it took that for a failure of theirs.)
+    pub fn give_up(&mut self, now: Duration, why: &str) {
+        let first = self.running().next().map(|(rank, _)| ToHome::Lost { rank, why: why.to_owned() });
+        self.outputs.extend(first.map(HostOutput::ToHome));
+        self.abandon(now);
+    }
+
     /// The home is lost: nobody takes the output any more, and everything that still runs is killed.
     pub fn abandon(&mut self, now: Duration) {
         for (rank, state) in &mut self.ranks {

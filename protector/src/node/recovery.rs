@@ -930,7 +930,7 @@ impl Node {
         let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
         if self.recovery.abandoned.take_if(|due| *due <= now).is_some() {
             let hosts: Vec<_> = self.hosts.keys().copied().collect();
-            hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
+            hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.give_up(now, &why)));
             // Whoever was within reach has had its time to say that nothing is left there.
             self.end_homes(now, &why, |_, _| true);
         }
