@@ -32,11 +32,8 @@ impl Service {
                 self.set_replica(process, address);
                 self.listen_to(process);
             }
-            Request::LetGo(process) => {
-                self.store.let_go(process);
-                // Its replica is another one's now. (`make sim`, seed 28927: they took the connection from each other for ever.)
-                self.forget_replica(process);
-            }
+            // It leads until the process has left it, which may need its log for a while, and what it says then acknowledged.
+            Request::LetGo(process) => self.store.let_go(process),
             Request::TakeOver(process) => {
                 self.store.take_over(process);
                 self.listen_to(process);

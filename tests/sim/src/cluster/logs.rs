@@ -181,8 +181,6 @@ impl World {
             }
             StoreOrder::LetGo(process) => {
                 self.logs(at).store.let_go(process);
-                let old = self.logs(at).replicas.remove(&process).and_then(|(_, conn)| conn);
-                old.into_iter().for_each(|conn| self.close_log(at, conn));
                 None
             }
             StoreOrder::TakeOver(process) => {
