@@ -519,7 +519,8 @@ impl Layer {
         let mut last = error;
         while sys::now() < deadline {
             self.hear_node();
-            // Nobody else has the log that a restarted process still needs.
+            // Nobody else has the log that a restarted process still needs. (Its protector may die just after it lives: it was tried for 90 s.)
+            self.leave_log();
             if let Some(next) = self.next_protector.take_if(|_| self.catching.is_none()) {
                 self.protector = next;
             }

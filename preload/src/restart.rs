@@ -372,13 +372,18 @@ impl Layer {
 
     /// The rest: the log that the process was restarted with is needed no more, or another protector is to have it.
     pub(crate) fn settle_down(&mut self) {
+        self.leave_log();
+        if self.next_protector.is_some() && self.catching.is_none() && sys::now() >= self.switch_again {
+            self.switch_protector();
+        }
+    }
+
+    /// A process that lives, and has read what its log had for it, needs nothing more of the protector that has it.
+    pub(crate) fn leave_log(&mut self) {
         if self.catching.as_ref().is_some_and(|catching| catching.told) && !self.observer.needs_log() {
             self.catching = None;
             // What was replayed need not be again.
             layer::want_checkpoint();
-        }
-        if self.next_protector.is_some() && self.catching.is_none() && sys::now() >= self.switch_again {
-            self.switch_protector();
         }
     }
 
