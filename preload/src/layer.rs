@@ -509,7 +509,7 @@ impl Layer {
             return false; // Nobody else has the log that it needs.
         }
         self.hear_node();
-        self.next_protector.is_some_and(|next| next != self.protector)
+        self.next_protector.is_some()
     }
 
     /// The protector's connections are lost: waits until it, or the next one, is there. Bounded.
