@@ -213,8 +213,9 @@ pub enum ToStore {
         /// Their job.
         ward: Box<Ward>,
     },
-    /// The job is over: nobody will ask for its logs and images.
-    Remove,
+    /// The job is over: nobody will ask for its logs and images. How it has ended, from a home, if all that was written is printed: a terminal that has not
+    /// heard so when the home is lost ends with this.
+    Remove(Option<Outcome>),
 }
 
 /// What a protector tells the node that has the copies of logs, and stands in for it.

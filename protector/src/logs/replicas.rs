@@ -59,11 +59,16 @@ impl Service {
         }
     }
 
+    /// Whether this process itself, and nobody for it, has said hello here and is still connected.
+    fn speaks_here(&self, process: ProcessId) -> bool {
+        let is_it = |role: &Role| matches!(role, Role::Journal(speaker, true) if speaker.process == process);
+        self.connections.values().any(|connection| is_it(&connection.role))
+    }
+
     /// Somebody forwards what this process says. False: it speaks here itself, so that one does not know yet that it has moved.
     #[must_use]
     pub fn follow(&mut self, process: ProcessId, token: u64) -> bool {
-        let is_here = |role: &Role| matches!(role, Role::Journal(speaker, true) if speaker.process == process);
-        if self.connections.values().any(|connection| is_here(&connection.role)) {
+        if self.speaks_here(process) {
             return false;
         }
         if self.followed.insert(process) {
@@ -115,10 +120,12 @@ impl Service {
         connection.is_some_and(|connection| connection.waiting() > BEHIND)
     }
 
-    /// Begins a connection to the replica of a process.
+    /// Begins a connection to the replica of a process. Not if another protector has it and it speaks here no more: that one may have the same replica by now, and
+    /// the two would take the connection from each other for ever. If it comes back, its hello leads here ([`Service::lead`]).
     pub fn dial(&mut self, process: ProcessId) {
         let Some(replica) = self.replicas.get(&process) else { return };
-        if replica.token.is_some() || self.followed.contains(&process) {
+        let has_left = self.store.has_let_go(process) && !self.speaks_here(process);
+        if replica.token.is_some() || self.followed.contains(&process) || has_left {
             return;
         }
         match self.begin_dial(process, replica.address) {

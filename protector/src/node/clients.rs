@@ -307,7 +307,9 @@ impl Node {
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
             // It was not begun: what the protectors were given is of no use.
-            Some(Client::Resuming { suspension, .. }) => self.tell_all(&PeerMessage::ToStore(suspension.job, ToStore::Remove)),
+            Some(Client::Resuming { suspension, .. }) => {
+                self.tell_all(&PeerMessage::ToStore(suspension.job, ToStore::Remove(None)))
+            }
             _ => {}
         }
     }
@@ -937,6 +939,13 @@ impl Node {
         true
     }
 
+    /// A job is over, in this way. Terminals whose home is there hear it from that.
+    pub(super) fn clients_hear_of_end(&mut self, job: JobId, outcome: &Outcome) {
+        let waits = |c: &Client| matches!(c, Client::Session { job: of, shown: Shown { waits: Some(_), .. }, .. } if *of == job);
+        let waiting: Vec<_> = self.clients.iter().filter(|(_, client)| waits(client)).map(|(id, _)| *id).collect();
+        waiting.into_iter().for_each(|client| self.finish(client, Reply::Ended(outcome.clone())));
+    }
+
     /// A job has begun anew in this life.
     pub(super) fn clients_hear_of_life(&mut self, job: JobId, life: Incarnation) {
         for client in self.clients.values_mut() {
@@ -1000,6 +1009,9 @@ impl Node {
             {
                 shown.waits.get_or_insert(now + NEW_HOME);
             }
+        }
+        for (job, outcome) in self.known_ends() {
+            self.clients_hear_of_end(job, &outcome);
         }
         let of = |c: &Client| match c {
             Client::Session { home, shown, .. } => home == node && shown.waits.is_none(),

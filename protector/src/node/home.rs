@@ -216,16 +216,19 @@ impl Home {
     }
 
     /// The job is over, says somebody who has heard it of the home before: this one has come for nothing.
-    pub fn handle_removed(&mut self, now: Duration) {
+    pub fn handle_removed(&mut self, now: Duration, outcome: Option<Outcome>) {
         if self.is_over() {
             return;
         }
-        let node = self.placement.home().name.clone();
-        let why = "the job had ended when its home was lost, and how is not known".to_owned();
+        let unknown = || {
+            let why = "the job had ended when its home was lost, and how is not known".to_owned();
+            let node = self.placement.home().name.clone();
+            Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: Vec::new(), why } }
+        };
+        self.outcome = Some(outcome.unwrap_or_else(unknown));
         (self.anew, self.ending) = (false, true);
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
-        self.outcome = Some(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: Vec::new(), why } });
         self.tell_hosts(&ToHost::End { kill: true, anew: false });
         // Nobody will say so: hosts were gone when the job ended, and whoever has come back since ends like somebody of a life before (`Host::supersede`).
         self.hosts.values_mut().for_each(|host| host.gone = true);
@@ -236,6 +239,17 @@ impl Home {
     /// Whether a rank has ended by itself.
     pub fn has_ended(&self, rank: Rank) -> bool {
         self.is_over() || self.ranks.get(rank.0 as usize) == Some(&RankState::Ended)
+    }
+
+    /// Whether a rank has ended, and nobody brings it back.
+    pub fn has_left(&self, rank: Rank) -> bool {
+        self.has_ended(rank) && !self.anew && !self.lost.contains(&rank)
+    }
+
+    /// How the job has ended, if it has and nothing that was written waits for a terminal.
+    pub fn last_word(&self) -> Option<&Outcome> {
+        let printed = self.printing.waiting.is_empty() && self.printing.under_way_bytes == 0;
+        self.outcome.as_ref().filter(|_| self.is_over() && printed)
     }
 
     /// A job that was suspended goes on; the placement is a new one. Its protectors bring its ranks back.
@@ -335,10 +349,19 @@ impl Home {
         &self.placement
     }
 
+    /// Ranks whose node is lost, and that are not back, as far as is known: some may have ended before.
+    pub fn away(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.lost.iter().copied().filter(|_| !self.is_over())
+    }
+
+    /// A rank has ended, and then its node was lost, and whoever might have brought it back not knowing that.
+    pub fn handle_left_for_good(&mut self, rank: Rank) {
+        self.lost.remove(&rank);
+    }
+
     /// Ranks that are lost and not back, as far as is known.
     pub fn lost(&self) -> impl Iterator<Item = Rank> + '_ {
-        let running = |rank: &Rank| self.ranks[rank.0 as usize] != RankState::Ended;
-        self.lost.iter().copied().filter(move |rank| running(rank) && !self.is_over())
+        self.away().filter(|rank| self.ranks[rank.0 as usize] != RankState::Ended)
     }
 
     /// The job as `radic jobs` shows it.
@@ -830,12 +853,13 @@ impl Home {
         self.end(Outcome { code: 0, reason: EndReason::Finished });
         if self.hosts.values().all(|h| h.gone) {
             self.ended = Some(now);
-            self.outputs.push_back(HomeOutput::Ended);
             for session in std::mem::take(&mut self.waiters) {
                 let outcome = self.outcome.clone().expect("set above");
                 self.tell_session(session, ToSession::Ended(outcome));
             }
             self.pump();
+            // Who is told that the job is over keeps nothing of it: terminals are told before.
+            self.outputs.push_back(HomeOutput::Ended);
         }
     }
 

@@ -83,7 +83,7 @@ impl Node {
                     // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
                     if host.protection().protect == Protect::On && nobody_else {
-                        self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
+                        self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(None)));
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);
                     self.outputs.push_back(Output::Process(job, HostOutput::Over));
@@ -152,8 +152,9 @@ impl Node {
         let Some(Outcome { code, reason }) = self.homes.get(&job).and_then(|h| h.outcome()).cloned() else { return };
         self.record(now, EventName::JobEnd, About::job(job), format!("code {code}: {}", describe(&reason)));
         self.over.push_back(job);
-        if self.homes.get(&job).is_some_and(|h| h.protection().protect == Protect::On) {
-            self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove));
+        if let Some(home) = self.homes.get(&job).filter(|home| home.protection().protect == Protect::On) {
+            let outcome = home.last_word().cloned();
+            self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(outcome)));
         }
         let backlog = |node: &Node| node.over.iter().filter_map(|job| node.homes.get(job)).map(Home::backlog).sum::<usize>();
         while self.over.len() > limits::FINISHED_JOBS || (self.over.len() > 1 && backlog(self) > OVER_BACKLOG) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, JobSpec, Placement};
+use radic_wire::job::{ExitStatus, JobSpec, Outcome, Placement};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::{Adoption, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
@@ -116,8 +116,8 @@ pub(super) struct Recovery {
     pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
     /// Jobs whose home is lost, until the next one has said that it is there.
     homeless: BTreeSet<JobId>,
-    /// Jobs that are over.
-    ended: VecDeque<JobId>,
+    /// Jobs that are over, and how they have ended, if their homes have said so.
+    ended: VecDeque<(JobId, Option<Outcome>)>,
     /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
     ends: BTreeMap<JobId, Vec<(Rank, ExitStatus, MpiPhase)>>,
     /// The latest members that were lost: the view with each, and the one without it.
@@ -190,7 +190,7 @@ impl Node {
     }
 
     /// The job is over everywhere.
-    pub(super) fn forget_wards(&mut self, job: JobId) {
+    pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_lives(job);
         let Recovery { wards, restarted, launches, homeless, ended, ends, .. } = &mut self.recovery;
         ends.remove(&job);
@@ -198,8 +198,9 @@ impl Node {
         homeless.remove(&job);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
-        if !ended.contains(&job) {
-            ended.push_back(job);
+        match ended.iter_mut().find(|(of, _)| *of == job) {
+            Some((_, known)) => *known = known.take().or(outcome),
+            None => ended.push_back((job, outcome)),
         }
         if ended.len() > ENDED {
             ended.pop_front();
@@ -249,12 +250,24 @@ impl Node {
 
     /// Whether a job is known to be over.
     pub(super) fn has_ended(&self, job: JobId) -> bool {
-        self.recovery.ended.contains(&job)
+        self.recovery.ended.iter().any(|(ended, _)| *ended == job)
+    }
+
+    /// The jobs that are known to be over, and how they have ended.
+    pub(super) fn known_ends(&self) -> Vec<(JobId, Outcome)> {
+        let known = |(job, outcome): &(JobId, Option<Outcome>)| outcome.clone().map(|outcome| (*job, outcome));
+        self.recovery.ended.iter().filter_map(known).collect()
+    }
+
+    /// Whoever does not know that the job is over is told, and how it has ended.
+    fn tell_removed(&mut self, to: &NodeId, job: JobId) {
+        let outcome = self.recovery.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone());
+        self.send(to, PeerMessage::ToStore(job, ToStore::Remove(outcome)));
     }
 
     /// A job that was over goes on.
     pub(super) fn forget_end(&mut self, job: JobId) {
-        self.recovery.ended.retain(|ended| *ended != job);
+        self.recovery.ended.retain(|(ended, _)| *ended != job);
     }
 
     /// This node protects these ranks of a job that goes on, the life that each of them had, and where each was first launched.
@@ -376,7 +389,7 @@ impl Node {
 
     /// The home of a job asks everybody who knows of its lost ranks: who protects one, or brings it back, does.
     fn seek_lost(&mut self, now: Duration, job: JobId) {
-        let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.lost().collect());
+        let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.away().collect());
         for rank in lost {
             let process = ProcessId { job, rank };
             self.gather(now, Purpose::Lost(process), &Query::Where(process));
@@ -386,12 +399,15 @@ impl Node {
     /// Whether anybody knows of a lost rank. If nobody does, its protector was lost with it: only a new beginning is left (DESIGN: who survives what).
     pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
         let ProcessId { job, rank } = process;
-        if known || !self.homes.get(&job).is_some_and(|home| home.lost().any(|lost| lost == rank)) {
+        if known || !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {
             return;
         }
         if silent {
             // It will answer, or be declared dead.
             return self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+        if self.homes.get(&job).is_some_and(|home| home.has_ended(rank)) {
+            return self.with_home(now, job, |home| home.handle_left_for_good(rank));
         }
         let why = "its node is lost, and so is whoever had its log".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
@@ -463,9 +479,9 @@ impl Node {
     /// This node is to be the home of a job, says somebody who has something of it.
     pub(super) fn handle_adopt(&mut self, now: Duration, from: &NodeId, adoption: Adoption) {
         let (job, placement) = (adoption.job, &adoption.ward.placement);
-        if self.recovery.ended.contains(&job) {
+        if self.has_ended(job) {
             // The home that is lost had not told everybody.
-            return self.send(from, PeerMessage::ToStore(job, ToStore::Remove));
+            return self.tell_removed(from, job);
         }
         if let Some(home) = self.homes.get_mut(&job) {
             home.handle_adoption(&adoption);
@@ -483,8 +499,8 @@ impl Node {
 
     /// A job has a new home: what is here of it reports, and terminals attach again.
     pub(super) fn handle_new_home(&mut self, now: Duration, from: &NodeId, job: JobId) {
-        if self.recovery.ended.contains(&job) {
-            return self.send(from, PeerMessage::ToStore(job, ToStore::Remove));
+        if self.has_ended(job) {
+            return self.tell_removed(from, job);
         }
         let of_host = self.hosts.get(&job).map(|host| host.placement().home() == from);
         let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
@@ -595,11 +611,7 @@ impl Node {
         // Of a life that others have gone on from.
         let is_old = order.incarnation < self.life_of(process)
             || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation);
-        if is_old
-            || self.stopped
-            || self.recovery.ended.contains(&job)
-            || order.ward.placement.node_of(process.rank) != Some(self.me())
-        {
+        if is_old || self.stopped || self.has_ended(job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
             return;
         }
         let fresh = !self.hosts.contains_key(&job);
@@ -881,7 +893,7 @@ impl Node {
 
     /// Where a process is, as far as this node knows. A host knows best; a protector knows what has left, and what will be back.
     pub(super) fn place_of(&self, process: ProcessId) -> Option<Place> {
-        if self.recovery.ended.contains(&process.job) {
+        if self.has_ended(process.job) {
             return Some(Place::Left);
         }
         let here = self.hosts.get(&process.job).filter(|host| host.placement().node_of(process.rank) == Some(self.me()));
@@ -911,13 +923,15 @@ impl Node {
     /// have ended, is not so any more.
     pub(super) fn is_behind(&self, job: JobId, life: Incarnation) -> bool {
         let host = self.hosts.get(&job).is_some_and(|host| host.incarnation() < life);
-        host || self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation < life)
+        let home = self.homes.get(&job).is_some_and(|home| home.incarnation() < life);
+        host || home || self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation < life)
     }
 
     /// Whether nobody will read what is sent to this process any more.
     pub(super) fn wants_nothing(&self, process: ProcessId) -> bool {
         let closing = self.observers.processes.get(&process).is_some_and(|observed| observed.closing);
-        closing || self.place_of(process) == Some(Place::Left)
+        let at_home = || self.homes.get(&process.job).is_some_and(|home| home.has_left(process.rank));
+        closing || self.place_of(process) == Some(Place::Left) || at_home()
     }
 
     /// When protected jobs that wait for a majority are given up.

@@ -163,12 +163,13 @@ impl Node {
                 self.handle_resume(now, job, &ranks, *ward);
                 hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
-            ToStore::Remove => {
+            ToStore::Remove(outcome) => {
                 self.sparse.forget(job);
                 self.stored.remove(&job);
-                self.forget_wards(job);
+                self.forget_wards(job, outcome.clone());
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
-                self.with_home(now, job, |home| home.handle_removed(now));
+                self.with_home(now, job, |home| home.handle_removed(now, outcome.clone()));
+                outcome.into_iter().for_each(|outcome| self.clients_hear_of_end(job, &outcome));
                 // An order that was long under way may have brought somebody back since.
                 self.with_host(now, job, |host| host.supersede(now));
             }

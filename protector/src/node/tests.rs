@@ -1331,7 +1331,7 @@ fn a_home_of_a_job_that_had_ended_ends() {
     let (incarnation, spec) = (Incarnation(0), JobSpec { protection: never(), ..spec(2) });
     let ward = Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() };
     let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
-    home.handle_removed(Duration::ZERO);
+    home.handle_removed(Duration::ZERO, None);
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Ended)));
     assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
 }

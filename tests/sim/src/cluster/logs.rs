@@ -334,7 +334,8 @@ impl World {
 
     fn dial_replica(&mut self, at: usize, process: ProcessId) {
         let Some((address, None)) = self.logs(at).replicas.get(&process).copied() else { return };
-        if self.logs(at).followed.contains(&process) {
+        let has_left = self.logs(at).store.has_let_go(process) && !self.speaks_here(at, process);
+        if self.logs(at).followed.contains(&process) || has_left {
             return;
         }
         let owner = Owner::Logs(at, self.machines[at].boot);
@@ -343,10 +344,15 @@ impl World {
         self.logs(at).replicas.insert(process, (address, Some(conn)));
     }
 
+    /// As `Service::speaks_here`.
+    fn speaks_here(&mut self, at: usize, process: ProcessId) -> bool {
+        let is_it = |role: &Role| matches!(role, Role::Journal(speaker, true) if speaker.process == process);
+        self.logs(at).roles.values().any(is_it)
+    }
+
     /// As `Service::follow`.
     fn follow(&mut self, at: usize, process: ProcessId) -> bool {
-        let is_here = |role: &Role| matches!(role, Role::Journal(speaker, true) if speaker.process == process);
-        if self.logs(at).roles.values().any(is_here) {
+        if self.speaks_here(at, process) {
             return false;
         }
         if self.logs(at).followed.insert(process) {
