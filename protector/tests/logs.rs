@@ -321,6 +321,24 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     assert!(check_code(&path, &key(), process, 0).is_err());
 }
 
+/// What stands in the way is said with the place (once, by a full disk, without).
+#[test]
+fn an_image_whose_code_cannot_be_written_is_refused_and_the_store_is_named() {
+    let mut service = Service::start(|_| ());
+    let mut observer = service.observer(0);
+    let (speaker, process) = (observer.speaker, observer.speaker.process);
+    service.image(speaker, &begin(0, None, 0, &[]), &image(1, 0, 3));
+    observer.expect("Committed { image: 0 }");
+    service.event(What::Committed);
+    let mut code = service.logs.image_path(process, 1).into_os_string();
+    code.push(".mac");
+    fs::create_dir(&code).unwrap();
+    service.image(speaker, &begin(1, None, 0, &[]), &image(2, 0, 3));
+    observer.expect("ImageRefused { image: 1 }");
+    let text = service.event(What::Refused).text;
+    assert!(text.contains(&format!("see to {}", service.dir.path().display())), "{text}");
+}
+
 #[test]
 fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
     let mut service = Service::start(|config| config.image = 10 << 20);

@@ -12,7 +12,7 @@ use super::What;
 use super::connection::Role;
 use super::disk::{Done, Order};
 use super::service::Service;
-use super::verify::{Task, Verdict};
+use super::verify::{BadImage, Task, Verdict};
 use crate::store::{File, Notice, Output, Speaker};
 
 impl Service {
@@ -98,7 +98,13 @@ impl Service {
         let Verdict { ticket, process, image, result } = verdict;
         if self.verifying.get(&(process, image)) == Some(&Some(ticket)) {
             self.verifying.remove(&(process, image));
-            self.reason = result.as_ref().err().map(|error| error.to_string());
+            self.reason = result.as_ref().err().map(|error| match error {
+                // Its code is written beside it.
+                BadImage::Io(error) => {
+                    format!("it cannot be read back, or its code written: {}; the one before stays", self.remedy(error))
+                }
+                error => error.to_string(),
+            });
             self.store.handle_verified(process, image, result.is_ok());
         }
     }
