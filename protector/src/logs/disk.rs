@@ -155,10 +155,12 @@ impl Disk {
         }
     }
 
+    /// Nobody will ask for these files. A process of which nothing else was stuck is well.
     fn drop_writes(&mut self, is_gone: impl Fn(File) -> bool) {
         self.written.retain(|(_, write)| !is_gone(write.file));
         self.stuck.values_mut().for_each(|writes| writes.retain(|(_, write)| !is_gone(write.file)));
-        self.stuck.retain(|_, writes| !writes.is_empty());
+        let freed: Vec<ProcessId> = self.stuck.extract_if(|_, writes| writes.is_empty()).map(|(process, _)| process).collect();
+        freed.into_iter().for_each(|process| self.report(Done::Well(process)));
     }
 
     fn write(&mut self, ticket: u64, write: Write) {
@@ -213,5 +215,33 @@ impl Disk {
             }
         }
         self.sync();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::ids::{ConnectionId, Rank, StreamId};
+
+    use super::*;
+    use crate::logs::files::process_dir;
+
+    /// A closed connection's bytes were all that could not be written: with them goes what `radic status` says of the disk. (It stayed for ever.)
+    #[test]
+    fn a_process_whose_stuck_writes_are_dropped_is_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let process = ProcessId { job: JobId::from_bits(0xab), rank: Rank(7) };
+        let place = process_dir(dir.path(), process);
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::fs::write(place, "no directory").unwrap();
+        let (orders, receiver) = mpsc::channel();
+        let (sender, done) = mpsc::channel();
+        let connection = ConnectionId { opener: process, number: 3 };
+        let file = File::Stream(process, StreamId { connection, from_opener: true });
+        orders.send(Order::Write(5, Write { file, position: 0, bytes: vec![1; 10] })).unwrap();
+        orders.send(Order::Delete(file)).unwrap();
+        drop(orders);
+        run(Files::new(dir.path().to_owned(), false), receiver, sender, Waker::new().unwrap());
+        let done: Vec<Done> = done.iter().collect();
+        assert!(matches!(done[..], [Done::Failed(5, of, _), Done::Well(well)] if of == process && well == process), "{done:?}");
     }
 }

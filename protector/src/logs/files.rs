@@ -29,7 +29,7 @@ const OPEN: usize = 512;
 const LOCK: &str = "lock";
 
 /// The directory of a process.
-fn process_dir(dir: &Path, process: ProcessId) -> PathBuf {
+pub fn process_dir(dir: &Path, process: ProcessId) -> PathBuf {
     dir.join(process.job.to_string()).join(process.rank.to_string())
 }
 

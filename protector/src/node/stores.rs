@@ -145,6 +145,7 @@ impl Node {
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
             ToStore::Anew(life) => {
+                self.forget_ends(job);
                 self.forget_lives_before(job, life);
                 self.clients_hear_of_life(job, life);
             }

@@ -1,6 +1,6 @@
 //! The log service of one machine: the real [`Store`], driven as `protector/src/logs` drives it, with a disk that takes its time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -93,6 +93,8 @@ pub struct Logs {
     pub of_before: BTreeSet<ProcessId>,
     jobs: BTreeMap<JobId, Protection>,
     told: BTreeSet<ProcessId>,
+    /// Who has said hello here itself since the machine was switched on.
+    greeted: HashSet<Speaker>,
     ended: Vec<JobId>,
     verifying: BTreeMap<(ProcessId, u64), Option<u64>>,
 }
@@ -115,6 +117,7 @@ impl Logs {
             of_before: BTreeSet::new(),
             jobs: BTreeMap::new(),
             told: BTreeSet::new(),
+            greeted: HashSet::new(),
             ended: Vec::new(),
             verifying: BTreeMap::new(),
         }
@@ -264,6 +267,8 @@ impl World {
             self.logs_later(at, STABLE.1, Done::Fence(process, life, until));
         } else {
             if let Ok(restart) = &result {
+                let boot = self.machines[at].boot;
+                self.brought_back.insert(Speaker { process, incarnation: life }, (at, boot));
                 self.checks.handle_restart(process, life, restart);
             }
             self.trace(|| format!("n{}: log of {process} for life {}: {:?}", at + 1, life.0, result.as_ref().map(|r| r.log_end)));
@@ -565,6 +570,9 @@ impl World {
         let is_forwarded = matches!(logs.roles.get(&conn), Some(Role::Forwarder(..)));
         let log = if is_forwarded { u64::MAX } else { protection.log };
         logs.store.configure(speaker.process, log, protection.keep_logs);
+        if !is_forwarded {
+            logs.greeted.insert(speaker);
+        }
         if is_forwarded {
             logs.store.follow(speaker.process);
         } else if logs.store.incarnation(speaker.process) == Some(speaker.incarnation) {
@@ -583,13 +591,15 @@ impl World {
             Err(StoreError::Stranger(process)) if self.is_protected_elsewhere(process, at) => false,
             // It begins an image, and has not noticed yet that the machine was off meanwhile.
             Err(StoreError::Stranger(process))
-                if self.machines[at].boot > 0 && self.machines[at].logs.store.incarnation(process).is_none() =>
+                if process == speaker.process
+                    && self.machines[at].boot > 0
+                    && !self.machines[at].logs.greeted.contains(&speaker) =>
             {
                 false
             }
             // It catches up with a log that is lost: the machine was switched on again, under its old address, before anybody has seen that it was off.
             Err(StoreError::Contradiction { process, .. })
-                if self.machines[at].boot > 0 && !self.machines[at].logs.store.has_image(process) =>
+                if process == speaker.process && self.is_of_a_lost_log(at, speaker) =>
             {
                 false
             }
@@ -598,6 +608,11 @@ impl World {
                 false
             }
         }
+    }
+
+    /// Whether this life was begun from the log that this machine had before it was off.
+    fn is_of_a_lost_log(&self, at: usize, speaker: Speaker) -> bool {
+        self.brought_back.get(&speaker).is_some_and(|(by, boot)| *by == at && *boot < self.machines[at].boot)
     }
 
     /// Does what the store wants.

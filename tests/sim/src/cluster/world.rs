@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use radic_protector::membership::Timing;
 use radic_protector::node::host::HostEnvironment;
 use radic_protector::node::{ClientId, Input, Node, NodeConfig};
-use radic_protector::store;
+use radic_protector::store::{self, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, JobId, NodeId, NodeName, ProcessId, Rank};
@@ -262,6 +262,8 @@ pub struct World {
     pub saved: Vec<Saved>,
     pub terminal: Terminal,
     pub checks: Checks,
+    /// From which machine's log each life was begun, and how often that had been switched on.
+    pub brought_back: HashMap<Speaker, (usize, u32)>,
     pub counts: Counts,
     /// Of each rank, what homes that are lost have kept for the next terminal.
     pub kept: BTreeMap<Rank, Vec<Range<usize>>>,
@@ -327,6 +329,7 @@ impl World {
             saved,
             terminal,
             checks,
+            brought_back: HashMap::new(),
             counts,
             kept,
             over,
