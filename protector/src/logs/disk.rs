@@ -220,7 +220,8 @@ impl Disk {
 
 #[cfg(test)]
 mod tests {
-    use radic_wire::ids::{ConnectionId, Rank, StreamId};
+    use radic_wire::determinant::{ConnectionId, StreamId};
+    use radic_wire::ids::Rank;
 
     use super::*;
     use crate::logs::files::process_dir;
