@@ -68,6 +68,8 @@ pub const DETERMINANT: usize = 10 * READY_FDS + 64;
 pub const LOG_CHUNK: usize = 256 << 10;
 /// Streams that a cut may name.
 pub const CUT_STREAMS: usize = 65_536;
+/// Streams of ranks that have ended, by themselves, of which a job's home keeps the ends: 64 of each of 16,384 ranks.
+pub const FINALS: usize = 1 << 20;
 /// Longest frame between an observer and its protector, in bytes: a cut of [`CUT_STREAMS`] fits.
 pub const LOG_FRAME: usize = 4 << 20;
 /// Addresses that one process may listen on.

@@ -409,6 +409,14 @@ pub enum ToHome {
         /// How far it had come with MPI.
         phase: MpiPhase,
     },
+    /// Where the streams of a rank that has ended by itself do; from its host, and from its protector when the host is lost. Whoever goes back asks how much
+    /// of what it had sent had come, and both may be gone by then.
+    Finals {
+        /// The rank.
+        rank: Rank,
+        /// The ends of what it has sent.
+        finals: Vec<(StreamId, StreamEnd)>,
+    },
     /// From a host: a rank called `MPI_Abort`.
     Aborted {
         /// The rank.

@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
-use radic_wire::process::{Protect, Protection};
+use radic_wire::process::{Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;
 use serde_bytes::ByteBuf;
 
 use super::fences::{Behind, Entered, Fences};
+use super::finals::Finals;
 use super::stdin::{Next, Stdin};
 
 /// So often a job may begin anew: one that goes on losing ranks before their first checkpoint will not get further.
@@ -149,6 +151,8 @@ pub struct Home {
     early_crashes: BTreeMap<Rank, u32>,
     /// Ranks that have no process anywhere, as far as is known: their node is lost, and they are not back.
     lost: BTreeSet<Rank>,
+    /// For whoever goes back when the nodes and protectors of those that have ended are lost.
+    finals: Finals,
     /// Hosts of whose ranks a new home knows nothing yet.
     unreported: BTreeSet<NodeId>,
     /// What nodes say of ranks that are not there, as far as this home knows: they know of a loss that it has not heard of, and have brought them back. Bounded by what a host
@@ -246,6 +250,11 @@ impl Home {
         self.has_ended(rank) && !self.anew && !self.lost.contains(&rank)
     }
 
+    /// Where a rank that has ended has ended a stream.
+    pub fn final_of(&self, stream: StreamId, sender: Rank) -> Option<StreamEnd> {
+        self.finals.get(stream, sender)
+    }
+
     /// How the job has ended, if it has and nothing that was written waits for a terminal.
     pub fn last_word(&self) -> Option<&Outcome> {
         let printed = self.printing.waiting.is_empty() && self.printing.under_way_bytes == 0;
@@ -274,6 +283,7 @@ impl Home {
             incarnation,
             anew: false,
             early_crashes: BTreeMap::new(),
+            finals: Finals::default(),
             lost: BTreeSet::new(),
             unreported: BTreeSet::new(),
             early: Vec::new(),
@@ -408,6 +418,7 @@ impl Home {
             }
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
+            ToHome::Finals { rank, finals } if self.knows(rank) && !self.anew => self.finals.keep(rank, finals),
             // It knows of a new home, and has not reported to it. With its report all that was not printed comes once more, from the first byte on; what was taken before
             // that would make the beginning look printed.
             ToHome::Output { .. } if self.unreported.contains(from) => {}
@@ -618,6 +629,7 @@ impl Home {
         self.thaw("it begins anew");
         self.anew = true;
         self.early.clear();
+        self.finals = Finals::default();
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
         self.tell_hosts(&ToHost::End { kill: true, anew: true });
         self.pump();

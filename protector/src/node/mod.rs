@@ -13,6 +13,7 @@ mod clients;
 mod early;
 pub mod events;
 mod fences;
+mod finals;
 pub mod home;
 pub mod host;
 mod jobs;

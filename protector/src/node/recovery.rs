@@ -368,11 +368,13 @@ impl Node {
         let Some(wards) = self.recovery.wards.get(&job) else { return };
         let home = wards.ward.placement.home().clone();
         let ended = |(rank, p): (&Rank, &Protected)| {
-            let left = p.left.as_ref().filter(|_| !self.is_member(&p.host));
-            let left = left.map(|left| ToHome::Left { rank: *rank, status: left.status, phase: left.phase });
-            left.or_else(|| p.hopeless.clone())
+            let Some(left) = p.left.as_ref().filter(|_| !self.is_member(&p.host)) else {
+                return p.hopeless.clone().into_iter().collect();
+            };
+            let finals = ToHome::Finals { rank: *rank, finals: left.finals.clone() };
+            vec![finals, ToHome::Left { rank: *rank, status: left.status, phase: left.phase }]
         };
-        let ended: Vec<ToHome> = wards.ranks.iter().filter_map(ended).collect();
+        let ended: Vec<ToHome> = wards.ranks.iter().flat_map(ended).collect();
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
     }
 
@@ -509,6 +511,8 @@ impl Node {
         }
         if of_host == Some(true) {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
+            let ranks: Vec<Rank> = self.hosts.get(&job).map_or_else(Vec::new, |host| host.ranks().collect());
+            ranks.into_iter().for_each(|rank| self.tell_home_of_finals(ProcessId { job, rank }));
         }
         self.attach_again(job, from);
         self.tell_home_of_ends_here(from, job);
@@ -880,14 +884,28 @@ impl Node {
         self.recovery.degraded.remove(&process);
         let holder = self.holder_of(process);
         self.tell_end(&holder, process);
+        self.tell_home_of_finals(process);
+    }
+
+    /// Tells the home where the streams of a process of this node do that has ended.
+    fn tell_home_of_finals(&mut self, process: ProcessId) {
+        let ProcessId { job, rank } = process;
+        let Some(host) = self.hosts.get(&job).filter(|host| host.end_of(rank).is_some()) else { return };
+        let (home, finals) = (host.home().clone(), self.finals_here(process));
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Finals { rank, finals }));
+    }
+
+    /// Where a process of this node has ended its streams.
+    fn finals_here(&self, process: ProcessId) -> Vec<(StreamId, StreamEnd)> {
+        let finals = self.recovery.finals.get(&process).into_iter().flatten();
+        finals.map(|(stream, end)| (*stream, *end)).collect()
     }
 
     /// Tells a protector of a process that has ended how, if it has.
     pub(super) fn tell_end(&mut self, protector: &NodeId, process: ProcessId) {
         let ProcessId { job, rank } = process;
         let Some((status, phase)) = self.hosts.get(&job).and_then(|host| host.end_of(rank)) else { return };
-        let finals = self.recovery.finals.get(&process);
-        let finals = finals.map_or_else(Vec::new, |finals| finals.iter().map(|(stream, end)| (*stream, *end)).collect());
+        let finals = self.finals_here(process);
         self.send(protector, PeerMessage::ToStore(job, ToStore::Left { rank, status, phase, finals }));
     }
 
@@ -916,7 +934,8 @@ impl Node {
         let left = left()
             .and_then(|left| left.finals.iter().find(|(s, _)| *s == stream))
             .map(|(_, end)| StreamEnd { closed: true, ..*end });
-        told.or(left)
+        let at_home = || self.homes.get(&sender.job)?.final_of(stream, sender.rank);
+        told.or(left).or_else(at_home)
     }
 
     /// Whether what this node has of a job is of an older life of it than this: the job has begun anew, and this node has not heard so. What has left, or where streams
