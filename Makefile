@@ -6,6 +6,7 @@
 .PHONY: demo test deps build lint unit integration long fuzz sim chaos clean
 
 CARGO ?= cargo
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 demo: deps build
 	./scripts/demo.sh
@@ -38,7 +39,7 @@ integration: build
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.
 SECONDS ?= 1
 TARGETS ?= .*
-FUZZ := $(abspath $(or $(CARGO_TARGET_DIR),target))/fuzz
+FUZZ := $(TARGET)/fuzz
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
@@ -51,8 +52,8 @@ fuzz: deps
 
 # Whole clusters of the real state machines with virtual time; a seed that fails is printed with the command that shows it once more.
 SEEDS ?= 1..10000
-sim:
-	$(CARGO) run --quiet --release -p radic-sim -- --seeds $(SEEDS)
+sim: build
+	$(TARGET)/release/radic-sim --seeds $(SEEDS)
 
 MINUTES ?= 10
 chaos: deps build

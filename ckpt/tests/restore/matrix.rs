@@ -261,11 +261,10 @@ fn combinations(program: usize) -> Vec<Combination> {
     if harness::long() {
         return all;
     }
-    let large = PROGRAMS[program].large;
-    // One as root and one as an ordinary user: the numbers are not divisors of each other's.
-    let chosen = if large { vec![8] } else { vec![2 * program, 2 * program + 3] };
-    let generations = if large { 1 } else { 3 };
-    chosen.into_iter().map(|index| Combination { generations, ..all[index % all.len()] }).collect()
+    // One as root and one as an ordinary user, in turn through all generations and through one: the numbers are not divisors of each other's.
+    let (first, second) = if program % 2 == 0 { (3, 1) } else { (1, 3) };
+    let chosen = if PROGRAMS[program].large { vec![(8, 1)] } else { vec![(2 * program, first), (2 * program + 3, second)] };
+    chosen.into_iter().map(|(index, generations)| Combination { generations, ..all[index % all.len()] }).collect()
 }
 
 /// The test of one program.
