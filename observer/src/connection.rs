@@ -351,6 +351,8 @@ pub struct Table {
     forgotten: HashSet<ConnectionId, BuildHasherDefault<DefaultHasher>>,
     /// The last ones of them that were forgotten for good, on both sides; at most as many as connections.
     buried: VecDeque<ConnectionId>,
+    /// Those of which neither side will ask anything any more, and the node does not know; at most as many as connections.
+    over: VecDeque<ConnectionId>,
     /// The newest image that was committed.
     committed: Option<u64>,
 }
@@ -373,6 +375,7 @@ impl Table {
             gone: VecDeque::new(),
             forgotten: HashSet::default(),
             buried: VecDeque::new(),
+            over: VecDeque::new(),
             committed: None,
         }
     }
@@ -520,12 +523,10 @@ impl Table {
         self.slots[slot] = None;
         self.by_id.remove(&(id, opened_here));
         self.free.push(slot as u32);
-        // Of a connection of the process with itself both ends are in the same images.
-        if opened_here && peer != id.opener {
-            self.gone.push_back(Gone { id, peer, absent_from: None });
-        }
         match (opened_here, gone_there) {
-            (true, _) => {}
+            // Of a connection of the process with itself both ends are in the same images.
+            (true, _) if peer == id.opener => self.end(id),
+            (true, _) => self.gone.push_back(Gone { id, peer, absent_from: None }),
             (false, true) => self.bury(id),
             (false, false) => _ = self.forgotten.insert(id),
         }
@@ -537,6 +538,20 @@ impl Table {
             self.buried.pop_front();
         }
         self.buried.push_back(id);
+        self.end(id);
+    }
+
+    /// Committed images of both processes cover that they have closed this connection, and its opener does not dial it any more.
+    fn end(&mut self, id: ConnectionId) {
+        if self.over.len() >= self.slots.len() {
+            self.over.pop_front();
+        }
+        self.over.push_back(id);
+    }
+
+    /// A connection of which the node need know nothing any more.
+    pub(crate) fn poll_over(&mut self) -> Option<ConnectionId> {
+        self.over.pop_front()
     }
 
     /// An image begins: what it covers as closed, and what it is without.
@@ -583,6 +598,7 @@ impl Table {
             |gone: &Gone| gone.absent_from.is_some_and(|image| self.committed.is_some_and(|newest| image <= newest));
         let gone = *self.gone.front().filter(|gone| is_in_no_image(gone))?;
         self.gone.pop_front();
+        self.end(gone.id);
         Some(Forgettable { connection: gone.id, peer: gone.peer, for_good: true })
     }
 

@@ -1193,6 +1193,11 @@ impl Observer {
         self.table.poll_forget(&mut self.outbox)
     }
 
+    /// A connection of which neither side will ask anything any more: the node is to be told.
+    pub fn poll_over(&mut self) -> Option<ConnectionId> {
+        self.table.poll_over()
+    }
+
     /// `peer`, which has accepted this connection, says that its link is broken, and it is not known here: what `peer` is to be told, if it was forgotten.
     pub fn forgotten(&self, connection: ConnectionId, peer: ProcessId) -> Option<Forgettable> {
         self.table.forgotten(connection, peer, self.phase())
@@ -1440,8 +1445,10 @@ mod tests {
                 observer.handle_protector(&word).unwrap();
                 assert_eq!(observer.handle_greeting(&call), Ok(Welcome::Forgotten));
             }
+            assert_eq!(observer.poll_over(), None);
             observer.handle_protector(&FromProtector::Forget { connection: call.connection, for_good: true }).unwrap();
             assert!(observer.table().get(slot).is_none());
+            assert_eq!((observer.poll_over(), observer.poll_over()), (Some(call.connection), None));
             assert_eq!(observer.handle_greeting(&call), Ok(Welcome::Refuse));
         }
     }

@@ -627,6 +627,10 @@ impl Layer {
             let Some(word) = self.observer.poll_forget() else { break };
             self.say_forgettable(word);
         }
+        for _ in 0..AT_ONCE {
+            let Some(connection) = self.observer.poll_over() else { break };
+            _ = self.node.send(&ToNode::Over { connection });
+        }
         let table = self.observer.table();
         self.foreign.retain(|(connection, _)| table.find_end(*connection, true).is_some());
         self.close_forgotten();

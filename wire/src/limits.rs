@@ -68,6 +68,8 @@ pub const DETERMINANT: usize = 10 * READY_FDS + 64;
 pub const LOG_CHUNK: usize = 256 << 10;
 /// Streams that a cut may name.
 pub const CUT_STREAMS: usize = 65_536;
+/// Streams that one process has ended and of which its node knows where: all of them fit into one message to its protector.
+pub const ENDED_STREAMS: usize = 1 << 18;
 /// Streams of ranks that have ended, by themselves, of which a job's home keeps the ends: 64 of each of 16,384 ranks.
 pub const FINALS: usize = 1 << 20;
 /// Longest frame between an observer and its protector, in bytes: a cut of [`CUT_STREAMS`] fits.

@@ -296,6 +296,11 @@ pub enum ToNode {
         /// Where.
         end: StreamEnd,
     },
+    /// Neither side of this connection will ask anything of it any more: where its streams end need not be known.
+    Over {
+        /// The connection.
+        connection: ConnectionId,
+    },
     /// This process is at its end: it reads nothing more, and merely waits until what it has sent is safe. `Leaving` follows.
     Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.

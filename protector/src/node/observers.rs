@@ -241,6 +241,7 @@ impl Node {
                 self.ask_all(now, observer, process, purpose, &Query::Final { stream, sender });
             }
             ToNode::Finished { stream, end } => self.handle_finished(process, stream, end),
+            ToNode::Over { connection } => self.handle_over(process, connection),
             ToNode::Closing => {
                 if let Some(observed) = self.observers.processes.get_mut(&process) {
                     observed.closing = true;

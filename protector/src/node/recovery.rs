@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use radic_wire::determinant::StreamId;
+use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, Outcome, Placement};
@@ -827,8 +827,20 @@ impl Node {
 
     /// A process of this node has ended an outgoing stream.
     pub(super) fn handle_finished(&mut self, process: ProcessId, stream: StreamId, end: StreamEnd) {
-        let known = self.recovery.finals.entry(process).or_default().entry(stream).or_insert(end);
+        let finals = self.recovery.finals.entry(process).or_default();
+        let known = finals.entry(stream).or_insert(end);
         *known = StreamEnd { closed: end.closed || known.closed, received: end.received.max(known.received), ..end };
+        // No library comes near: it knows fewer connections at once.
+        if finals.len() > limits::ENDED_STREAMS {
+            finals.pop_first();
+        }
+    }
+
+    /// Nobody asks any more where the streams of a connection of this process end.
+    pub(super) fn handle_over(&mut self, process: ProcessId, connection: ConnectionId) {
+        if let Some(finals) = self.recovery.finals.get_mut(&process) {
+            [true, false].iter().for_each(|from| _ = finals.remove(&StreamId { connection, from_opener: *from }));
+        }
     }
 
     /// A process does not run here any more, or runs another program.

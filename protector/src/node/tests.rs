@@ -10,7 +10,7 @@ use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
 use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, ToHome, ToHost, ToSession, ToStore, Ward};
-use radic_wire::process::{Interval, Place, Point, Protect, Protection};
+use radic_wire::process::{Interval, Place, Point, Protect, Protection, StreamEnd};
 
 use super::*;
 
@@ -1116,6 +1116,32 @@ fn offsets_and_closed_connections_find_their_way() {
     let asked: Vec<_> = cluster.orders.iter().filter(|(_, o)| matches!(o, StoreOrder::StableOf(..))).collect();
     assert_eq!(asked.len(), 3, "whoever may have its log: {asked:?}");
     assert_eq!(*cluster.last_told(1), FromNode::Forget { connection, for_good: true });
+}
+
+/// A job may run for months, and make a thousand connections in each second.
+#[test]
+fn of_connections_that_are_over_nothing_is_kept() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(3, never());
+    let streams = [true, false].map(|from_opener| {
+        let connection = ConnectionId { opener: at(job, 1), number: 1 };
+        StreamId { connection, from_opener }
+    });
+    let end = StreamEnd { offset: 9, closed: true, received: 4 };
+    let ask = |cluster: &mut Cluster, ask, stream| {
+        cluster.say(job, 0, ToNode::Ended { ask, stream, sender: at(job, 1) });
+        cluster.run_until(|c| matches!(c.told(0).last(), Some(FromNode::Final { ask: of, .. }) if *of == ask));
+        let FromNode::Final { end, .. } = *cluster.last_told(0) else { panic!("{:?}", cluster.last_told(0)) };
+        end
+    };
+    let other = StreamId { connection: ConnectionId { opener: at(job, 1), number: 2 }, from_opener: true };
+    for stream in [streams[0], streams[1], other] {
+        cluster.say(job, 1, ToNode::Finished { stream, end });
+    }
+    assert_eq!(streams.map(|stream| ask(&mut cluster, 1, stream)), [Some(end); 2]);
+    cluster.say(job, 1, ToNode::Over { connection: streams[0].connection });
+    assert_eq!(streams.map(|stream| ask(&mut cluster, 2, stream)), [None; 2]);
+    assert_eq!(ask(&mut cluster, 3, other), Some(end));
 }
 
 #[test]

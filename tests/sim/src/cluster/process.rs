@@ -778,6 +778,9 @@ impl World {
         while let Some(word) = self.lib(pid).observer.poll_forget() {
             self.say_forgettable(pid, word);
         }
+        while let Some(connection) = self.lib(pid).observer.poll_over() {
+            self.tell_node(pid, ToNode::Over { connection });
+        }
         self.close_forgotten(pid);
     }
 
