@@ -738,3 +738,23 @@ pub struct Report {
     /// Its process id.
     pub pid: u32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec;
+    use crate::determinant::ConnectionId;
+    use crate::ids::ProcessId;
+    use crate::limits;
+
+    #[test]
+    fn all_that_a_node_keeps_of_the_streams_of_a_process_fits_into_one_message() {
+        let opener = ProcessId { job: JobId::from_bits(u64::MAX), rank: Rank(u32::MAX) };
+        let stream = StreamId { connection: ConnectionId { opener, number: u64::MAX }, from_opener: true };
+        let end = StreamEnd { offset: u64::MAX, closed: true, received: u64::MAX };
+        let finals = vec![(stream, end); limits::ENDED_STREAMS];
+        let left = ToStore::Left { rank: Rank(u32::MAX), status: ExitStatus::Code(0), phase: MpiPhase::After, finals };
+        let message = PeerMessage::ToStore(opener.job, left);
+        assert!(codec::encode(&LinkFrame::Data { seq: u64::MAX, message }, limits::PEER_FRAME).is_ok());
+    }
+}
