@@ -262,7 +262,7 @@ fn combinations(program: usize) -> Vec<Combination> {
         return all;
     }
     // One as root and one as an ordinary user, in turn through all generations and through one: the numbers are not divisors of each other's.
-    let (first, second) = if program % 2 == 0 { (3, 1) } else { (1, 3) };
+    let (first, second) = if program.is_multiple_of(2) { (3, 1) } else { (1, 3) };
     let chosen = if PROGRAMS[program].large { vec![(8, 1)] } else { vec![(2 * program, first), (2 * program + 3, second)] };
     chosen.into_iter().map(|(index, generations)| Combination { generations, ..all[index % all.len()] }).collect()
 }
