@@ -87,7 +87,7 @@ pub struct Logs {
     voices: HashMap<Speaker, ConnId>,
     replicas: BTreeMap<ProcessId, (SocketAddr, Option<ConnId>)>,
     followed: BTreeSet<ProcessId>,
-    /// Whose last hello said that what is held lacks something.
+    /// Whose last hello said that what is held lacks something, or is of a life before.
     pub behind: BTreeSet<ProcessId>,
     /// Who was fenced for a life of its job that begins anew, and has said nothing in it: what is held is of before.
     pub of_before: BTreeSet<ProcessId>,
@@ -539,7 +539,9 @@ impl World {
         };
         if let ToProtector::Hello { journal, payload, .. } = message {
             let logs = self.logs(at);
-            if logs.store.is_behind(speaker.process, journal.start, payload.start) {
+            // Its next life began elsewhere: positions in its payload are not those of the life that is held. (Seed 25179.)
+            let is_of_before = logs.store.incarnation(speaker.process).is_some_and(|life| life < speaker.incarnation);
+            if is_of_before || logs.store.is_behind(speaker.process, journal.start, payload.start) {
                 logs.behind.insert(speaker.process)
             } else {
                 logs.behind.remove(&speaker.process)
