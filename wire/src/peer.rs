@@ -404,6 +404,8 @@ pub enum ToHome {
     Left {
         /// The rank.
         rank: Rank,
+        /// In which life of the job: in the next one it has not ended.
+        life: Incarnation,
         /// How it has ended.
         status: ExitStatus,
         /// How far it had come with MPI.
@@ -414,6 +416,8 @@ pub enum ToHome {
     Finals {
         /// The rank.
         rank: Rank,
+        /// In which life of the job.
+        life: Incarnation,
         /// The ends of what it has sent.
         finals: Vec<(StreamId, StreamEnd)>,
     },

@@ -417,8 +417,13 @@ impl Home {
                 self.begin_anew(rank, &why, signal);
             }
             ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
-            ToHome::Left { rank, status, phase } if self.knows(rank) && !self.anew => self.handle_left(rank, status, phase),
-            ToHome::Finals { rank, finals } if self.knows(rank) && !self.anew => self.finals.keep(rank, finals),
+            // Who has ended before the job began anew has not ended in this life. (`make sim`, seed 39399: what was sent to its next life was thought to be wanted by nobody.)
+            ToHome::Left { rank, life, status, phase } if self.knows(rank) && !self.anew && life == self.incarnation => {
+                self.handle_left(rank, status, phase);
+            }
+            ToHome::Finals { rank, life, finals } if self.knows(rank) && !self.anew && life == self.incarnation => {
+                self.finals.keep(rank, finals);
+            }
             // It knows of a new home, and has not reported to it. With its report all that was not printed comes once more, from the first byte on; what was taken before
             // that would make the beginning look printed.
             ToHome::Output { .. } if self.unreported.contains(from) => {}

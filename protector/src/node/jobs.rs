@@ -78,7 +78,7 @@ impl Node {
                     self.forget_lives(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
                     if host.protection().protect == Protect::On && self.is_member(host.home()) {
-                        self.keep_ends(job, host.ends());
+                        self.keep_ends(job, host.incarnation(), host.ends());
                     }
                     // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();

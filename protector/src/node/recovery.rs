@@ -119,7 +119,7 @@ pub(super) struct Recovery {
     /// Jobs that are over, and how they have ended, if their homes have said so.
     ended: VecDeque<(JobId, Option<Outcome>)>,
     /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
-    ends: BTreeMap<JobId, Vec<(Rank, ExitStatus, MpiPhase)>>,
+    ends: BTreeMap<JobId, (Incarnation, Vec<(Rank, ExitStatus, MpiPhase)>)>,
     /// The latest members that were lost: the view with each, and the one without it.
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
@@ -230,9 +230,9 @@ impl Node {
     }
 
     /// The host of a job is done, and its home does not know yet.
-    pub(super) fn keep_ends(&mut self, job: JobId, ends: Vec<(Rank, ExitStatus, MpiPhase)>) {
+    pub(super) fn keep_ends(&mut self, job: JobId, life: Incarnation, ends: Vec<(Rank, ExitStatus, MpiPhase)>) {
         if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {
-            self.recovery.ends.insert(job, ends);
+            self.recovery.ends.insert(job, (life, ends));
         }
     }
 
@@ -243,8 +243,9 @@ impl Node {
 
     /// Tells the next home of a job what its host has told the home before.
     fn tell_home_of_ends_here(&mut self, home: &NodeId, job: JobId) {
-        for (rank, status, phase) in self.recovery.ends.get(&job).cloned().unwrap_or_default() {
-            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, status, phase }));
+        let (life, ends) = self.recovery.ends.get(&job).cloned().unwrap_or_default();
+        for (rank, status, phase) in ends {
+            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, life, status, phase }));
         }
     }
 
@@ -371,8 +372,9 @@ impl Node {
             let Some(left) = p.left.as_ref().filter(|_| !self.is_member(&p.host)) else {
                 return p.hopeless.clone().into_iter().collect();
             };
-            let finals = ToHome::Finals { rank: *rank, finals: left.finals.clone() };
-            vec![finals, ToHome::Left { rank: *rank, status: left.status, phase: left.phase }]
+            let (rank, life) = (*rank, p.incarnation.first_of_job());
+            let finals = ToHome::Finals { rank, life, finals: left.finals.clone() };
+            vec![finals, ToHome::Left { rank, life, status: left.status, phase: left.phase }]
         };
         let ended: Vec<ToHome> = wards.ranks.iter().flat_map(ended).collect();
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
@@ -903,8 +905,8 @@ impl Node {
     fn tell_home_of_finals(&mut self, process: ProcessId) {
         let ProcessId { job, rank } = process;
         let Some(host) = self.hosts.get(&job).filter(|host| host.end_of(rank).is_some()) else { return };
-        let (home, finals) = (host.home().clone(), self.finals_here(process));
-        self.send(&home, PeerMessage::ToHome(job, ToHome::Finals { rank, finals }));
+        let (home, life, finals) = (host.home().clone(), host.incarnation(), self.finals_here(process));
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Finals { rank, life, finals }));
     }
 
     /// Where a process of this node has ended its streams.

@@ -295,6 +295,8 @@ struct Process {
     wanted: bool,
     /// Whether another protector has what the process does.
     elsewhere: Elsewhere,
+    /// Where its journal and its payload ended when it said hello last: no more than that can have been acknowledged elsewhere.
+    told: (u64, u64),
     /// Bound of its log, if it is not [`Config::log`].
     bound: Option<u64>,
     kept: Option<Kept>,
@@ -318,9 +320,20 @@ enum Elsewhere {
     Forwards,
     /// Another one has it since: this may be less than what that one has acknowledged.
     Since,
+    /// The process speaks here again. What it had said by then to another one is on the way: up to these ends of its journal and its payload.
+    Until(u64, u64),
 }
 
 impl Process {
+    /// Whether nothing was acknowledged elsewhere that is not here.
+    fn is_current(&self) -> bool {
+        match self.elsewhere {
+            Elsewhere::No => true,
+            Elsewhere::Until(journal, payload) => self.journal.end() >= journal && self.payload >= payload,
+            Elsewhere::Forwards | Elsewhere::Since => false,
+        }
+    }
+
     fn new(incarnation: Incarnation, journal: u64, payload: u64) -> Self {
         Process {
             incarnation,
@@ -338,6 +351,7 @@ impl Process {
             replica: None,
             wanted: false,
             elsewhere: Elsewhere::No,
+            told: (0, 0),
             bound: None,
             kept: None,
             ended: false,
@@ -614,10 +628,12 @@ impl Store {
         if !begins && (process.journal.end() > journal.end || process.payload > payload.end) {
             return Err(StoreError::Contradiction { process: id, what: "its hello knows less than it has written" });
         }
+        let told = (journal.end, payload.end);
+        process.told = told;
         let mut anew = None;
         if begins || process.journal.end() < journal.start || process.payload < payload.start {
             // Or what is between is lost: this log, and images before it, can restart nothing.
-            let new = Process { queued: process.queued, ..Process::new(incarnation, journal.start, payload.start) };
+            let new = Process { queued: process.queued, told, ..Process::new(incarnation, journal.start, payload.start) };
             anew = Some(std::mem::replace(process, new));
         }
         // Not what is held here: what a replica, or the file, lacks is not stable, and must not open a gate.
@@ -1028,14 +1044,20 @@ impl Store {
 
     /// Whether another protector has had what this process does, without telling all of it here.
     pub fn has_let_go(&self, id: ProcessId) -> bool {
-        self.processes.get(&id).is_some_and(|process| process.elsewhere == Elsewhere::Since)
+        let has = |process: &Process| match process.elsewhere {
+            Elsewhere::Since => true,
+            Elsewhere::Until(..) => !process.is_current(),
+            Elsewhere::No | Elsewhere::Forwards => false,
+        };
+        self.processes.get(&id).is_some_and(has)
     }
 
     /// Another protector forwards what this process says, and acknowledges nothing without this one. Who brings the process back is that one, until it is lost.
     /// A log that was let go of stays so: who is to follow once more begins with nothing ([`Store::remove`]).
     pub fn follow(&mut self, id: ProcessId) {
-        let process = self.processes.get_mut(&id).filter(|process| process.elsewhere != Elsewhere::Since);
-        process.into_iter().for_each(|process| process.elsewhere = Elsewhere::Forwards);
+        if !self.has_let_go(id) {
+            self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::Forwards);
+        }
     }
 
     /// Who has forwarded what this process says is lost: this one has all that was acknowledged, and may bring the process back.
@@ -1044,9 +1066,11 @@ impl Store {
         process.into_iter().for_each(|process| process.elsewhere = Elsewhere::No);
     }
 
-    /// The process itself has said what it knows, and nothing is missing.
+    /// The process itself has said what it knows, and that goes on where this log ends. What another protector has acknowledged meanwhile comes only now: until it is here
+    /// nobody is brought back from this log. (`make sim`, seed 33605: a replica that had been replaced became the next protector, and had an image.)
     pub fn take_up(&mut self, id: ProcessId) {
-        self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::No);
+        let process = self.processes.get_mut(&id).filter(|process| process.elsewhere != Elsewhere::No);
+        process.into_iter().for_each(|process| process.elsewhere = Elsewhere::Until(process.told.0, process.told.1));
     }
 
     /// Fences the older incarnations of this process and says what a restart as `incarnation` needs. Called again while the
@@ -1054,8 +1078,7 @@ impl Store {
     pub fn restart(&mut self, id: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
         self.fence(id, incarnation);
         self.settle(id);
-        let process =
-            self.processes.get_mut(&id).filter(|process| process.elsewhere == Elsewhere::No).ok_or(NoRestart::NoImage)?;
+        let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;
         let cut = process.images.last().ok_or(NoRestart::NoImage)?.cut;
         let replicated = process.replica.is_none_or(|replica| replica.payload >= process.payload);
         // An image that is verified will be committed; a log that is not stable will be.
@@ -1197,7 +1220,7 @@ impl Store {
 
     /// Whether it could be restarted from what is held here.
     pub fn can_restart(&self, process: ProcessId) -> bool {
-        self.processes.get(&process).is_some_and(|process| process.elsewhere == Elsewhere::No && !process.images.is_empty())
+        self.processes.get(&process).is_some_and(|process| process.is_current() && !process.images.is_empty())
     }
 
     /// Whether an image of it is committed.

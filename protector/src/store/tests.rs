@@ -328,6 +328,32 @@ fn what_another_protector_has_led_since_restarts_nothing() {
     assert!(store.restart(id, Incarnation(2)).is_ok());
 }
 
+/// What has been acknowledged elsewhere is still on its way here when the process says hello.
+#[test]
+fn a_log_that_was_let_go_restarts_nothing_before_it_has_what_was_acknowledged_elsewhere() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    store.let_go(id);
+    let told = ToProtector::Hello {
+        process: id,
+        incarnation: Incarnation(0),
+        journal: Span { start: 0, end: 6 },
+        payload: Span::default(),
+    };
+    assert_eq!(store.handle_message(speaker(0), &told), Ok(()));
+    store.take_up(id);
+    assert!(!store.can_restart(id) && store.has_let_go(id));
+    store.follow(id);
+    store.take_over(id);
+    assert!(!store.can_restart(id), "nor does it follow");
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abc" }).unwrap();
+    assert!(!store.can_restart(id));
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 3, bytes: b"def" }).unwrap();
+    assert!(store.can_restart(id) && !store.has_let_go(id));
+}
+
 #[test]
 fn a_copy_restarts_what_its_leader_was_lost_with_and_nothing_else() {
     let mut store = begun(CONFIG);
