@@ -91,6 +91,9 @@ impl Wards {
     }
 }
 
+/// How ranks have ended, and how far they had come with MPI.
+type Ends = Vec<(Rank, ExitStatus, MpiPhase)>;
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
@@ -119,7 +122,7 @@ pub(super) struct Recovery {
     /// Jobs that are over, and how they have ended, if their homes have said so.
     ended: VecDeque<(JobId, Option<Outcome>)>,
     /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
-    ends: BTreeMap<JobId, (Incarnation, Vec<(Rank, ExitStatus, MpiPhase)>)>,
+    ends: BTreeMap<JobId, (Incarnation, Ends)>,
     /// The latest members that were lost: the view with each, and the one without it.
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
@@ -230,7 +233,7 @@ impl Node {
     }
 
     /// The host of a job is done, and its home does not know yet.
-    pub(super) fn keep_ends(&mut self, job: JobId, life: Incarnation, ends: Vec<(Rank, ExitStatus, MpiPhase)>) {
+    pub(super) fn keep_ends(&mut self, job: JobId, life: Incarnation, ends: Ends) {
         if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {
             self.recovery.ends.insert(job, (life, ends));
         }

@@ -323,12 +323,12 @@ fn what_another_protector_has_led_since_restarts_nothing() {
     assert!(!store.can_restart(id));
     assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage));
     // The process comes back, and what it has kept goes on where this log ends.
-    assert_eq!(store.handle_message(speaker(0), &hello(speaker(0), 0)), Ok(()));
+    assert_eq!(store.handle_message(speaker(1), &hello(speaker(1), 0)), Ok(()));
     store.take_up(id);
-    assert!(store.restart(id, Incarnation(1)).is_ok());
+    assert!(store.restart(id, Incarnation(2)).is_ok());
     // In a life that began elsewhere it goes on nowhere: of the payload of the one before something may be missing.
     store.let_go(id);
-    assert_eq!(store.handle_message(speaker(2), &hello(speaker(2), 0)), Ok(()));
+    assert_eq!(store.handle_message(speaker(3), &hello(speaker(3), 0)), Ok(()));
     store.take_up(id);
     assert!(!store.has_image(id) && !store.can_restart(id));
 }
