@@ -1320,6 +1320,16 @@ impl Store {
             messages.push(encoded(|out| ToProtector::Journal { position, bytes: &bytes }.write(out)));
             position += bytes.len() as u64;
         }
+        // Where streams go on, as a process says it to a new protector: an image may cover less than was acknowledged, and holds itself what is between. (`make sim`,
+        // seed 73882: the first piece after it left a gap.)
+        let mut firsts: HashMap<StreamId, u64> = HashMap::new();
+        process.unstable.iter().for_each(|unstable| _ = firsts.entry(unstable.stream).or_insert(unstable.from));
+        for (stream, held) in process.streams.iter().filter(|(_, held)| !held.closed) {
+            let (position, offset) = (payload.start, firsts.get(stream).copied().unwrap_or(held.log.end()));
+            if offset > 0 {
+                messages.push(encoded(|out| ToProtector::Payload { position, stream: *stream, offset, bytes: &[] }.write(out)));
+            }
+        }
         for Unstable { position, stream, from, to, is_end } in process.unstable.iter().copied() {
             let position = position - (to - from);
             if is_end {

@@ -170,6 +170,28 @@ fn the_last_replica_decides() {
     assert_eq!(said(&mut store), ["JournalStable { position: 3 }"]);
 }
 
+/// An image holds what was received and not read, and says how far was read: a new replica must not take that for the end of what came.
+#[test]
+fn an_image_that_says_less_than_was_acknowledged_leaves_no_gap_at_a_new_replica() {
+    let (mut store, mut replica) = (begun(CONFIG), Store::new(CONFIG));
+    let id = speaker(0).process;
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
+    store.handle_message(speaker(0), &payload).unwrap();
+    assert!(said(&mut store).contains(&"PayloadStable { position: 8 }".to_owned()));
+    store.set_replica(id, true);
+    let streams = [(stream(1), 3)];
+    for output in std::iter::from_fn(|| store.poll_output()) {
+        if let Output::Forward(_, message) = output {
+            replica.handle_message(speaker(0), &ToProtector::read(&message).unwrap()).unwrap();
+        }
+    }
+    image_after(&mut replica, 0, 0, 8, &streams);
+    replica.handle_verified(id, 0, true);
+    assert!(replica.can_restart(id));
+    let more = ToProtector::Payload { position: 8, stream: stream(1), offset: 8, bytes: b"more" };
+    assert_eq!(replica.handle_message(speaker(0), &more), Ok(()));
+}
+
 /// Who is to hold a copy may have had all of it, since it did so for another protector: its welcome is the last that it says. (The gate stayed shut for ever. Found by the
 /// simulation.)
 #[test]
