@@ -534,19 +534,13 @@ impl Table {
 
     /// Its opener never asks for this connection again; but it may have done so just before, on a socket that nobody has looked at.
     fn bury(&mut self, id: ConnectionId) {
-        if self.buried.len() >= self.slots.len() {
-            self.buried.pop_front();
-        }
-        self.buried.push_back(id);
+        push_newest(&mut self.buried, self.slots.len(), id);
         self.end(id);
     }
 
     /// Committed images of both processes cover that they have closed this connection, and its opener does not dial it any more.
     fn end(&mut self, id: ConnectionId) {
-        if self.over.len() >= self.slots.len() {
-            self.over.pop_front();
-        }
-        self.over.push_back(id);
+        push_newest(&mut self.over, self.slots.len(), id);
     }
 
     /// A connection of which the node need know nothing any more.
@@ -789,4 +783,11 @@ impl Table {
             connection.incoming.finish = connection.incoming.finish.or(finish);
         }
     }
+}
+/// Keeps the newest `most`.
+fn push_newest(ids: &mut VecDeque<ConnectionId>, most: usize, id: ConnectionId) {
+    if ids.len() >= most {
+        ids.pop_front();
+    }
+    ids.push_back(id);
 }

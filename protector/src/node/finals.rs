@@ -25,10 +25,15 @@ impl Finals {
         }
     }
 
-    /// Where `sender` has ended `stream`. It has ended itself, so it reads nothing more.
+    /// Where `sender` has ended `stream`.
     pub fn get(&self, stream: StreamId, sender: Rank) -> Option<StreamEnd> {
-        self.by_rank.get(&sender)?.iter().find(|(s, _)| *s == stream).map(|(_, end)| StreamEnd { closed: true, ..*end })
+        end_of(self.by_rank.get(&sender)?, stream)
     }
+}
+
+/// Where whoever has ended with these `finals` has ended `stream`: it reads nothing more.
+pub fn end_of(finals: &[(StreamId, StreamEnd)], stream: StreamId) -> Option<StreamEnd> {
+    finals.iter().find(|(s, _)| *s == stream).map(|(_, end)| StreamEnd { closed: true, ..*end })
 }
 
 #[cfg(test)]

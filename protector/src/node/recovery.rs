@@ -21,6 +21,7 @@ use radic_wire::process::{FromNode, Place, Point, Protect, Restart, StreamEnd};
 
 use super::clients::Purpose;
 use super::events::About;
+use super::finals;
 use super::home::Home;
 use super::host::{Host, HostOutput};
 use super::observers::ObserverId;
@@ -948,9 +949,7 @@ impl Node {
     pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<StreamEnd> {
         let told = self.recovery.finals.get(&sender).and_then(|finals| finals.get(&stream)).copied();
         let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
-        let left = left()
-            .and_then(|left| left.finals.iter().find(|(s, _)| *s == stream))
-            .map(|(_, end)| StreamEnd { closed: true, ..*end });
+        let left = left().and_then(|left| finals::end_of(&left.finals, stream));
         let at_home = || self.homes.get(&sender.job)?.final_of(stream, sender.rank);
         told.or(left).or_else(at_home)
     }

@@ -629,14 +629,13 @@ impl Store {
         if !begins && (process.journal.end() > journal.end || process.payload > payload.end) {
             return Err(StoreError::Contradiction { process: id, what: "its hello knows less than it has written" });
         }
-        let told = (journal.end, payload.end);
-        process.told = told;
         let mut anew = None;
         if begins || process.journal.end() < journal.start || process.payload < payload.start {
             // Or what is between is lost: this log, and images before it, can restart nothing.
-            let new = Process { queued: process.queued, told, ..Process::new(incarnation, journal.start, payload.start) };
+            let new = Process { queued: process.queued, ..Process::new(incarnation, journal.start, payload.start) };
             anew = Some(std::mem::replace(process, new));
         }
+        process.told = (journal.end, payload.end);
         // Not what is held here: what a replica, or the file, lacks is not stable, and must not open a gate.
         let (journal, payload) = (process.journal_stable, process.payload_stable);
         let newest = process.images.last().map(|image| image.number);

@@ -47,6 +47,15 @@ fn said(store: &mut Store) -> Vec<String> {
     outputs.map(text).collect()
 }
 
+/// The replica hears what is forwarded to it.
+fn pass_on(store: &mut Store, replica: &mut Store) {
+    for output in std::iter::from_fn(|| store.poll_output()) {
+        if let Output::Forward(_, message) = output {
+            replica.handle_message(speaker(0), &ToProtector::read(&message).unwrap()).unwrap();
+        }
+    }
+}
+
 fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) {
     image_after(store, number, cut, 0, streams);
 }
@@ -180,11 +189,7 @@ fn an_image_that_says_less_than_was_acknowledged_leaves_no_gap_at_a_new_replica(
     assert!(said(&mut store).contains(&"PayloadStable { position: 8 }".to_owned()));
     store.set_replica(id, true);
     let streams = [(stream(1), 3)];
-    for output in std::iter::from_fn(|| store.poll_output()) {
-        if let Output::Forward(_, message) = output {
-            replica.handle_message(speaker(0), &ToProtector::read(&message).unwrap()).unwrap();
-        }
-    }
+    pass_on(&mut store, &mut replica);
     image_after(&mut replica, 0, 0, 8, &streams);
     replica.handle_verified(id, 0, true);
     assert!(replica.can_restart(id));
@@ -211,12 +216,7 @@ fn a_replica_that_has_all_already_opens_the_gate() {
     }
     assert!(!said(&mut store).iter().any(|said| said.starts_with("JournalStable")));
     store.set_replica(id, true);
-    let forwarded: Vec<_> = std::iter::from_fn(|| store.poll_output()).collect();
-    for output in forwarded {
-        if let Output::Forward(_, message) = output {
-            replica.handle_message(speaker(0), &ToProtector::read(&message).unwrap()).unwrap();
-        }
-    }
+    pass_on(&mut store, &mut replica);
     while let Some(output) = replica.poll_output() {
         if let Output::Send(_, message) = output {
             store.handle_replica(id, &FromProtector::read(&message).unwrap());
