@@ -11,7 +11,7 @@ use radic_wire::local::{Reply, Request};
 use radic_wire::log::LogPart;
 use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, View};
 use radic_wire::peer::{
-    Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, RestartOrder, SessionId, ToHome, ToHost, ToStore, Welcome,
+    FromHost, Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, RestartOrder, SessionId, ToHome, ToHost, ToStore, Welcome,
 };
 use radic_wire::process::{self, FromNode, Protection, ToNode};
 use radic_wire::replay::{self, FromReplayer, ToReplayer};
@@ -169,7 +169,8 @@ fn jobs(inputs: &mut Inputs) {
     data(inputs, "start", PeerMessage::ToHome(job(), start));
     let launch = ToHost::Launch { incarnation: Incarnation(0), spec, placement };
     data(inputs, "launch", PeerMessage::ToHost(job(), launch));
-    let output = ToHome::Output { rank: Rank(1), stream: OutputStream::Stderr, offset: 5, data: ByteBuf::from("line\n") };
+    let said = FromHost::Output { rank: Rank(1), stream: OutputStream::Stderr, offset: 5, data: ByteBuf::from("line\n") };
+    let output = ToHome::Host { life: Incarnation(0), said };
     data(inputs, "output", PeerMessage::ToHome(job(), output));
     let protect = ToStore::Protect {
         ranks: vec![(Rank(0), Incarnation(1))],

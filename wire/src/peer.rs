@@ -331,8 +331,6 @@ pub enum ToHome {
     Suspend(SessionId),
     /// What was stopped is written down: the job ends.
     EndSuspended(SessionId),
-    /// From a host: its ranks are stopped, and where each was first launched; or why they are not.
-    Frozen(Result<Vec<(Rank, IpAddr)>, String>),
     /// A terminal wants the output.
     Attach(SessionId),
     /// A terminal is gone.
@@ -360,45 +358,12 @@ pub enum ToHome {
         /// Who waits for its end, and is told `Ended`; not the job's own terminal, which is told anyway.
         session: Option<SessionId>,
     },
-    /// From a host: this rank runs.
-    Launched {
-        /// The rank.
-        rank: Rank,
-        /// Its process id on its node.
-        pid: u32,
-    },
-    /// From a host: this rank could not be started.
-    LaunchFailed {
-        /// The rank.
-        rank: Rank,
-        /// What the system said.
-        error: String,
-        /// The exit code that says so.
-        code: i32,
-    },
-    /// From a host: output of a rank. Only so much comes before some of it was printed ([`limits::OUTPUT_UNPRINTED`](crate::limits::OUTPUT_UNPRINTED)).
-    Output {
-        /// The rank.
-        rank: Rank,
-        /// Which stream.
-        stream: OutputStream,
-        /// Offset of the first byte in what the rank writes to the stream, in all its lives.
-        offset: u64,
-        /// The bytes.
-        data: ByteBuf,
-    },
-    /// From a host: rank 0 took the piece of standard input with this number.
-    StdinTaken(u64),
-    /// From a host: rank 0 has another pipe, or none.
-    StdinWanted(StdinWanted),
-    /// From a host: a rank and every process of its group have ended, and its output is complete.
-    Exited {
-        /// The rank.
-        rank: Rank,
-        /// How.
-        status: ExitStatus,
-        /// How far it had come with MPI.
-        phase: MpiPhase,
+    /// From a host, of its ranks.
+    Host {
+        /// In which life of the job they are: what is said of a life before it began anew says nothing of this one.
+        life: Incarnation,
+        /// What it says.
+        said: FromHost,
     },
     /// From the protector of a rank whose node is lost: the rank had ended before, and all that it has printed is known.
     Left {
@@ -421,29 +386,6 @@ pub enum ToHome {
         /// The ends of what it has sent.
         finals: Vec<(StreamId, StreamEnd)>,
     },
-    /// From a host: a rank called `MPI_Abort`.
-    Aborted {
-        /// The rank.
-        rank: Rank,
-        /// The code.
-        code: i32,
-        /// The library's message.
-        message: String,
-    },
-    /// From a host: all its ranks are in the fence with this number, or were let out of it in a life before. It may be said again: a home that has released
-    /// the fence says so again.
-    Fence {
-        /// Counted from 1.
-        number: u64,
-        /// Its ranks: one that is brought back there later has not entered it.
-        ranks: Vec<Rank>,
-        /// What they have put since the last one.
-        entries: Vec<(String, String)>,
-    },
-    /// From a host: it has nothing left of the job.
-    Gone,
-    /// From a host to a new home: what became of its ranks.
-    Report(HostReport),
     /// From a protector: this rank was lost before a checkpoint of it was committed. The job begins anew.
     NoImage {
         /// The rank.
@@ -459,6 +401,85 @@ pub enum ToHome {
     Lost {
         /// The rank.
         rank: Rank,
+        /// The life that was to be.
+        life: Incarnation,
+        /// Why, for people.
+        why: String,
+    },
+}
+
+/// What a host says of its ranks to the job's home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromHost {
+    /// this rank runs.
+    Launched {
+        /// The rank.
+        rank: Rank,
+        /// Its process id on its node.
+        pid: u32,
+    },
+    /// this rank could not be started.
+    LaunchFailed {
+        /// The rank.
+        rank: Rank,
+        /// What the system said.
+        error: String,
+        /// The exit code that says so.
+        code: i32,
+    },
+    /// output of a rank. Only so much comes before some of it was printed ([`limits::OUTPUT_UNPRINTED`](crate::limits::OUTPUT_UNPRINTED)).
+    Output {
+        /// The rank.
+        rank: Rank,
+        /// Which stream.
+        stream: OutputStream,
+        /// Offset of the first byte in what the rank writes to the stream, in all its lives.
+        offset: u64,
+        /// The bytes.
+        data: ByteBuf,
+    },
+    /// rank 0 took the piece of standard input with this number.
+    StdinTaken(u64),
+    /// rank 0 has another pipe, or none.
+    StdinWanted(StdinWanted),
+    /// a rank and every process of its group have ended, and its output is complete.
+    Exited {
+        /// The rank.
+        rank: Rank,
+        /// How.
+        status: ExitStatus,
+        /// How far it had come with MPI.
+        phase: MpiPhase,
+    },
+    /// its ranks are stopped, and where each was first launched; or why they are not.
+    Frozen(Result<Vec<(Rank, IpAddr)>, String>),
+    /// a rank called `MPI_Abort`.
+    Aborted {
+        /// The rank.
+        rank: Rank,
+        /// The code.
+        code: i32,
+        /// The library's message.
+        message: String,
+    },
+    /// all its ranks are in the fence with this number, or were let out of it in a life before. It may be said again: a home that has released
+    /// the fence says so again.
+    Fence {
+        /// Counted from 1.
+        number: u64,
+        /// Its ranks: one that is brought back there later has not entered it.
+        ranks: Vec<Rank>,
+        /// What they have put since the last one.
+        entries: Vec<(String, String)>,
+    },
+    /// it has nothing left of the job.
+    Gone,
+    /// To a new home: what became of its ranks.
+    Report(HostReport),
+    /// This rank is lost, and cannot be brought back here.
+    Lost {
+        /// The rank.
+        rank: Rank,
         /// Why, for people.
         why: String,
     },
@@ -467,8 +488,6 @@ pub enum ToHome {
 /// What a host says of its ranks to a new home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostReport {
-    /// Which life of the job it hosts.
-    pub incarnation: Incarnation,
     /// Ranks that run, or are being brought back.
     pub running: Vec<Rank>,
     /// Ranks that have ended, and how.
@@ -526,6 +545,8 @@ pub enum ToHost {
     },
     /// The job ends: what still runs is ended (SIGTERM, then SIGKILL), then `Gone` is the answer.
     End {
+        /// Which life of the job; `Gone` says so, too.
+        life: Incarnation,
         /// SIGKILL at once.
         kill: bool,
         /// It begins anew: a home that comes before all is ended is to go on with that.

@@ -8,7 +8,7 @@ use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
-use radic_wire::peer::{Adoption, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
+use radic_wire::peer::{Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
 use radic_wire::process::{Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;
 use serde_bytes::ByteBuf;
@@ -157,7 +157,7 @@ pub struct Home {
     unreported: BTreeSet<NodeId>,
     /// What nodes say of ranks that are not there, as far as this home knows: they know of a loss that it has not heard of, and have brought them back. Bounded by what a host
     /// keeps of output that is not taken.
-    early: Vec<(NodeId, ToHome)>,
+    early: Vec<(NodeId, Incarnation, FromHost)>,
     started: Duration,
     started_ms: u64,
     ended: Option<Duration>,
@@ -233,7 +233,7 @@ impl Home {
         (self.anew, self.ending) = (false, true);
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
-        self.tell_hosts(&ToHost::End { kill: true, anew: false });
+        self.tell_hosts(&ToHost::End { life: self.incarnation, kill: true, anew: false });
         // Nobody will say so: hosts were gone when the job ended, and whoever has come back since ends like somebody of a life before (`Host::supersede`).
         self.hosts.values_mut().for_each(|host| host.gone = true);
         self.pump();
@@ -401,22 +401,17 @@ impl Home {
             ToHome::Start { .. } | ToHome::Resume { .. } => {} // A repetition: the job is here.
             ToHome::Suspend(session) => self.suspend(session),
             ToHome::EndSuspended(session) => self.end_suspended(&session),
-            ToHome::Frozen(result) => self.handle_frozen(from, result),
             ToHome::Attach(session) => self.attach(session),
             ToHome::Detach(session) => self.detach(&session),
             ToHome::Printed { session, bytes } => self.handle_printed(&session, bytes),
             ToHome::Stdin { session, offset, data } => self.handle_stdin(session, offset, data),
             ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),
             ToHome::Kill { session } => self.kill(session),
-            ToHome::StdinTaken(number) if from == self.placement.home() => self.handle_stdin_taken(number),
-            ToHome::StdinWanted(wanted) if from == self.placement.home() => self.restart_stdin(wanted),
-            ToHome::Fence { number, ranks, entries } => self.handle_fence(from, number, ranks, entries),
-            ToHome::Gone => self.handle_gone(now, from),
-            ToHome::Report(report) => self.handle_report(from, report),
+            ToHome::Host { life, said } => self.handle_host(now, from, life, said),
             ToHome::NoImage { rank, life, why, signal } if self.knows(rank) && life >= self.incarnation => {
                 self.begin_anew(rank, &why, signal);
             }
-            ToHome::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
+            ToHome::Lost { rank, life, why } if self.knows(rank) && life >= self.incarnation => self.lose(rank, from, why),
             // Who has ended before the job began anew has not ended in this life. (`make sim`, seed 39399: what was sent to its next life was thought to be wanted by nobody.)
             ToHome::Left { rank, life, status, phase } if self.knows(rank) && !self.anew && life == self.incarnation => {
                 self.handle_left(rank, status, phase);
@@ -424,35 +419,48 @@ impl Home {
             ToHome::Finals { rank, life, finals } if self.knows(rank) && !self.anew && life == self.incarnation => {
                 self.finals.keep(rank, finals);
             }
+            // What is said of a rank that is not part of the job, or of another life, is not listened to.
+            _ => {}
+        }
+        self.check_end(now);
+    }
+
+    /// A host speaks of its ranks, which are in this life of the job. A word of the life before may still be under way when the next one has begun: from a node that was to bring
+    /// somebody back, and that was taken for empty.
+    fn handle_host(&mut self, now: Duration, from: &NodeId, life: Incarnation, said: FromHost) {
+        match said {
+            FromHost::Report(report) => self.handle_report(from, life, report),
+            // While it ends, in whatever life: nothing is left there.
+            FromHost::Gone if life >= self.incarnation || self.anew || self.ending => self.handle_gone(now, from, life),
             // It knows of a new home, and has not reported to it. With its report all that was not printed comes once more, from the first byte on; what was taken before
             // that would make the beginning look printed.
-            ToHome::Output { .. } if self.unreported.contains(from) => {}
+            FromHost::Output { .. } if self.unreported.contains(from) => {}
             // Its host waits until somebody has it; the next life writes it once more.
-            ToHome::Output { rank, stream, offset, data } if self.anew && self.placement.node_of(rank) == Some(from) => {
+            FromHost::Output { rank, stream, offset, data } if self.anew && self.placement.node_of(rank) == Some(from) => {
                 self.tell_taken(rank, stream, offset + data.len() as u64);
             }
-            ToHome::Launched { rank, .. }
-            | ToHome::LaunchFailed { rank, .. }
-            | ToHome::Output { rank, .. }
-            | ToHome::Exited { rank, .. }
-            | ToHome::Aborted { rank, .. }
-                if self.placement.node_of(rank) == Some(from) && !self.anew =>
+            _ if life != self.incarnation => {}
+            FromHost::Frozen(result) => self.handle_frozen(from, result),
+            FromHost::StdinTaken(number) if from == self.placement.home() => self.handle_stdin_taken(number),
+            FromHost::StdinWanted(wanted) if from == self.placement.home() => self.restart_stdin(wanted),
+            FromHost::Fence { number, ranks, entries } => self.handle_fence(from, number, ranks, entries),
+            FromHost::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
+            FromHost::Launched { rank, .. }
+            | FromHost::LaunchFailed { rank, .. }
+            | FromHost::Output { rank, .. }
+            | FromHost::Exited { rank, .. }
+            | FromHost::Aborted { rank, .. }
+                if self.knows(rank) && !self.anew =>
             {
-                self.handle_rank(from, rank, message);
-            }
-            ToHome::Launched { rank, .. }
-            | ToHome::LaunchFailed { rank, .. }
-            | ToHome::Output { rank, .. }
-            | ToHome::Exited { rank, .. }
-            | ToHome::Aborted { rank, .. }
-                if self.knows(rank) && self.is_protected() && !self.anew && !self.is_over() =>
-            {
-                self.early.push((from.clone(), message));
+                if self.placement.node_of(rank) == Some(from) {
+                    self.handle_rank(from, rank, said);
+                } else if self.is_protected() && !self.is_over() {
+                    self.early.push((from.clone(), life, said));
+                }
             }
             // A host that speaks for ranks it does not have is not listened to.
             _ => {}
         }
-        self.check_end(now);
     }
 
     /// A node is lost. Ranks that it was to bring back, of a job that was suspended, are with it: nobody else has them.
@@ -462,26 +470,26 @@ impl Home {
         self.lose_with(rank, node.name.clone(), why);
     }
 
-    fn handle_rank(&mut self, from: &NodeId, rank: Rank, message: ToHome) {
+    fn handle_rank(&mut self, from: &NodeId, rank: Rank, said: FromHost) {
         self.lost.remove(&rank); // Whatever it says: it is there.
         let state = &mut self.ranks[rank.0 as usize];
         let node = from.name.clone();
-        match message {
-            ToHome::Launched { .. } if *state == RankState::Starting => {
+        match said {
+            FromHost::Launched { .. } if *state == RankState::Starting => {
                 *state = RankState::Running;
                 self.protectors.remove(&rank);
             }
-            ToHome::LaunchFailed { error, code, .. } => {
+            FromHost::LaunchFailed { error, code, .. } => {
                 *state = RankState::Ended;
                 self.end(Outcome { code, reason: EndReason::LaunchFailed { rank, node, error, code } });
             }
-            ToHome::Output { stream, offset, data, .. } => self.handle_output(node, rank, stream, offset, data),
-            ToHome::Exited { status, phase, .. } => {
+            FromHost::Output { stream, offset, data, .. } => self.handle_output(node, rank, stream, offset, data),
+            FromHost::Exited { status, phase, .. } => {
                 *state = RankState::Ended;
                 self.end_output(rank);
                 self.handle_exit(rank, node, status, phase);
             }
-            ToHome::Aborted { code, message, .. } => {
+            FromHost::Aborted { code, message, .. } => {
                 // A shell sees the low eight bits; an abort that would look like success does not.
                 let shown = if code & 0xff == 0 { 1 } else { code };
                 self.end(Outcome { code: shown, reason: EndReason::Aborted { rank, code, message } });
@@ -569,15 +577,19 @@ impl Home {
     }
 
     /// A host tells a new home of its ranks.
-    fn handle_report(&mut self, from: &NodeId, report: HostReport) {
-        let is_first = self.unreported.remove(from);
-        if is_first && (report.anew || report.incarnation != self.incarnation) {
+    fn handle_report(&mut self, from: &NodeId, life: Incarnation, report: HostReport) {
+        let (is_first, ends) = (self.unreported.remove(from), self.ending || self.anew);
+        if is_first && (report.anew || life != self.incarnation) {
             // The home before was lost while the job began anew: nobody has got far. Who was ended for that has not failed.
-            self.incarnation = self.incarnation.max(report.incarnation);
+            self.incarnation = self.incarnation.max(life);
             let rank = self.placement.ranks_on(from).next().unwrap_or(Rank(0));
-            return self.begin_anew(rank, "its home was lost while the job began anew", None);
+            self.begin_anew(rank, "its home was lost while the job began anew", None);
         }
-        if report.incarnation != self.incarnation || self.anew {
+        if ends {
+            // It may not have known of this home when it was told.
+            self.tell_host(from.clone(), self.end_message());
+        }
+        if life != self.incarnation || self.anew {
             return;
         }
         self.learn_fence(report.fence, report.keys);
@@ -636,7 +648,7 @@ impl Home {
         self.early.clear();
         self.finals = Finals::default();
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
-        self.tell_hosts(&ToHost::End { kill: true, anew: true });
+        self.tell_hosts(&self.end_message());
         self.pump();
         self.launch_anew();
     }
@@ -694,8 +706,8 @@ impl Home {
         self.fences.lose(node);
         self.lose_terminal(node);
         self.launch_anew();
-        for (from, message) in std::mem::take(&mut self.early) {
-            self.handle_message(now, &from, message);
+        for (from, life, said) in std::mem::take(&mut self.early) {
+            self.handle_host(now, &from, life, said);
         }
         self.check_end(now);
     }
@@ -784,7 +796,7 @@ impl Home {
         (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
         self.ending = true;
         self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
-        self.tell_hosts(&ToHost::End { kill: true, anew: false });
+        self.tell_hosts(&ToHost::End { life: self.incarnation, kill: true, anew: false });
     }
 
     /// A node is lost: its terminals are, wherever the ranks are. Whoever had waited for one of them to print would wait for ever.
@@ -848,7 +860,7 @@ impl Home {
             }
         }
         if !std::mem::replace(&mut self.ending, true) {
-            self.tell_hosts(&ToHost::End { kill: false, anew: false });
+            self.tell_hosts(&self.end_message());
             self.pump();
         }
     }
@@ -880,13 +892,20 @@ impl Home {
         }
     }
 
-    fn handle_gone(&mut self, now: Duration, from: &NodeId) {
+    /// What hosts are told when the job ends, or begins anew.
+    fn end_message(&self) -> ToHost {
+        ToHost::End { life: self.incarnation, kill: self.anew, anew: self.anew }
+    }
+
+    fn handle_gone(&mut self, now: Duration, from: &NodeId, life: Incarnation) {
         let Some(host) = self.hosts.get_mut(from) else { return };
         // A host that the home before has ended knows nothing of those who are to come back on its node.
         let comes = |rank: &Rank| !self.ending && !self.anew && self.lost.contains(rank);
         let (coming, ended): (Vec<Rank>, Vec<Rank>) = self.placement.ranks_on(from).partition(comes);
         host.gone = coming.is_empty();
         if self.anew {
+            // A home that was adopted may not have known of it.
+            self.incarnation = self.incarnation.max(life);
             return self.launch_anew();
         }
         // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.

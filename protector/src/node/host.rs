@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code, placeholder};
-use radic_wire::peer::{HostReport, MpiPhase, RestartOrder, StdinWanted, ToHome, ToHost, Ward};
+use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Ward};
 use radic_wire::process::{Point, Protect, Protection, variable};
 use serde_bytes::ByteBuf;
 
@@ -119,7 +119,7 @@ pub enum NameRequest {
 #[derive(Debug)]
 pub enum HostOutput {
     /// Tell the job's home.
-    ToHome(ToHome),
+    ToHome(FromHost),
     /// Start a process; the answer is [`Host::handle_spawned`].
     Spawn(Rank, SpawnOrder),
     /// Bring a process back. It is answered twice: by [`Input::Fetched`](super::Input::Fetched) when the images are here and verified, or why they
@@ -349,7 +349,7 @@ impl Host {
         let stdin = rank == Rank(0);
         if stdin {
             // Nothing may come into its new pipe before it says what it has read.
-            self.outputs.push_back(HostOutput::ToHome(ToHome::StdinWanted(StdinWanted::Nothing)));
+            self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(StdinWanted::Nothing)));
         }
         let images = images.clone();
         let order = RestoreOrder { process, incarnation, log, local, replica, images, kvsname, stdin, library };
@@ -398,7 +398,7 @@ impl Host {
             (state.reported, state.returning, state.hopeless) = (true, false, true);
             state.outlets.iter_mut().for_each(Outlet::close);
         }
-        self.outputs.push_back(HostOutput::ToHome(ToHome::Lost { rank, why }));
+        self.outputs.push_back(HostOutput::ToHome(FromHost::Lost { rank, why }));
         self.report_ended();
     }
 
@@ -431,12 +431,12 @@ impl Host {
         }
         let waiting = if self.is_in_fence() { self.ranks().collect() } else { Vec::new() };
         let (fence, keys) = (self.fence, self.keys.all());
-        let report = HostReport { incarnation: self.incarnation, running, ended, fence, keys, waiting, anew: self.anew };
-        self.outputs.push_back(HostOutput::ToHome(ToHome::Report(report)));
+        let report = HostReport { running, ended, fence, keys, waiting, anew: self.anew };
+        self.outputs.push_back(HostOutput::ToHome(FromHost::Report(report)));
         for (rank, state) in &self.ranks {
             for (outlet, stream) in state.outlets.iter().zip(STREAMS) {
                 let pieces = outlet.unprinted().cloned();
-                let again = pieces.map(|(offset, data)| ToHome::Output { rank: *rank, stream, offset, data });
+                let again = pieces.map(|(offset, data)| FromHost::Output { rank: *rank, stream, offset, data });
                 self.outputs.extend(again.map(HostOutput::ToHome));
             }
         }
@@ -583,7 +583,7 @@ impl Host {
             ToHost::Release { number, entries } => self.handle_release(number, entries),
             ToHost::Freeze => self.freeze(),
             ToHost::Thaw => self.signal(libc::SIGCONT),
-            ToHost::End { kill, anew } => {
+            ToHost::End { kill, anew, .. } => {
                 self.anew |= anew;
                 self.end(now, kill);
             }
@@ -596,7 +596,7 @@ impl Host {
         match self.ranks.iter().find(|(_, state)| self.ending || !runs(state)).map(|(rank, _)| *rank) {
             Some(rank) => {
                 let why = format!("rank {rank} does not run");
-                self.outputs.push_back(HostOutput::ToHome(ToHome::Frozen(Err(why))));
+                self.outputs.push_back(HostOutput::ToHome(FromHost::Frozen(Err(why))));
             }
             None => {
                 self.signal(libc::SIGSTOP);
@@ -641,7 +641,7 @@ impl Host {
     /// Nothing can be decided on this side of the cluster, for too long: as if the home were lost. If it is within reach after all, it hears why, before it hears of ranks that
     /// were killed. (`make sim`, seed 32599: it took that for a failure of theirs.)
     pub fn give_up(&mut self, now: Duration, why: &str) {
-        let first = self.running().next().map(|(rank, _)| ToHome::Lost { rank, why: why.to_owned() });
+        let first = self.running().next().map(|(rank, _)| FromHost::Lost { rank, why: why.to_owned() });
         self.outputs.extend(first.map(HostOutput::ToHome));
         self.abandon(now);
     }
@@ -674,7 +674,7 @@ impl Host {
                     state.outlets = [(); 2].map(|()| Outlet::begin());
                     state.read(rank, &mut self.outputs);
                 }
-                self.outputs.push_back(HostOutput::ToHome(ToHome::Launched { rank, pid }));
+                self.outputs.push_back(HostOutput::ToHome(FromHost::Launched { rank, pid }));
                 if self.ending {
                     // It was not there when the others were ended.
                     self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
@@ -684,7 +684,7 @@ impl Host {
             Err(SpawnError { error, code }) => {
                 state.exited = Some((ExitStatus::Code(code), now));
                 state.reported = true;
-                self.outputs.push_back(HostOutput::ToHome(ToHome::LaunchFailed { rank, error, code }));
+                self.outputs.push_back(HostOutput::ToHome(FromHost::LaunchFailed { rank, error, code }));
             }
         }
     }
@@ -696,7 +696,7 @@ impl Host {
             return; // Of a pipe that was given up.
         }
         if let Some((offset, data)) = state.outlet(stream).handle_read(data) {
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Output { rank, stream, offset, data }));
+            self.outputs.push_back(HostOutput::ToHome(FromHost::Output { rank, stream, offset, data }));
         }
         state.read(rank, &mut self.outputs);
         self.report_ended();
@@ -711,13 +711,13 @@ impl Host {
 
     /// Rank 0 has taken this piece of standard input (or will never read it).
     pub fn handle_stdin_taken(&mut self, number: u64) {
-        self.outputs.push_back(HostOutput::ToHome(ToHome::StdinTaken(number)));
+        self.outputs.push_back(HostOutput::ToHome(FromHost::StdinTaken(number)));
     }
 
     /// Rank 0 was brought back and lives again. `read`: how much of standard input it has read, if that is known.
     pub fn handle_input_read(&mut self, read: Option<u64>) {
         let wanted = read.map_or(StdinWanted::Unknown, StdinWanted::From);
-        self.outputs.push_back(HostOutput::ToHome(ToHome::StdinWanted(wanted)));
+        self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(wanted)));
     }
 
     /// A process has ended.
@@ -767,7 +767,7 @@ impl Host {
             state.reported = true;
             let phase = state.phase();
             state.ended = Some((status, phase));
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Exited { rank: *rank, status, phase }));
+            self.outputs.push_back(HostOutput::ToHome(FromHost::Exited { rank: *rank, status, phase }));
         }
         // Before that a restart is the only way to what it has printed, if this node is lost. Who ends because the job begins anew has not ended by itself.
         let left = self.ranks.iter_mut().filter(|(_, state)| !self.anew && state.ended.is_some() && !state.left);
@@ -777,7 +777,7 @@ impl Host {
         }
         if self.ending && !self.over && self.ranks.values().all(|r| r.reported && r.outlets.iter().all(Outlet::is_done)) {
             self.over = true;
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Gone));
+            self.outputs.push_back(HostOutput::ToHome(FromHost::Gone));
             self.outputs.push_back(HostOutput::Over);
         }
     }
@@ -817,7 +817,7 @@ impl Host {
             Request::Abort { code, message } => {
                 // What Open MPI says when it has nothing to say.
                 let message = message.filter(|m| m != "N/A").unwrap_or_default();
-                return self.outputs.push_back(HostOutput::ToHome(ToHome::Aborted { rank, code, message }));
+                return self.outputs.push_back(HostOutput::ToHome(FromHost::Aborted { rank, code, message }));
             }
             Request::PublishName { service: name, port } => {
                 return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Publish { name, port }));
@@ -857,7 +857,7 @@ impl Host {
             // What was told a home that is lost the next one does not know before this host has reported.
             let entries = if self.orphaned.is_some() { self.keys.all() } else { self.keys.take_fresh() };
             let (number, ranks) = (self.fence + 1, self.ranks().collect());
-            self.outputs.push_back(HostOutput::ToHome(ToHome::Fence { number, ranks, entries }));
+            self.outputs.push_back(HostOutput::ToHome(FromHost::Fence { number, ranks, entries }));
         }
     }
 

@@ -7,7 +7,7 @@ use radic_wire::ids::{JobId, NodeId, ProcessId};
 use radic_wire::job::{EndReason, Outcome};
 use radic_wire::limits;
 use radic_wire::local::RankInfo;
-use radic_wire::peer::{PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
+use radic_wire::peer::{FromHost, PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
 use radic_wire::process::{Protect, Protection};
 
 use super::events::About;
@@ -45,9 +45,9 @@ impl Node {
         while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
             match output {
                 HostOutput::ToHome(_) if self.hosts.get(&job).is_some_and(Host::is_superseded) => {}
-                HostOutput::ToHome(message) => {
-                    let Some(home) = self.hosts.get(&job).map(|h| h.home().clone()) else { return };
-                    self.send(&home, PeerMessage::ToHome(job, message));
+                HostOutput::ToHome(said) => {
+                    let Some((home, life)) = self.hosts.get(&job).map(|h| (h.home().clone(), h.incarnation())) else { return };
+                    self.send(&home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
                 }
                 HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
                 HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
@@ -185,7 +185,11 @@ impl Node {
                 self.with_host(now, job, |host| host.handle_message(now, message));
             }
             // The home of a job that is not here wants it ended: it is.
-            ToHost::End { .. } => self.send(from, PeerMessage::ToHome(job, ToHome::Gone)),
+            ToHost::End { life, .. } if !self.hosts.contains_key(&job) => {
+                self.send(from, PeerMessage::ToHome(job, ToHome::Host { life, said: FromHost::Gone }));
+            }
+            // A home of which this node has not heard yet: what matters it says again when it has the report of what is here. (`make sim`, seed 55920: it was told that
+            // nothing is here, began the job anew beside what was, and took what that had printed for its own.)
             _ => {}
         }
     }

@@ -562,7 +562,7 @@ impl Node {
                         let why = "it was lost before a checkpoint of it was committed".to_owned();
                         ToHome::NoImage { rank, life: incarnation, why, signal }
                     }
-                    error => ToHome::Lost { rank, why: format!("it cannot be brought back: {error}") },
+                    error => ToHome::Lost { rank, life: incarnation, why: format!("it cannot be brought back: {error}") },
                 };
                 protected.hopeless = Some(hopeless.clone());
                 if let ToHome::Lost { why, .. } = &hopeless {

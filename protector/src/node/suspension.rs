@@ -13,7 +13,7 @@ use std::time::Duration;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
-use radic_wire::peer::{PeerMessage, SessionId, ToHome, ToSession, ToStore, Ward};
+use radic_wire::peer::{FromHost, PeerMessage, SessionId, ToHome, ToSession, ToStore, Ward};
 use radic_wire::process::Protection;
 use radic_wire::suspension::{Resumption, Suspension};
 
@@ -28,8 +28,9 @@ impl Node {
         let Some(host) = self.hosts.get(&job) else { return };
         let here = self.config.me.address.ip();
         let origin = |rank| (rank, self.origin_of(ProcessId { job, rank }).unwrap_or(here));
-        let (origins, home) = (host.ranks().map(origin).collect(), host.home().clone());
-        self.send(&home, PeerMessage::ToHome(job, ToHome::Frozen(Ok(origins))));
+        let (origins, home, life) = (host.ranks().map(origin).collect(), host.home().clone(), host.incarnation());
+        let said = FromHost::Frozen(Ok(origins));
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
     }
 
     /// All ranks of a job whose home this is are stopped: what is known of it goes to whoever writes it down, with the key space.
