@@ -273,24 +273,32 @@ impl Host {
     ) -> Self {
         assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
         let keys = KeySpace::new(spec.ranks);
-        let ward = Ward { incarnation, spec: spec.clone(), placement, fence: 0, keys: Vec::new() };
+        let ward = Ward { incarnation, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
         let mut host = Host::empty(job, ward, keys);
-        let kvsname = host.kvsname();
-        for rank in host.placement.ranks_on(me).collect::<Vec<_>>() {
-            host.ranks.insert(rank, LocalRank::new(Session::new(rank, spec.ranks, kvsname.clone()), 0));
+        host.launch_ranks(me, environment, &placement);
+        host
+    }
+
+    /// Starts the ranks that `placement` puts on `me`, but for those that are here: an order to bring somebody back here may have come before the word to launch.
+    pub fn launch_ranks(&mut self, me: &NodeId, environment: &HostEnvironment, placement: &Placement) {
+        if self.ending {
+            return;
+        }
+        let kvsname = self.kvsname();
+        for rank in placement.ranks_on(me).filter(|rank| !self.ranks.contains_key(rank)).collect::<Vec<_>>() {
+            self.ranks.insert(rank, LocalRank::new(Session::new(rank, self.spec.ranks, kvsname.clone()), 0));
             let order = SpawnOrder {
-                program: spec.program.clone(),
-                args: spec.args.clone(),
-                env: environment_of(rank, job, spec, environment),
-                dir: spec.dir.clone(),
+                program: self.spec.program.clone(),
+                args: self.spec.args.clone(),
+                env: environment_of(rank, self.job, &self.spec, environment),
+                dir: self.spec.dir.clone(),
                 kvsname: kvsname.clone(),
                 stdin: rank == Rank(0),
-                umask: spec.umask,
-                library: (spec.protection.protect != Protect::None).then(|| environment.library.clone()),
+                umask: self.spec.umask,
+                library: (self.spec.protection.protect != Protect::None).then(|| environment.library.clone()),
             };
-            host.outputs.push_back(HostOutput::Spawn(rank, order));
+            self.outputs.push_back(HostOutput::Spawn(rank, order));
         }
-        host
     }
 
     /// A host without ranks, on a node that is going to bring some back.
@@ -573,7 +581,7 @@ impl Host {
     /// The home speaks.
     pub fn handle_message(&mut self, now: Duration, message: ToHost) {
         match message {
-            ToHost::Launch { .. } => {} // A repetition: the ranks are here.
+            ToHost::Launch { .. } => {} // The node's business.
             ToHost::Stdin { number, data } => self.outputs.push_back(HostOutput::Stdin { number, data }),
             ToHost::Signal(signal) => {
                 self.sent.insert(signal);

@@ -87,8 +87,8 @@ impl Node {
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);
                     self.outputs.push_back(Output::Process(job, HostOutput::Over));
-                    if let Some((home, launch)) = self.recovery.launches.remove(&job) {
-                        self.handle_to_host(now, &home, job, launch);
+                    for (from, message) in self.recovery.postponed.remove(&job).unwrap_or_default() {
+                        self.handle_message(now, &from, message);
                     }
                     return;
                 }
@@ -167,19 +167,23 @@ impl Node {
         match message {
             ToHost::Launch { incarnation, spec, placement } => {
                 if self.hosts.get(&job).is_some_and(|host| host.incarnation() < incarnation) {
-                    // A process of the life before was on its way to this node when the home took it for empty.
                     let launch = ToHost::Launch { incarnation, spec, placement };
-                    self.recovery.launches.insert(job, (from.clone(), launch));
-                    return self.with_host(now, job, |host| host.supersede(now));
+                    return self.supersede(now, job, from, PeerMessage::ToHost(job, launch));
                 }
                 let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
-                if good && !self.hosts.contains_key(&job) && !self.stopped {
-                    self.forget_ends(job);
-                    let host = Host::launch(self.me(), &self.config.environment, job, incarnation, &spec, placement);
-                    self.hosts.insert(job, host);
-                    self.seek_protection(now, Some(job));
-                    self.with_host(now, job, |_| ());
+                if !good || self.stopped {
+                    return;
                 }
+                let (me, environment) = (self.me().clone(), &self.config.environment);
+                if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.incarnation() == incarnation) {
+                    host.launch_ranks(&me, environment, &placement);
+                } else if !self.hosts.contains_key(&job) {
+                    let host = Host::launch(&me, environment, job, incarnation, &spec, placement);
+                    self.forget_ends(job);
+                    self.hosts.insert(job, host);
+                }
+                self.seek_protection(now, Some(job));
+                self.with_host(now, job, |_| ());
             }
             message if self.hosts.get(&job).is_some_and(|h| h.home() == from) => {
                 self.with_host(now, job, |host| host.handle_message(now, message));
@@ -192,6 +196,15 @@ impl Node {
             // nothing is here, began the job anew beside what was, and took what that had printed for its own.)
             _ => {}
         }
+    }
+
+    /// The job has begun anew, and a process of the life before was on its way to this node when its home took it for empty: `message` is heard when that has ended.
+    pub(super) fn supersede(&mut self, now: Duration, job: JobId, from: &NodeId, message: PeerMessage) {
+        let postponed = self.recovery.postponed.entry(job).or_default();
+        if postponed.len() < limits::RANKS as usize {
+            postponed.push((from.clone(), message));
+        }
+        self.with_host(now, job, |host| host.supersede(now));
     }
 
     /// A node is gone, or out of reach: jobs that stood on it and are not protected end. Those that are have been placed anew.

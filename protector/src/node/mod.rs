@@ -418,7 +418,7 @@ impl Node {
         }
     }
 
-    fn handle_message(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
+    pub(super) fn handle_message(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
         if let PeerMessage::Membership(message) = message {
             return self.membership.handle_message(now, from.clone(), message);
         }

@@ -16,7 +16,7 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, Outcome, Placement};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward};
+use radic_wire::peer::{Adoption, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart, StreamEnd};
 
 use super::clients::Purpose;
@@ -116,8 +116,8 @@ pub(super) struct Recovery {
     origins: BTreeMap<ProcessId, IpAddr>,
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
-    /// Jobs that begin anew here as soon as a process of a life before has ended: who said so, and how.
-    pub(super) launches: BTreeMap<JobId, (NodeId, ToHost)>,
+    /// What was said of the life of a job that is to begin here as soon as a process of the life before has ended, and by whom.
+    pub(super) postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
     /// Jobs whose home is lost, until the next one has said that it is there.
     homeless: BTreeSet<JobId>,
     /// Jobs that are over, and how they have ended, if their homes have said so.
@@ -196,9 +196,9 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, launches, homeless, ended, ends, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, postponed, homeless, ended, ends, .. } = &mut self.recovery;
         ends.remove(&job);
-        launches.remove(&job);
+        postponed.remove(&job);
         homeless.remove(&job);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
@@ -623,6 +623,9 @@ impl Node {
             || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation);
         if is_old || self.stopped || self.has_ended(job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
             return;
+        }
+        if self.hosts.get(&job).is_some_and(|host| host.incarnation() < order.ward.incarnation) {
+            return self.supersede(now, job, from, PeerMessage::Restart(Box::new(order)));
         }
         let fresh = !self.hosts.contains_key(&job);
         self.hosts.entry(job).or_insert_with(|| Host::adopt(job, &order.ward));

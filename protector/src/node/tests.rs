@@ -9,7 +9,9 @@ use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, Res
 use radic_wire::limits;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
-use radic_wire::peer::{Adoption, FromHost, HostReport, MpiPhase, SessionId, ToHome, ToHost, ToSession, ToStore, Ward};
+use radic_wire::peer::{
+    Adoption, FromHost, HostReport, MpiPhase, RestartOrder, SessionId, ToHome, ToHost, ToSession, ToStore, Ward,
+};
 use radic_wire::process::{Interval, Place, Point, Protect, Protection, StreamEnd};
 
 use super::*;
@@ -1402,6 +1404,46 @@ fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     let report = HostReport { running, ended, fence: 0, keys, waiting, anew: false };
     home.handle_message(Duration::ZERO, &id(4), of_host(FromHost::Report(report)));
     assert_eq!(ends(&mut home), 1);
+}
+
+/// The word to launch the next life of a job may come after an order to bring one of its ranks back here, and both while a process of the life before is here: that ends first, and
+/// then every rank is here, once. (What was to be launched never was, and the job hung.)
+#[test]
+fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start_protected(2, never());
+    let (now, next) = (Duration::from_secs(1), Incarnation(Incarnation::LIVES));
+    let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1, 1] };
+    let (spec, process) = (JobSpec { protection: never(), ..spec(3) }, at(job, 2));
+    let order = RestartOrder {
+        process,
+        incarnation: Incarnation(next.0 + 1),
+        ward: Ward { incarnation: next, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() },
+        origin: address(1).ip(),
+        log: address(1),
+        replica: None,
+        images: vec![(0, 10)],
+        cut: 0,
+        log_end: 0,
+        held: Vec::new(),
+    };
+    let launch = ToHost::Launch { incarnation: next, spec: Box::new(spec), placement };
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    let mut says = |input: Input| {
+        node.handle(now, input);
+        let outputs = std::iter::from_fn(|| node.poll_output());
+        let of_processes = outputs.filter_map(|output| match output {
+            Output::Process(_, HostOutput::Spawn(rank, _)) => Some(format!("spawn {rank}")),
+            Output::Process(_, HostOutput::Restore(rank, _)) => Some(format!("restore {rank}")),
+            Output::Process(_, HostOutput::Signal(rank, signal)) => Some(format!("signal {rank} {signal}")),
+            _ => None,
+        });
+        of_processes.collect::<Vec<_>>()
+    };
+    assert_eq!(says(Input::Message(id(1), PeerMessage::Restart(Box::new(order)))), ["signal 1 9"]);
+    assert_eq!(says(Input::Exited(at(job, 1), ExitStatus::Signal(9)))[1..], ["restore 2"]);
+    assert_eq!(says(Input::Message(id(1), PeerMessage::ToHost(job, launch.clone()))), ["spawn 1"]);
+    assert_eq!(says(Input::Message(id(1), PeerMessage::ToHost(job, launch))), [""; 0]);
 }
 
 /// Nobody says that it has nothing of a job of which it has a rank, though the home that asks is not the one that it knows. (`make sim`, seed 55920.)
