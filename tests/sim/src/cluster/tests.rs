@@ -88,6 +88,18 @@ fn the_checker_of_the_end_bites() {
 }
 
 #[test]
+fn a_cluster_that_is_lost_as_a_whole_is_settled() {
+    let at = std::time::Duration::from_millis(150);
+    let kill = |machine| (When::At(at), Fault::Kill(machine));
+    let mut plan = Plan::new(87082);
+    plan.faults = (0..plan.machines).map(kill).collect();
+    let mut world = World::new(plan, Breaks::default(), false);
+    world.run();
+    assert_eq!(world.terminal.outcome.map(|outcome| outcome.code), Some(113), "its terminal gives up");
+    assert_eq!(world.counts.failed, 1);
+}
+
+#[test]
 fn the_same_seed_is_the_same_story() {
     let story = |seed| {
         let mut world = World::new(Plan::new(seed), Breaks::default(), false);

@@ -811,7 +811,8 @@ impl World {
         let machines = self.machines.iter().map(|machine| machine.paused.max(machine.hung));
         let until = machines.chain(self.net.cuts.values().copied()).max().unwrap_or_default().max(self.now);
         let until = until + if self.counts.failed > 0 { GIVEN_UP } else { SETTLED };
-        while self.now < until {
+        // If every machine is lost nothing happens any more, and nothing needs to: no fault is left that would switch one on.
+        while self.now < until && (0..self.machines.len()).any(|at| self.is_up(at)) {
             self.next();
         }
         let Some(job) = self.terminal.job else { return };
