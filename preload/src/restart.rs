@@ -382,6 +382,7 @@ impl Layer {
     pub(crate) fn leave_log(&mut self) {
         if self.catching.as_ref().is_some_and(|catching| catching.told) && !self.observer.needs_log() {
             self.catching = None;
+            _ = self.node.send(&ToNode::LogRead);
             // What was replayed need not be again.
             layer::want_checkpoint();
         }

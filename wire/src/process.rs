@@ -321,6 +321,8 @@ pub enum ToNode {
         /// Bytes of standard input that the program has read in all its lives. None: nobody knows, for another program ran in this process before.
         input: Option<u64>,
     },
+    /// After `Live`: its program has taken all that only the log has that it was restarted with. Another protector may have its log from now on.
+    LogRead,
     /// `MPI_Init` has returned: a good moment for the first checkpoint.
     Initialized,
     /// A checkpoint that [`FromNode::Checkpoint`] asked for has come to its end: the protector has committed the image with this number, or

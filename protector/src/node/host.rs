@@ -178,6 +178,8 @@ struct LocalRank {
     returning: bool,
     /// It was brought back and has not caught up yet.
     catching_up: bool,
+    /// It was brought back, and what its program has not taken yet only that log has: longer than it catches up.
+    reads_log: bool,
     /// It was ended by this signal, and its protector is to bring it back: there is no process.
     lost: Option<i32>,
     /// It cannot be brought back.
@@ -201,6 +203,7 @@ impl LocalRank {
             crashes: Vec::new(),
             returning: false,
             catching_up: false,
+            reads_log: false,
             lost: None,
             hopeless: false,
             condemned: false,
@@ -351,7 +354,7 @@ impl Host {
         if let Some(before) = self.ranks.remove(&rank) {
             (state.outlets, state.crashes) = (before.outlets, before.crashes);
         }
-        (state.returning, state.catching_up) = (true, true);
+        (state.returning, state.catching_up, state.reads_log) = (true, true, true);
         self.ranks.insert(rank, state);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
@@ -387,15 +390,22 @@ impl Host {
         }
     }
 
+    /// It needs nothing more of the log that it was brought back with.
+    pub fn handle_log_read(&mut self, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.reads_log = false;
+        }
+    }
+
     /// Whether the rank cannot be brought back here.
     pub fn is_hopeless(&self, rank: Rank) -> bool {
         self.ranks.get(&rank).is_some_and(|state| state.hopeless)
     }
 
-    /// Whether the rank is being brought back here, or is to be: nothing is left of it without its log.
+    /// Whether the rank is being brought back here, or is to be, or has not read all of its log: without that it cannot go on.
     pub fn needs_log(&self, rank: Rank) -> bool {
-        let returns = |state: &LocalRank| state.catching_up && state.exited.is_none();
-        let needs = |state: &LocalRank| state.lost.is_some() || state.crashed.is_some() || returns(state);
+        let reads = |state: &LocalRank| state.reads_log && state.exited.is_none();
+        let needs = |state: &LocalRank| state.lost.is_some() || state.crashed.is_some() || reads(state);
         self.ranks.get(&rank).is_some_and(needs)
     }
 

@@ -156,6 +156,7 @@ impl Node {
     /// The process executes another program: what was logged of the one before must be forgotten before the new one logs.
     fn begin_anew(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
         self.registry.forget(process);
+        self.handle_log_read(now, process);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
             observed.schedule = Schedule::default();
             observed.counters = None;
@@ -253,6 +254,7 @@ impl Node {
                     self.with_host(now, process.job, |host| host.handle_input_read(input));
                 }
             }
+            ToNode::LogRead => self.handle_log_read(now, process),
             ToNode::WillListen { ask, address } => match self.registry.announce(process, address) {
                 Ok(()) => self.outputs.push_back(Output::Observer(observer, FromNode::Announced { ask })),
                 Err(error) => self.dismiss(now, observer, process, &error.to_string()),

@@ -748,6 +748,12 @@ impl Node {
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
         self.with_host(now, process.job, |host| host.handle_live(process.rank));
+    }
+
+    /// A process that was brought back needs its log no more. Not as soon as it lives: what it had received, and its program has not taken, its peers need not keep. (`make sim`, seed
+    /// 66997: whoever had its log was lost then, and it waited for that one for 90 s.)
+    pub(super) fn handle_log_read(&mut self, now: Duration, process: ProcessId) {
+        self.with_host(now, process.job, |host| host.handle_log_read(process.rank));
         self.reprotect(now, process);
     }
 
@@ -900,12 +906,14 @@ impl Node {
     }
 
     /// A rank of this node has ended by itself: its protector answers for it from now on.
-    pub(super) fn handle_rank_left(&mut self, process: ProcessId) {
+    pub(super) fn handle_rank_left(&mut self, now: Duration, process: ProcessId) {
         self.recovery.doors.remove(&process);
-        self.recovery.degraded.remove(&process);
         let holder = self.holder_of(process);
         self.tell_end(&holder, process);
         self.tell_home_of_finals(process);
+        // It may have ended without having taken all of its log.
+        self.reprotect(now, process);
+        self.recovery.degraded.remove(&process);
     }
 
     /// Tells the home where the streams of a process of this node do that has ended.

@@ -345,7 +345,13 @@ impl Cluster {
         say(ToNode::Door(([10, 0, 0, 99], 9000 + life.0 as u16).into()));
         if !self.silent {
             self.live(node, rank, life);
+            self.read_log(node, rank, life);
         }
+    }
+
+    /// It needs nothing more of its log.
+    fn read_log(&mut self, node: &NodeName, rank: u32, life: Incarnation) {
+        self.post(node, Input::Observer(observer_of(rank, life), 1000 + rank, ToNode::LogRead));
     }
 
     /// It has caught up.

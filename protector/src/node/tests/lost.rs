@@ -436,9 +436,38 @@ fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_apart();
     cluster.live(&name(4), 1, Incarnation(1));
+    cluster.read_log(&name(4), 1, Incarnation(1));
     cluster.crash(job, 1);
     cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
     cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
+/// It lives, and its program has not taken all that had come to it: nobody else has that. (`make sim`, seed 66997: it waited for 90 s, and the job ended with code 125.)
+#[test]
+fn a_log_is_lost_before_its_process_has_read_all_of_it_and_the_job_begins_anew() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.live(&name(4), 1, Incarnation(1));
+    cluster.run_for(SOON);
+    assert_eq!(cluster.holder(4, job, 1), id(3));
+    cluster.kill_all(&[3]);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.end_well(job, 1);
+}
+
+/// Who ends without having taken all of it needs its log no more: whoever protects its node answers for it.
+#[test]
+fn a_process_that_has_ended_before_it_has_read_all_of_its_log_leaves_that() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.live(&name(4), 1, Incarnation(1));
+    cluster.pmi(at(job, 1), "cmd=finalize");
+    cluster.run_for(SOON);
+    cluster.exit(at(job, 1), ExitStatus::Code(0));
+    cluster.run_for(SOON);
+    assert_eq!(cluster.holder(4, job, 1), id(5));
+    assert_eq!(cluster.nodes[&name(5)].place_of(at(job, 1)), Some(Place::Left));
     cluster.end_well(job, 1);
 }
 
@@ -448,6 +477,7 @@ fn a_protector_that_is_slow_to_let_go_is_asked_again() {
     let job = cluster.start_apart();
     cluster.deaf = Some(name(3));
     cluster.live(&name(4), 1, Incarnation(1));
+    cluster.read_log(&name(4), 1, Incarnation(1));
     cluster.run_for(Duration::from_secs(7));
     assert_eq!(cluster.holder(4, job, 1), id(3), "it may still bring it back");
     cluster.deaf = None;

@@ -765,7 +765,9 @@ impl World {
         if lib.catching.as_ref().is_some_and(|catching| catching.told) && !lib.observer.needs_log() {
             lib.catching = None;
             lib.due = true;
+            self.tell_node(pid, ToNode::LogRead);
         }
+        let lib = self.lib(pid);
         if let Some(address) = lib.next_protector.filter(|_| lib.catching.is_none() && now >= lib.switch_again) {
             lib.next_protector = None;
             lib.switch_again = now + SWITCH_AGAIN;

@@ -93,6 +93,7 @@ impl World {
                 self.watch.returned += 1;
                 self.say(at, rank, life, door());
                 self.say(at, rank, life, ToNode::Live { events: 0, different: 0, input: Some(0) });
+                self.say(at, rank, life, ToNode::LogRead);
             }
             FromNode::Restarted { process, .. } => self.watch.process_hears(self.now, rank, process),
             FromNode::Refused(why) => self.watch.misses(format!("rank {} is refused: {why}", rank.0)),
