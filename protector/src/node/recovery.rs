@@ -135,7 +135,7 @@ pub(super) struct Recovery {
 }
 
 impl Node {
-    /// From a host: this node protects these ranks.
+    /// From a host: this node protects these ranks. Those of which it has had a copy so far, whose protector is lost: that has acknowledged nothing that is not here.
     pub(super) fn handle_protect(
         &mut self,
         now: Duration,
@@ -144,21 +144,26 @@ impl Node {
         ranks: &[(Rank, Incarnation)],
         origins: &BTreeMap<Rank, IpAddr>,
         mut ward: Ward,
-    ) {
+    ) -> Vec<ProcessId> {
         self.update(&mut ward);
         let now_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
+        let (membership, mut copies) = (&self.membership, Vec::new());
         let wards = Wards::of(&mut self.recovery.wards, job, &ward, now_ms);
         let forgotten = wards.forget_before(ward.incarnation);
         for (rank, life) in ranks {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
             let known = told.max(*life).max(ward.incarnation);
             let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected::new(from.clone(), known));
+            // Else what this node stands in for is reviewed with the view that lacks the protector.
+            let had_copy = protected.protector.as_ref().is_some_and(|before| membership.member(before).is_none());
+            copies.extend(had_copy.then_some(ProcessId { job, rank: *rank }));
             (protected.host, protected.protector) = (from.clone(), None);
             protected.origin = origins.get(rank).copied();
             protected.incarnation = protected.incarnation.max(known);
         }
         wards.ward = ward;
         self.end_replication(job, forgotten);
+        copies
     }
 
     /// Of these ranks this node has protected lives of before the job began anew: there is nothing to replicate.

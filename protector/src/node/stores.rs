@@ -134,11 +134,14 @@ impl Node {
             ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;
-                self.handle_protect(now, from, job, &ranks, &origins, *ward);
+                let copies = self.handle_protect(now, from, job, &ranks, &origins, *ward);
                 let ranks: Vec<_> = ranks.into_iter().map(|(rank, _)| rank).collect();
                 self.stored.insert(job);
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
+                // One that crashes before it has spoken here is brought back from the copy. (`make sim`, seed 100124: its job began anew.) After it is said who follows: from now on
+                // they are listened to.
+                self.outputs.extend(copies.into_iter().map(|process| Output::Store(StoreOrder::TakeOver(process))));
             }
             ToStore::Stand(standing) => self.handle_stand(now, from, job, *standing),
             ToStore::Keys { fence, entries } => self.handle_keys(from, job, fence, entries),

@@ -443,6 +443,24 @@ fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
     cluster.end_well(job, 1);
 }
 
+/// Its protector is lost, and the one with the copy is the next: a rank that crashes before it has spoken there is brought back from that. (`make sim`, seed 100124: its job
+/// began anew.)
+#[test]
+fn with_two_replicas_whoever_has_the_copy_and_protects_next_may_use_it() {
+    let mut cluster = Cluster::new(6);
+    cluster.replicas = 2;
+    let job = cluster.start_recoverable(6, 3);
+    cluster.run_for(SOON);
+    cluster.orders.clear();
+    cluster.kill_all(&[3]);
+    cluster.run_for(Duration::from_secs(2));
+    assert_eq!(cluster.holder(2, job, 1), id(4));
+    let order = |wanted: &StoreOrder| cluster.orders.iter().position(|(node, order)| *node == name(4) && order == wanted);
+    let replica = SocketAddr::new(address(5).ip(), 105);
+    let (follows, taken) = (order(&StoreOrder::SetReplica(at(job, 1), Some(replica))), order(&StoreOrder::TakeOver(at(job, 1))));
+    assert!(taken.is_some() && follows < taken, "{:?}", cluster.orders);
+}
+
 /// It lives, and its program has not taken all that had come to it: nobody else has that. (`make sim`, seed 66997: it waited for 90 s, and the job ended with code 125.)
 #[test]
 fn a_log_is_lost_before_its_process_has_read_all_of_it_and_the_job_begins_anew() {
