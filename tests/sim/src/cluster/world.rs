@@ -41,6 +41,10 @@ const SETTLED: Duration = Duration::from_secs(8);
 /// The same, if it was given up somewhere: a side without a majority keeps what it has for a minute.
 const GIVEN_UP: Duration = Duration::from_secs(105);
 
+/// So often within so long a rank may crash where it is and be brought back, as in `node/host.rs`.
+const CRASHES: usize = 3;
+const CRASH_TIME: Duration = Duration::from_secs(60);
+
 const DAEMON_PORT: u16 = 1;
 const LOG_PORT: u16 = 2;
 
@@ -271,6 +275,8 @@ pub struct World {
     pub over: Option<(usize, bool)>,
     /// How often each rank crashed that nobody could have brought back.
     early_crashes: BTreeMap<Rank, u32>,
+    /// When each rank has crashed, where, and in which life of the job.
+    crashes: BTreeMap<(Rank, usize, u32), Vec<Duration>>,
     pub breaks: Breaks,
     tracing: bool,
     /// When the job was started.
@@ -315,7 +321,7 @@ impl World {
     /// The cluster of a plan; no job runs.
     pub fn new(plan: Plan, breaks: Breaks, tracing: bool) -> World {
         let (queue, machines, processes, net, saved) = Default::default();
-        let (terminal, checks, counts, kept, over, early_crashes, started, seen) = Default::default();
+        let (terminal, checks, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
         let mut world = World {
@@ -334,6 +340,7 @@ impl World {
             kept,
             over,
             early_crashes,
+            crashes,
             breaks,
             tracing,
             started,
@@ -791,17 +798,24 @@ impl World {
             // Documented: it has ended without a terminal, and its home was lost before the next one came; or nobody at the terminal ever heard which job it is.
             return self.counts.limits += 1;
         }
-        let crashes = |rank: &Rank| self.early_crashes.get(rank).copied().unwrap_or_default();
-        if let EndReason::RankFailed { rank, status: ExitStatus::Signal(libc::SIGSEGV), .. } = &outcome.reason
-            && crashes(rank) > 1
+        if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
+            && self.goes_on_crashing(*rank, node)
         {
-            // Documented: who crashes twice before its first checkpoint will do so again.
             return self.counts.limits += 1;
         }
         self.counts.failed += 1;
         assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
         let told = matches!(outcome.reason, EndReason::NodeLost { .. });
         assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());
+    }
+
+    /// Documented: who crashes twice without a checkpoint that anybody has, or once more there than [`CRASHES`] times within a minute, will do so again.
+    fn goes_on_crashing(&self, rank: Rank, node: &NodeName) -> bool {
+        let last =
+            self.crashes.iter().find(|((of, at, life), _)| *of == rank && name(*at) == *node && *life == self.checks.job_life);
+        let last = last.map_or(&[][..], |(_, times)| times);
+        let often = last.len() > CRASHES && last[last.len() - 1] - last[last.len() - 1 - CRASHES] < CRASH_TIME;
+        often || self.early_crashes.get(&rank).is_some_and(|crashes| *crashes > 1)
     }
 
     /// Nothing is left of the job where anybody can be reached.
@@ -888,8 +902,10 @@ impl World {
             Fault::Crash(rank) => {
                 let is_this = |p: &Process| p.id.rank.0 == rank && p.ended.is_none();
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
-                    let id = self.processes[pid].id;
-                    if !self.machines.iter().any(|machine| machine.logs.store.can_restart(id)) {
+                    let Process { id, machine, .. } = self.processes[pid];
+                    self.crashes.entry((id.rank, machine, self.checks.job_life)).or_default().push(now);
+                    let can_restart = |at: usize| self.is_up(at) && self.machines[at].logs.store.can_restart(id);
+                    if !(0..self.machines.len()).any(can_restart) {
                         *self.early_crashes.entry(id.rank).or_default() += 1;
                     }
                     self.end_process(pid as u32, ExitStatus::Signal(libc::SIGSEGV));
