@@ -164,7 +164,7 @@ pub struct Restart {
 /// Why a process cannot be restarted from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoRestart {
-    /// No image of it is committed, or another protector has led since: its job starts from the beginning.
+    /// No image of it is committed, or another protector has led since: its job starts from the beginning. Or a later life was fenced since, and nobody waits for this one.
     #[error("no image of it is committed")]
     NoImage,
     /// The replica, or the file, does not have all of the log yet.
@@ -1074,8 +1074,11 @@ impl Store {
     }
 
     /// Fences the older incarnations of this process and says what a restart as `incarnation` needs. Called again while the
-    /// answer is [`NoRestart::Unstable`].
+    /// answer is [`NoRestart::Unstable`]: perhaps for two lives, of which the later one may speak already.
     pub fn restart(&mut self, id: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
+        if self.incarnation(id).is_some_and(|newest| newest > incarnation) {
+            return Err(NoRestart::NoImage);
+        }
         self.fence(id, incarnation);
         self.settle(id);
         let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;

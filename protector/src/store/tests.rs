@@ -255,6 +255,30 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     );
 }
 
+/// A log takes its time to become stable, and its process is lost once more meanwhile: who waits for the life before changes nothing of the one that speaks.
+#[test]
+fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    store.set_replica(id, true);
+    let payload = |position, offset| ToProtector::Payload { position, stream: stream(1), offset, bytes: b"received" };
+    store.handle_message(speaker(0), &payload(0, 0)).unwrap();
+    for life in [1, 2] {
+        assert_eq!(store.restart(id, Incarnation(life)), Err(NoRestart::Unstable));
+    }
+    store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
+    store.restart(id, Incarnation(2)).unwrap();
+    store.handle_message(speaker(2), &hello(speaker(2), 0)).unwrap();
+    store.handle_message(speaker(2), &payload(0, 8)).unwrap();
+    store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
+    said(&mut store);
+    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage));
+    assert_eq!(said(&mut store), [""; 0]);
+    store.handle_message(speaker(2), &payload(8, 16)).unwrap();
+}
+
 /// It holds nothing of what another protector held. That its receiver has it is enough to its sender: whoever is brought back from here comes back from an image
 /// with that. (An image that found no room was all that told the sender so, which waited for it, and a job for the sender.)
 #[test]

@@ -18,7 +18,7 @@ use super::net::{ConnId, Owner, Packet, Word, machine_of};
 use super::world::{Event, World, code};
 
 /// Time that the log of a lost process has to become stable, and until it is asked again, as in `daemon/stores.rs`.
-const STABLE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(5));
+const STABLE: (Duration, Duration) = (Duration::from_secs(90), Duration::from_millis(5));
 /// Time until a replica is tried again: as in `logs/replicas.rs`, but that it does not grow.
 const DIAL_AGAIN: Duration = Duration::from_millis(50);
 
