@@ -50,7 +50,7 @@ pub struct Config {
 }
 
 /// Who speaks on a connection: what its hello said.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Speaker {
     /// The process.
     pub process: ProcessId,
@@ -59,7 +59,7 @@ pub struct Speaker {
 }
 
 /// A file of the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum File {
     /// The journal of a process.
     Journal(ProcessId),
@@ -437,7 +437,7 @@ impl Process {
 #[derive(Debug, Clone)]
 pub struct Store {
     config: Config,
-    processes: HashMap<ProcessId, Process>,
+    processes: BTreeMap<ProcessId, Process>,
     outputs: VecDeque<Output>,
     notices: VecDeque<Notice>,
     /// What is forgotten here and kept in files.
@@ -450,7 +450,7 @@ impl Store {
     /// An empty store.
     pub fn new(config: Config) -> Self {
         let (outputs, notices, saved, to_write) = Default::default();
-        Store { config, processes: HashMap::new(), outputs, notices, saved, to_write }
+        Store { config, processes: BTreeMap::new(), outputs, notices, saved, to_write }
     }
 
     /// The next thing to do for the driver.

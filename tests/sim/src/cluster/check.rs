@@ -11,7 +11,7 @@
 //! | G6 | a log loses only what a committed image covers, which is whole, and replicated where that is asked for |
 //! | end | the job ends, as it should; nothing is left of it |
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use radic_protector::store::{File, Restart, Speaker, Store};
@@ -41,7 +41,7 @@ pub struct Checks {
     /// Where in the journal each image stands.
     cuts: BTreeMap<(ProcessId, u64), u64>,
     /// What was received first, by stream, as far as a state depends on it that no death has undone.
-    truth: HashMap<StreamId, Vec<u8>>,
+    truth: BTreeMap<StreamId, Vec<u8>>,
     /// From which journal position on the state of a process depends on which bytes.
     depends: Vec<(ProcessId, u64, StreamId, u64)>,
     /// Which life of the job this is.

@@ -1,6 +1,6 @@
 //! The log service of one machine: the real [`Store`], driven as `protector/src/logs` drives it, with a disk that takes its time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -78,13 +78,13 @@ pub struct Logs {
     /// The real thing.
     pub store: Store,
     /// What is on the disk.
-    pub files: HashMap<File, Vec<u8>>,
+    pub files: BTreeMap<File, Vec<u8>>,
     writes: BTreeMap<u64, store::Write>,
     ticket: u64,
     disk_free: Duration,
     roles: BTreeMap<ConnId, Role>,
     waiting: BTreeMap<ConnId, VecDeque<Packet>>,
-    voices: HashMap<Speaker, ConnId>,
+    voices: BTreeMap<Speaker, ConnId>,
     replicas: BTreeMap<ProcessId, (SocketAddr, Option<ConnId>)>,
     followed: BTreeSet<ProcessId>,
     /// Whose last hello said that what is held lacks something, or is of a life before.
@@ -94,7 +94,7 @@ pub struct Logs {
     jobs: BTreeMap<JobId, Protection>,
     told: BTreeSet<ProcessId>,
     /// Who has said hello here itself since the machine was switched on.
-    greeted: HashSet<Speaker>,
+    greeted: BTreeSet<Speaker>,
     ended: Vec<JobId>,
     verifying: BTreeMap<(ProcessId, u64), Option<u64>>,
 }
@@ -104,20 +104,20 @@ impl Logs {
     pub fn new(config: store::Config) -> Logs {
         Logs {
             store: Store::new(config),
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             writes: BTreeMap::new(),
             ticket: 0,
             disk_free: Duration::ZERO,
             roles: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            voices: HashMap::new(),
+            voices: BTreeMap::new(),
             replicas: BTreeMap::new(),
             followed: BTreeSet::new(),
             behind: BTreeSet::new(),
             of_before: BTreeSet::new(),
             jobs: BTreeMap::new(),
             told: BTreeSet::new(),
-            greeted: HashSet::new(),
+            greeted: BTreeSet::new(),
             ended: Vec::new(),
             verifying: BTreeMap::new(),
         }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
@@ -267,7 +267,7 @@ pub struct World {
     pub terminal: Terminal,
     pub checks: Checks,
     /// From which machine's log each life was begun, and how often that had been switched on.
-    pub brought_back: HashMap<Speaker, (usize, u32)>,
+    pub brought_back: BTreeMap<Speaker, (usize, u32)>,
     pub counts: Counts,
     /// Of each rank, what homes that are lost have kept for the next terminal.
     pub kept: BTreeMap<Rank, Vec<Range<usize>>>,
@@ -335,7 +335,7 @@ impl World {
             saved,
             terminal,
             checks,
-            brought_back: HashMap::new(),
+            brought_back: BTreeMap::new(),
             counts,
             kept,
             over,

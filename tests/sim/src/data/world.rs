@@ -1,7 +1,7 @@
 //! A whole cluster in one thread: processes (application and observer), their protectors, the sockets between them, and a dice
 //! that decides what happens next. After every step the guarantees are checked.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_observer::{Accept, Config, Error, Observer, Ready, Receive, Send, Source, Transmit, Wait};
@@ -47,7 +47,7 @@ struct Process {
     rest: Option<(usize, Vec<u8>, bool, usize)>,
     /// A replayed `recv` under way: what is there of it.
     partial: Vec<u8>,
-    links: HashMap<Slot, usize>,
+    links: BTreeMap<Slot, usize>,
     journal: VecDeque<Vec<u8>>,
     bulk: VecDeque<Vec<u8>>,
     answers: VecDeque<Vec<u8>>,
@@ -66,12 +66,12 @@ struct Node {
     /// Its restart has begun: the incarnation that died is not listened to any more.
     fenced: bool,
     incarnation: u32,
-    images: HashMap<u64, Saved>,
+    images: BTreeMap<u64, Saved>,
     /// From which journal position on its state depends on which bytes.
     depends: Vec<(u64, StreamId, u64)>,
     store: Store,
     replica: Option<Replica>,
-    files: HashMap<store::File, Vec<u8>>,
+    files: BTreeMap<store::File, Vec<u8>>,
 }
 
 struct Replica {
@@ -79,7 +79,7 @@ struct Replica {
     speaker: Option<Speaker>,
     queue: VecDeque<Vec<u8>>,
     answers: VecDeque<Vec<u8>>,
-    files: HashMap<store::File, Vec<u8>>,
+    files: BTreeMap<store::File, Vec<u8>>,
 }
 
 /// A TCP connection: side 0 dialed.
@@ -101,7 +101,7 @@ pub struct World {
     sockets: Vec<Socket>,
     /// What was received first, by stream, as far as a state depends on it that no death has undone: whatever comes later must be
     /// the same.
-    truth: HashMap<StreamId, Vec<u8>>,
+    truth: BTreeMap<StreamId, Vec<u8>>,
     /// What has happened.
     pub counts: Counts,
 }
@@ -173,16 +173,16 @@ impl World {
                     dead: false,
                     fenced: false,
                     incarnation: 0,
-                    images: HashMap::new(),
+                    images: BTreeMap::new(),
                     depends: Vec::new(),
                     store: Store::new(config),
                     replica: plan.replicas.then_some(replica),
-                    files: HashMap::new(),
+                    files: BTreeMap::new(),
                 }
             })
             .collect();
         let counts = Counts::default();
-        let mut world = World { plan, dice, nodes, sockets: Vec::new(), truth: HashMap::new(), counts };
+        let mut world = World { plan, dice, nodes, sockets: Vec::new(), truth: BTreeMap::new(), counts };
         for node in 0..plan.nodes {
             world.hello(node, 0);
             world.settle_protectors(node);
@@ -1150,7 +1150,7 @@ impl Node {
     }
 }
 
-fn write_file(store: &mut Store, files: &mut HashMap<store::File, Vec<u8>>) {
+fn write_file(store: &mut Store, files: &mut BTreeMap<store::File, Vec<u8>>) {
     if let Some(write) = store.poll_write(16) {
         let file = files.entry(write.file).or_default();
         let (from, to) = (write.position as usize, write.position as usize + write.bytes.len());
