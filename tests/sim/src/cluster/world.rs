@@ -76,11 +76,17 @@ pub enum Event {
     Fault(Fault),
 }
 
+/// When an event comes, in nanoseconds, its number, and where it is in [`Queue::events`], in one number, from the top: one comparison orders them.
+type Key = u128;
+
+const NUMBER: u32 = 40;
+const PLACE: u32 = 24;
+
 /// Events by time; those of one time in the order in which they were pushed.
 #[derive(Default)]
 pub struct Queue {
-    /// When, the number of the event, and where it is in `events`: this little is moved about, not the events.
-    order: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    /// This little is moved about, not the events.
+    order: BinaryHeap<Reverse<Key>>,
     events: Vec<Option<Event>>,
     free: Vec<usize>,
     number: u64,
@@ -95,27 +101,36 @@ impl Queue {
             self.events.len() - 1
         });
         self.events[place] = Some(event);
-        self.order.push(Reverse((at, self.number, place)));
+        assert!(self.number < 1 << NUMBER && place < 1 << PLACE, "so many events fit into a key");
+        let (at, number) = (u64::try_from(at.as_nanos()).expect("some years"), self.number);
+        self.order.push(Reverse(Key::from(at) << (NUMBER + PLACE) | Key::from(number << PLACE | place as u64)));
     }
 
     fn pop(&mut self) -> Option<(Duration, Event)> {
-        let Reverse((at, _, place)) = self.order.pop()?;
+        let Reverse(key) = self.order.pop()?;
+        let place = place_of(key);
         self.free.push(place);
+        let at = Duration::from_nanos((key >> (NUMBER + PLACE)) as u64);
         Some((at, self.events[place].take().expect("what is in order is there")))
     }
 
     /// What is to come is kept only if it is wanted.
     fn retain(&mut self, wanted: impl Fn(&Event) -> bool) {
         let Queue { order, events, free, .. } = self;
-        order.retain(|Reverse((.., place))| {
-            let keep = events[*place].as_ref().is_some_and(&wanted);
+        order.retain(|Reverse(key)| {
+            let place = place_of(*key);
+            let keep = events[place].as_ref().is_some_and(&wanted);
             if !keep {
-                events[*place] = None;
-                free.push(*place);
+                events[place] = None;
+                free.push(place);
             }
             keep
         });
     }
+}
+
+fn place_of(key: Key) -> usize {
+    key as usize & ((1 << PLACE) - 1)
 }
 
 /// One machine.
