@@ -915,9 +915,12 @@ impl World {
     fn write_files(&mut self, node: usize, most: usize) {
         for _ in 0..most {
             let node = &mut self.nodes[node];
-            write_file(&mut node.store, &mut node.files);
+            let mut some = write_file(&mut node.store, &mut node.files);
             if let Some(replica) = &mut node.replica {
-                write_file(&mut replica.store, &mut replica.files);
+                some |= write_file(&mut replica.store, &mut replica.files);
+            }
+            if !some {
+                return;
             }
         }
     }
@@ -1092,11 +1095,11 @@ impl World {
                 let store = &self.nodes[receiver].store;
                 // Two commits cover that the receiver has closed it: its protector has forgotten it.
                 let there = self.nodes[receiver].processes.last().map(|process| process.observer.table());
-                let there = there.and_then(|table| table.get(table.find(connection.id)?));
-                let is_closed = there.is_none_or(|c| c.fd().is_none());
-                let forgotten = |store: &Store| is_closed && store.stable_of(process(receiver), stream) == 0;
+                let there = || there.and_then(|table| table.get(table.find(connection.id)?));
+                let is_closed = || there().is_none_or(|c| c.fd().is_none());
+                let forgotten = |store: &Store| store.stable_of(process(receiver), stream) == 0 && is_closed();
                 let replica = self.nodes[receiver].replica.as_ref().map(|replica| &replica.store);
-                let held = |store: &Store| forgotten(store) || store.holds(process(receiver), stream, kept - 1);
+                let held = |store: &Store| store.holds(process(receiver), stream, kept - 1) || forgotten(store);
                 let held = held(store) && replica.is_none_or(held);
                 assert!(
                     held,
@@ -1150,14 +1153,15 @@ impl Node {
     }
 }
 
-fn write_file(store: &mut Store, files: &mut BTreeMap<store::File, Vec<u8>>) {
-    if let Some(write) = store.poll_write(16) {
-        let file = files.entry(write.file).or_default();
-        let (from, to) = (write.position as usize, write.position as usize + write.bytes.len());
-        file.resize(file.len().max(to), 0);
-        file[from..to].copy_from_slice(&write.bytes);
-        store.handle_written(write.file, to as u64);
-    }
+/// False: there was nothing to write.
+fn write_file(store: &mut Store, files: &mut BTreeMap<store::File, Vec<u8>>) -> bool {
+    let Some(write) = store.poll_write(16) else { return false };
+    let file = files.entry(write.file).or_default();
+    let (from, to) = (write.position as usize, write.position as usize + write.bytes.len());
+    file.resize(file.len().max(to), 0);
+    file[from..to].copy_from_slice(&write.bytes);
+    store.handle_written(write.file, to as u64);
+    true
 }
 
 impl Process {
