@@ -88,14 +88,14 @@ impl Membership {
     pub(super) fn next_watch(&self) -> Option<Duration> {
         let watched = self.roster.as_ref().and_then(|roster| roster.watcher.as_ref());
         let heartbeat = watched.map(|_| self.next_heartbeat.min(self.next_gossip));
-        let silence = self.watched_in_peace().map(|(_, due)| due);
-        let deadlines = self.suspicions.values().map(|suspicion| suspicion.bereaves.unwrap_or(suspicion.deadline));
-        let probes = self.probes.values().map(|probing| probing.expires);
-        let verdict = silence.chain(deadlines).chain(probes).min().map(|due| due.max(self.judge_at));
+        let silence = self.watched_in_peace().map(|(_, due)| due).min();
+        let deadlines = self.suspicions.values().map(|suspicion| suspicion.bereaves.unwrap_or(suspicion.deadline)).min();
+        let probes = self.probes.values().map(|probing| probing.expires).min();
+        let verdict = [silence, deadlines, probes].into_iter().flatten().min().map(|due| due.max(self.judge_at));
         // So that we know whether we were running all the time while others had to answer.
         let probing = !self.suspicions.is_empty() || !self.probes.is_empty();
         let tick = probing.then(|| self.now + self.timing.tick());
-        heartbeat.into_iter().chain(verdict).chain(tick).min()
+        [heartbeat, verdict, tick].into_iter().flatten().min()
     }
 
     /// Whom I watch and do not suspect, and when its silence will have lasted too long.

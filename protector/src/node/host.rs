@@ -559,8 +559,8 @@ impl Host {
 
     /// When [`Host::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let drains = self.ranks.values().filter(|r| !r.reported).filter_map(|r| Some(r.exited?.1 + DRAIN));
-        drains.chain(self.kill_at).chain(self.orphaned).min()
+        let drains = self.ranks.values().filter(|r| !r.reported).filter_map(|r| Some(r.exited?.1 + DRAIN)).min();
+        [drains, self.kill_at, self.orphaned].into_iter().flatten().min()
     }
 
     /// Time has passed.
