@@ -34,7 +34,10 @@ pub fn encode<T: Serialize>(message: &T, limit: usize) -> Result<Vec<u8>, CodecE
     if size > limit as u64 {
         return Err(CodecError::TooLarge { size, limit });
     }
-    options(limit).serialize(message).map_err(malformed)
+    // Without the limit, which is kept by now: else all is counted once more.
+    let mut bytes = Vec::with_capacity(size as usize);
+    options(usize::MAX).with_no_limit().serialize_into(&mut bytes, message).map_err(malformed)?;
+    Ok(bytes)
 }
 
 /// Decodes one message from all of `bytes`. Lengths inside the message are bounded by `limit` before anything is allocated.
