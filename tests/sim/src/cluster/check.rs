@@ -203,13 +203,16 @@ impl World {
         let table = self.processes[pid as usize].lib.as_ref().expect("it speaks").observer.table();
         for (_, connection) in table.iter() {
             let (stream, receiver, kept) = (connection.stream_out(), connection.peer, connection.outgoing().start());
+            if kept == 0 {
+                continue;
+            }
             // Until it has an image at a new protector, the loss of its node begins the job anew.
             let protector = self.newest(receiver).map(|lib| &self.machines[machine_of(lib.protector())].logs.store);
             // What is there of a life before the job began anew is dropped when it is to be used, or when this life is heard.
             let is_of_now =
                 |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.0 / LIVES == self.checks.job_life);
             let protector = protector.filter(is_of_now);
-            let Some(store) = protector.filter(|store| kept > 0 && store.can_restart(receiver)) else { continue };
+            let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
             assert!(held, "G2: {sender} keeps {stream:?} from {kept}, and who protects {receiver} does not hold the byte before");
         }

@@ -320,7 +320,7 @@ impl World {
                 }
             }
             (Role::In(None), Packet::Word(Word::Hello(hello))) => self.greeted(at, conn, *hello),
-            (Role::In(Some((from, purpose))), Packet::Word(word)) => self.heard(at, conn, &from, purpose, word),
+            (Role::In(Some((from, purpose))), Packet::Word(word)) => self.heard(at, conn, from, purpose, word),
             (role, packet) => unreachable!("{packet:?} to {role:?}"),
         }
     }
@@ -365,8 +365,8 @@ impl World {
         self.peers(at).roles.insert(conn, Role::In(Some((hello.from, hello.purpose))));
     }
 
-    fn heard(&mut self, at: usize, conn: ConnId, from: &Member, purpose: Purpose, word: Word) {
-        let id = from.id.clone();
+    fn heard(&mut self, at: usize, conn: ConnId, from: Member, purpose: Purpose, word: Word) {
+        let id = from.id;
         let fresh = (LinkReceiver::default(), from.address);
         match (purpose, word) {
             (Purpose::Link, Word::Frame(bytes)) => {

@@ -1138,14 +1138,14 @@ impl World {
         let slots: Vec<Slot> = self.lib(pid).observer.table().iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             // A socket takes some, not always all.
-            for _ in 0..1 + self.dice.below(3) {
-                self.transmit(pid, slot);
-            }
+            let most = 1 + self.dice.below(3);
+            _ = (0..most).all(|_| self.transmit(pid, slot));
         }
     }
 
-    fn transmit(&mut self, pid: u32, slot: Slot) {
-        let Some((conn, side)) = self.lib(pid).links.conn(slot) else { return };
+    /// False: there is nothing to send, or no link.
+    fn transmit(&mut self, pid: u32, slot: Slot) -> bool {
+        let Some((conn, side)) = self.lib(pid).links.conn(slot) else { return false };
         match self.lib(pid).observer.poll_transmit(slot) {
             Some(Transmit::Bytes(offset)) => {
                 let bytes: Vec<u8> = self.lib(pid).observer.outgoing(slot, offset).flatten().copied().collect();
@@ -1157,8 +1157,9 @@ impl World {
                 self.lib(pid).observer.handle_transmitted(slot, 1);
                 self.send(conn, side, Packet::End);
             }
-            None => {}
+            None => return false,
         }
+        true
     }
 }
 
