@@ -37,6 +37,7 @@ pub fn encode<T: Serialize>(message: &T, limit: usize) -> Result<Vec<u8>, CodecE
     // Without the limit, which is kept by now: else all is counted once more.
     let mut bytes = Vec::with_capacity(size as usize);
     options(usize::MAX).with_no_limit().serialize_into(&mut bytes, message).map_err(malformed)?;
+    assert_eq!(bytes.len() as u64, size, "what was measured is what is written");
     Ok(bytes)
 }
 
