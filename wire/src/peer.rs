@@ -681,6 +681,8 @@ pub enum Query {
     Checkpoint(JobId),
     /// Could you have this fault?
     Fault(Fault),
+    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, listen to no order for this life of it, or an earlier one, that may still be under way.
+    Hosts(ProcessId, Incarnation),
 }
 
 /// An answer to a [`Query`].
@@ -747,6 +749,8 @@ pub enum Answer {
     Knows(bool),
     /// To `Final`: none, if it has not, or is not known here.
     Final(Option<StreamEnd>),
+    /// To `Hosts`.
+    Hosts(bool),
 }
 
 /// What a protector says of itself.

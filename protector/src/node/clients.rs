@@ -151,6 +151,12 @@ pub(super) enum Purpose {
         order: Box<RestartOrder>,
         stand_in: NodeId,
     },
+    /// The protector of a process is lost, for which this node stands in: whether its host has it, in this life.
+    Hosts {
+        process: ProcessId,
+        life: Incarnation,
+        host: NodeId,
+    },
     /// Checkpoints of a job with so many ranks.
     Checkpoint(ClientId, u32),
     /// How much is held of the processes of this status.
@@ -648,6 +654,10 @@ impl Node {
             Purpose::Stand { target, order, stand_in } => {
                 let known = !answers.is_empty() || !self.is_member(&stand_in);
                 self.finish_stand(now, &target, order, known);
+            }
+            Purpose::Hosts { process, life, host } => {
+                let of = |answer: &Answer| if let Answer::Hosts(has) = answer { Some(*has) } else { None };
+                self.finish_hosts(now, process, life, &host, answers.values().find_map(of));
             }
             Purpose::Listener { observer, process, ask, call } => {
                 let of = |answer: &Answer| {

@@ -655,6 +655,19 @@ impl Node {
         self.with_host(now, job, |_| ());
     }
 
+    /// Whether a process is here, or comes back here; if not, no order for this life of it is listened to any more: somebody else is about to begin the next one.
+    pub(super) fn has_or_refuses(&mut self, process: ProcessId, life: Incarnation) -> bool {
+        let ProcessId { job, rank } = process;
+        let has_ended_here = self.recovery.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
+        let is_here = self.hosts.get(&job).is_some_and(|host| host.ranks().any(|here| here == rank));
+        if is_here || has_ended_here || self.has_ended(job) {
+            return true;
+        }
+        let known = self.recovery.restarted.entry(process).or_default();
+        *known = (*known).max(Incarnation(life.0 + 1));
+        false
+    }
+
     /// The images of a process are here, or not.
     pub(super) fn handle_fetched(&mut self, now: Duration, process: ProcessId, result: Result<(), String>) {
         let about = About::rank(process.job, process.rank);

@@ -7,13 +7,17 @@
 //! - the protector has not ordered a restart of which the stand-in does not know: an order waits until the stand-in has heard of it, or is no member any more;
 //! - the protector has not released the process: whoever asks for that waits in the same way.
 //!
+//! Of an order it knows before the node does that is to carry it out. If the protector is lost between the two, everybody waits for everybody: the home for the stand-in, the stand-in for a process
+//! that comes to it. So whenever a protector is lost, its stand-in asks the hosts that are left whether they have what they are to have ([`Query::Hosts`]); who says no takes no older order any more.
+//! (`make sim`, seeds 63243, 71141, 122626.)
+//!
 //! What it may not act on any more it lets go, in its log service, too: a copy that has missed something restarts nothing ([`crate::store::Store::let_go`]).
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::membership::View;
 use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, Standing, Stood, ToHome, ToStore};
 
@@ -36,6 +40,8 @@ enum Fate {
     Ends,
     /// Its host and its protector are lost: it is this node's.
     Falls,
+    /// Its protector is lost, but not its host: which may have it, or was about to be ordered to bring it back.
+    Asks,
 }
 
 /// What becomes of a process on `host` for whose protector `me` stands in. Pure: `old` and `new` are views that `me` has had one after the other.
@@ -48,14 +54,17 @@ fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) 
     if new.get(protector).is_some() {
         return if is_next_of(new, protector) { Fate::Stays } else { Fate::Ends };
     }
-    if old.get(protector).is_some() && !is_next_of(old, protector) {
+    let lost_now = old.get(protector).is_some();
+    if lost_now && !is_next_of(old, protector) {
         return Fate::Ends;
     }
     match new.get(host) {
+        Some(_) if lost_now => Fate::Asks,
         // Its host has another protector from now on: this node, or somebody who has nothing of it yet.
         Some(_) if is_next_of(new, host) => Fate::Stays,
         Some(_) => Fate::Ends,
-        None => Fate::Falls,
+        None if lost_now || is_next_of(old, host) => Fate::Falls,
+        None => Fate::Ends,
     }
 }
 
@@ -181,6 +190,7 @@ impl Node {
                 Fate::Stays => {}
                 Fate::Ends => self.stand_down(process, new),
                 Fate::Falls => self.take_over(now, process),
+                Fate::Asks => self.ask_host(now, process),
             }
         }
     }
@@ -189,21 +199,71 @@ impl Node {
     fn stand_down(&mut self, process: ProcessId, view: &View) {
         self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
         let Some(wards) = self.recovery.wards.get_mut(&process.job) else { return };
-        let Some(mut protected) = wards.ranks.remove(&process.rank) else { return };
+        let Some(protected) = wards.ranks.remove(&process.rank) else { return };
         let is_member = |node: &NodeId| view.get(node).is_some();
         if !is_member(&protected.host) && !protected.protector.as_ref().is_some_and(is_member) {
-            // The home may count on this node: it has said that it knows of the process.
-            let why = "its node is lost, and so is its protector, and the copy of its log may lack something".to_owned();
-            let (rank, life) = (process.rank, protected.incarnation);
-            let home = wards.ward.placement.home().clone();
-            let hopeless = ToHome::NoImage { rank, life, why, signal: None };
-            (protected.protector, protected.hopeless) = (None, Some(hopeless.clone()));
-            wards.ranks.insert(rank, protected);
-            self.send(&home, PeerMessage::ToHome(process.job, hopeless));
+            self.give_up_copy(process, protected);
         }
     }
 
-    /// The host of a process and its protector are lost: this node has a copy of its log, and protects it from now on.
+    /// Tells the home that a process is not brought back from the copy of its log here. It may count on this node, which has said that it knows of the process.
+    fn give_up_copy(&mut self, process: ProcessId, mut protected: Protected) {
+        let Some(wards) = self.recovery.wards.get_mut(&process.job) else { return };
+        let why = "its node is lost, and so is its protector, and the copy of its log may lack something".to_owned();
+        let (rank, life) = (process.rank, protected.incarnation);
+        let home = wards.ward.placement.home().clone();
+        let hopeless = ToHome::NoImage { rank, life, why, signal: None };
+        (protected.protector, protected.hopeless) = (None, Some(hopeless.clone()));
+        wards.ranks.insert(rank, protected);
+        self.send(&home, PeerMessage::ToHome(process.job, hopeless));
+    }
+
+    /// The protector of a process is lost. Whether its host has it: else the order to bring it back is lost with the protector.
+    fn ask_host(&mut self, now: Duration, process: ProcessId) {
+        let wards = self.recovery.wards.get(&process.job);
+        let Some(protected) = wards.and_then(|wards| wards.ranks.get(&process.rank)) else { return };
+        let (host, life) = (protected.host.clone(), protected.incarnation);
+        if protected.left.is_some() {
+            // It had it.
+            return self.finish_hosts(now, process, life, &host, Some(true));
+        }
+        let purpose = Purpose::Hosts { process, life, host: host.clone() };
+        self.gather_from(now, purpose, &Query::Hosts(process, life), vec![host], ANSWER);
+    }
+
+    /// The host of a process whose protector is lost has it, or not; none, if it has not answered.
+    pub(super) fn finish_hosts(
+        &mut self,
+        now: Duration,
+        process: ProcessId,
+        life: Incarnation,
+        host: &NodeId,
+        has: Option<bool>,
+    ) {
+        let wards = self.recovery.wards.get(&process.job);
+        let protected = wards.and_then(|wards| wards.ranks.get(&process.rank));
+        if protected.is_none() && has == Some(false) && wards.is_some_and(|wards| wards.ward.incarnation <= life) {
+            // This node has stood down since, and nobody else could bring it back.
+            return self.give_up_copy(process, Protected::new(host.clone(), life));
+        }
+        let waits = |p: &&Protected| {
+            p.incarnation == life && p.host == *host && p.protector.as_ref().is_some_and(|lost| !self.is_member(lost))
+        };
+        let waits = protected.filter(waits).is_some();
+        let Some(view) = self.membership.view().cloned().filter(|_| waits) else { return };
+        let is_next = watcher_of(&view, host).is_some_and(|next| next.id == *self.me());
+        match has {
+            Some(false) => self.take_over(now, process),
+            // What becomes of it is told to its host's protector.
+            Some(true) if !is_next => self.stand_down(process, &view),
+            Some(true) => {}
+            // It will answer, or be declared dead.
+            None if self.is_member(host) => self.ask_host(now, process),
+            None => {}
+        }
+    }
+
+    /// A process is nowhere, and its protector is lost: this node has a copy of its log, and protects it from now on.
     fn take_over(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
@@ -212,7 +272,7 @@ impl Node {
             return; // There is nobody to bring back; this node answers for it.
         }
         let text = format!(
-            "rank {}: its host is lost, and so is its protector, {}; there is a copy of its log here",
+            "rank {}: its protector, {}, is lost, and it is nowhere; there is a copy of its log here",
             process.rank, lost.name
         );
         self.record(now, EventName::Store, About::rank(process.job, process.rank), text);

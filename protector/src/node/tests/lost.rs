@@ -32,7 +32,11 @@ impl Program {
 impl Cluster {
     /// A protected job with one rank on each of the first `ranks` nodes, on all of which libraries are through with `MPI_Init`, and of which all have an image.
     fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
-        let nodes = (1..=ranks as usize).map(name).collect();
+        self.start_recoverable_on(node, &(1..=ranks as usize).collect::<Vec<_>>())
+    }
+
+    fn start_recoverable_on(&mut self, node: usize, nodes: &[usize]) -> JobId {
+        let (ranks, nodes) = (nodes.len() as u32, nodes.iter().map(|node| name(*node)).collect());
         let protection = Protection { replicas: self.replicas, ..never() };
         let spec = JobSpec { protection, nodes, restart_on: self.restart_on, on_loss: self.on_loss, ..spec(ranks) };
         self.hello(node, 1, Request::Run { spec: Box::new(spec), attach: true });
@@ -190,6 +194,34 @@ fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_b
         }
     }
     assert!(taken_over > 200, "only {taken_over} ranks of 600 were brought back by who only had the copy");
+}
+
+/// A protector is lost with its order to bring a process back, of which its stand-in knows, and whoever was to carry it out does not: each waited for the other, for ever. (`make sim`, seeds 63243,
+/// 71141, 122626.) Who is to carry it out is elsewhere in the ring, is the stand-in itself, or has it for its next protector.
+#[test]
+fn an_order_that_is_lost_with_its_protector_is_given_by_its_stand_in() {
+    let (lost, protector, stand_in) = (2, 3, 4);
+    for (nodes, target) in [(vec![1, 2, 3, 4], 5), (vec![1, 2, 3], 4), (vec![2, 3, 4, 5], 1)] {
+        let mut cluster = Cluster::new(7);
+        // Where there is least.
+        (cluster.replicas, cluster.restart_on) = (2, RestartOn::Any);
+        let job = cluster.start_recoverable_on(7, &nodes);
+        cluster.run_for(SOON);
+        let rank = nodes.iter().position(|node| *node == lost).expect("it has one") as u32;
+        cluster.kill_all(&[lost]);
+        let known = |c: &Cluster| c.nodes[&name(stand_in)].recovery.wards[&job].ranks[&Rank(rank)].incarnation == Incarnation(1);
+        cluster.run_until(known);
+        cluster.kill_all(&[protector]);
+        let until = cluster.now + Duration::from_secs(10);
+        while cluster.restored.len() < 2 {
+            assert!(cluster.now < until, "to {target}: it hangs\n{}", cluster.story(job, 4));
+            cluster.run_for(LATENCY);
+        }
+        cluster.run_for(SOON);
+        assert!(cluster.restored.contains(&(at(job, rank), Incarnation(2), name(target))), "{:?}", cluster.restored);
+        assert_eq!((cluster.launched.len(), cluster.restored.len()), (nodes.len(), 2), "{}", cluster.story(job, 4));
+        cluster.end_well(job, 1);
+    }
 }
 
 /// The news of two deaths comes in another order everywhere: whoever is brought back by a protector that knows of one only is part of the job all the same, and what
