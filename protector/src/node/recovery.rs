@@ -659,7 +659,12 @@ impl Node {
     pub(super) fn has_or_refuses(&mut self, process: ProcessId, life: Incarnation) -> bool {
         let ProcessId { job, rank } = process;
         let has_ended_here = self.recovery.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
-        let is_here = self.hosts.get(&job).is_some_and(|host| host.ranks().any(|here| here == rank));
+        // Not one of before the job began anew, which is about to end; what waits for that may bring it back.
+        let host = self.hosts.get(&job).filter(|host| host.incarnation() == life.first_of_job());
+        let is_here = host.is_some_and(|host| host.ranks().any(|here| here == rank));
+        let comes =
+            |(_, message): &(NodeId, PeerMessage)| matches!(message, PeerMessage::Restart(order) if order.process == process);
+        let is_here = is_here || self.recovery.postponed.get(&job).is_some_and(|postponed| postponed.iter().any(comes));
         if is_here || has_ended_here || self.has_ended(job) {
             return true;
         }
