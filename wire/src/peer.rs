@@ -749,8 +749,8 @@ pub enum Answer {
     Knows(bool),
     /// To `Final`: none, if it has not, or is not known here.
     Final(Option<StreamEnd>),
-    /// To `Hosts`.
-    Hosts(bool),
+    /// To `Hosts`: if so, who protects that node.
+    Hosts(Option<NodeId>),
 }
 
 /// What a protector says of itself.

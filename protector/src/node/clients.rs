@@ -656,7 +656,7 @@ impl Node {
                 self.finish_stand(now, &target, order, known);
             }
             Purpose::Hosts { process, life, host } => {
-                let of = |answer: &Answer| if let Answer::Hosts(has) = answer { Some(*has) } else { None };
+                let of = |answer: &Answer| if let Answer::Hosts(has) = answer { Some(has.clone()) } else { None };
                 self.finish_hosts(now, process, life, &host, answers.values().find_map(of));
             }
             Purpose::Listener { observer, process, ask, call } => {

@@ -504,7 +504,10 @@ impl Node {
                 self.handle_stand(now, from, *job, (**standing).clone());
                 Answer::Stood
             }
-            Query::Hosts(process, life) => Answer::Hosts(self.has_or_refuses(*process, *life)),
+            Query::Hosts(process, life) => {
+                let has = self.has_or_refuses(*process, *life);
+                Answer::Hosts(has.then(|| self.protector().id.clone()))
+            }
             Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),

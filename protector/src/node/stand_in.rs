@@ -188,7 +188,7 @@ impl Node {
         for (process, fate) in all.filter_map(stands).collect::<Vec<_>>() {
             match fate {
                 Fate::Stays => {}
-                Fate::Ends => self.stand_down(process, new),
+                Fate::Ends => self.stand_down(now, process, new),
                 Fate::Falls => self.take_over(now, process),
                 Fate::Asks => self.ask_host(now, process),
             }
@@ -196,14 +196,24 @@ impl Node {
     }
 
     /// Another node may have more of a process's log.
-    fn stand_down(&mut self, process: ProcessId, view: &View) {
-        self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
-        let Some(wards) = self.recovery.wards.get_mut(&process.job) else { return };
-        let Some(protected) = wards.ranks.remove(&process.rank) else { return };
+    fn stand_down(&mut self, now: Duration, process: ProcessId, view: &View) {
+        let Some(protected) = self.let_copy_go(process) else { return };
         let is_member = |node: &NodeId| view.get(node).is_some();
-        if !is_member(&protected.host) && !protected.protector.as_ref().is_some_and(is_member) {
-            self.give_up_copy(process, protected);
+        if protected.protector.as_ref().is_some_and(is_member) {
+            return;
         }
+        match is_member(&protected.host) {
+            false => self.give_up_copy(process, protected),
+            // An order may be lost with the protector, and the home count on this node, which has said that it knows of it.
+            true if protected.left.is_none() => self.ask(now, process, protected.incarnation, protected.host),
+            true => {}
+        }
+    }
+
+    /// The copy of its log restarts nothing any more, and this node does not stand in for it.
+    fn let_copy_go(&mut self, process: ProcessId) -> Option<Protected> {
+        self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
+        self.recovery.wards.get_mut(&process.job)?.ranks.remove(&process.rank)
     }
 
     /// Tells the home that a process is not brought back from the copy of its log here. It may count on this node, which has said that it knows of the process.
@@ -224,43 +234,56 @@ impl Node {
         let Some(protected) = wards.and_then(|wards| wards.ranks.get(&process.rank)) else { return };
         let (host, life) = (protected.host.clone(), protected.incarnation);
         if protected.left.is_some() {
-            // It had it.
-            return self.finish_hosts(now, process, life, &host, Some(true));
+            // It had it; what it has sent is told to its host's protector.
+            if !self.is_next_of(&host) {
+                self.let_copy_go(process);
+            }
+            return;
         }
+        self.ask(now, process, life, host);
+    }
+
+    fn ask(&mut self, now: Duration, process: ProcessId, life: Incarnation, host: NodeId) {
         let purpose = Purpose::Hosts { process, life, host: host.clone() };
         self.gather_from(now, purpose, &Query::Hosts(process, life), vec![host], ANSWER);
     }
 
-    /// The host of a process whose protector is lost has it, or not; none, if it has not answered.
+    /// The host of a process whose protector is lost has it, and has this protector, or does not have it; none, if it has not answered.
     pub(super) fn finish_hosts(
         &mut self,
         now: Duration,
         process: ProcessId,
         life: Incarnation,
         host: &NodeId,
-        has: Option<bool>,
+        answer: Option<Option<NodeId>>,
     ) {
-        let wards = self.recovery.wards.get(&process.job);
-        let protected = wards.and_then(|wards| wards.ranks.get(&process.rank));
-        if protected.is_none() && has == Some(false) && wards.is_some_and(|wards| wards.ward.incarnation <= life) {
-            // This node has stood down since, and nobody else could bring it back.
-            return self.give_up_copy(process, Protected::new(host.clone(), life));
-        }
-        let waits = |p: &&Protected| {
+        let Some(wards) = self.recovery.wards.get(&process.job).filter(|wards| wards.ward.incarnation <= life) else { return };
+        let protected = wards.ranks.get(&process.rank);
+        let waits = |p: &Protected| {
             p.incarnation == life && p.host == *host && p.protector.as_ref().is_some_and(|lost| !self.is_member(lost))
         };
-        let waits = protected.filter(waits).is_some();
-        let Some(view) = self.membership.view().cloned().filter(|_| waits) else { return };
-        let is_next = watcher_of(&view, host).is_some_and(|next| next.id == *self.me());
-        match has {
-            Some(false) => self.take_over(now, process),
-            // What becomes of it is told to its host's protector.
-            Some(true) if !is_next => self.stand_down(process, &view),
-            Some(true) => {}
-            // It will answer, or be declared dead.
-            None if self.is_member(host) => self.ask_host(now, process),
-            None => {}
+        let stands = protected.map(waits);
+        if stands == Some(false) {
+            return; // It is known otherwise what has become of it.
         }
+        let is_mine = |protector: &NodeId| protector == self.me() || !self.is_member(protector) && self.is_next_of(host);
+        match answer {
+            // It will answer, or be declared dead.
+            None if self.is_member(host) => self.ask(now, process, life, host.clone()),
+            None => {}
+            Some(None) if stands == Some(true) => self.take_over(now, process),
+            // This node has stood down since, and nobody else could bring it back.
+            Some(None) => self.give_up_copy(process, Protected::new(host.clone(), life)),
+            // It is this node's from now on.
+            Some(Some(protector)) if is_mine(&protector) => {}
+            // What becomes of it is told to its host's protector, which need not be the next one in the ring: a host keeps the one that it has.
+            Some(Some(_)) => _ = stands.and_then(|_| self.let_copy_go(process)),
+        }
+    }
+
+    /// Whether this node follows that one in the ring.
+    fn is_next_of(&self, node: &NodeId) -> bool {
+        self.view().and_then(|view| watcher_of(view, node)).is_some_and(|next| next.id == *self.me())
     }
 
     /// A process is nowhere, and its protector is lost: this node has a copy of its log, and protects it from now on.

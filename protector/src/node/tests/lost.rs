@@ -225,6 +225,25 @@ fn an_order_that_is_lost_with_its_protector_is_given_by_its_stand_in() {
     }
 }
 
+/// A host keeps the protector that it has, though its stand-in is the next one in the ring by now: that one lets the copy go, else two could bring the process back (G1, G4).
+#[test]
+fn a_stand_in_lets_go_of_what_another_node_protects() {
+    for (protector, lets_go) in [(4, false), (3, false), (6, true)] {
+        let mut cluster = Cluster::new(7);
+        cluster.replicas = 2;
+        let job = cluster.start_recoverable(7, 3);
+        cluster.run_for(SOON);
+        let (process, life, now) = (at(job, 1), Incarnation(0), cluster.now);
+        cluster.kill_all(&[3]);
+        cluster.run_until(|c| c.nodes[&name(4)].view().is_some_and(|view| view.get(&id(3)).is_none()));
+        let node = cluster.nodes.get_mut(&name(4)).expect("it is there");
+        node.finish_hosts(now, process, life, &id(2), Some(Some(id(protector))));
+        let outputs = std::iter::from_fn(|| node.poll_output()).collect::<Vec<_>>();
+        let has_let_go = outputs.iter().any(|output| matches!(output, Output::Store(StoreOrder::LetGo(of)) if *of == process));
+        assert_eq!(has_let_go, lets_go, "{protector}: {outputs:?}");
+    }
+}
+
 /// The news of two deaths comes in another order everywhere: whoever is brought back by a protector that knows of one only is part of the job all the same, and what
 /// is left of a life before it does not end the job that has begun anew. (Code 113; a real cluster did so, once in twenty.)
 #[test]
