@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -225,6 +226,25 @@ fn socket_for(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+/// A socket to dial with. Whoever dials waits for an answer and says nothing more: if the other side has given the connection up, and the word of that (a reset is
+/// never said twice) was lost, or if it was the only one to be reset, nobody would ever tell. So its kernel is asked. One whose program computes for an hour answers all the same.
+fn dialer(door: &SocketAddr) -> Result<OwnedFd, Errno> {
+    const IDLE: Duration = Duration::from_secs(1);
+    const PROBES: u32 = 5;
+    let socket = socket_for(door)?;
+    let asks = sockopt::set_socket_keepalive(&socket, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(&socket, IDLE))
+        .and_then(|()| sockopt::set_tcp_keepintvl(&socket, IDLE))
+        .and_then(|()| sockopt::set_tcp_keepcnt(&socket, PROBES));
+    match asks {
+        Ok(()) => Ok(socket),
+        Err(error) => {
+            sys::close_own(socket);
+            Err(error)
+        }
+    }
 }
 
 /// What stands for a socket that is gone: nobody can send to it, and it always takes.
@@ -877,7 +897,7 @@ impl Layer {
 
     fn begin_dial(&mut self, at: usize, door: SocketAddr, life: Incarnation) {
         self.links.repairs[at].attempts += 1;
-        let dialed = socket_for(&door).and_then(|socket| match rustix::net::connect(&socket, &door) {
+        let dialed = dialer(&door).and_then(|socket| match rustix::net::connect(&socket, &door) {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
             Err(error) => {
                 sys::close_own(socket);

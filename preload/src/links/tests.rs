@@ -52,6 +52,19 @@ fn what_the_program_has_set_is_set_on_the_next_socket() {
     assert_eq!(sockopt::socket_timeout(&stand_in, Timeout::Recv).unwrap(), Some(limit));
 }
 
+/// `frames` (in tests/) shows why: resets that only one side got let the other one wait for its answer for ever.
+#[test]
+fn whoever_dials_asks_whether_the_other_side_is_there_and_the_program_need_not_know() {
+    let (_listener, at) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let ((programs, _far), dialed) = (pair(), dialer(&at).unwrap());
+    let every = std::time::Duration::from_secs(1);
+    assert!(sockopt::socket_keepalive(&dialed).unwrap());
+    assert_eq!((sockopt::tcp_keepidle(&dialed), sockopt::tcp_keepintvl(&dialed)), (Ok(every), Ok(every)));
+    sys::copy_options(programs.as_fd(), dialed.as_fd());
+    assert!(!sockopt::socket_keepalive(&dialed).unwrap());
+    assert_eq!(sockopt::tcp_keepidle(&dialed), sockopt::tcp_keepidle(&programs));
+}
+
 #[test]
 fn a_descriptor_keeps_its_number_and_what_happens_to_it_at_an_exec() {
     let ((one, _far), (two, other)) = (pair(), pair());
