@@ -1,7 +1,9 @@
 //! A cluster for one test.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,9 +13,11 @@ use rustix::process::Signal;
 
 use crate::client::{Client, Events};
 use crate::command::{Finished, Invocation, Running, tail};
+use crate::frames::Switch;
 use crate::leftovers::{ClusterDir, SharedMemory};
 use crate::netns::{self, Network};
 use crate::process::{self, MARK, Process};
+use crate::sockets;
 
 /// Time that a protector has to become a member.
 const READY: Duration = Duration::from_secs(20);
@@ -55,12 +59,14 @@ pub struct Setup {
     pub witness: bool,
     /// Slots of each, if not the default.
     pub slots: Option<u32>,
+    /// Whether the switch between nodes in namespaces is the test's own, which can be a bad one.
+    pub frames: bool,
 }
 
 impl Setup {
     /// Nodes of a kind.
     pub fn new(kind: Kind, nodes: usize) -> Self {
-        Setup { kind, nodes, spares: 0, witness: false, slots: None }
+        Setup { kind, nodes, spares: 0, witness: false, slots: None, frames: false }
     }
 
     /// With so many spares.
@@ -73,6 +79,11 @@ impl Setup {
         Setup { witness: true, ..self }
     }
 
+    /// On a switch of the test's own.
+    pub fn frames(self) -> Self {
+        Setup { frames: true, ..self }
+    }
+
     /// With so many slots each.
     pub fn slots(self, slots: u32) -> Self {
         Setup { slots: Some(slots), ..self }
@@ -80,7 +91,10 @@ impl Setup {
 
     /// Starts the cluster.
     pub fn start(self) -> Cluster {
-        let mut cluster = Cluster::empty(self.kind);
+        let mut cluster = match (self.kind, self.frames) {
+            (Kind::Namespaces, true) => Cluster::with(ClusterDir::new(), Some(Network::of_frames())),
+            (kind, _) => Cluster::empty(kind),
+        };
         match self.kind {
             Kind::Logical => cluster.start_logical(&self),
             Kind::Namespaces => cluster.start_namespaces(&self),
@@ -117,7 +131,12 @@ impl Cluster {
     /// No node yet.
     pub fn empty(kind: Kind) -> Self {
         let dir = ClusterDir::new();
-        let network = (kind == Kind::Namespaces).then(|| (Network::new(dir.path()), Vec::new()));
+        let network = (kind == Kind::Namespaces).then(|| Network::new(dir.path()));
+        Cluster::with(dir, network)
+    }
+
+    fn with(dir: ClusterDir, network: Option<Network>) -> Self {
+        let network = network.map(|network| (network, Vec::new()));
         Cluster { daemons: Vec::new(), shared_memory: SharedMemory::now(), dir, network }
     }
 
@@ -347,6 +366,21 @@ impl Cluster {
     pub fn set_cable(&self, node: &str, plugged: bool) {
         let (network, names) = self.network.as_ref().expect("only nodes in namespaces have a cable");
         network.set_cable(names.iter().position(|known| known == node).expect("a node's name"), plugged);
+    }
+
+    /// The switch, if it is the test's own ([`Setup::frames`]).
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn switch(&self) -> &Switch {
+        self.network.as_ref().and_then(|(network, _)| network.frames()).expect("nodes on a switch of the test")
+    }
+
+    /// Where the protectors that run listen.
+    pub fn ports_of_daemons(&self) -> BTreeSet<SocketAddrV4> {
+        let ports = |node: &String| sockets::listeners(self.protector(node).pid()).into_keys();
+        let v4 = |address| if let SocketAddr::V4(v4) = address { Some(v4) } else { None };
+        self.node_names().iter().flat_map(ports).filter_map(v4).collect()
     }
 
     /// Waits for the end of a protector that [`Cluster::start_node`] has started.

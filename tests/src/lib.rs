@@ -12,6 +12,7 @@
 pub mod client;
 pub mod cluster;
 pub mod command;
+pub mod frames;
 pub mod leftovers;
 pub mod library;
 pub mod netns;

@@ -1,4 +1,4 @@
-//! Nodes with addresses of their own: a network namespace for each, and one more for the switch between them.
+//! Nodes with addresses of their own: a network namespace for each, and one more for the switch between them, if that is the kernel's.
 //!
 //! No namespace has a name, hence none can be left behind: each is held by a process that ends when the pipe from the test does,
 //! however the test ended. Nothing is set up outside these namespaces, so the machine's own network never notices.
@@ -9,6 +9,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::frames;
 use crate::process::MARK;
 
 /// Whether namespaces can be made here; if not, why.
@@ -81,10 +82,19 @@ impl Drop for Namespace {
     }
 }
 
+/// What is between the nodes.
+#[derive(Debug)]
+enum Between {
+    /// A bridge of the kernel.
+    Bridge(Namespace),
+    /// A switch of the test.
+    Frames(frames::Switch),
+}
+
 /// Nodes on one switch.
 #[derive(Debug)]
 pub struct Network {
-    switch: Namespace,
+    between: Between,
     nodes: Vec<Namespace>,
 }
 
@@ -94,16 +104,34 @@ impl Network {
         let switch = Namespace::new(mark);
         switch.ip(&["link", "add", "switch", "type", "bridge"]);
         switch.ip(&["link", "set", "switch", "up"]);
-        Network { switch, nodes: Vec::new() }
+        Network { between: Between::Bridge(switch), nodes: Vec::new() }
+    }
+
+    /// The same, on a switch of the test's own.
+    pub fn of_frames() -> Self {
+        Network { between: Between::Frames(frames::Switch::new()), nodes: Vec::new() }
+    }
+
+    /// The switch, if it is the test's own.
+    pub fn frames(&self) -> Option<&frames::Switch> {
+        match &self.between {
+            Between::Bridge(_) => None,
+            Between::Frames(switch) => Some(switch),
+        }
     }
 
     /// Connects one more node; its number.
     pub fn add(&mut self, mark: &Path) -> usize {
         let number = self.nodes.len();
         let node = Namespace::new(mark);
-        let (port, there) = (port(number), node.holder.id().to_string());
-        self.switch.ip(&["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &there]);
-        self.switch.ip(&["link", "set", &port, "master", "switch", "up"]);
+        let (port, there) = (port(number), node.holder.id());
+        match &self.between {
+            Between::Frames(switch) => switch.add(there),
+            Between::Bridge(switch) => {
+                switch.ip(&["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &there.to_string()]);
+                switch.ip(&["link", "set", &port, "master", "switch", "up"]);
+            }
+        }
         node.ip(&["address", "add", &format!("{}/16", address(number)), "dev", "eth0"]);
         node.ip(&["link", "set", "eth0", "up"]);
         self.nodes.push(node);
@@ -112,7 +140,8 @@ impl Network {
 
     /// The processes that hold the namespaces.
     pub fn holders(&self) -> Vec<u32> {
-        self.nodes.iter().chain([&self.switch]).map(|namespace| namespace.holder.id()).collect()
+        let switch = if let Between::Bridge(switch) = &self.between { Some(switch) } else { None };
+        self.nodes.iter().chain(switch).map(|namespace| namespace.holder.id()).collect()
     }
 
     /// The command prefix that runs something on a node.
@@ -122,7 +151,10 @@ impl Network {
 
     /// Pulls a node's cable, or puts it back.
     pub fn set_cable(&self, number: usize, plugged: bool) {
-        self.switch.ip(&["link", "set", &port(number), if plugged { "up" } else { "down" }]);
+        match &self.between {
+            Between::Bridge(switch) => switch.ip(&["link", "set", &port(number), if plugged { "up" } else { "down" }]),
+            Between::Frames(switch) => switch.set_cable(number, plugged),
+        }
     }
 }
 

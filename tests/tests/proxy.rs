@@ -1,6 +1,6 @@
 //! A bad network between nodes, and between processes and their logs: delays, messages in pieces, resets at any byte, and what was said is said once more by
 //! somebody else. Jobs end as if nothing had happened, nobody is taken for dead, and what is said again is refused.
-//! Links between processes break in `recover_links`.
+//! Links between processes break in `recover_links`, and below TCP in `frames`.
 #![forbid(unsafe_code)]
 
 use std::net::{Ipv4Addr, SocketAddr};
