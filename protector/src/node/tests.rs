@@ -1332,6 +1332,16 @@ fn prints(offset: u64, text: &str) -> ToHome {
     of_host(FromHost::Output { rank: Rank(1), stream: OutputStream::Stdout, offset, data })
 }
 
+/// What a terminal that attaches now gets of a job's output.
+fn shown_by(home: &mut Home) -> Vec<u8> {
+    home.handle_message(Duration::ZERO, &id(1), ToHome::Attach(SessionId { node: id(1), number: 1 }));
+    let shown = std::iter::from_fn(|| home.poll_output()).filter_map(|output| match output {
+        home::HomeOutput::ToSession(_, ToSession::Output { data, .. }) => Some(data.to_vec()),
+        _ => None,
+    });
+    shown.flatten().collect()
+}
+
 /// The node where a rank goes on knows of a loss that the home hears of later. (What it said was dropped, and what it said next ended the job: a gap in its output.)
 #[test]
 fn a_home_misses_nothing_of_a_rank_that_is_back_before_it_knows_that_it_was_lost() {
@@ -1342,12 +1352,7 @@ fn a_home_misses_nothing_of_a_rank_that_is_back_before_it_knows_that_it_was_lost
     home.handle_moved(Duration::ZERO, &id(2), placement);
     home.handle_message(Duration::ZERO, &id(3), prints(5, " and late"));
     assert_eq!(home.outcome(), None);
-    home.handle_message(Duration::ZERO, &id(1), ToHome::Attach(SessionId { node: id(1), number: 1 }));
-    let shown = std::iter::from_fn(|| home.poll_output()).filter_map(|output| match output {
-        home::HomeOutput::ToSession(_, ToSession::Output { data, .. }) => Some(data.to_vec()),
-        _ => None,
-    });
-    assert_eq!(shown.flatten().collect::<Vec<u8>>(), b"early and late");
+    assert_eq!(shown_by(&mut home), b"early and late");
 }
 
 /// A gap in its output ends the job with an error. (Its host waited for somebody to print the rest, and the job never ended.)
@@ -1383,12 +1388,7 @@ fn what_is_said_of_a_life_before_says_nothing_of_the_next_one() {
     let said = FromHost::Output { rank: Rank(1), stream: OutputStream::Stdout, offset: 0, data };
     home.handle_message(now, &id(2), ToHome::Host { life: next, said });
     assert_eq!(home.outcome(), None);
-    home.handle_message(now, &id(1), ToHome::Attach(SessionId { node: id(1), number: 1 }));
-    let shown = std::iter::from_fn(|| home.poll_output()).filter_map(|output| match output {
-        home::HomeOutput::ToSession(_, ToSession::Output { data, .. }) => Some(data.to_vec()),
-        _ => None,
-    });
-    assert_eq!(shown.flatten().collect::<Vec<u8>>(), b"of now");
+    assert_eq!(shown_by(&mut home), b"of now");
 }
 
 /// A host that had not heard of its new home when that had everything ended is told again when it reports, and says `Gone` only when it is. (`make sim`, seed 55920.)
