@@ -287,6 +287,10 @@ impl World {
         if store.incarnation(process).is_none_or(begins) {
             return;
         }
+        // Its job has begun anew: nobody goes back to a life before that. What such a life's log still says to a replica that has forgotten it makes a log without a beginning there (seed 200389).
+        if store.incarnation(process).is_some_and(|life| life.0 / LIVES < self.checks.job_life) {
+            return;
+        }
         let held = store.list(process).expect("it is known");
         let committed = |image: &&radic_wire::log::HeldImage| image.state == radic_wire::log::ImageState::Committed;
         let newest = held.images.iter().filter(committed).max_by_key(|image| image.image);
