@@ -809,6 +809,10 @@ impl World {
         if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
             return self.check_end();
         }
+        if self.terminal.gave_up && self.processes.is_empty() {
+            // The terminal's node was lost before it had told anybody of the job, of which nothing was begun (seed 218712).
+            return self.counts.limits += 1;
+        }
         if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.over.is_some() && self.terminal.job.is_none()) {
             // Documented: it has ended without a terminal, and its home was lost before the next one came; or nobody at the terminal ever heard which job it is.
             return self.counts.limits += 1;
