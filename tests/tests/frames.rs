@@ -10,9 +10,7 @@ use radic_tests::frames::{Done, Faults, is_possible};
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
-use radic_tests::recovery::{
-    HOSTS, PLAIN, PROGRAMS, RANKS, command_of, events_of, expect_same, first_checkpoints, is_long, result, start,
-};
+use radic_tests::recovery::{HOSTS, PLAIN, RANKS, command_of, events_of, expect_same, first_checkpoints, is_long, result, start};
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
 
@@ -25,6 +23,9 @@ const SAMPLE: [Program; 3] = [
     ("collectives", &["--rounds", "30"]),
     ("jacobi", &["--size", "400", "--iterations", "150", "--progress", "20", "--alone", "0"]),
 ];
+/// What is run beside these.
+const MORE: [Program; 3] =
+    [("pingpong", &["--size", "1048576"]), ("master_worker", &["--tasks", "1000"]), ("objects.py", &["20"])];
 /// Rounds with a pause in them: half a second and more, whatever else the machine does.
 const ROUNDS: Program = ("rounds", &["--rounds", "600", "--mib", "4", "--pause", "1"]);
 /// The first checkpoints are those of MPI_Init: where that takes longer than the interval one may come before, and a job that has nothing else begins anew, as documented.
@@ -126,7 +127,7 @@ fn bad_cables_are_not_noticed() {
     are_not_noticed(&runs, &mut random);
     if is_long() {
         for library in &LIBRARIES {
-            let all: Vec<_> = SAMPLE.into_iter().chain(PROGRAMS).map(|program| (library, program)).collect();
+            let all: Vec<_> = SAMPLE.into_iter().chain(MORE).map(|program| (library, program)).collect();
             are_not_noticed(&all, &mut random);
         }
     }

@@ -266,7 +266,20 @@ fn what_ends_at_once_is_noticed() {
 fn a_program_that_becomes_another_is_not_killed() {
     let home = tempfile::tempdir().unwrap();
     let program = compile("execs", home.path());
-    let mut command = Command::new(&program);
+    // How many requests come while it is one program long enough to be saved depends on how busy the machine is: it runs as often as it takes, and is not killed each time.
+    let mut saved = 0;
+    for _ in 0..10 {
+        saved += saves_of_what_becomes_another(&program);
+        if saved > 0 {
+            return;
+        }
+    }
+    panic!("never saved");
+}
+
+/// Asks a program that becomes another one a thousand times for one checkpoint after the other, until it ends as it should. How many there were.
+fn saves_of_what_becomes_another(program: &Path) -> u32 {
+    let mut command = Command::new(program);
     let mut process = Process::start("execs", command.arg("1000").env("LD_PRELOAD", library()).stdin(Stdio::null()));
     let (mut images, mut saved) = (Images::new(), 0);
     while process.ended_within(Duration::ZERO).is_none() {
@@ -275,7 +288,7 @@ fn a_program_that_becomes_another_is_not_killed() {
     }
     let status = process.wait();
     assert_eq!(status.code(), Some(5), "{status}, after {saved} checkpoints");
-    assert!(saved > 0, "never saved");
+    saved
 }
 
 #[test]
