@@ -54,7 +54,6 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     each("fetch-journal", ToProtector::FetchJournal { position: 0 });
     each("fetch-payload", ToProtector::FetchPayload { stream, offset: 0 });
     each("live", ToProtector::Live);
-    each("closing", ToProtector::Closing);
     each("forget", ToProtector::Forget { connection: connection(3), for_good: true });
 }
 

@@ -497,8 +497,7 @@ impl Layer {
                 let welcome = matches!(message, FromProtector::Welcome { .. });
                 sure(self.observer.handle_protector(&message));
                 if welcome {
-                    // Perhaps another protector.
-                    return if self.links.is_leaving() { self.journal.send(&ToProtector::Closing) } else { Ok(()) };
+                    return Ok(());
                 }
             }
         }
@@ -1081,8 +1080,8 @@ impl Layer {
     }
 
     /// The process ends: everything leaves that is to leave, and the process stays until it is safe with the protectors of those who receive it, or they
-    /// want no more: whoever of them is restarted later finds it there. And until its own protector has what it has received: it may still be brought back.
-    /// Links are made anew meanwhile, and signals end it as if it were gone already. At last the node gets the counters.
+    /// want no more: whoever of them is restarted later finds it there. Links are made anew meanwhile, and signals end it as if it were gone already. At
+    /// last the node gets the counters.
     pub fn leave(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             // The last outcome may have been a readiness set, after which nothing was received or sent.
@@ -1100,9 +1099,7 @@ impl Layer {
             sure(self.observer.handle_leaving());
             self.tend();
             let is_shipped = self.unsent.is_empty() && !self.bulk.has_unsent() && !self.unshipped;
-            // Both look after something.
-            let (is_held, is_safe) = (self.is_all_held(), self.is_all_safe());
-            if is_held && is_safe && is_shipped {
+            if self.is_all_safe() && is_shipped {
                 break;
             }
             let awaited: Vec<_> = self.awaited().collect();

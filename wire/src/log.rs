@@ -230,8 +230,6 @@ pub enum ToProtector<'a> {
         /// No image of who says it has the connection any more.
         for_good: bool,
     },
-    /// The program has ended: no image will shorten the log any more, so its bound is none. The process stays until what it has received is acknowledged.
-    Closing,
 }
 
 impl<'a> ToProtector<'a> {
@@ -301,7 +299,6 @@ impl<'a> ToProtector<'a> {
                 out.varint(offset);
             }
             ToProtector::Live => out.u8(11),
-            ToProtector::Closing => out.u8(13),
             ToProtector::Forget { connection, for_good } => {
                 out.u8(12);
                 connection.write(out);
@@ -342,7 +339,6 @@ impl<'a> ToProtector<'a> {
             10 => ToProtector::FetchPayload { stream: read_stream(from)?, offset: from.varint()? },
             11 => ToProtector::Live,
             12 => ToProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
-            13 => ToProtector::Closing,
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;
@@ -710,7 +706,6 @@ mod tests {
                 ToProtector::FetchJournal { position: a },
                 ToProtector::FetchPayload { stream, offset: a },
                 ToProtector::Live,
-                ToProtector::Closing,
                 ToProtector::Forget { connection: stream.connection, for_good: from_opener },
             ] {
                 let code = written(|out| message.write(out));

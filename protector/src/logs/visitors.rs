@@ -279,11 +279,8 @@ impl Service {
                 _ => return Err(Refusal::Protocol("a message that does not belong there, or before the hello")),
             };
             let result = store.handle_message(speaker, &message);
-            match message {
-                ToProtector::Hello { .. } => greeted = Some(speaker),
-                // Its payload may have waited for a commit.
-                ToProtector::Closing => *freed = true,
-                _ => {}
+            if let ToProtector::Hello { .. } = message {
+                greeted = Some(speaker);
             }
             if let Err(error) = result {
                 // The voice that is told is that of this connection.

@@ -559,9 +559,6 @@ impl World {
             self.trace(|| format!("n{}: {message:?} of {} is refused: {error}", at + 1, speaker.process));
         }
         let good = if forwarded { result.is_ok() } else { self.expect_store(at, speaker, result) };
-        if let ToProtector::Closing = message {
-            self.resume_logs(at);
-        }
         if !good {
             self.serve_logs(at);
         }
