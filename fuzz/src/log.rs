@@ -54,6 +54,7 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     each("fetch-journal", ToProtector::FetchJournal { position: 0 });
     each("fetch-payload", ToProtector::FetchPayload { stream, offset: 0 });
     each("live", ToProtector::Live);
+    each("closing", ToProtector::Closing);
     each("forget", ToProtector::Forget { connection: connection(3), for_good: true });
 }
 
@@ -81,6 +82,7 @@ pub fn first() -> Inputs {
         attempt: 1,
         received: 1 << 40,
         stable: 3,
+        kept: 1 << 20,
         finish: Some(77),
         settled: true,
         ends,

@@ -16,6 +16,7 @@ use radic_wire::log::Greeting;
 
 use crate::error::Error;
 use crate::outbox::{Outbox, Queue};
+use crate::payload::PayloadLog;
 
 /// A connection's place in the table, until it is forgotten.
 pub type Slot = usize;
@@ -108,6 +109,8 @@ pub struct Incoming {
     pub(crate) held: u64,
     /// The offset after the last byte, once it is known.
     pub(crate) finish: Option<u64>,
+    /// The sender has nothing before this any more: an earlier life of this process had closed the connection and would never want it.
+    pub(crate) gone: u64,
 }
 
 impl Incoming {
@@ -124,6 +127,12 @@ impl Incoming {
     /// Bytes that the protector holds and the program has not taken.
     pub(crate) fn in_log(&self) -> u64 {
         self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
+    }
+
+    /// The first unit of the stream that the link can bring, if that is not the next one that is wanted: bytes between them are nowhere any more. Nobody who goes
+    /// the way of the life before comes to want them; who does would get others in their place.
+    pub(crate) fn lacks(&self) -> Option<u64> {
+        (self.wanted() < self.gone).then_some(self.gone)
     }
 
     fn handle_finish(&mut self, offset: u64) -> bool {
@@ -245,23 +254,35 @@ impl Connection {
         &self.incoming
     }
 
+    /// Whether what the link brings is what is wanted next.
+    pub(crate) fn expect_link(&self) -> Result<(), Error> {
+        match self.incoming.lacks() {
+            None => Ok(()),
+            Some(kept) => Err(Error::Lost { connection: self.id, wanted: self.incoming.wanted(), kept }),
+        }
+    }
+
     fn peer_error(&self, what: &'static str) -> Error {
         Error::Peer { connection: self.id, what }
     }
 
-    fn greeting(&mut self, (process, incarnation): Me, attempt: u32, settled: bool) -> Greeting {
+    fn greeting(&mut self, (process, incarnation): Me, attempt: u32, settled: bool, payload: &PayloadLog) -> Greeting {
         self.unsettled = !settled;
+        let wants_nothing = self.closed && payload.first_of(self.stream_in()).is_none();
         let Connection { id: connection, outgoing, incoming, .. } = self;
-        // What this incarnation found at its protector is stable; of what came since, only the protector itself knows.
-        let stable = if self.closed { NO_MORE } else { incoming.held };
-        let (received, finish) = (incoming.wanted(), outgoing.finish);
-        Greeting { process, incarnation, connection: *connection, attempt, received, stable, finish, settled, ends: None }
+        // What this incarnation found at its protector is stable; of what came since, only the protector itself knows. Until it has all that was read of a
+        // connection that is closed, the next life may read that again.
+        let stable = if wants_nothing { NO_MORE } else { incoming.held };
+        let (received, kept, finish) = (incoming.wanted(), outgoing.queue.start(), outgoing.finish);
+        Greeting { process, incarnation, connection: *connection, attempt, received, stable, kept, finish, settled, ends: None }
     }
 
     /// The other end has said where it stands: the link goes on there.
     fn adopt(&mut self, outbox: &mut Outbox, greeting: &Greeting, phase: Phase) -> Result<(), Error> {
         let (received, end, kept) = (greeting.received, self.outgoing.end(), self.outgoing.queue.start());
-        if received < kept && greeting.stable != NO_MORE {
+        // Who has said once that it wants nothing more does not come to want it in a later life; and if it does, it finds out ([`Incoming::lacks`]).
+        let wants_it = greeting.stable != NO_MORE && self.outgoing.stable != NO_MORE;
+        if received < kept && wants_it {
             return Err(Error::Lost { connection: self.id, wanted: received, kept });
         }
         if received > end && phase == Phase::Live {
@@ -274,6 +295,7 @@ impl Connection {
         let stable = if greeting.stable == NO_MORE { NO_MORE } else { greeting.stable.min(received) };
         self.handle_stable(outbox, stable);
         self.outgoing.sent = received.max(self.outgoing.queue.start());
+        self.incoming.gone = greeting.kept;
         (self.outgoing.peer_has, self.outgoing.peer_settled) = (received, greeting.settled);
         self.dropped = false;
         self.peer_incarnation = greeting.incarnation;
@@ -632,7 +654,7 @@ impl Table {
 
     /// The next greeting for a new socket to the peer of `slot`. The first of all goes without an answer, as the peer's backlog
     /// answers for a program that does not run; every other waits for one.
-    pub fn dial(&mut self, slot: Slot, me: Me, phase: Phase) -> Option<Greeting> {
+    pub fn dial(&mut self, slot: Slot, me: Me, phase: Phase, payload: &PayloadLog) -> Option<Greeting> {
         let connection = self.get_mut(slot)?;
         if !connection.opened_here {
             return None;
@@ -647,14 +669,14 @@ impl Table {
         connection.link = if first { Link::Up } else { Link::Dialing };
         // Nobody can have told a new connection's peer anything that it would wait for.
         connection.outgoing.peer_settled |= first;
-        Some(connection.greeting(me, attempt, phase != Phase::Replaying))
+        Some(connection.greeting(me, attempt, phase != Phase::Replaying, payload))
     }
 
     /// A greeting came on a socket that was dialed to `me`. If the connection is not known it is offered to the program, perhaps
     /// again: `held` is what the protector had of it when this incarnation began, units and where it ends.
     pub fn handle_greeting(
         &mut self,
-        outbox: &mut Outbox,
+        (outbox, payload): (&mut Outbox, &PayloadLog),
         me: Me,
         greeting: &Greeting,
         phase: Phase,
@@ -691,7 +713,8 @@ impl Table {
         }
         connection.adopt(outbox, greeting, phase)?;
         connection.attempt = Some(attempt);
-        let answer = (greeting.attempt > 0).then(|| connection.greeting(me, greeting.attempt, phase != Phase::Replaying));
+        let answer =
+            (greeting.attempt > 0).then(|| connection.greeting(me, greeting.attempt, phase != Phase::Replaying, payload));
         Ok(Welcome::Link(slot, answer))
     }
 

@@ -497,7 +497,10 @@ impl Observer {
             return Ok(Receive::End);
         }
         match link {
-            Link::Up => Ok(Receive::Take { source: Source::Link, stream, offset, len: max.min(room), owed: false }),
+            Link::Up => {
+                connection.expect_link()?;
+                Ok(Receive::Take { source: Source::Link, stream, offset, len: max.min(room), owed: false })
+            }
             _ if blocking => Ok(Receive::Wait(Wait::Event)),
             _ => self.handle_nothing(thread).map(|()| Receive::Nothing),
         }
@@ -528,6 +531,7 @@ impl Observer {
                     1.. => Receive::Take { source: Source::Log, stream, offset, len: left.min(from_log), owed: true },
                     0 if room == 0 => Receive::Wait(Wait::Payload),
                     0 if link == Link::Up => {
+                        connection.expect_link()?;
                         Receive::Take { source: Source::Link, stream, offset, len: left.min(room), owed: true }
                     }
                     0 => Receive::Wait(Wait::Event),
@@ -654,7 +658,10 @@ impl Observer {
         };
         Ok(match (in_log, link) {
             (1.., _) => Receive::Take { source: Source::Log, stream, offset, len: most.min(in_log), owed },
-            (0, Link::Up) => Receive::Take { source: Source::Link, stream, offset, len: most, owed },
+            (0, Link::Up) => {
+                connection.expect_link()?;
+                Receive::Take { source: Source::Link, stream, offset, len: most, owed }
+            }
             (0, _) if blocking || owed => Receive::Wait(Wait::Event),
             (0, _) => return self.handle_nothing(thread).map(|()| Receive::Nothing),
         })
@@ -1012,7 +1019,7 @@ impl Observer {
 
     /// The next greeting to dial the peer of `slot` with, if this process opened the connection. It waits at the gate.
     pub fn dial(&mut self, slot: Slot) -> Option<Greeting> {
-        self.table.dial(slot, (self.me, self.incarnation), self.phase())
+        self.table.dial(slot, (self.me, self.incarnation), self.phase(), &self.payload)
     }
 
     /// A greeting came on a socket that was dialed to this process.
@@ -1020,7 +1027,7 @@ impl Observer {
         self.check_voice()?;
         let (me, phase) = ((self.me, self.incarnation), self.phase());
         let held = |stream| take_held(&mut self.held, stream);
-        self.table.handle_greeting(&mut self.outbox, me, greeting, phase, held)
+        self.table.handle_greeting((&mut self.outbox, &self.payload), me, greeting, phase, held)
     }
 
     /// The answer came on a socket that this process has dialed. False: close that socket.
@@ -1064,6 +1071,11 @@ impl Observer {
     /// Journal to be shipped, at once.
     pub fn poll_journal(&mut self) -> Option<Ship<'_>> {
         if self.writes_journal() { self.journal.poll_ship() } else { None }
+    }
+
+    /// Whether there is nothing to be shipped ([`Observer::poll_payload`]).
+    pub fn is_payload_shipped(&self) -> bool {
+        self.untold.is_none() && self.payload.is_shipped()
     }
 
     /// Payload to be shipped: when the process idles, or when [`PayloadLog::is_due`].
@@ -1249,7 +1261,7 @@ mod tests {
     fn first_greeting(process: ProcessId, incarnation: Incarnation) -> Greeting {
         let connection = ConnectionId { opener: process, number: 0 };
         let (attempt, received, stable) = (0, 0, 0);
-        Greeting { process, incarnation, connection, attempt, received, stable, finish: None, settled: true, ends: None }
+        Greeting { process, incarnation, connection, attempt, received, stable, kept: 0, finish: None, settled: true, ends: None }
     }
 
     /// A peer that has closed its end wants nothing more. What is still sent to it is passed over, and waits for no link: a blocking `send`, which returns
@@ -1276,6 +1288,54 @@ mod tests {
         assert_eq!(observer.send(0, 4, b"too late", 0, true), Ok(Send::Taken { len: 8, whole: true }));
         assert_eq!(observer.poll_transmit(slot), None);
         assert_eq!(observer.table().get(slot).unwrap().outgoing().unsent(), 0);
+        // Its next life has not closed it yet. It will not want that, either, and is told that it is gone.
+        let next = Greeting { received: 2, attempt: 1, ..first_greeting(opener, Incarnation(1)) };
+        let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&next) else { panic!("no link") };
+        assert_eq!(answer.kept, 14);
+    }
+
+    /// A process that has accepted a connection of `opener` and read six bytes, which its protector does not hold.
+    fn reader(opener: ProcessId) -> Observer {
+        let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+        let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+        let hello = first_greeting(opener, Incarnation(0));
+        assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
+        observer.handle_accepted(0, 3, 4, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+        assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
+        assert_eq!(observer.handle_received(0, 4, Source::Link, b"wanted"), Ok(Some(6)));
+        let position = observer.journal().end();
+        observer.poll_journal();
+        observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+        observer
+    }
+
+    /// Until the protector has what was read of a connection the next life may want it again, though the program has closed it.
+    #[test]
+    fn who_has_closed_wants_what_is_not_safe() {
+        let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+        let mut observer = reader(opener);
+        assert_eq!(observer.close(4), Ok(None));
+        let stable = |observer: &mut Observer, attempt| {
+            let again = Greeting { attempt, ..first_greeting(opener, Incarnation(0)) };
+            let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&again) else { panic!("no link") };
+            answer.stable
+        };
+        assert_eq!(stable(&mut observer, 1), 0);
+        observer.handle_protector(&FromProtector::PayloadStable { position: 6 }).unwrap();
+        assert_eq!(stable(&mut observer, 2), u64::MAX);
+    }
+
+    /// A life before wanted nothing more, and this one does all the same: it is told, and gets no other bytes in the place of those.
+    #[test]
+    fn what_is_gone_is_not_passed_over() {
+        let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+        let mut observer = reader(opener);
+        let again = |attempt, kept| Greeting { attempt, kept, ..first_greeting(opener, Incarnation(0)) };
+        assert!(matches!(observer.handle_greeting(&again(1, 6)), Ok(Welcome::Link(..))));
+        assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
+        assert!(matches!(observer.handle_greeting(&again(2, 7)), Ok(Welcome::Link(..))));
+        assert!(matches!(observer.receive(0, 4, 100, false), Err(Error::Lost { wanted: 6, kept: 7, .. })));
+        assert!(matches!(observer.peek(0, 4, 100, false), Err(Error::Lost { wanted: 6, kept: 7, .. })));
     }
 
     /// A process that found nothing three times, printed, and died; its image is of after so many of these calls.

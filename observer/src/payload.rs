@@ -66,6 +66,11 @@ impl PayloadLog {
         unshipped > 0 && (unshipped >= self.ring.capacity() / 2 || self.segments.len() >= self.most_segments / 2)
     }
 
+    /// Whether everything was shipped.
+    pub fn is_shipped(&self) -> bool {
+        self.shipped >= self.ring.end()
+    }
+
     /// What is still here, for a hello.
     pub fn span(&self) -> Span {
         Span { start: self.ring.start(), end: self.ring.end() }
@@ -207,11 +212,16 @@ mod tests {
         log.push(stream(0), 0, &[1; 4]);
         assert!(!log.is_due());
         log.push(stream(0), 4, &[1; 1]);
-        assert!(log.is_due());
+        assert!(log.is_due() && !log.is_shipped());
         assert_eq!(log.poll_ship().map(|piece| piece.head.len() + piece.tail.len()), Some(5), "neighbours are one piece");
-        assert!(!log.is_due() && log.room() == 5);
+        assert!(!log.is_due() && log.is_shipped() && log.room() == 5);
         assert!(log.handle_stable(6).is_err());
         log.handle_stable(5).unwrap();
         assert_eq!(log.room(), 10);
+        // An end is to be shipped like a byte.
+        log.push_end(stream(0), 5);
+        assert!(!log.is_shipped());
+        assert_eq!(log.poll_ship().map(|piece| piece.is_end), Some(true));
+        assert!(log.is_shipped());
     }
 }

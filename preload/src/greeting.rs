@@ -129,7 +129,18 @@ mod tests {
         let process = ProcessId { job: JobId::from_bits(7), rank: Rank(3) };
         let connection = ConnectionId { opener: process, number: 9 };
         let (incarnation, attempt, finish) = (Incarnation(2), 5, Some(77));
-        Greeting { process, incarnation, connection, attempt, received: 1 << 40, stable: 3, finish, settled: true, ends: None }
+        Greeting {
+            process,
+            incarnation,
+            connection,
+            attempt,
+            received: 1 << 40,
+            stable: 3,
+            kept: 1,
+            finish,
+            settled: true,
+            ends: None,
+        }
     }
 
     fn process(job: u64, rank: u32) -> ProcessId {

@@ -306,8 +306,6 @@ pub struct Layer {
     /// Streams whose stable offset was asked for.
     asked: Vec<StreamId>,
     idle: u32,
-    /// Whether there is payload that was not shipped.
-    pub(crate) unshipped: bool,
 }
 
 /// Why this process is not protected.
@@ -413,7 +411,6 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         unsent: Vec::with_capacity(64),
         asked: Vec::with_capacity(8),
         idle: 0,
-        unshipped: false,
     };
     if let Err(error) = layer.greet_protector() {
         layer.reconnect(error);
@@ -486,7 +483,6 @@ impl Layer {
         let hello = self.observer.hello();
         self.journal.send(&hello)?;
         self.bulk.send(&hello)?;
-        self.unshipped = true;
         let deadline = sys::now() + LOGIN_MS * 1_000_000;
         loop {
             match self.journal.read_within(LOOK_MS) {
@@ -497,7 +493,8 @@ impl Layer {
                 let welcome = matches!(message, FromProtector::Welcome { .. });
                 sure(self.observer.handle_protector(&message));
                 if welcome {
-                    return Ok(());
+                    // Perhaps another protector.
+                    return if self.links.is_leaving() { self.journal.send(&ToProtector::Closing) } else { Ok(()) };
                 }
             }
         }
@@ -562,10 +559,7 @@ impl Layer {
             return;
         }
         while !self.bulk.is_pressed() {
-            let Some(piece) = self.observer.poll_payload() else {
-                self.unshipped = false;
-                break;
-            };
+            let Some(piece) = self.observer.poll_payload() else { break };
             counters::add(Counter::Payload, (piece.head.len() + piece.tail.len()) as u64);
             if let Err(error) = self.bulk.send_payload(&piece) {
                 return self.reconnect(error);
@@ -786,14 +780,13 @@ impl Layer {
         self.lingering.drain(..).for_each(|lingering| sys::close_own(lingering.fd));
         self.unsent.clear();
         self.asked.clear();
-        (self.idle, self.unshipped) = (0, false);
+        self.idle = 0;
         UNSENT.store(false, Ordering::Relaxed);
     }
 
     /// Something was received: payload waits to be shipped.
     pub fn note_received(&mut self) {
         self.idle = 0;
-        self.unshipped = true;
         self.tend_links_in_passing();
         if self.observer.payload().is_due() {
             self.ship_payload();
@@ -819,7 +812,7 @@ impl Layer {
     /// Looks after everything that waits.
     pub fn tend(&mut self) {
         self.ship();
-        if self.unshipped || self.bulk.has_unsent() {
+        if !self.observer.is_payload_shipped() || self.bulk.has_unsent() {
             self.ship_payload();
         }
         self.hear_protector(false);
@@ -1080,8 +1073,8 @@ impl Layer {
     }
 
     /// The process ends: everything leaves that is to leave, and the process stays until it is safe with the protectors of those who receive it, or they
-    /// want no more: whoever of them is restarted later finds it there. Links are made anew meanwhile, and signals end it as if it were gone already. At
-    /// last the node gets the counters.
+    /// want no more: whoever of them is restarted later finds it there. And until its own protector has what it has received: it may still be brought back.
+    /// Links are made anew meanwhile, and signals end it as if it were gone already. At last the node gets the counters.
     pub fn leave(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             // The last outcome may have been a readiness set, after which nothing was received or sent.
@@ -1098,8 +1091,9 @@ impl Layer {
         loop {
             sure(self.observer.handle_leaving());
             self.tend();
-            let is_shipped = self.unsent.is_empty() && !self.bulk.has_unsent() && !self.unshipped;
-            if self.is_all_safe() && is_shipped {
+            // Both look after something.
+            let (is_held, is_safe) = (self.is_all_held(), self.is_all_safe());
+            if is_held && is_safe && self.unsent.is_empty() && !self.bulk.has_unsent() {
                 break;
             }
             let awaited: Vec<_> = self.awaited().collect();

@@ -16,7 +16,7 @@ use std::time::Duration;
 use radic_observer::connection::{Connection, Forgettable, Link, Slot, Welcome};
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::log::{Ends, Greeting};
+use radic_wire::log::{Ends, Greeting, ToProtector};
 use radic_wire::process::{FromNode, Place, StreamEnd, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -156,9 +156,16 @@ pub struct Links {
 struct Leaving {
     pause: u64,
     next: u64,
+    /// The node knows that nothing more is wanted ([`ToNode::Closing`]).
+    told: bool,
 }
 
 impl Links {
+    /// Whether the program has ended.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
     fn find(&self, end: StreamId) -> Option<usize> {
         self.repairs.iter().position(|repair| repair.end == end)
     }
@@ -1027,6 +1034,7 @@ impl Layer {
             attempt: connection.attempt().map_or(0, |(_, attempt)| attempt),
             received: 0,
             stable: 0,
+            kept: 0,
             finish: None,
             settled: false,
             ends: None,
@@ -1088,26 +1096,36 @@ impl Layer {
         for (fd, slot) in open {
             crate::ops::socket::finish(self, fd, slot, true);
         }
-        _ = self.node.send(&ToNode::Closing);
-        self.links.leaving = Some(Leaving { pause: PAUSE_NS, next: 0 });
+        self.links.leaving = Some(Leaving { pause: PAUSE_NS, next: 0, told: false });
+        self.tell_protector(&ToProtector::Closing);
+    }
+
+    /// Whether peers need not keep anything for this process any more, and know it: its protector has all that it has received. Until then it may crash, and the next life reads it again.
+    /// (`make sim`, seed 156133: it was told before, its peer left, and the next life missed what it had read.)
+    pub fn is_all_held(&mut self) -> bool {
+        let received = self.observer.payload().span();
+        let Some(leaving) = self.links.leaving.as_mut().filter(|_| received.start == received.end) else { return false };
+        if !std::mem::replace(&mut leaving.told, true) {
+            _ = self.node.send(&ToNode::Closing);
+        }
+        true
     }
 
     /// Whether everything that was sent is safe: its receivers' protectors have it, or want nothing more. Asks, if it is time to.
     pub fn is_all_safe(&mut self) -> bool {
         /// The longest pause between two questions.
         const PAUSE_NS: u64 = 50_000_000;
-        if self.observer.table().iter().all(|(_, connection)| connection.outgoing().kept() == 0) {
-            return true;
-        }
+        let safe = self.observer.table().iter().all(|(_, connection)| connection.outgoing().kept() == 0);
         let now = sys::now();
         let Some(leaving) = self.links.leaving.as_mut() else { return true };
-        if leaving.next > now {
-            return false;
+        if leaving.next <= now {
+            leaving.pause = (leaving.pause * 2).min(PAUSE_NS);
+            leaving.next = now + leaving.pause;
+            if !safe {
+                self.ask_stable_of_all();
+            }
         }
-        leaving.pause = (leaving.pause * 2).min(PAUSE_NS);
-        leaving.next = now + leaving.pause;
-        self.ask_stable_of_all();
-        false
+        safe
     }
 }
 

@@ -15,7 +15,7 @@
 //! | `process`, `key` | hold (the node says the key again) |
 //! | `protector` | as the node says |
 //! | `asked` | questions to a node that is gone: forgotten |
-//! | `idle`, `unshipped` | begin anew |
+//! | `idle` | begins anew |
 //! | `outputs` | new pipes: what may not have arrived is written once more ([`crate::output`]) |
 //! | `input` | a new pipe, into which nothing comes before the process lives again ([`crate::input`]) |
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
@@ -259,7 +259,6 @@ impl Layer {
     pub(crate) fn use_channels(&mut self, journal: Channel, bulk: Channel) {
         std::mem::replace(&mut self.journal, journal).close();
         std::mem::replace(&mut self.bulk, bulk).close();
-        self.unshipped = true;
         if let Some(catching) = &mut self.catching {
             catching.handle_reconnected();
         }

@@ -60,6 +60,7 @@ impl Service {
         let mut config = Config::new("127.0.0.1".parse().unwrap(), dir.path().into(), cluster());
         change(&mut config);
         let (logs, events) = logs::start(config).unwrap();
+        logs.join();
         // As the node does before it has processes protected here.
         (0..10).for_each(|rank| logs.set_replica(speaker(rank).process, None));
         Service { logs, events, dir }
@@ -733,6 +734,23 @@ fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
     drop(genuine);
 }
 
+/// A daemon that is back under its old address is found before it is a member. (`make sim`, seeds 209053, 231093: a copy was taken of a job that ended elsewhere.)
+#[test]
+fn who_is_no_member_takes_no_copies() {
+    let dir = tempfile::tempdir().unwrap();
+    let (logs, _events) = logs::start(Config::new("127.0.0.1".parse().unwrap(), dir.path().into(), cluster())).unwrap();
+    let forward = || {
+        let mut client = Client::open(logs.address(), &key(), speaker(0), Channel::Replica, LIMIT).unwrap();
+        _ = client.send(&hello(speaker(0), 0, 0));
+        client.receive().is_ok()
+    };
+    assert!(!forward());
+    assert!(logs.list(speaker(0).process).blocking_recv().unwrap().is_none());
+    logs.join();
+    assert!(forward());
+    assert!(logs.list(speaker(0).process).blocking_recv().unwrap().is_some());
+}
+
 #[test]
 fn garbage_silence_and_floods_cost_nothing() {
     let service = Service::start(|_| ());
@@ -781,7 +799,7 @@ fn garbage_silence_and_floods_cost_nothing() {
 fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
     let channel = prop_oneof![Just(Channel::Journal), Just(Channel::Bulk), Just(Channel::Image), Just(Channel::Replica)];
     let number = || prop_oneof![0u64..300, Just(u64::MAX), Just(u64::MAX - 1), any::<u64>()];
-    let parts = (0u8..15, number(), number(), 0usize..400);
+    let parts = (0u8..16, number(), number(), 0usize..400);
     (channel, parts).prop_map(|(channel, (kind, a, b, length))| {
         let (held, pair) = (vec![7; length], [(stream(a % 3), b), (stream(1), a)]);
         let (image, position, offset, bytes, stream) = (a, b, a, &held[..], stream(b % 3));
@@ -799,6 +817,7 @@ fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
             9 => ToProtector::AskStable { stream },
             10 => ToProtector::Forget { connection: stream.connection, for_good: position & 1 == 1 },
             11 => ToProtector::Live,
+            12 => ToProtector::Closing,
             _ => hello(speaker(a as u32 % 2), a.max(b), b),
         };
         let mut body = vec![0; 4096];

@@ -230,6 +230,8 @@ pub enum ToProtector<'a> {
         /// No image of who says it has the connection any more.
         for_good: bool,
     },
+    /// The program has ended: no image will shorten the log any more, so its bound is none. The process stays until what it has received is acknowledged.
+    Closing,
 }
 
 impl<'a> ToProtector<'a> {
@@ -299,6 +301,7 @@ impl<'a> ToProtector<'a> {
                 out.varint(offset);
             }
             ToProtector::Live => out.u8(11),
+            ToProtector::Closing => out.u8(13),
             ToProtector::Forget { connection, for_good } => {
                 out.u8(12);
                 connection.write(out);
@@ -339,6 +342,7 @@ impl<'a> ToProtector<'a> {
             10 => ToProtector::FetchPayload { stream: read_stream(from)?, offset: from.varint()? },
             11 => ToProtector::Live,
             12 => ToProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
+            13 => ToProtector::Closing,
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;
@@ -539,6 +543,8 @@ pub struct Greeting {
     pub received: u64,
     /// The offset up to which the speaker's protector has it: this need not be kept any longer.
     pub stable: u64,
+    /// The offset of the oldest byte that the speaker keeps of what it sends. Above what the other wants only if that one, in an earlier life, wanted nothing more.
+    pub kept: u64,
     /// The offset after the last byte of what the speaker sends, if it has ended its direction.
     pub finish: Option<u64>,
     /// Whether the speaker has replayed its log: if not, it will take more than `received` as it was then, and who replays too must
@@ -560,6 +566,7 @@ impl Greeting {
         out.varint(u64::from(self.attempt));
         out.varint(self.received);
         out.varint(self.stable);
+        out.varint(self.kept);
         write_option(out, self.finish);
         out.u8(u8::from(self.settled));
         out.u8(u8::from(self.ends.is_some()));
@@ -575,10 +582,11 @@ impl Greeting {
         let (process, incarnation, connection) = (read_process(from)?, read_incarnation(from)?, ConnectionId::read(from)?);
         let attempt = from.varint()?;
         let attempt = u32::try_from(attempt).map_err(|_| from.malformed("an attempt over 32 bits"))?;
-        let (received, stable, finish) = (from.varint()?, from.varint()?, read_option(from)?);
+        let (received, stable, kept) = (from.varint()?, from.varint()?, from.varint()?);
+        let finish = read_option(from)?;
         let settled = from.bool()?;
         let ends = if from.bool()? { Some(Ends { from: read_address(from)?, to: read_address(from)? }) } else { None };
-        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, finish, settled, ends };
+        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, kept, finish, settled, ends };
         from.clone().finish()?;
         Ok(greeting)
     }
@@ -706,6 +714,7 @@ mod tests {
                 ToProtector::FetchJournal { position: a },
                 ToProtector::FetchPayload { stream, offset: a },
                 ToProtector::Live,
+                ToProtector::Closing,
                 ToProtector::Forget { connection: stream.connection, for_good: from_opener },
             ] {
                 let code = written(|out| message.write(out));
@@ -731,7 +740,7 @@ mod tests {
             }
             let (from, to) = (SocketAddr::from(([10, 0, 0, 1], c as u16)), SocketAddr::from((a.to_le_bytes().map(u16::from), 1)));
             let ends = (!from_opener).then_some(Ends { from, to });
-            let greeting = Greeting { process, incarnation, connection: stream.connection, attempt: c, received: a, stable: b, finish: from_opener.then_some(a), settled: from_opener, ends };
+            let greeting = Greeting { process, incarnation, connection: stream.connection, attempt: c, received: a, stable: b, kept: a, finish: from_opener.then_some(a), settled: from_opener, ends };
             let code = written(|out| greeting.write(out));
             prop_assert!(code.len() <= GREETING);
             prop_assert_eq!(Greeting::read(&code), Ok(greeting));
@@ -751,10 +760,11 @@ mod tests {
         let process = ProcessId { job: JobId::from_bits(u64::MAX), rank: Rank(u32::MAX) };
         let connection = ConnectionId { opener: process, number: u64::MAX };
         let incarnation = Incarnation(u32::MAX);
-        let (attempt, received, stable, finish) = (u32::MAX, u64::MAX, u64::MAX, Some(u64::MAX));
+        let (attempt, received, stable, kept, finish) = (u32::MAX, u64::MAX, u64::MAX, u64::MAX, Some(u64::MAX));
         let address = SocketAddr::V6(SocketAddrV6::new([0xff; 16].into(), u16::MAX, u32::MAX, u32::MAX));
         let ends = Some(Ends { from: address, to: address });
-        let greeting = Greeting { process, incarnation, connection, attempt, received, stable, finish, settled: true, ends };
+        let greeting =
+            Greeting { process, incarnation, connection, attempt, received, stable, kept, finish, settled: true, ends };
         assert!(written(|out| greeting.write(out)).len() <= GREETING);
     }
 

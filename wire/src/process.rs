@@ -301,7 +301,7 @@ pub enum ToNode {
         /// The connection.
         connection: ConnectionId,
     },
-    /// This process is at its end: it reads nothing more, and merely waits until what it has sent is safe. `Leaving` follows.
+    /// This process is at its end: it reads nothing more, its protector has all that it has read, and it merely waits until what it has sent is safe. `Leaving` follows.
     Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
     Ended {

@@ -238,8 +238,11 @@ impl Daemon {
                 }
                 Output::Forget(node) => self.peers.forget(&node),
                 Output::Log(event) => log(&event),
-                // Whoever started us reads this line; that it reads no more is its business.
-                Output::Ready(_) => _ = io::Write::write_all(&mut io::stdout(), format!("{}\n", self.ready_line).as_bytes()),
+                Output::Ready(_) => {
+                    self.stores.join();
+                    // Whoever started us reads this line; that it reads no more is its business.
+                    _ = io::Write::write_all(&mut io::stdout(), format!("{}\n", self.ready_line).as_bytes());
+                }
                 Output::Stop(stop) => return Some(stop),
                 Output::Die => self.die().await,
                 Output::Fault(fault) => self.cause(fault),

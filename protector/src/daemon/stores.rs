@@ -45,6 +45,11 @@ impl Stores {
         self.logs.address().port()
     }
 
+    /// The node is a member.
+    pub fn join(&self) {
+        self.logs.join();
+    }
+
     /// Does what the node orders. An answer becomes an input.
     pub fn handle(&self, order: StoreOrder) {
         match order {

@@ -22,6 +22,7 @@ impl Service {
     /// Answers. A receiver that is gone has lost interest.
     pub fn answer(&mut self, request: Request) {
         match request {
+            Request::Join => self.is_member = true,
             Request::Configure(job, protection) => {
                 for process in self.store.of_job(job) {
                     self.store.configure(process, protection.log, protection.keep_logs);

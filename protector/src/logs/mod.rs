@@ -9,6 +9,7 @@
 //! use radic_protector::logs::{self, Config};
 //! let (logs, mut events) = logs::start(Config::new("127.0.0.1".parse()?, "/var/lib/radic/store".into(), key))?;
 //! let port = logs.address().port();                    // into Member::log_port, before the node joins
+//! logs.join();                                         // this node is a member
 //! logs.configure(job, Default::default());             // a job has processes that this node protects
 //! let event = events.blocking_recv();                  // in the daemon: events.recv().await; none: the service has ended
 //! logs.remove_job(job);                                // the job has ended
@@ -203,6 +204,12 @@ impl Logs {
         self.0.address
     }
 
+    /// The node is a member: from now on what other services forward is taken. A daemon that is back under its old address is found before by those who still take it
+    /// for the replica that it was, perhaps of a job that ends without its hearing so: their copies would stay for ever. (`make sim`, seeds 209053, 231093.)
+    pub fn join(&self) {
+        self.0.ask(Request::Join);
+    }
+
     /// How the processes of this job are to be protected, from now on. Without it: as [`Protection::default`] says.
     pub fn configure(&self, job: JobId, protection: Protection) {
         self.0.ask(Request::Configure(job, protection));
@@ -284,6 +291,7 @@ type Answer<T> = oneshot::Sender<T>;
 /// What the protector asks of the service.
 #[derive(Debug)]
 enum Request {
+    Join,
     Configure(JobId, Protection),
     SetReplica(ProcessId, Option<SocketAddr>),
     LetGo(ProcessId),

@@ -162,6 +162,8 @@ pub struct Service {
     pub followed: HashSet<ProcessId>,
     /// When to connect to a replica.
     pub dials: BTreeSet<(Instant, ProcessId)>,
+    /// The node is a member.
+    pub is_member: bool,
     pub jobs: HashMap<JobId, Protection>,
     /// Processes of which the node has said who else holds what they say, or that they come back from here; and jobs that go on from a folder. Nobody else is
     /// listened to: what a process is told is stable must be so along the whole chain.
@@ -239,6 +241,7 @@ impl Service {
             replicas: HashMap::new(),
             followed: HashSet::new(),
             dials: BTreeSet::new(),
+            is_member: false,
             jobs: HashMap::new(),
             told: HashSet::new(),
             revived: HashSet::new(),

@@ -35,7 +35,7 @@ enum Refusal {
     Protocol(&'static str),
     #[error("it has ended")]
     Ended,
-    #[error("its process speaks here itself")]
+    #[error("its process speaks here itself, or this node is no member yet")]
     Early,
 }
 
@@ -206,7 +206,7 @@ impl Service {
         if known.is_none() && self.store.len() >= self.config.processes {
             return Err(Refusal::Protocol("there are as many processes here as there may be"));
         }
-        if channel == Channel::Replica && !self.follow(process, token) {
+        if channel == Channel::Replica && !(self.is_member && self.follow(process, token)) {
             return Err(Refusal::Early);
         }
         let speaker = Speaker { process, incarnation };
@@ -279,8 +279,11 @@ impl Service {
                 _ => return Err(Refusal::Protocol("a message that does not belong there, or before the hello")),
             };
             let result = store.handle_message(speaker, &message);
-            if let ToProtector::Hello { .. } = message {
-                greeted = Some(speaker);
+            match message {
+                ToProtector::Hello { .. } => greeted = Some(speaker),
+                // Its payload may have waited for a commit.
+                ToProtector::Closing => *freed = true,
+                _ => {}
             }
             if let Err(error) = result {
                 // The voice that is told is that of this connection.

@@ -299,6 +299,8 @@ struct Process {
     told: (u64, u64),
     /// Bound of its log, if it is not [`Config::log`].
     bound: Option<u64>,
+    /// Its program has ended: no image will shorten the log, and what it received is acknowledged over the bound.
+    closing: bool,
     kept: Option<Kept>,
     /// Nothing more will come: everything goes to files.
     ended: bool,
@@ -353,6 +355,7 @@ impl Process {
             elsewhere: Elsewhere::No,
             told: (0, 0),
             bound: None,
+            closing: false,
             kept: None,
             ended: false,
             log_bytes: 0,
@@ -365,9 +368,15 @@ impl Process {
     /// A new incarnation begins: it counts its payload from 0, and what it finds is held as firmly as it will ever be.
     fn renew(&mut self) {
         self.counted = self.incarnation;
+        self.closing = false;
         self.unstable.clear();
         (self.payload, self.payload_start, self.payload_stable, self.payload_told) = (0, 0, 0, 0);
         self.streams.values_mut().for_each(|stream| stream.stable = stream.stable.max(stream.held()));
+    }
+
+    /// Bytes of log over which payload is not acknowledged, if `common` is everybody's bound.
+    fn log_bound(&self, common: u64) -> u64 {
+        if self.closing { u64::MAX } else { self.bound.unwrap_or(common) }
     }
 
     /// The sums anew, after something was dropped.
@@ -492,7 +501,7 @@ impl Store {
     /// Whether more may be read of its payload: as much as an observer sends that listens to what is acknowledged.
     pub fn has_room_for_payload(&self, process: ProcessId) -> bool {
         let within = |process: &Process| {
-            let bound = process.bound.unwrap_or(self.config.log);
+            let bound = process.log_bound(self.config.log);
             process.log_bytes <= bound.saturating_mul(2) && process.unstable.len() < UNSTABLE
         };
         self.has_room(process) && self.processes.get(&process).is_none_or(within)
@@ -500,7 +509,7 @@ impl Store {
 
     /// Whether its log is over its bound: payload is not acknowledged until a checkpoint is committed.
     pub fn is_over_bound(&self, process: ProcessId) -> bool {
-        let bound = |process: &Process| process.log_bytes > process.bound.unwrap_or(self.config.log);
+        let bound = |process: &Process| process.log_bytes > process.log_bound(self.config.log);
         self.processes.get(&process).is_some_and(bound)
     }
 
@@ -590,6 +599,7 @@ impl Store {
             ToProtector::FetchJournal { position } => self.fetch(speaker, File::Journal(process), position)?,
             ToProtector::FetchPayload { stream, offset } => self.fetch(speaker, File::Stream(process, stream), offset)?,
             ToProtector::Live => {}
+            ToProtector::Closing => self.process(process)?.closing = true,
         }
         self.forward(process, message);
         self.settle(process);
@@ -861,7 +871,7 @@ impl Store {
         let to = Speaker { process: id, incarnation: process.incarnation };
         let held = if durable { process.journal.written() } else { process.journal.end() };
         let journal = process.replica.map_or(held, |replica| held.min(replica.journal));
-        let (log, bound) = (process.log_bytes, process.bound.unwrap_or(bound));
+        let (log, bound) = (process.log_bytes, process.log_bound(bound));
         while let Some(next) = process.unstable.front().copied() {
             let Some(stream) = process.streams.get_mut(&next.stream) else { break };
             let written = !durable || stream.log.written() >= next.to.min(stream.log.end());

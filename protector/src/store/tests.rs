@@ -496,6 +496,26 @@ fn a_full_log_asks_for_an_image_once() {
     assert_eq!(said(&mut store).iter().filter(|said| *said == "ImageWanted").count(), 1);
 }
 
+/// A process at its end is in no checkpoint any more: it would wait for ever for one that lets its payload be acknowledged. (`make sim`, seed 156133, had it not wait at all.)
+#[test]
+fn a_process_at_its_end_is_acknowledged_over_the_bound() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    store.configure(id, 100, false);
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: &[0; 300] };
+    store.handle_message(speaker(0), &payload).unwrap();
+    assert!(store.is_over_bound(id));
+    assert_eq!(store.stable_of(id, stream(1)), 0);
+    store.handle_message(speaker(0), &ToProtector::Closing).unwrap();
+    assert!(!store.is_over_bound(id));
+    assert_eq!(store.stable_of(id, stream(1)), 300);
+    // Its next life has images again.
+    store.restart(id, Incarnation(1)).unwrap();
+    assert!(store.is_over_bound(id));
+}
+
 proptest! {
     /// Whatever an observer sends, and in whatever order: an error perhaps, never a panic, and memory within the bound that asks
     /// the driver to stop reading.

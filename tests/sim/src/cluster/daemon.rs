@@ -154,7 +154,10 @@ impl World {
             Output::Store(order) => self.order_store(at, order),
             Output::Forget(node) => self.forget_peer(at, node),
             Output::Log(event) => self.handle_event(at, &event),
-            Output::Ready(view) => self.trace(|| format!("n{} is a member in view {view}", at + 1)),
+            Output::Ready(view) => {
+                self.machines[at].logs.is_member = true;
+                self.trace(|| format!("n{} is a member in view {view}", at + 1));
+            }
             Output::Stop(why) => {
                 self.trace(|| format!("n{} ends: {why:?}", at + 1));
                 self.kill_daemon(at);

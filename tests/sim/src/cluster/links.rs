@@ -633,6 +633,7 @@ impl World {
             attempt: connection.attempt().map_or(0, |(_, attempt)| attempt),
             received: 0,
             stable: 0,
+            kept: 0,
             finish: None,
             settled: false,
             ends: None,

@@ -91,6 +91,8 @@ pub struct Logs {
     pub behind: BTreeSet<ProcessId>,
     /// Who was fenced for a life of its job that begins anew, and has said nothing in it: what is held is of before.
     pub of_before: BTreeSet<ProcessId>,
+    /// As `Service::is_member`.
+    pub is_member: bool,
     jobs: BTreeMap<JobId, Protection>,
     told: BTreeSet<ProcessId>,
     /// Who has said hello here itself since the machine was switched on.
@@ -115,6 +117,7 @@ impl Logs {
             followed: BTreeSet::new(),
             behind: BTreeSet::new(),
             of_before: BTreeSet::new(),
+            is_member: false,
             jobs: BTreeMap::new(),
             told: BTreeSet::new(),
             greeted: BTreeSet::new(),
@@ -479,7 +482,7 @@ impl World {
         if logs.ended.contains(&speaker.process.job) || channel == Channel::Fetch && known != Some(speaker.incarnation) {
             return false;
         }
-        if channel == Channel::Replica && !self.follow(at, speaker.process) {
+        if channel == Channel::Replica && !(self.logs(at).is_member && self.follow(at, speaker.process)) {
             return false;
         }
         let logs = self.logs(at);
@@ -559,6 +562,9 @@ impl World {
             self.trace(|| format!("n{}: {message:?} of {} is refused: {error}", at + 1, speaker.process));
         }
         let good = if forwarded { result.is_ok() } else { self.expect_store(at, speaker, result) };
+        if let ToProtector::Closing = message {
+            self.resume_logs(at);
+        }
         if !good {
             self.serve_logs(at);
         }

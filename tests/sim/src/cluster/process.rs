@@ -135,6 +135,8 @@ pub struct Lib {
     asked: Vec<StreamId>,
     pub ask: u64,
     leaving: bool,
+    /// Its node knows that it wants nothing more.
+    closing: bool,
     /// It computes until then, and looks at nothing.
     busy: Duration,
 }
@@ -408,6 +410,7 @@ impl World {
             asked,
             ask: 0,
             leaving: false,
+            closing: false,
             busy: Duration::ZERO,
         };
         self.processes[pid as usize].lib = Some(Box::new(lib));
@@ -554,6 +557,9 @@ impl World {
                         // After a connection was lost an image is made at once.
                         lib.due |= lib.lost.take().is_some();
                         lib.log = Log::Up { conns };
+                        if lib.leaving {
+                            self.tell_protector_of_end(pid);
+                        }
                     }
                 }
                 FromProtector::Journal { .. } => lib.catching.iter_mut().for_each(|catching| catching.journal = None),
@@ -1117,16 +1123,27 @@ impl World {
         let lib = self.lib(pid);
         if lib.observer.settle() && gate.is_none() {
             lib.leaving = true;
-            self.tell_node(pid, ToNode::Closing);
+            self.tell_protector_of_end(pid);
         }
     }
 
-    /// It stays until all that it has sent is safe.
+    /// No image of it will shorten its log.
+    fn tell_protector_of_end(&mut self, pid: u32) {
+        if let Log::Up { conns } = self.lib(pid).log {
+            self.send(conns[0], 0, Packet::Word(Word::Log(code(|out| ToProtector::Closing.write(out)))));
+        }
+    }
+
+    /// It stays until all that it has sent is safe, and its protector has all that it has received.
     fn leave(&mut self, pid: u32) {
         let lib = self.lib(pid);
-        let safe = lib.observer.table().iter().all(|(_, c)| c.outgoing().kept() == 0);
-        let shipped = lib.observer.payload().span().end == lib.observer.payload().span().start || safe;
-        if safe && shipped {
+        let received = lib.observer.payload().span();
+        let held = received.start == received.end;
+        if held && !std::mem::replace(&mut lib.closing, true) {
+            self.tell_node(pid, ToNode::Closing);
+        }
+        let safe = self.lib(pid).observer.table().iter().all(|(_, c)| c.outgoing().kept() == 0);
+        if safe && held {
             self.tell_node(pid, ToNode::Leaving(Box::default()));
             self.end_process(pid, ExitStatus::Code(0));
         }
