@@ -16,6 +16,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobSpec, MapBy, OnLoss, Outcome, OutputStream};
 use radic_wire::key::ClusterKey;
+use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::{Member, Role};
 use radic_wire::process::{FromNode, Interval, Protect, Protection};
@@ -306,11 +307,11 @@ pub struct World {
 
 /// The code of a message.
 pub fn code(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
-    thread_local!(static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; 16_384]));
+    thread_local!(static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; limits::LOG_FRAME]));
     ROOM.with_borrow_mut(|room| {
         let mut writer = Writer::new(room);
         write(&mut writer);
-        let length = writer.finish().expect("the simulation's messages are short");
+        let length = writer.finish().expect("a message is no longer than a frame");
         room[..length].to_vec()
     })
 }
