@@ -287,7 +287,7 @@ impl World {
         if store.incarnation(process).is_none_or(begins) {
             return;
         }
-        // Its job has begun anew: nobody goes back to a life before that. What such a life's log still says to a replica that has forgotten it makes a log without a beginning there (seed 200389).
+        // Its job has begun anew: nobody goes back to a life before that. What such a life's log still says to a replica that has forgotten it makes a log without a beginning there (seeds 200389, 244914).
         if store.incarnation(process).is_some_and(|life| life.0 / LIVES < self.checks.job_life) {
             return;
         }

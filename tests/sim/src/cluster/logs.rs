@@ -89,7 +89,7 @@ pub struct Logs {
     followed: BTreeSet<ProcessId>,
     /// Whose last hello said that what is held lacks something, or is of a life before.
     pub behind: BTreeSet<ProcessId>,
-    /// Who was fenced for a life of its job that begins anew, and has said nothing in it: what is held is of before.
+    /// Who was fenced for a life of its job that begins anew, or was heard in it where a life of before was held: what was held may go.
     pub of_before: BTreeSet<ProcessId>,
     /// As `Service::is_member`.
     pub is_member: bool,
@@ -543,7 +543,12 @@ impl World {
         if let ToProtector::Hello { journal, payload, .. } = message {
             let logs = self.logs(at);
             // Its next life began elsewhere: positions in its payload are not those of the life that is held. (Seed 25179.)
-            let is_of_before = logs.store.incarnation(speaker.process).is_some_and(|life| life < speaker.incarnation);
+            let held = logs.store.incarnation(speaker.process);
+            let is_of_before = held.is_some_and(|life| life < speaker.incarnation);
+            if held.is_some_and(|life| life.first_of_job() < speaker.incarnation.first_of_job()) {
+                // A replica is not fenced: it hears of the next life by that one's hello, which need not be the first since the job began anew. (Seed 357735.)
+                logs.of_before.insert(speaker.process);
+            }
             if is_of_before || logs.store.is_behind(speaker.process, journal.start, payload.start) {
                 logs.behind.insert(speaker.process)
             } else {

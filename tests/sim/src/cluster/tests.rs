@@ -117,7 +117,7 @@ fn the_same_seed_is_the_same_story() {
 fn what_was_found_stays_mended() {
     for seed in [
         20, 151, 155, 196, 209, 287, 398, 441, 518, 532, 559, 589, 642, 738, 819, 837, 1421, 1613, 1705, 1811, 1825, 2010, 2342,
-        2601, 2990, 3553, 3631, 3827,
+        2601, 2990, 3553, 3631, 3827, 244914, 266207,
     ] {
         World::new(Plan::new(seed), Breaks::default(), false).run();
     }

@@ -811,7 +811,7 @@ impl World {
             return self.check_end();
         }
         if self.terminal.gave_up && self.processes.is_empty() {
-            // The terminal's node was lost before it had told anybody of the job, of which nothing was begun (seed 218712).
+            // The terminal's node was lost before it had told anybody of the job, of which nothing was begun (seeds 218712, 266207).
             return self.counts.limits += 1;
         }
         if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.over.is_some() && self.terminal.job.is_none()) {
