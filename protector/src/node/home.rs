@@ -854,8 +854,10 @@ impl Home {
         self.thaw("it has ended");
         self.outcome.get_or_insert(outcome);
         if std::mem::take(&mut self.anew) {
-            // Hosts that have ended what they had of the life before do not say so once more.
+            // Hosts that have ended what they had of the life before do not say so once more, nor do they report to a home that was adopted. (`make sim`, seed 258922: it was frozen
+            // then, gave the job up, and waited for a report of its own node.)
             for (node, _) in self.hosts.iter().filter(|(_, host)| host.gone) {
+                self.unreported.remove(node);
                 self.placement.ranks_on(node).for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);
             }
         }

@@ -1494,6 +1494,23 @@ fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Anew(_))));
 }
 
+/// A home that was adopted begins the job anew, and is cut off before it can: it gives the job up, and expects no report of those who have ended what they had. (`make sim`, seed
+/// 258922: it waited for its own node's.)
+#[test]
+fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
+    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
+    let (incarnation, spec) = (Incarnation(0), JobSpec { protection: never(), ..spec(2) });
+    let ward = Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() };
+    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let lost = ToHome::NoImage { rank: Rank(0), life: Incarnation(1), why: "lost".to_owned(), signal: None };
+    home.handle_message(Duration::ZERO, &id(3), lost);
+    home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Gone));
+    home.handle_node_lost(Duration::ZERO, &id(4), "no majority");
+    home.give_up(Duration::ZERO, "no majority");
+    assert!(home.is_over(), "{home:?}");
+    assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
+}
+
 /// An adopted home is told by a host, which the home before has ended, that it has nothing: those who are to come back on its node still do.
 #[test]
 fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
