@@ -468,6 +468,11 @@ impl Host {
         self.ranks.iter().filter_map(|(rank, state)| state.ended.map(|(status, phase)| (*rank, status, phase))).collect()
     }
 
+    /// Whether it was ended because the job begins anew, which has not come here yet.
+    pub fn begins_anew(&self) -> bool {
+        self.anew && !self.superseded
+    }
+
     /// How a rank of which nothing is needed any more has ended.
     pub fn end_of(&self, rank: Rank) -> Option<(ExitStatus, MpiPhase)> {
         self.ranks.get(&rank).filter(|state| state.left)?.ended

@@ -80,6 +80,9 @@ impl Node {
                     if host.protection().protect == Protect::On && self.is_member(host.home()) {
                         self.keep_ends(job, host.incarnation(), host.ends());
                     }
+                    if host.protection().protect == Protect::On && host.begins_anew() {
+                        self.keep_anew(job, host.incarnation());
+                    }
                     // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
                     if host.protection().protect == Protect::On && nobody_else {
@@ -174,6 +177,7 @@ impl Node {
                 if !good || self.stopped {
                     return;
                 }
+                self.forget_anew(job);
                 let (me, environment) = (self.me().clone(), &self.config.environment);
                 if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.incarnation() == incarnation) {
                     host.launch_ranks(&me, environment, &placement);

@@ -16,7 +16,7 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, Outcome, Placement};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::peer::{Adoption, FromHost, HostReport, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToStore, Ward};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart, StreamEnd};
 
 use super::clients::Purpose;
@@ -124,6 +124,8 @@ pub(super) struct Recovery {
     ended: VecDeque<(JobId, Option<Outcome>)>,
     /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
     ends: BTreeMap<JobId, (Incarnation, Ends)>,
+    /// Jobs of which all that was here has ended because they begin anew, and in which life that was, until the next one is launched here: their home may be lost before.
+    anew: BTreeMap<JobId, Incarnation>,
     /// The latest members that were lost: the view with each, and the one without it.
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
@@ -201,8 +203,9 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, postponed, homeless, ended, ends, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, postponed, homeless, ended, ends, anew, .. } = &mut self.recovery;
         ends.remove(&job);
+        anew.remove(&job);
         postponed.remove(&job);
         homeless.remove(&job);
         wards.remove(&job);
@@ -248,6 +251,27 @@ impl Node {
     /// The job begins anew.
     pub(super) fn forget_ends(&mut self, job: JobId) {
         self.recovery.ends.remove(&job);
+    }
+
+    /// All of a job has ended here because it begins anew.
+    pub(super) fn keep_anew(&mut self, job: JobId, life: Incarnation) {
+        if self.recovery.anew.len() < limits::JOBS {
+            self.recovery.anew.insert(job, life);
+        }
+    }
+
+    /// Its next life is launched here.
+    pub(super) fn forget_anew(&mut self, job: JobId) {
+        self.recovery.anew.remove(&job);
+    }
+
+    /// Tells the next home of a job that the one before had all ended here, to begin anew: there is no host that would. (`make sim`, seed 258613: a stand-in still knew of the rank that was
+    /// here, so the next home went on with the others, and waited for it for ever.)
+    fn tell_home_of_anew(&mut self, home: &NodeId, job: JobId) {
+        let Some(life) = self.recovery.anew.get(&job).copied() else { return };
+        let (running, ended, keys, waiting) = Default::default();
+        let said = FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, anew: true });
+        self.send(home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
     }
 
     /// Tells the next home of a job what its host has told the home before.
@@ -520,6 +544,7 @@ impl Node {
         if of_host.or_else(of_wards) == Some(true) {
             self.recovery.homeless.remove(&job);
         }
+        self.tell_home_of_anew(from, job);
         if of_host == Some(true) {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
             let ranks: Vec<Rank> = self.hosts.get(&job).map_or_else(Vec::new, |host| host.ranks().collect());
@@ -625,7 +650,8 @@ impl Node {
         self.update(&mut order.ward);
         // Of a life that others have gone on from.
         let is_old = order.incarnation < self.life_of(process)
-            || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation);
+            || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation)
+            || self.recovery.anew.get(&job).is_some_and(|life| *life >= order.incarnation.first_of_job());
         if is_old || self.stopped || self.has_ended(job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
             return;
         }

@@ -793,6 +793,29 @@ fn who_protected_a_life_of_before_the_job_began_anew_has_no_replica_of_it() {
     cluster.end_well(job, 1);
 }
 
+/// A home is lost when it has had what one node had ended, to begin anew, and before it has begun: the next one hears so of that node, which has nothing of the job any more, while others know of
+/// the rank that was there. (`make sim`, seed 258613: the next home waited for that rank for ever.)
+#[test]
+fn a_home_is_lost_when_its_job_has_ended_somewhere_to_begin_anew() {
+    // The next home is the node that has ended it, or another one.
+    for (restart_on, home) in [(RestartOn::Protector, 2), (RestartOn::Any, 4)] {
+        let mut cluster = Cluster::new(6);
+        cluster.restart_on = restart_on;
+        let job = cluster.start_recoverable(6, 3);
+        let end = ToHost::End { life: Incarnation(0), kill: true, anew: true };
+        cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToHost(job, end)));
+        cluster.kill_all(&[1]);
+        let until = cluster.now + Duration::from_secs(5);
+        while !(cluster.begun_anew(job) && cluster.launched.len() == 6) {
+            assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
+            cluster.run_for(LATENCY);
+        }
+        assert!(cluster.nodes[&name(home)].homes.contains_key(&job), "{}", cluster.story(job, 3));
+        cluster.run_for(SOON);
+        cluster.end_well(job, 1);
+    }
+}
+
 /// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
 /// ever. Found by the simulation.)
 #[test]
