@@ -241,6 +241,11 @@ impl Node {
         self.recovery.wards.contains_key(&job)
     }
 
+    /// Whether what this node protects of a job is of a later life of it than this.
+    pub(super) fn protects_later_life(&self, job: JobId, life: Incarnation) -> bool {
+        self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation > life)
+    }
+
     /// The host of a job is done, and its home does not know yet.
     pub(super) fn keep_ends(&mut self, job: JobId, life: Incarnation, ends: Ends) {
         if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {

@@ -131,6 +131,8 @@ impl Node {
         match message {
             // Who says so has not heard that the job is over, and was overtaken by the word of that.
             ToStore::Protect { .. } | ToStore::Stand(_) if self.has_ended(job) => {}
+            // Nor that it has begun anew: what is protected of its next life would be taken for that of the life before.
+            ToStore::Protect { ref ward, .. } if self.protects_later_life(job, ward.incarnation) => {}
             ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;

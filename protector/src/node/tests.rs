@@ -1560,3 +1560,24 @@ fn nobody_protects_a_job_that_is_over() {
     cluster.run_for(Duration::from_millis(10));
     assert!(!cluster.nodes[&name(2)].knows(job));
 }
+
+/// A host asks for protection, and its job begins anew before that is heard: what is protected of the next life stays as it is. (What was known of the job became that of the life before.)
+#[test]
+fn who_is_protected_in_the_next_life_of_a_job_stays_so() {
+    let mut cluster = Cluster::new(3);
+    let (job, first) = (JobId::from_bits(1), Incarnation(Incarnation::LIVES));
+    let placement = Placement { nodes: vec![id(1), id(3)], rank_nodes: vec![0, 1] };
+    let ward = |incarnation| {
+        let spec = JobSpec { protection: never(), ..spec(2) };
+        Box::new(Ward { incarnation, spec, placement: placement.clone(), fence: 0, keys: Vec::new() })
+    };
+    let protect = |rank, life| ToStore::Protect { ranks: vec![(Rank(rank), life)], origins: BTreeMap::new(), ward: ward(life) };
+    let said = [(1, ToStore::Anew(first)), (1, protect(0, first)), (3, protect(1, Incarnation(0)))];
+    for (from, message) in said {
+        cluster.post(&name(2), Input::Message(id(from), PeerMessage::ToStore(job, message)));
+    }
+    cluster.run_for(Duration::from_millis(10));
+    let wards = &cluster.nodes[&name(2)].recovery.wards[&job];
+    assert_eq!(wards.ward.incarnation, first);
+    assert_eq!(wards.ranks.iter().map(|(rank, p)| (*rank, p.incarnation)).collect::<Vec<_>>(), [(Rank(0), first)]);
+}
