@@ -71,6 +71,8 @@ pub(super) enum Client {
 pub(super) struct Shown {
     /// Of each stream: the offset of the next byte. What a new home sends once more is left out.
     next: BTreeMap<(Rank, OutputStream), u64>,
+    /// The command knows which job it is.
+    attached: bool,
     /// The job goes on without its home.
     protected: bool,
     /// Until when another home may come.
@@ -413,7 +415,10 @@ impl Node {
                 Client::Session { placement: known, shown, .. },
                 ToSession::Attached { job, placement, consumed, dropped, protected },
             ) => {
-                let again = known.replace(placement.clone()).is_some() && shown.waits.take().is_some();
+                *known = Some(placement.clone());
+                // (`make sim`, seed 375750: the home was lost before it had said so once, and the command never heard which job it had started.)
+                let again = shown.waits.take().is_some() && shown.attached;
+                shown.attached = true;
                 shown.protected = protected;
                 shown.ward.iter_mut().for_each(|ward| ward.placement = placement.clone());
                 // A command that has a new home behind it need not know.

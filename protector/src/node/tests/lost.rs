@@ -793,6 +793,28 @@ fn who_protected_a_life_of_before_the_job_began_anew_has_no_replica_of_it() {
     cluster.end_well(job, 1);
 }
 
+/// A home is lost before it has told the terminal which job that has started: the next one does.
+#[test]
+fn a_terminal_hears_of_its_job_from_the_next_home() {
+    let mut cluster = Cluster::new(5);
+    let spec = JobSpec { nodes: vec![name(1), name(2)], protection: never(), ..spec(2) };
+    cluster.hello(5, 1, Request::Run { spec: Box::new(spec), attach: true });
+    while cluster.ranks.len() < 2 {
+        cluster.step();
+        cluster.wire.retain(|(_, _, input)| !matches!(input, Input::Message(_, PeerMessage::ToSession(..))));
+    }
+    let job = cluster.ranks.keys().next().unwrap().job;
+    let attached = |cluster: &Cluster| {
+        let replies = cluster.replies(1).iter();
+        replies.filter(|reply| matches!(reply, Reply::Attached { job: told, .. } if *told == job)).count()
+    };
+    assert_eq!(attached(&cluster), 0);
+    cluster.kill_all(&[1]);
+    cluster.run_until(|c| attached(c) > 0);
+    cluster.run_for(SOON);
+    assert_eq!(attached(&cluster), 1);
+}
+
 /// A home is lost when it has had what one node had ended, to begin anew, and before it has begun: the next one hears so of that node, which has nothing of the job any more, while others know of
 /// the rank that was there. (`make sim`, seed 258613: the next home waited for that rank for ever.)
 #[test]
