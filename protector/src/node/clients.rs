@@ -409,15 +409,18 @@ impl Node {
 
     pub(super) fn handle_to_session(&mut self, _now: Duration, session: &SessionId, message: ToSession) {
         let client = ClientId(session.number);
+        let (is_frozen, unreachable) = (self.membership.is_frozen(), &self.recovery.unreachable);
         let Some(state) = self.clients.get_mut(&client) else { return };
         match (state, message) {
             (
-                Client::Session { placement: known, shown, .. },
+                Client::Session { placement: known, home, shown, .. },
                 ToSession::Attached { job, placement, consumed, dropped, protected },
             ) => {
                 *known = Some(placement.clone());
                 // (`make sim`, seed 375750: the home was lost before it had said so once, and the command never heard which job it had started.)
-                let again = shown.waits.take().is_some() && shown.attached;
+                let again = shown.waits.is_some() && shown.attached;
+                // What a home has said that is out of reach may come late, when it is dead: it is waited for no longer than without that. (Seed 463035: for ever.)
+                shown.waits = shown.waits.filter(|_| is_frozen && unreachable.contains(home));
                 shown.attached = true;
                 shown.protected = protected;
                 shown.ward.iter_mut().for_each(|ward| ward.placement = placement.clone());
@@ -788,7 +791,12 @@ impl Node {
             Answer::Report(report) => report.jobs.iter().map(move |j| (node.clone(), j.job, j.ranks)).collect::<Vec<_>>(),
             _ => Vec::new(),
         });
-        let found: Vec<_> = jobs.filter(|(_, job, _)| job.to_string().starts_with(&prefix)).collect();
+        let named = jobs.filter(|(_, job, _)| job.to_string().starts_with(&prefix));
+        let (found, lost): (Vec<_>, Vec<_>) = named.partition(|(home, ..)| self.is_member(home));
+        if found.is_empty() && !lost.is_empty() {
+            // Its home was lost after it had said so. Another one comes, or nobody knows of the job any more. (`make sim`, seed 485433: the terminal turned to the one that was gone, for ever.)
+            return self.find_for(now, client, prefix, wanted);
+        }
         let [(home, job, ranks)] = found.as_slice() else {
             let error = match found.as_slice() {
                 [] if self.membership.is_frozen() || !silent.is_empty() => {

@@ -793,6 +793,44 @@ fn who_protected_a_life_of_before_the_job_began_anew_has_no_replica_of_it() {
     cluster.end_well(job, 1);
 }
 
+/// A side has no majority, and the word of a home that is out of reach comes late: its terminal does not wait for that home for ever.
+#[test]
+fn a_late_word_of_a_home_that_is_out_of_reach_ends_no_waiting() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 3);
+    let session = SessionId { node: id(4), number: 1 };
+    let placement = cluster.nodes[&name(1)].homes[&job].placement().clone();
+    cluster.kill_all(&[1, 2, 3]);
+    cluster.run_until(|c| c.recorded(EventName::Frozen) > 0);
+    let attached = ToSession::Attached { job, placement, consumed: 0, dropped: 0, protected: true };
+    cluster.post(&name(4), Input::Message(id(1), PeerMessage::ToSession(session, attached)));
+    cluster.run_until(|c| c.outcome(1).is_some());
+    assert_eq!(cluster.outcome(1).map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
+}
+
+/// A job's home says that it is, and is lost before others have answered: a command that looks for the job turns to the next home. (`make sim`, seed 485433: it waited for the one that was
+/// lost.)
+#[test]
+fn a_command_does_not_turn_to_a_home_that_was_lost_since() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.hello(4, 9, Request::Attach { job: job.to_string() });
+    let is_answer = |(_, to, input): &(Duration, NodeName, Input)| {
+        *to == name(4) && matches!(input, Input::Message(from, PeerMessage::Answer(..)) if *from == id(5))
+    };
+    let mut held = None;
+    while held.is_none() {
+        cluster.step();
+        let at = cluster.wire.iter().position(is_answer);
+        held = at.and_then(|at| cluster.wire.remove(at));
+    }
+    cluster.kill_all(&[1]);
+    cluster.run_until(|c| !c.nodes[&name(4)].is_member(&id(1)));
+    let (_, to, answer) = held.expect("it was found");
+    cluster.post(&to, answer);
+    cluster.run_until(|c| c.replies(9).iter().any(|reply| matches!(reply, Reply::Attached { job: told, .. } if *told == job)));
+}
+
 /// A home is lost before it has told the terminal which job that has started: the next one does.
 #[test]
 fn a_terminal_hears_of_its_job_from_the_next_home() {

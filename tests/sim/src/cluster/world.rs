@@ -810,12 +810,9 @@ impl World {
         if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
             return self.check_end();
         }
-        if self.terminal.gave_up && self.processes.is_empty() {
-            // The terminal's node was lost before it had told anybody of the job, of which nothing was begun (seeds 218712, 266207).
-            return self.counts.limits += 1;
-        }
-        if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.over.is_some() && self.terminal.job.is_none()) {
-            // Documented: it has ended without a terminal, and its home was lost before the next one came; or nobody at the terminal ever heard which job it is.
+        if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.terminal.job.is_none()) {
+            // Documented: it has ended without a terminal, and its home was lost before the next one came; or nobody at the terminal ever heard which job it is, for its node was lost
+            // before that: `radic run` says so then. The job runs, or nothing was begun (seeds 218712, 266207, 464182).
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
