@@ -460,6 +460,8 @@ impl World {
                     return false;
                 }
                 self.logs(at).store.handle_replica(process, &message);
+                // As the service does: what waited for its acknowledgement need not stay in memory. (Seed 508591.)
+                self.resume_logs(at);
                 true
             }
             (Role::Fetcher(process), Word::Wish(image)) => {
