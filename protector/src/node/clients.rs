@@ -792,9 +792,12 @@ impl Node {
             _ => Vec::new(),
         });
         let named = jobs.filter(|(_, job, _)| job.to_string().starts_with(&prefix));
-        let (found, lost): (Vec<_>, Vec<_>) = named.partition(|(home, ..)| self.is_member(home));
+        let is_lost =
+            |home: &NodeId| !self.is_member(home) || self.membership.is_frozen() && self.recovery.unreachable.contains(home);
+        let (lost, found): (Vec<_>, Vec<_>) = named.partition(|(home, ..)| is_lost(home));
         if found.is_empty() && !lost.is_empty() {
-            // Its home was lost after it had said so. Another one comes, or nobody knows of the job any more. (`make sim`, seed 485433: the terminal turned to the one that was gone, for ever.)
+            // Its home was lost after it had said so. Another one comes, or nobody knows of the job any more. (`make sim`, seeds 485433, 917166: the terminal turned to the one that was
+            // gone, for ever.)
             return self.find_for(now, client, prefix, wanted);
         }
         let [(home, job, ranks)] = found.as_slice() else {
