@@ -129,12 +129,6 @@ impl Incoming {
         self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
     }
 
-    /// The first unit of the stream that the link can bring, if that is not the next one that is wanted: bytes between them are nowhere any more. Nobody who goes
-    /// the way of the life before comes to want them; who does would get others in their place.
-    pub(crate) fn lacks(&self) -> Option<u64> {
-        (self.wanted() < self.gone).then_some(self.gone)
-    }
-
     fn handle_finish(&mut self, offset: u64) -> bool {
         let fits = self.finish.is_none_or(|known| known == offset) && offset.saturating_add(1) >= self.wanted();
         if fits {
@@ -254,12 +248,11 @@ impl Connection {
         &self.incoming
     }
 
-    /// Whether what the link brings is what is wanted next.
+    /// Whether what the link brings is what is wanted next. If it begins later, what is between is nowhere any more: nobody who goes the way of the life before comes to want that, and who does would
+    /// get other bytes in its place.
     pub(crate) fn expect_link(&self) -> Result<(), Error> {
-        match self.incoming.lacks() {
-            None => Ok(()),
-            Some(kept) => Err(Error::Lost { connection: self.id, wanted: self.incoming.wanted(), kept }),
-        }
+        let (wanted, kept) = (self.incoming.wanted(), self.incoming.gone);
+        if wanted < kept { Err(Error::Lost { connection: self.id, wanted, kept }) } else { Ok(()) }
     }
 
     fn peer_error(&self, what: &'static str) -> Error {
@@ -280,7 +273,7 @@ impl Connection {
     /// The other end has said where it stands: the link goes on there.
     fn adopt(&mut self, outbox: &mut Outbox, greeting: &Greeting, phase: Phase) -> Result<(), Error> {
         let (received, end, kept) = (greeting.received, self.outgoing.end(), self.outgoing.queue.start());
-        // Who has said once that it wants nothing more does not come to want it in a later life; and if it does, it finds out ([`Incoming::lacks`]).
+        // Who has said once that it wants nothing more does not come to want it in a later life; and if it does, it finds out ([`Connection::expect_link`]).
         let wants_it = greeting.stable != NO_MORE && self.outgoing.stable != NO_MORE;
         if received < kept && wants_it {
             return Err(Error::Lost { connection: self.id, wanted: received, kept });

@@ -409,18 +409,19 @@ impl Node {
 
     pub(super) fn handle_to_session(&mut self, _now: Duration, session: &SessionId, message: ToSession) {
         let client = ClientId(session.number);
-        let (is_frozen, unreachable) = (self.membership.is_frozen(), &self.recovery.unreachable);
+        let home = |client: &Client| if let Client::Session { home, .. } = client { Some(home.clone()) } else { None };
+        let is_out_of_reach = self.clients.get(&client).and_then(home).is_some_and(|home| self.is_out_of_reach(&home));
         let Some(state) = self.clients.get_mut(&client) else { return };
         match (state, message) {
             (
-                Client::Session { placement: known, home, shown, .. },
+                Client::Session { placement: known, shown, .. },
                 ToSession::Attached { job, placement, consumed, dropped, protected },
             ) => {
                 *known = Some(placement.clone());
                 // (`make sim`, seed 375750: the home was lost before it had said so once, and the command never heard which job it had started.)
                 let again = shown.waits.is_some() && shown.attached;
                 // What a home has said that is out of reach may come late, when it is dead: it is waited for no longer than without that. (Seed 463035: for ever.)
-                shown.waits = shown.waits.filter(|_| is_frozen && unreachable.contains(home));
+                shown.waits = shown.waits.filter(|_| is_out_of_reach);
                 shown.attached = true;
                 shown.protected = protected;
                 shown.ward.iter_mut().for_each(|ward| ward.placement = placement.clone());
@@ -792,8 +793,7 @@ impl Node {
             _ => Vec::new(),
         });
         let named = jobs.filter(|(_, job, _)| job.to_string().starts_with(&prefix));
-        let is_lost =
-            |home: &NodeId| !self.is_member(home) || self.membership.is_frozen() && self.recovery.unreachable.contains(home);
+        let is_lost = |home: &NodeId| !self.is_member(home) || self.is_out_of_reach(home);
         let (lost, found): (Vec<_>, Vec<_>) = named.partition(|(home, ..)| is_lost(home));
         if found.is_empty() && !lost.is_empty() {
             // Its home was lost after it had said so. Another one comes, or nobody knows of the job any more. (`make sim`, seeds 485433, 917166: the terminal turned to the one that was

@@ -20,6 +20,9 @@ use super::stdin::{Next, Stdin};
 /// So often a job may begin anew: one that goes on losing ranks before their first checkpoint will not get further.
 const ANEW: u32 = 8;
 
+/// Why the next home begins a job anew when that of before was about to, or had.
+const BEGUN: &str = "its home was lost while the job began anew";
+
 /// So often a rank may crash before its first checkpoint without being taken for faulty: the job begins anew so often for it.
 const EARLY_CRASHES: u32 = 1;
 
@@ -217,6 +220,7 @@ impl Home {
     /// Somebody else wants this home to be.
     pub fn handle_adoption(&mut self, adoption: &Adoption) {
         self.started_ms = self.started_ms.min(adoption.started_ms);
+        self.learn_life(adoption.ward.incarnation, None);
     }
 
     /// The job is over, says somebody who has heard it of the home before: this one has come for nothing.
@@ -409,6 +413,7 @@ impl Home {
             ToHome::Kill { session } => self.kill(session),
             ToHome::Host { life, said } => self.handle_host(now, from, life, said),
             ToHome::NoImage { rank, life, why, signal } if self.knows(rank) && life >= self.incarnation => {
+                self.learn_life(life, Some(rank));
                 self.begin_anew(rank, &why, signal);
             }
             ToHome::Lost { rank, life, why } if self.knows(rank) && life >= self.incarnation => self.lose(rank, from, why),
@@ -579,11 +584,11 @@ impl Home {
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, life: Incarnation, report: HostReport) {
         let (is_first, ends) = (self.unreported.remove(from), self.ending || self.anew);
-        if is_first && (report.anew || life != self.incarnation) {
-            // The home before was lost while the job began anew: nobody has got far. Who was ended for that has not failed.
-            self.incarnation = self.incarnation.max(life);
-            let rank = self.placement.ranks_on(from).next().unwrap_or(Rank(0));
-            self.begin_anew(rank, "its home was lost while the job began anew", None);
+        let rank = self.placement.ranks_on(from).next();
+        self.learn_life(life, rank);
+        if is_first && life != self.incarnation || report.anew && life >= self.incarnation {
+            // Nobody has got far, and who was ended for that has not failed. A node that has nothing of it says so, too: it takes no order of that life any more.
+            self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
         if ends {
             // It may not have known of this home when it was told.
@@ -606,6 +611,15 @@ impl Home {
                 self.end_output(rank);
                 self.handle_exit(rank, from.name.clone(), status, phase);
             }
+        }
+    }
+
+    /// The home before had begun the job anew, and was lost: nobody else may have the number of that life, of which there may be processes behind a cut (G4).
+    fn learn_life(&mut self, life: Incarnation, rank: Option<Rank>) {
+        let life = life.first_of_job();
+        if life > self.incarnation && !self.ending {
+            self.incarnation = life;
+            self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
     }
 
@@ -907,7 +921,7 @@ impl Home {
         host.gone = coming.is_empty();
         if self.anew {
             // A home that was adopted may not have known of it.
-            self.incarnation = self.incarnation.max(life);
+            self.learn_life(life, None);
             return self.launch_anew();
         }
         // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.

@@ -90,10 +90,7 @@ impl Node {
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);
                     self.outputs.push_back(Output::Process(job, HostOutput::Over));
-                    for (from, message) in self.recovery.postponed.remove(&job).unwrap_or_default() {
-                        self.handle_message(now, &from, message);
-                    }
-                    return;
+                    return self.handle_postponed(now, job, host.home());
                 }
                 process => self.outputs.push_back(Output::Process(job, process)),
             }
@@ -189,11 +186,19 @@ impl Node {
                 self.seek_protection(now, Some(job));
                 self.with_host(now, job, |_| ());
             }
+            // It is of the life that begins here when the host of the one before is gone. (It was heard by that one, which says nothing; then the life that had been ended began.)
+            message if self.hosts.get(&job).is_some_and(Host::is_superseded) => {
+                self.postpone(job, from, PeerMessage::ToHost(job, message));
+            }
             message if self.hosts.get(&job).is_some_and(|h| h.home() == from) => {
                 self.with_host(now, job, |host| host.handle_message(now, message));
             }
             // The home of a job that is not here wants it ended: it is.
-            ToHost::End { life, .. } if !self.hosts.contains_key(&job) => {
+            ToHost::End { life, anew, .. } if !self.hosts.contains_key(&job) => {
+                if anew {
+                    // An order to bring somebody of that life back may be under way, which would be in the way of the next one. (`make sim`, seed 958219.)
+                    self.keep_anew(job, life);
+                }
                 self.send(from, PeerMessage::ToHome(job, ToHome::Host { life, said: FromHost::Gone }));
             }
             // A home of which this node has not heard yet: what matters it says again when it has the report of what is here. (`make sim`, seed 55920: it was told that
@@ -204,10 +209,7 @@ impl Node {
 
     /// The job has begun anew, and a process of the life before was on its way to this node when its home took it for empty: `message` is heard when that has ended.
     pub(super) fn supersede(&mut self, now: Duration, job: JobId, from: &NodeId, message: PeerMessage) {
-        let postponed = self.recovery.postponed.entry(job).or_default();
-        if postponed.len() < limits::RANKS as usize {
-            postponed.push((from.clone(), message));
-        }
+        self.postpone(job, from, message);
         self.with_host(now, job, |host| host.supersede(now));
     }
 

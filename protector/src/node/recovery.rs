@@ -16,7 +16,9 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, Outcome, Placement};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
-use radic_wire::peer::{Adoption, FromHost, HostReport, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToStore, Ward};
+use radic_wire::peer::{
+    Adoption, FromHost, HostReport, Left, MpiPhase, PeerMessage, Query, RestartOrder, ToHome, ToHost, ToStore, Ward,
+};
 use radic_wire::process::{FromNode, Place, Point, Protect, Restart, StreamEnd};
 
 use super::clients::Purpose;
@@ -117,7 +119,7 @@ pub(super) struct Recovery {
     /// Processes that wait for their first checkpoint at a new protector.
     degraded: BTreeSet<ProcessId>,
     /// What was said of the life of a job that is to begin here as soon as a process of the life before has ended, and by whom.
-    pub(super) postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
+    postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
     /// Jobs whose home is lost, until the next one has said that it is there.
     homeless: BTreeSet<JobId>,
     /// Jobs that are over, and how they have ended, if their homes have said so.
@@ -263,6 +265,37 @@ impl Node {
         if self.recovery.anew.len() < limits::JOBS {
             self.recovery.anew.insert(job, life);
         }
+    }
+
+    /// Says `message` of `from` again when the host of the job, which is of a life before, is gone.
+    pub(super) fn postpone(&mut self, job: JobId, from: &NodeId, message: PeerMessage) {
+        let postponed = self.recovery.postponed.entry(job).or_default();
+        if postponed.len() < limits::RANKS as usize {
+            postponed.push((from.clone(), message));
+        }
+    }
+
+    /// The host of a job is gone, and what was said of the next life is heard now. If the home that has launched it is lost, the next one has to hear that nothing of it is here: that host said
+    /// nothing. (`make sim`, seed 958219: it waited for it for ever.)
+    pub(super) fn handle_postponed(&mut self, now: Duration, job: JobId, home: &NodeId) {
+        let Some(postponed) = self.recovery.postponed.remove(&job) else { return };
+        let launched = postponed.iter().filter(|(_, message)| matches!(message, PeerMessage::ToHost(..)));
+        let life = launched.filter_map(|(_, message)| life_in(message)).max();
+        for (from, message) in postponed {
+            self.handle_message(now, &from, message);
+        }
+        if let Some(life) = life.filter(|_| !self.hosts.contains_key(&job) && !self.has_ended(job)) {
+            self.keep_anew(job, life);
+            self.tell_home_of_anew(home, job);
+        }
+    }
+
+    /// The newest life of a job that this node has heard of.
+    fn life_of_job(&self, job: JobId) -> Option<Incarnation> {
+        let host = self.hosts.get(&job).map(Host::incarnation);
+        let ward = self.recovery.wards.get(&job).map(|wards| wards.ward.incarnation);
+        let postponed = self.recovery.postponed.get(&job).into_iter().flatten().filter_map(|(_, message)| life_in(message)).max();
+        host.max(ward).max(postponed)
     }
 
     /// Its next life is launched here.
@@ -508,9 +541,9 @@ impl Node {
     fn seek_next_homes(&mut self, now: Duration) {
         for job in self.recovery.homeless.clone() {
             let wards = self.recovery.wards.get(&job);
-            let host = || self.hosts.get(&job).map(|host| (host.incarnation(), host.spec(), host.placement()));
-            let ward = wards.map(|wards| (wards.ward.incarnation, &wards.ward.spec, &wards.ward.placement));
-            let Some((incarnation, spec, placement)) = host().or(ward) else { continue };
+            let host = || self.hosts.get(&job).map(|host| (host.spec(), host.placement()));
+            let ward = wards.map(|wards| (&wards.ward.spec, &wards.ward.placement));
+            let Some(((spec, placement), incarnation)) = host().or(ward).zip(self.life_of_job(job)) else { continue };
             let ward = Ward { incarnation, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
             let started_ms = wards.map_or(self.config.wall_us / 1000 + now.as_millis() as u64, |wards| wards.started_ms);
             let (home, adoption) = (placement.home().clone(), Adoption { job, ward, started_ms });
@@ -656,7 +689,8 @@ impl Node {
         // Of a life that others have gone on from.
         let is_old = order.incarnation < self.life_of(process)
             || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation)
-            || self.recovery.anew.get(&job).is_some_and(|life| *life >= order.incarnation.first_of_job());
+            || self.recovery.anew.get(&job).is_some_and(|life| *life >= order.incarnation.first_of_job())
+            || self.hosts.get(&job).is_some_and(|h| h.is_superseded() && h.incarnation() == order.incarnation.first_of_job());
         if is_old || self.stopped || self.has_ended(job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
             return;
         }
@@ -675,6 +709,7 @@ impl Node {
         }
         let local = from == &self.config.me.id;
         host.restore(&order, local, self.config.environment.library.clone());
+        self.forget_anew(job);
         self.observers.processes.remove(&process);
         self.registry.forget(process);
         self.recovery.doors.remove(&process);
@@ -1034,6 +1069,11 @@ impl Node {
         closing || self.place_of(process) == Some(Place::Left) || at_home()
     }
 
+    /// Whether this side has no majority, and that node is not on it.
+    pub(super) fn is_out_of_reach(&self, node: &NodeId) -> bool {
+        self.membership.is_frozen() && self.recovery.unreachable.contains(node)
+    }
+
     /// When protected jobs that wait for a majority are given up.
     pub(super) fn next_frozen(&self) -> Option<Duration> {
         self.recovery.frozen.map(|since| since + FROZEN).into_iter().chain(self.recovery.abandoned).min()
@@ -1065,5 +1105,14 @@ impl Node {
             }
             self.with_home(now, job, |home| home.give_up(now, why));
         }
+    }
+}
+
+/// The life of a job that `message` is about to begin, or to bring somebody of back, at a host.
+fn life_in(message: &PeerMessage) -> Option<Incarnation> {
+    match message {
+        PeerMessage::ToHost(_, ToHost::Launch { incarnation, .. }) => Some(*incarnation),
+        PeerMessage::Restart(order) => Some(order.ward.incarnation),
+        _ => None,
     }
 }

@@ -1391,13 +1391,40 @@ fn what_is_said_of_a_life_before_says_nothing_of_the_next_one() {
     assert_eq!(shown_by(&mut home), b"of now");
 }
 
+/// What is needed to adopt a job in `incarnation` with a rank on each of two nodes, of which the first is the home.
+fn adoption(incarnation: Incarnation) -> Adoption {
+    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
+    let spec = JobSpec { protection: never(), ..spec(2) };
+    Adoption { job: JobId::from_bits(1), ward: Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() }, started_ms: 0 }
+}
+
+fn adopted() -> Home {
+    Home::adopt(Duration::ZERO, adoption(Incarnation(0)))
+}
+
+/// The home before had begun the job anew, and the next one hears so from whoever knows: it gives no number of a life once more, for there may be processes of it behind a cut (G4).
+#[test]
+fn no_number_of_a_life_is_given_twice() {
+    let begun = Incarnation(Incarnation::LIVES);
+    let no_image = ToHome::NoImage { rank: Rank(0), life: Incarnation(begun.0 + 1), why: "lost".to_owned(), signal: None };
+    for knows in [None, Some(no_image)] {
+        let (now, mut home) = (Duration::ZERO, adopted());
+        match knows {
+            Some(message) => home.handle_message(now, &id(3), message),
+            None => home.handle_adoption(&adoption(begun)),
+        }
+        for node in [id(3), id(4)] {
+            home.handle_message(now, &node, of_host(FromHost::Gone));
+        }
+        assert_eq!(home.incarnation(), Incarnation(2 * Incarnation::LIVES));
+        assert_eq!(home.outcome(), None);
+    }
+}
+
 /// A host that had not heard of its new home when that had everything ended is told again when it reports, and says `Gone` only when it is. (`make sim`, seed 55920.)
 #[test]
 fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
-    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
-    let ward =
-        Ward { incarnation: Incarnation(0), spec: JobSpec { protection: never(), ..spec(2) }, placement, fence: 0, keys: vec![] };
-    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let mut home = adopted();
     let lost = ToHome::NoImage { rank: Rank(0), life: Incarnation(1), why: "lost".to_owned(), signal: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
     let ends = |home: &mut Home| {
@@ -1412,6 +1439,24 @@ fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     assert_eq!(ends(&mut home), 1);
 }
 
+/// An order to bring a rank of three back on the second node.
+fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
+    let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1, 1] };
+    let spec = JobSpec { protection: never(), ..spec(3) };
+    RestartOrder {
+        process,
+        incarnation,
+        ward: Ward { incarnation: incarnation.first_of_job(), spec, placement, fence: 0, keys: Vec::new() },
+        origin: address(1).ip(),
+        log: address(1),
+        replica: None,
+        images: vec![(0, 10)],
+        cut: 0,
+        log_end: 0,
+        held: Vec::new(),
+    }
+}
+
 /// The word to launch the next life of a job may come after an order to bring one of its ranks back here, and both while a process of the life before is here: that ends first, and
 /// then every rank is here, once. (What was to be launched never was, and the job hung.)
 #[test]
@@ -1420,19 +1465,9 @@ fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
     let job = cluster.start_protected(2, never());
     let (now, next) = (Duration::from_secs(1), Incarnation(Incarnation::LIVES));
     let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1, 1] };
-    let (spec, process) = (JobSpec { protection: never(), ..spec(3) }, at(job, 2));
-    let order = RestartOrder {
-        process,
-        incarnation: Incarnation(next.0 + 1),
-        ward: Ward { incarnation: next, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() },
-        origin: address(1).ip(),
-        log: address(1),
-        replica: None,
-        images: vec![(0, 10)],
-        cut: 0,
-        log_end: 0,
-        held: Vec::new(),
-    };
+    let spec = JobSpec { protection: never(), ..spec(3) };
+    let ward = Ward { incarnation: next, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+    let order = RestartOrder { ward, ..order_of(at(job, 2), Incarnation(next.0 + 1)) };
     let launch = ToHost::Launch { incarnation: next, spec: Box::new(spec), placement };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let mut says = |input: Input| {
@@ -1450,6 +1485,57 @@ fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
     assert_eq!(says(Input::Exited(at(job, 1), ExitStatus::Signal(9)))[1..], ["restore 2"]);
     assert_eq!(says(Input::Message(id(1), PeerMessage::ToHost(job, launch.clone()))), ["spawn 1"]);
     assert_eq!(says(Input::Message(id(1), PeerMessage::ToHost(job, launch))), [""; 0]);
+}
+
+/// A node has nothing of a job that is ended to begin anew, and an order to bring somebody of that life back comes after it has said so: nobody comes, and the next life may. (`make sim`, seed
+/// 958219: that process was in the way of the next life.)
+#[test]
+fn an_order_of_a_life_that_was_ended_brings_nobody_back() {
+    let mut cluster = Cluster::new(2);
+    let (job, now) = (JobId::from_bits(9), Duration::from_secs(1));
+    let end = ToHost::End { life: Incarnation(0), kill: true, anew: true };
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    node.handle(now, Input::Message(id(1), PeerMessage::ToHost(job, end)));
+    for (life, comes) in [(1, false), (Incarnation::LIVES + 1, true)] {
+        let order = order_of(at(job, 1), Incarnation(life));
+        node.handle(now, Input::Message(id(1), PeerMessage::Restart(Box::new(order))));
+        let restores = |output| matches!(output, Output::Process(_, HostOutput::Restore(Rank(1), _)));
+        assert_eq!(std::iter::from_fn(|| node.poll_output()).any(restores), comes, "life {life}");
+    }
+}
+
+/// What the home says of a life whose beginning waits for a process of the one before is heard after that beginning. (The process of before heard it, which says nothing; then the
+/// life began that was to end, and the home waited for ever.)
+#[test]
+fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start_protected(2, never());
+    let (now, incarnation) = (Duration::from_secs(1), Incarnation(Incarnation::LIVES));
+    let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };
+    let launch = ToHost::Launch { incarnation, spec: Box::new(JobSpec { protection: never(), ..spec(2) }), placement };
+    let end = ToHost::End { life: incarnation, kill: true, anew: true };
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    let mut said = |input: Input| {
+        node.handle(now, input);
+        let outputs = std::iter::from_fn(|| node.poll_output());
+        let of_host = outputs.filter_map(|output| match output {
+            Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { life, said: FromHost::Gone })) => {
+                Some(format!("gone {}", life.0))
+            }
+            Output::Process(_, HostOutput::Spawn(rank, _)) => Some(format!("spawn {rank}")),
+            Output::Process(_, HostOutput::Signal(rank, signal)) => Some(format!("signal {rank} {signal}")),
+            _ => None,
+        });
+        of_host.collect::<Vec<_>>()
+    };
+    assert_eq!(said(Input::Message(id(1), PeerMessage::ToHost(job, launch))), ["signal 1 9"]);
+    assert_eq!(said(Input::Message(id(1), PeerMessage::ToHost(job, end))), [""; 0]);
+    assert_eq!(said(Input::Exited(at(job, 1), ExitStatus::Signal(9)))[1..], ["spawn 1"]);
+    assert_eq!(said(Input::Spawned(at(job, 1), Ok(7))), ["signal 1 9"]);
+    assert_eq!(said(Input::Exited(at(job, 1), ExitStatus::Signal(9))), ["signal 1 9"]);
+    for (stream, gone) in [(OutputStream::Stdout, [].as_slice()), (OutputStream::Stderr, &["gone 65536"])] {
+        assert_eq!(said(Input::ProcessOutput(at(job, 1), stream, ByteBuf::new())), gone);
+    }
 }
 
 /// Nobody says that it has nothing of a job of which it has a rank, though the home that asks is not the one that it knows. (`make sim`, seed 55920.)
@@ -1470,10 +1556,7 @@ fn who_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
 /// A home has come for nothing: the job had ended. Its hosts are superseded, and say nothing. (`make sim`, seed 19003: the terminal waited for ever.)
 #[test]
 fn a_home_of_a_job_that_had_ended_ends() {
-    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
-    let (incarnation, spec) = (Incarnation(0), JobSpec { protection: never(), ..spec(2) });
-    let ward = Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() };
-    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let mut home = adopted();
     home.handle_removed(Duration::ZERO, None);
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Ended)));
     assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
@@ -1482,10 +1565,7 @@ fn a_home_of_a_job_that_had_ended_ends() {
 /// A home is lost just after it has had everything ended, to begin anew: who was ended for that has not failed. (`make sim`, seed 31196: the job ended with 137.)
 #[test]
 fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
-    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
-    let incarnation = Incarnation(0);
-    let ward = Ward { incarnation, spec: JobSpec { protection: never(), ..spec(2) }, placement, fence: 0, keys: Vec::new() };
-    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let mut home = adopted();
     let ended = vec![(Rank(0), ExitStatus::Signal(9), MpiPhase::Before)];
     let (running, keys, waiting) = (Vec::new(), Vec::new(), Vec::new());
     let report = HostReport { running, ended, fence: 0, keys, waiting, anew: true };
@@ -1498,10 +1578,7 @@ fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
 /// 258922: it waited for its own node's.)
 #[test]
 fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
-    let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
-    let (incarnation, spec) = (Incarnation(0), JobSpec { protection: never(), ..spec(2) });
-    let ward = Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() };
-    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let mut home = adopted();
     let lost = ToHome::NoImage { rank: Rank(0), life: Incarnation(1), why: "lost".to_owned(), signal: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Gone));

@@ -876,6 +876,34 @@ fn a_home_is_lost_when_its_job_has_ended_somewhere_to_begin_anew() {
     }
 }
 
+/// A process of a life before is still here when its home launches the next one, and that is lost before it has ended: the next home hears that nothing is here, and gives no number of a life
+/// once more, for there may be processes of it behind a cut. (`make sim`, seed 958219: it waited for ever.)
+#[test]
+fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
+    let next = Incarnation(Incarnation::LIVES);
+    for restart_on in [RestartOn::Protector, RestartOn::Any] {
+        let mut cluster = Cluster::new(6);
+        cluster.restart_on = restart_on;
+        let job = cluster.start_recoverable(6, 3);
+        let host = &cluster.nodes[&name(2)].hosts[&job];
+        let (spec, placement) = (Box::new(host.spec().clone()), host.placement().clone());
+        // It takes long to end.
+        cluster.ranks.get_mut(&at(job, 1)).unwrap().1.ended = true;
+        let launch = ToHost::Launch { incarnation: next, spec, placement };
+        cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToHost(job, launch)));
+        cluster.run_for(LATENCY);
+        cluster.kill_all(&[1]);
+        cluster.run_for(Duration::from_secs(3));
+        assert!(cluster.nodes[&name(2)].hosts[&job].is_superseded(), "{}", cluster.story(job, 3));
+        cluster.exit(at(job, 1), ExitStatus::Signal(9));
+        cluster.run_for(SOON);
+        let lives = cluster.nodes.values().filter_map(|node| node.hosts.get(&job)).map(|host| host.incarnation());
+        let lives: BTreeSet<_> = lives.filter(|life| *life >= next).collect();
+        assert_eq!(lives, BTreeSet::from([Incarnation(2 * Incarnation::LIVES)]), "{}", cluster.story(job, 3));
+        assert_eq!(cluster.launched.len(), 6, "{}", cluster.story(job, 3));
+    }
+}
+
 /// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
 /// ever. Found by the simulation.)
 #[test]
