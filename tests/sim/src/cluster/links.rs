@@ -407,8 +407,8 @@ impl World {
             _ if offset > there => self.break_link(pid, slot, why),
             _ if parting => self.lib(pid).links.repairs[at].stage = Stage::Over,
             Ending::End => self.restore_link(pid, slot, at),
-            // It is read to its end; nothing is sent on it any more.
-            Ending::Reset if closed => self.lib(pid).links.repairs[at].stage = Stage::Over,
+            // It is read to its end; nothing is sent on it any more. The peer may still call, to say how far it has come.
+            Ending::Reset if closed => self.restore_link(pid, slot, at),
             Ending::Reset => self.break_link(pid, slot, why),
         }
     }
