@@ -184,7 +184,7 @@ struct LocalRank {
     lost: Option<i32>,
     /// It cannot be brought back.
     hopeless: bool,
-    /// It was killed for a mistake of its library's: no crash.
+    /// It was killed for a mistake of its library's, or since it cannot be brought back: no crash.
     condemned: bool,
 }
 
@@ -409,12 +409,17 @@ impl Host {
         self.ranks.get(&rank).is_some_and(needs)
     }
 
-    /// It cannot be brought back.
+    /// It cannot be brought back. A process that is there all the same ends, and is no crash: what it comes from would be no better next time.
     pub fn handle_not_restored(&mut self, now: Duration, rank: Rank, why: String) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now));
-            (state.reported, state.returning, state.hopeless) = (true, false, true);
+            (state.returning, state.hopeless) = (false, true);
             state.outlets.iter_mut().for_each(Outlet::close);
+            if state.pid.is_some() && state.exited.is_none() {
+                state.condemned = true;
+                self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+            } else {
+                state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now));
+            }
         }
         self.outputs.push_back(HostOutput::ToHome(FromHost::Lost { rank, why }));
         self.report_ended();
@@ -788,6 +793,10 @@ impl Host {
                 continue;
             }
             state.reported = true;
+            if state.hopeless {
+                // Of those the node speaks.
+                continue;
+            }
             let phase = state.phase();
             state.ended = Some((status, phase));
             self.outputs.push_back(HostOutput::ToHome(FromHost::Exited { rank: *rank, status, phase }));

@@ -797,7 +797,9 @@ impl Node {
         let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         self.tell_home_of_no_image(process, why.clone());
-        self.refuse(observer, why);
+        self.refuse(observer, why.clone());
+        // The home may be lost before it has heard so: the next one is told, too. (A run of `make chaos`: this node tried again three times, and the next home ended the job for that.)
+        self.with_host(now, job, |host| host.handle_not_restored(now, rank, why));
     }
 
     /// Which life of a process the nodes have heard of last.

@@ -62,6 +62,8 @@ struct Cluster {
     images: BTreeMap<(NodeName, ProcessId), u64>,
     /// Those that were brought back: in which life, and where.
     restored: Vec<(ProcessId, Incarnation, NodeName)>,
+    /// The images of these are of before `MPI_Init`.
+    early: BTreeSet<ProcessId>,
     /// Those do not say that they have caught up.
     silent: bool,
     restart_on: RestartOn,
@@ -111,6 +113,7 @@ impl Cluster {
             faults: Vec::new(),
             images: BTreeMap::new(),
             restored: Vec::new(),
+            early: BTreeSet::new(),
             silent: false,
             restart_on: RestartOn::default(),
             on_loss: OnLoss::default(),
@@ -231,6 +234,14 @@ impl Cluster {
                 if let FromNode::Restart(restart) = &message {
                     self.catch_up(from, observer, restart.incarnation);
                 }
+                if let FromNode::Refused(_) = &message {
+                    let is_it = |(id, (node, rank)): &(&ProcessId, &(NodeName, Pretended))| {
+                        u64::from(id.rank.0) == observer.0 % LIFE && node == from && !rank.ended
+                    };
+                    if let Some(id) = self.ranks.iter().find(is_it).map(|(id, _)| *id) {
+                        self.exit(id, ExitStatus::Code(radic_wire::job::exit_code::RADIC));
+                    }
+                }
                 self.told.entry(observer).or_default().push(message);
             }
             Output::CloseObserver(observer) => _ = self.closed.insert(observer),
@@ -330,7 +341,7 @@ impl Cluster {
         let pretended = Pretended { program: lost::Program::restored(fences), ..Pretended::default() };
         self.ranks.insert(process, (node.clone(), pretended));
         self.restored.push((process, life, node.clone()));
-        let point = Point { incarnation: life, cut: 0, output: [0; 2], fences, pmi: (true, false) };
+        let point = Point { incarnation: life, cut: 0, output: [0; 2], fences, pmi: (!self.early.contains(&process), false) };
         let message = ToNode::Restored { version: radic_wire::PROTOCOL_VERSION, process, point };
         let pid = 1000 + process.rank.0;
         self.post(node, Input::Fetched(process, Ok(())));

@@ -495,6 +495,24 @@ fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
     cluster.end_well(job, 1);
 }
 
+/// A rank comes back from an image of before `MPI_Init`, which is of no use, and the home is lost before it has heard so: the next one begins the job anew. (Seed 155001 of `make chaos`:
+/// it took the rank for one that had failed.)
+#[test]
+fn an_image_of_before_mpi_init_is_found_when_the_home_is_lost() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_recoverable_on(6, &[1, 3, 5]);
+    (0..3).for_each(|rank| cluster.pmi(at(job, rank), "cmd=barrier_in"));
+    cluster.run_for(SOON);
+    cluster.early.insert(at(job, 1));
+    cluster.kill_all(&[3]);
+    cluster.run_until(|c| !c.restored.is_empty());
+    cluster.kill_all(&[1]);
+    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    assert_eq!(cluster.restored.iter().filter(|(process, ..)| *process == at(job, 1)).count(), 1, "it is tried once");
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
 /// Its protector is lost, and the one with the copy is the next: a rank that crashes before it has spoken there is brought back from that. (`make sim`, seed 100124: its job
 /// began anew.)
 #[test]
