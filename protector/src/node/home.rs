@@ -17,8 +17,8 @@ use super::fences::{Behind, Entered, Fences};
 use super::finals::Finals;
 use super::stdin::{Next, Stdin};
 
-/// So often a job may begin anew: one that goes on losing ranks before their first checkpoint will not get further.
-const ANEW: u32 = 8;
+/// So many lives a job may have: one that goes on losing ranks before their first checkpoint will not get further. A home that was adopted leaves one number out.
+const ANEW: u32 = 16;
 
 /// Why the next home begins a job anew when that of before was about to, or had.
 const BEGUN: &str = "its home was lost while the job began anew";
@@ -150,6 +150,8 @@ pub struct Home {
     incarnation: Incarnation,
     /// It begins anew when every host has ended what it had of it.
     anew: bool,
+    /// Another home had it before, which may have begun the job anew.
+    adopted: bool,
     /// How often each rank has crashed before its first checkpoint.
     early_crashes: BTreeMap<Rank, u32>,
     /// Ranks that have no process anywhere, as far as is known: their node is lost, and they are not back.
@@ -214,6 +216,7 @@ impl Home {
         home.stdin.wanted = StdinWanted::Nothing; // Rank 0 was on the lost node.
         home.lost = (0..home.spec.ranks).map(Rank).collect();
         home.unreported = home.hosts.keys().cloned().collect();
+        home.adopted = true;
         home
     }
 
@@ -286,6 +289,7 @@ impl Home {
             job,
             incarnation,
             anew: false,
+            adopted: false,
             early_crashes: BTreeMap::new(),
             finals: Finals::default(),
             lost: BTreeSet::new(),
@@ -649,7 +653,7 @@ impl Home {
         let stays = match self.spec.on_loss {
             OnLoss::Fail => Some("it was asked not to begin anew (--on-loss fail)".to_owned()),
             OnLoss::Restart if self.incarnation.0 / Incarnation::LIVES >= ANEW => {
-                Some(format!("the job has begun anew {ANEW} times already"))
+                Some("the job has begun anew too often already".to_owned())
             }
             OnLoss::Restart => None,
         };
@@ -673,7 +677,10 @@ impl Home {
             return;
         }
         self.anew = false;
-        self.incarnation = Incarnation(self.incarnation.first_of_job().0 + Incarnation::LIVES);
+        // The home before may have launched a life of which nobody has heard here, for it was cut off that moment. If its processes had the number of these, they would be taken for
+        // them when the cut heals, until their protectors hear that they are fenced (G4).
+        let step = if std::mem::take(&mut self.adopted) { 2 } else { 1 };
+        self.incarnation = Incarnation(self.incarnation.first_of_job().0 + step * Incarnation::LIVES);
         self.fences = Fences::default();
         self.unreported.clear();
         self.lost.clear();

@@ -1427,7 +1427,8 @@ fn no_number_of_a_life_is_given_twice() {
         for node in [id(3), id(4)] {
             home.handle_message(now, &node, of_host(FromHost::Gone));
         }
-        assert_eq!(home.incarnation(), Incarnation(2 * Incarnation::LIVES));
+        // Nor that of a life of which nobody has heard.
+        assert_eq!(home.incarnation(), Incarnation(3 * Incarnation::LIVES));
         assert_eq!(home.outcome(), None);
     }
 }
