@@ -264,7 +264,9 @@ impl Home {
 
     /// How the job has ended, if it has and nothing that was written waits for a terminal.
     pub fn last_word(&self) -> Option<&Outcome> {
-        let printed = self.printing.waiting.is_empty() && self.printing.under_way_bytes == 0;
+        // That no more comes of a rank tells a terminal nothing that the end of the job does not. (`make sim`, seed 48463: a home that had just been adopted ended its job, and was lost before a
+        // terminal had turned to it, which waited for another home and ended with 113.)
+        let printed = self.printing.waiting.iter().all(|piece| piece.data.is_empty()) && self.printing.under_way_bytes == 0;
         self.outcome.as_ref().filter(|_| self.is_over() && printed)
     }
 

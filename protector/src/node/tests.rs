@@ -1574,6 +1574,21 @@ fn a_home_of_a_job_that_had_ended_ends() {
     assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
 }
 
+/// All ranks had ended and printed everything when their home was lost: the next one ends the job at once, and whoever hears of that hears how it has ended, for this home may be lost before a
+/// terminal has turned to it. (`make sim`, seed 48463: it ended with 113.)
+#[test]
+fn a_home_that_has_nothing_to_print_says_how_its_job_has_ended() {
+    let (now, mut home) = (Duration::ZERO, adopted());
+    for (rank, node) in [(Rank(0), id(3)), (Rank(1), id(4))] {
+        let (status, phase) = (ExitStatus::Code(0), MpiPhase::After);
+        home.handle_message(now, &node, ToHome::Left { rank, life: Incarnation(0), status, phase });
+    }
+    home.handle_message(now, &id(3), of_host(FromHost::Gone));
+    home.handle_message(now, &id(4), of_host(FromHost::Gone));
+    assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Ended)));
+    assert_eq!(home.last_word(), Some(&Outcome { code: 0, reason: EndReason::Finished }));
+}
+
 /// A home is lost just after it has had everything ended, to begin anew: who was ended for that has not failed. (`make sim`, seed 31196: the job ended with 137.)
 #[test]
 fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
