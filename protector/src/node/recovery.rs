@@ -122,6 +122,8 @@ pub(super) struct Recovery {
     postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
     /// Jobs whose home is lost, until the next one has said that it is there.
     homeless: BTreeSet<JobId>,
+    /// Who has said that it is the home of a job now, before this node has heard that the one before is lost.
+    announced: BTreeMap<JobId, NodeId>,
     /// Jobs that are over, and how they have ended, if their homes have said so.
     ended: VecDeque<(JobId, Option<Outcome>)>,
     /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
@@ -205,7 +207,8 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, postponed, homeless, ended, ends, anew, .. } = &mut self.recovery;
+        let Recovery { wards, restarted, postponed, homeless, announced, ended, ends, anew, .. } = &mut self.recovery;
+        let next = announced.remove(&job);
         ends.remove(&job);
         anew.remove(&job);
         postponed.remove(&job);
@@ -218,6 +221,9 @@ impl Node {
         }
         if ended.len() > ENDED {
             ended.pop_front();
+        }
+        if let Some(home) = next {
+            self.tell_removed(&home, job);
         }
     }
 
@@ -579,8 +585,13 @@ impl Node {
         }
         let of_host = self.hosts.get(&job).map(|host| host.placement().home() == from);
         let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
-        if of_host.or_else(of_wards) == Some(true) {
-            self.recovery.homeless.remove(&job);
+        match of_host.or_else(of_wards) {
+            Some(true) => _ = self.recovery.homeless.remove(&job),
+            // If the home before says now that the job is over, this one has to hear so. (`make sim`, seed 262459: it waited for ever for a report of what was forgotten.)
+            Some(false) if self.recovery.announced.len() < limits::JOBS => {
+                _ = self.recovery.announced.insert(job, from.clone());
+            }
+            _ => {}
         }
         self.tell_home_of_anew(from, job);
         if of_host == Some(true) {

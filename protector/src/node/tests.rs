@@ -1589,6 +1589,26 @@ fn a_home_that_has_nothing_to_print_says_how_its_job_has_ended() {
     assert_eq!(home.last_word(), Some(&Outcome { code: 0, reason: EndReason::Finished }));
 }
 
+/// A node hears of a job's next home before it hears that the one before is lost, which says meanwhile that the job is over: the next one hears so. (`make sim`, seed 262459: it waited for ever for
+/// a report of what that node had forgotten.)
+#[test]
+fn the_next_home_hears_of_an_end_that_was_told_by_the_one_before() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_protected(2, never());
+    let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
+    let outcome = Outcome { code: 0, reason: EndReason::Finished };
+    node.handle(Duration::from_secs(1), Input::Message(id(3), PeerMessage::NewHome(job)));
+    let remove = ToStore::Remove(Some(outcome.clone()));
+    node.handle(Duration::from_secs(1), Input::Message(id(1), PeerMessage::ToStore(job, remove)));
+    let tells = |output: Output| match output {
+        Output::Send(to, PeerMessage::ToStore(of, ToStore::Remove(told))) => {
+            to.id == id(3) && of == job && told == Some(outcome.clone())
+        }
+        _ => false,
+    };
+    assert!(std::iter::from_fn(|| node.poll_output()).any(tells));
+}
+
 /// A home is lost just after it has had everything ended, to begin anew: who was ended for that has not failed. (`make sim`, seed 31196: the job ended with 137.)
 #[test]
 fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
