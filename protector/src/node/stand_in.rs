@@ -70,7 +70,7 @@ fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) 
 
 impl Node {
     /// Who stands in for this node.
-    pub(super) fn stand_in(&self) -> Option<NodeId> {
+    fn stand_in(&self) -> Option<NodeId> {
         self.view().and_then(|view| watcher_of(view, self.me())).map(|next| next.id.clone())
     }
 

@@ -170,10 +170,6 @@ impl Node {
                 hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
             ToStore::Remove(outcome) => {
-                // Who has a copy from here may have become a member after its home had told all of them. (`make sim`, seed 301896: the copy stayed there.)
-                if let Some(stand_in) = self.stand_in().filter(|_| self.replica_of(job).is_some()) {
-                    self.send(&stand_in, PeerMessage::ToStore(job, ToStore::Remove(outcome.clone())));
-                }
                 self.sparse.forget(job);
                 self.stored.remove(&job);
                 self.forget_wards(job, outcome.clone());

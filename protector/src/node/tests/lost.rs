@@ -924,28 +924,6 @@ fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
     }
 }
 
-/// A protector that hears late of the end of a job has given a copy meanwhile to a node that was no member when its home told all of them: it hears so from that protector. (`make sim`, seed 301896: the
-/// copy stayed there.)
-#[test]
-fn who_has_a_copy_hears_of_the_end_of_the_job_from_whoever_gave_it() {
-    let mut cluster = Cluster::new(5);
-    cluster.replicas = 2;
-    let job = cluster.start_recoverable(5, 3);
-    let (now, remove) = (cluster.now, PeerMessage::ToStore(job, ToStore::Remove(None)));
-    let node = cluster.nodes.get_mut(&name(3)).unwrap();
-    node.handle(now, Input::Message(id(1), remove.clone()));
-    let told = std::iter::from_fn(|| node.poll_output()).filter_map(|output| match output {
-        Output::Send(to, message) if message == remove => Some(to.id),
-        _ => None,
-    });
-    assert_eq!(told.collect::<Vec<_>>(), [id(4)]);
-    // It says so once: nothing is left there of which there could be a copy.
-    node.handle(now, Input::Message(id(1), remove.clone()));
-    assert!(
-        !std::iter::from_fn(|| node.poll_output()).any(|output| matches!(output, Output::Send(_, message) if message == remove))
-    );
-}
-
 /// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
 /// ever. Found by the simulation.)
 #[test]
