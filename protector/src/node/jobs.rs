@@ -152,14 +152,28 @@ impl Node {
         let Some(Outcome { code, reason }) = self.homes.get(&job).and_then(|h| h.outcome()).cloned() else { return };
         self.record(now, EventName::JobEnd, About::job(job), format!("code {code}: {}", describe(&reason)));
         self.over.push_back(job);
-        if let Some(home) = self.homes.get(&job).filter(|home| home.protection().protect == Protect::On) {
-            let outcome = home.last_word().cloned();
-            self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(outcome)));
+        if let Some(remove) = self.word_of_end(job) {
+            self.tell_all(&remove);
         }
         let backlog = |node: &Node| node.over.iter().filter_map(|job| node.homes.get(job)).map(Home::backlog).sum::<usize>();
         while self.over.len() > limits::FINISHED_JOBS || (self.over.len() > 1 && backlog(self) > OVER_BACKLOG) {
             let oldest = self.over.pop_front().expect("more than one");
             self.homes.remove(&oldest);
+        }
+    }
+
+    /// What a home says to all members when its job is over: nothing is to be kept of it. None, if it is not protected.
+    fn word_of_end(&self, job: JobId) -> Option<PeerMessage> {
+        let home = self.homes.get(&job).filter(|home| home.protection().protect == Protect::On)?;
+        Some(PeerMessage::ToStore(job, ToStore::Remove(home.last_word().cloned())))
+    }
+
+    /// These nodes were no members when homes here told all of them that jobs are over. A protector that is cut off from here, and has not heard it, may give them copies.
+    /// (`make sim`, seed 301896: such a copy stayed there.)
+    pub(super) fn tell_ends(&mut self, joined: &[NodeId]) {
+        let words: Vec<_> = self.over.iter().filter_map(|job| self.word_of_end(*job)).collect();
+        for node in joined {
+            words.iter().for_each(|word| self.send(node, word.clone()));
         }
     }
 

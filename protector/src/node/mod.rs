@@ -624,6 +624,7 @@ impl Node {
         }
         self.gone.retain(|(gone, _)| new.named(&gone.id.name).is_none());
         self.subscribe_to(&joined);
+        self.tell_ends(&joined);
         self.forget_stable();
         self.seek_protection(now, None);
         self.replicate_all(now);

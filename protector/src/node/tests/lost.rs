@@ -1,5 +1,6 @@
 //! What is lost comes back, or its job begins anew, or says why it ends: whatever is lost, in whatever order the news of it comes.
 
+use radic_wire::peer::{Standing, Stood};
 use radic_wire::process::StreamEnd;
 
 use super::*;
@@ -922,6 +923,28 @@ fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
         assert_eq!(lives, BTreeSet::from([Incarnation(3 * Incarnation::LIVES)]), "{}", cluster.story(job, 3));
         assert_eq!(cluster.launched.len(), 6, "{}", cluster.story(job, 3));
     }
+}
+
+/// A node joins when a job is over, and a protector that is cut off from its home has not heard of that: the home tells who joins, too. (`make sim`, seed 301896: it was given a copy of
+/// the job's log, which stayed there.)
+#[test]
+fn who_joins_when_a_job_is_over_hears_so() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_recoverable(3, 3);
+    let standing = {
+        let host = &cluster.nodes[&name(2)].hosts[&job];
+        let (spec, placement) = (host.spec().clone(), host.placement().clone());
+        let ranks = vec![Stood { rank: Rank(1), incarnation: Incarnation(0), origin: None, left: None }];
+        Standing { host: id(2), ranks, ward: Ward { incarnation: Incarnation(0), spec, placement, fence: 0, keys: Vec::new() } }
+    };
+    cluster.end_well(job, 1);
+    cluster.add(4);
+    cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == 4)));
+    cluster.run_for(SOON);
+    assert!(cluster.orders.contains(&(name(4), StoreOrder::RemoveJob(job))), "{:?}", cluster.orders);
+    cluster.post(&name(4), Input::Message(id(3), PeerMessage::ToStore(job, ToStore::Stand(Box::new(standing)))));
+    cluster.run_for(SOON);
+    assert!(!cluster.nodes[&name(4)].knows(job));
 }
 
 /// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
