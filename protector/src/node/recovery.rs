@@ -586,7 +586,10 @@ impl Node {
         let of_host = self.hosts.get(&job).map(|host| host.placement().home() == from);
         let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
         match of_host.or_else(of_wards) {
-            Some(true) => _ = self.recovery.homeless.remove(&job),
+            Some(true) => {
+                self.recovery.homeless.remove(&job);
+                self.recovery.announced.retain(|of, next| (*of, &*next) != (job, from));
+            }
             // If the home before says now that the job is over, this one has to hear so. (`make sim`, seed 262459: it waited for ever for a report of what was forgotten.)
             Some(false) if self.recovery.announced.len() < limits::JOBS => {
                 _ = self.recovery.announced.insert(job, from.clone());
@@ -693,16 +696,24 @@ impl Node {
         self.member(node).map(|member| member.address.ip()).or_else(gone).unwrap_or(self.config.me.address.ip())
     }
 
+    /// Whether this life of a process is one that others have gone on from: there is a later one of it or of its job, or its job has ended it here to begin anew.
+    fn has_left_behind(&self, process: ProcessId, life: Incarnation) -> bool {
+        let of_job = life.first_of_job();
+        let is_ended_by = |host: &Host| host.incarnation() > life || host.is_superseded() && host.incarnation() == of_job;
+        life < self.life_of(process)
+            || self.hosts.get(&process.job).is_some_and(is_ended_by)
+            || self.recovery.anew.get(&process.job).is_some_and(|ended| *ended >= of_job)
+    }
+
     /// A protector orders that a process goes on here.
     pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, mut order: RestartOrder) {
         let (process, job) = (order.process, order.process.job);
         self.update(&mut order.ward);
-        // Of a life that others have gone on from.
-        let is_old = order.incarnation < self.life_of(process)
-            || self.hosts.get(&job).is_some_and(|h| h.incarnation() > order.incarnation)
-            || self.recovery.anew.get(&job).is_some_and(|life| *life >= order.incarnation.first_of_job())
-            || self.hosts.get(&job).is_some_and(|h| h.is_superseded() && h.incarnation() == order.incarnation.first_of_job());
-        if is_old || self.stopped || self.has_ended(job) || order.ward.placement.node_of(process.rank) != Some(self.me()) {
+        if self.has_left_behind(process, order.incarnation)
+            || self.stopped
+            || self.has_ended(job)
+            || order.ward.placement.node_of(process.rank) != Some(self.me())
+        {
             return;
         }
         if self.hosts.get(&job).is_some_and(|host| host.incarnation() < order.ward.incarnation) {

@@ -220,6 +220,11 @@ impl Stream {
     fn held(&self) -> u64 {
         self.log.end().saturating_add(u64::from(self.ended == Some(self.log.end())))
     }
+
+    /// What a file has before this offset need not be in memory, too.
+    fn kept_from(&self, unstable_stays: bool) -> u64 {
+        if unstable_stays { self.stable } else { u64::MAX }
+    }
 }
 
 /// Payload that is not acknowledged: up to this position in the payload log, up to this offset of the stream.
@@ -377,6 +382,12 @@ impl Process {
     /// Bytes of log over which payload is not acknowledged, if `common` is everybody's bound.
     fn log_bound(&self, common: u64) -> u64 {
         if self.closing { u64::MAX } else { self.bound.unwrap_or(common) }
+    }
+
+    /// Whether payload that is not stable stays in memory though a file has it, for a new replica is given it. With `durable` a piece may be written, and not be stable, for one before it is not
+    /// written. (`make sim`, seed 109285: that piece was left out, and the replica refused for ever what came after it.)
+    fn unstable_stays(&self, durable: bool) -> bool {
+        durable || self.replica.is_some()
     }
 
     /// The sums anew, after something was dropped.
@@ -872,6 +883,7 @@ impl Store {
         let held = if durable { process.journal.written() } else { process.journal.end() };
         let journal = process.replica.map_or(held, |replica| held.min(replica.journal));
         let (log, bound) = (process.log_bytes, process.log_bound(bound));
+        let unstable_stays = process.unstable_stays(durable);
         while let Some(next) = process.unstable.front().copied() {
             let Some(stream) = process.streams.get_mut(&next.stream) else { break };
             let written = !durable || stream.log.written() >= next.to.min(stream.log.end());
@@ -879,10 +891,7 @@ impl Store {
                 break;
             }
             stream.stable = stream.stable.max(next.to);
-            if durable || process.replica.is_some() {
-                // It was kept for a new replica, which does not need it now.
-                process.in_memory -= stream.log.release(stream.stable.min(stream.log.written()));
-            }
+            process.in_memory -= stream.log.release(stream.kept_from(unstable_stays));
             process.payload_stable = process.payload_stable.max(next.position);
             process.unstable.pop_front();
         }
@@ -1273,6 +1282,7 @@ impl Store {
         let replicated = |process: &Process| process.replica.map_or(u64::MAX, |replica| replica.journal);
         let durable = self.config.durable;
         let Some(process) = self.processes.get_mut(&id) else { return };
+        let unstable_stays = process.unstable_stays(durable);
         let freed = match file {
             File::Journal(_) => {
                 let keep = replicated(process);
@@ -1281,10 +1291,7 @@ impl Store {
             }
             File::Stream(_, stream) => process.streams.get_mut(&stream).map_or(0, |stream| {
                 stream.log.handle_written(position);
-                // What a new replica may want stays in memory: what is not stable. With `durable` a piece may be written, and not be stable, for one before it is not written. (`make sim`,
-                // seed 109285: that piece was left out, and the replica refused for ever what came after it.)
-                let keep = if durable || process.replica.is_some() { stream.stable } else { u64::MAX };
-                stream.log.release(keep)
+                stream.log.release(stream.kept_from(unstable_stays))
             }),
             File::Image(_, number) => {
                 let image = process.images.iter_mut().chain(&mut process.incoming).find(|image| image.number == number);
@@ -1305,10 +1312,9 @@ impl Store {
         let to = Speaker { process: id, incarnation: process.incarnation };
         process.replica = None;
         if !replicated {
-            let durable = self.config.durable;
             process.journal.release(u64::MAX);
-            let keep = |stream: &Stream| if durable { stream.stable } else { u64::MAX };
-            process.streams.values_mut().for_each(|stream| _ = stream.log.release(keep(stream)));
+            let unstable_stays = process.unstable_stays(self.config.durable);
+            process.streams.values_mut().for_each(|stream| _ = stream.log.release(stream.kept_from(unstable_stays)));
             process.recount();
         } else {
             let (journal, payload) = (process.journal_stable, process.payload_stable);
