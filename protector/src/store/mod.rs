@@ -221,9 +221,10 @@ impl Stream {
         self.log.end().saturating_add(u64::from(self.ended == Some(self.log.end())))
     }
 
-    /// What a file has before this offset need not be in memory, too.
-    fn kept_from(&self, unstable_stays: bool) -> u64 {
-        if unstable_stays { self.stable } else { u64::MAX }
+    /// Frees memory of what a file has. Payload that is not stable stays, for a new replica is given it. (`make sim`, seed 109285: a piece that was written before its turn was left out, and the
+    /// replica refused for ever what came after it.)
+    fn release(&mut self) -> usize {
+        self.log.release(self.stable)
     }
 }
 
@@ -384,10 +385,10 @@ impl Process {
         if self.closing { u64::MAX } else { self.bound.unwrap_or(common) }
     }
 
-    /// Whether payload that is not stable stays in memory though a file has it, for a new replica is given it. With `durable` a piece may be written, and not be stable, for one before it is not
-    /// written. (`make sim`, seed 109285: that piece was left out, and the replica refused for ever what came after it.)
-    fn unstable_stays(&self, durable: bool) -> bool {
-        durable || self.replica.is_some()
+    /// Bytes in memory that writing frees, or has freed: all but payload that is not stable.
+    fn movable(&self) -> usize {
+        let stays = usize::try_from(self.payload.saturating_sub(self.payload_stable)).unwrap_or(usize::MAX);
+        self.in_memory.saturating_sub(stays)
     }
 
     /// The sums anew, after something was dropped.
@@ -504,18 +505,19 @@ impl Store {
         self.processes.get(&process).map(|process| process.incarnation)
     }
 
-    /// Whether more may be read of an image of `process`; if not, [`Store::poll_write`] has something to write, or had it.
+    /// Whether more may be read of an image of `process`; if not, [`Store::poll_write`] has something to write, or had it. Payload that waits for an image to be acknowledged does not keep that out.
     pub fn has_room(&self, process: ProcessId) -> bool {
-        self.processes.get(&process).is_none_or(|process| process.in_memory < self.memory() * 2)
+        self.processes.get(&process).is_none_or(|process| process.movable() < self.memory() * 2)
     }
 
     /// Whether more may be read of its payload: as much as an observer sends that listens to what is acknowledged.
     pub fn has_room_for_payload(&self, process: ProcessId) -> bool {
         let within = |process: &Process| {
             let bound = process.log_bound(self.config.log);
-            process.log_bytes <= bound.saturating_mul(2) && process.unstable.len() < UNSTABLE
+            let room = process.in_memory < self.memory() * 2;
+            room && process.log_bytes <= bound.saturating_mul(2) && process.unstable.len() < UNSTABLE
         };
-        self.has_room(process) && self.processes.get(&process).is_none_or(within)
+        self.processes.get(&process).is_none_or(within)
     }
 
     /// Whether its log is over its bound: payload is not acknowledged until a checkpoint is committed.
@@ -525,10 +527,10 @@ impl Store {
     }
 
     /// Whether more may be read of its journal: only a disk that takes nothing makes this false, and that not before there is a journal
-    /// of some size in memory besides what has been read of payload and image until these were stopped.
+    /// of some size in memory besides what has been read of an image until that was stopped.
     pub fn has_room_for_journal(&self, process: ProcessId) -> bool {
         let bound = self.memory() * 4 + 2 * limits::LOG_CHUNK;
-        self.processes.get(&process).is_none_or(|process| process.in_memory < bound)
+        self.processes.get(&process).is_none_or(|process| process.movable() < bound)
     }
 
     /// How many processes it knows.
@@ -883,7 +885,6 @@ impl Store {
         let held = if durable { process.journal.written() } else { process.journal.end() };
         let journal = process.replica.map_or(held, |replica| held.min(replica.journal));
         let (log, bound) = (process.log_bytes, process.log_bound(bound));
-        let unstable_stays = process.unstable_stays(durable);
         while let Some(next) = process.unstable.front().copied() {
             let Some(stream) = process.streams.get_mut(&next.stream) else { break };
             let written = !durable || stream.log.written() >= next.to.min(stream.log.end());
@@ -891,7 +892,7 @@ impl Store {
                 break;
             }
             stream.stable = stream.stable.max(next.to);
-            process.in_memory -= stream.log.release(stream.kept_from(unstable_stays));
+            process.in_memory -= stream.release();
             process.payload_stable = process.payload_stable.max(next.position);
             process.unstable.pop_front();
         }
@@ -1280,9 +1281,7 @@ impl Store {
     pub fn handle_written(&mut self, file: File, position: u64) {
         let id = file.process();
         let replicated = |process: &Process| process.replica.map_or(u64::MAX, |replica| replica.journal);
-        let durable = self.config.durable;
         let Some(process) = self.processes.get_mut(&id) else { return };
-        let unstable_stays = process.unstable_stays(durable);
         let freed = match file {
             File::Journal(_) => {
                 let keep = replicated(process);
@@ -1291,7 +1290,7 @@ impl Store {
             }
             File::Stream(_, stream) => process.streams.get_mut(&stream).map_or(0, |stream| {
                 stream.log.handle_written(position);
-                stream.log.release(stream.kept_from(unstable_stays))
+                stream.release()
             }),
             File::Image(_, number) => {
                 let image = process.images.iter_mut().chain(&mut process.incoming).find(|image| image.number == number);
@@ -1313,8 +1312,7 @@ impl Store {
         process.replica = None;
         if !replicated {
             process.journal.release(u64::MAX);
-            let unstable_stays = process.unstable_stays(self.config.durable);
-            process.streams.values_mut().for_each(|stream| _ = stream.log.release(stream.kept_from(unstable_stays)));
+            process.streams.values_mut().for_each(|stream| _ = stream.release());
             process.recount();
         } else {
             let (journal, payload) = (process.journal_stable, process.payload_stable);

@@ -174,6 +174,51 @@ fn a_new_replica_gets_what_was_written_before_its_turn() {
     }
 }
 
+/// Payload over the bound is not acknowledged before a checkpoint, and may be in a file by then: whoever becomes the replica gets it all the same.
+#[test]
+fn a_new_replica_gets_what_is_over_the_bound() {
+    let (mut store, mut replica) = (begun(Config { memory: 0, log: 4, ..CONFIG }), Store::new(CONFIG));
+    store
+        .handle_message(speaker(0), &ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"first" })
+        .unwrap();
+    while let Some(write) = store.poll_write(100) {
+        store.handle_written(write.file, write.position + write.bytes.len() as u64);
+    }
+    assert_eq!(store.stable_of(speaker(0).process, stream(1)), 0);
+    store.set_replica(speaker(0).process, true);
+    pass_on(&mut store, &mut replica);
+    let next = ToProtector::Payload { position: 5, stream: stream(1), offset: 5, bytes: b"next" };
+    assert_eq!(replica.handle_message(speaker(0), &next), Ok(()));
+}
+
+/// Payload over the bound fills a process's share of memory, and waits there for the checkpoint that lets it be acknowledged: that must find room, and be committed. (With hundreds of
+/// processes at one protector a share is less than what a process sends unacknowledged.)
+#[test]
+fn an_image_finds_room_beside_payload_that_waits_for_it() {
+    for durable in [false, true] {
+        let mut store = begun(Config { memory: 2, log: 4, durable, ..CONFIG });
+        let id = speaker(0).process;
+        store.set_replica(id, !durable);
+        store
+            .handle_message(speaker(0), &ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"first" })
+            .unwrap();
+        let write_all = |store: &mut Store| {
+            while let Some(write) = store.poll_write(100) {
+                store.handle_written(write.file, write.position + write.bytes.len() as u64);
+            }
+        };
+        write_all(&mut store);
+        assert!(!store.has_room_for_payload(id) && store.has_room(id) && store.has_room_for_journal(id));
+        image_after(&mut store, 0, 0, 5, &[(stream(1), 5)]);
+        assert!(!store.has_room(id), "none for more, until it is written");
+        write_all(&mut store);
+        assert!(store.has_room(id));
+        store.handle_verified(id, 0, true);
+        store.handle_replica(id, &FromProtector::Committed { image: 0 });
+        assert!(store.can_restart(id) && store.has_room_for_payload(id));
+    }
+}
+
 #[test]
 fn payload_that_an_image_covers_may_come_after_it() {
     let mut store = Store::new(CONFIG);
