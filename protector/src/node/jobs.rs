@@ -169,9 +169,11 @@ impl Node {
     }
 
     /// These nodes were no members when homes here told all of them that jobs are over. A protector that is cut off from here, and has not heard it, may give them copies.
-    /// (`make sim`, seed 301896: such a copy stayed there.)
+    /// (`make sim`, seed 301896: such a copy stayed there.) Not of one that was suspended: it may be about to go on, and would be taken for over where this is heard after that.
     pub(super) fn tell_ends(&mut self, joined: &[NodeId]) {
-        let words: Vec<_> = self.over.iter().filter_map(|job| self.word_of_end(*job)).collect();
+        let is_suspended = |home: &Home| home.outcome().is_some_and(|outcome| outcome.reason == EndReason::Suspended);
+        let over = self.over.iter().filter(|job| !self.homes.get(job).is_some_and(is_suspended));
+        let words: Vec<_> = over.filter_map(|job| self.word_of_end(*job)).collect();
         for node in joined {
             words.iter().for_each(|word| self.send(node, word.clone()));
         }

@@ -947,6 +947,22 @@ fn who_joins_when_a_job_is_over_hears_so() {
     assert!(!cluster.nodes[&name(4)].knows(job));
 }
 
+/// Nor does it hear of one that was suspended: that may be about to go on, and would be over for whoever hears so then.
+#[test]
+fn who_joins_does_not_hear_of_a_suspended_job() {
+    let mut cluster = Cluster::new(3);
+    let job = cluster.start_recoverable(3, 3);
+    cluster.hello(2, 7, Request::Suspend { job: job.to_string() });
+    cluster.run_until(|c| c.replies(7).iter().any(|reply| matches!(reply, Reply::Suspending(_))));
+    cluster.ask(2, 7, Request::EndSuspended);
+    cluster.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
+    cluster.add(4);
+    cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == 4)));
+    cluster.run_for(SOON);
+    let told = |node| cluster.orders.contains(&(name(node), StoreOrder::RemoveJob(job)));
+    assert_eq!([told(3), told(4)], [true, false], "{:?}", cluster.orders);
+}
+
 /// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
 /// ever. Found by the simulation.)
 #[test]
