@@ -227,6 +227,11 @@ impl Node {
         }
     }
 
+    /// Whether this side of the cluster has no majority: it decides nothing, not even that a job may be forgotten.
+    pub fn is_frozen(&self) -> bool {
+        self.membership.is_frozen()
+    }
+
     /// Whether this node has anything of a job that goes on.
     pub fn knows(&self, job: JobId) -> bool {
         self.homes.get(&job).is_some_and(|home| !home.is_over()) || self.hosts.contains_key(&job) || self.protects(job)
