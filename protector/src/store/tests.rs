@@ -56,6 +56,13 @@ fn pass_on(store: &mut Store, replica: &mut Store) {
     }
 }
 
+/// The disk takes everything that there is to write.
+fn write_all(store: &mut Store) {
+    while let Some(write) = store.poll_write(64) {
+        store.handle_written(write.file, write.position + write.bytes.len() as u64);
+    }
+}
+
 fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) {
     image_after(store, number, cut, 0, streams);
 }
@@ -181,9 +188,7 @@ fn a_new_replica_gets_what_is_over_the_bound() {
     store
         .handle_message(speaker(0), &ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"first" })
         .unwrap();
-    while let Some(write) = store.poll_write(100) {
-        store.handle_written(write.file, write.position + write.bytes.len() as u64);
-    }
+    write_all(&mut store);
     assert_eq!(store.stable_of(speaker(0).process, stream(1)), 0);
     store.set_replica(speaker(0).process, true);
     pass_on(&mut store, &mut replica);
@@ -202,11 +207,6 @@ fn an_image_finds_room_beside_payload_that_waits_for_it() {
         store
             .handle_message(speaker(0), &ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"first" })
             .unwrap();
-        let write_all = |store: &mut Store| {
-            while let Some(write) = store.poll_write(100) {
-                store.handle_written(write.file, write.position + write.bytes.len() as u64);
-            }
-        };
         write_all(&mut store);
         assert!(!store.has_room_for_payload(id) && store.has_room(id) && store.has_room_for_journal(id));
         image_after(&mut store, 0, 0, 5, &[(stream(1), 5)]);
@@ -619,9 +619,7 @@ proptest! {
                     store.handle_verified(id, number, a % 2 == 0);
                 }
             }
-            while let Some(write) = store.poll_write(64) {
-                store.handle_written(write.file, write.position + write.bytes.len() as u64);
-            }
+            write_all(&mut store);
             // What only a replica can free is the replica's affair.
             prop_assert!(store.has_room(id) || store.is_replicated(id));
             for process in store.processes.values() {
