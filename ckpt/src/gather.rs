@@ -289,8 +289,8 @@ fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
         let thread = unsafe { &mut *slot.0.get() };
         let mut path = [0u8; 64];
         let status = proc_file(numbered(&mut path, b"/proc/self/task/", thread.tid, b"/status"))?;
-        // Signal 33, too: what of it is still pending beside the one for this stop is glibc's (setuid waits until all threads have had it).
-        thread.pending = mask(status, b"SigPnd:");
+        // Of signal 33 the thread itself has said whether one of glibc's waits (`stop::enter`): the engine's are no part of the image.
+        thread.pending = mask(status, b"SigPnd:") & !ours | thread.pending & ours;
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ fn take(signal: i32) -> Option<[u64; 16]> {
 }
 
 /// Sends the calling thread a signal, with all that it carries.
-fn give(info: &[u64; 16]) {
+pub fn give(info: &[u64; 16]) {
     let signal = info[0] as i32;
     // SAFETY: the kernel reads one siginfo; a thread may send itself anything.
     let _ = unsafe { call!(libc::SYS_rt_tgsigqueueinfo, sys::getpid(), sys::gettid(), signal, info.as_ptr()) };

@@ -24,6 +24,8 @@ pub const NUDGE: u32 = u32::from_be_bytes(*b"NUDG");
 const SA_RESTORER: u64 = 0x0400_0000;
 /// How long threads may take to park.
 const PATIENCE_NS: u64 = 2_000_000_000;
+/// Signals of the engine that one thread takes from its queue at a stop. What is beyond is in no image, either.
+const MOST_DRAINED: usize = 4096;
 /// How long those of the stop before may take to be on their way again.
 const LEAVING_NS: u64 = 200_000_000;
 
@@ -167,12 +169,34 @@ fn describe(context: *mut libc::ucontext_t, rewound: bool) -> Thread {
     thread
 }
 
-/// Takes a slot and fills it in; false: there are too many threads.
+/// Takes the engine's own signals that wait for the calling thread beside the one that it handles. Each is a request, which is noted as its handler would
+/// note it; none is part of an image. A signal that a restored process raises again comes without its value: glibc would take it for its own, and read
+/// through a pointer that it has not set. True: one of glibc's waits as well (setuid waits for every thread to handle it); it stays pending.
+fn drain() -> bool {
+    let me = sys::getpid() as u32;
+    let mut foreign = None;
+    for _ in 0..MOST_DRAINED {
+        let Some((_, info)) = sys::take_signal(1 << (SIGNAL - 1), true) else { break };
+        let (code, value) = (info[1] as i32, info[3]);
+        match (value >> 32) as u32 {
+            _ if code != libc::SI_QUEUE => foreign = Some(info),
+            NUDGE => state().nudged.store(me, SeqCst),
+            REQUEST => state().asked.store(value & u64::from(u32::MAX) | u64::from(me) << 32, SeqCst),
+            // A late word to park, of a stop that is over.
+            _ => {}
+        }
+    }
+    foreign.inspect(signals::give).is_some()
+}
+
+/// Takes a slot and fills it in; false: there are too many threads. The coordinator does what `drain` has noted when the checkpoint is made (`answer`).
 pub fn enter(context: *mut libc::ucontext_t, rewound: bool) -> bool {
     let index = state().claimed.fetch_add(1, Relaxed) as usize;
     let Some(slot) = state().slots.get(index) else { return false };
+    let mut thread = describe(context, rewound);
+    thread.pending = u64::from(drain()) << (SIGNAL - 1);
     // SAFETY: the index is ours alone, and the coordinator reads the slot only after `parked` says that it is filled in.
-    unsafe { *slot.0.get() = describe(context, rewound) };
+    unsafe { *slot.0.get() = thread };
     state().parked.fetch_add(1, Release);
     true
 }

@@ -63,6 +63,23 @@ fn a_nudged_process_saves_itself_if_it_wants_to() {
     assert_eq!(lines(place, "asked").len(), 3);
 }
 
+/// The signal of a nudge may wait for the very thread that saves the process. It is no part of the image: raised in the restored process it would be taken
+/// for glibc's own, which then reads where nothing is.
+#[test]
+fn a_nudge_that_waits_while_the_process_is_saved_is_not_in_the_image() {
+    let home = tempfile::tempdir().unwrap();
+    let (place, library) = (home.path(), library());
+    let mut process = start(place);
+    fs::write(place.join("again"), "").unwrap();
+    control::nudge(process.pid()).unwrap();
+    process.until("is asked by the second nudge", || lines(place, "asked").len() == 3);
+    process.until("is saved as a whole", || control::restart(&place.join("image"), &library).is_ok());
+    process.kill();
+    let mut command = control::restart(&place.join("image"), &library).unwrap();
+    let status = Process::start("the restored one", command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    assert_eq!(status.code(), Some(5), "{status:?}");
+}
+
 /// How often a thread that is in `pause` again has been interrupted; none: it is not.
 fn interruptions(pid: i32, tid: i32) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{name}")).unwrap_or_default();

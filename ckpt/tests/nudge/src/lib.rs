@@ -1,5 +1,6 @@
 //! A library that embeds the engine as `libradic.so` does: with hooks, and with the preloaded library's constructor and functions in it. When it is
-//! nudged it saves the program to the file "image", unless there is a file "not-now". What its hooks are told goes to files, too. If there is a pipe
+//! nudged it saves the program to the file "image", unless there is a file "not-now". If there is a file "again" it nudges
+//! its own thread before it saves the program, and renames that file to "not-now": the second nudge saves nothing. What its hooks are told goes to files, too. If there is a pipe
 //! "hold", the thread that has saved the program waits there until somebody has opened it for writing.
 
 use std::fs::{File, OpenOptions};
@@ -22,6 +23,9 @@ fn note(name: &str, line: &str) {
 fn nudged() -> Option<(i32, Request)> {
     note("asked", "asked\n");
     if Path::new("not-now").exists() {
+        return None;
+    }
+    if std::fs::rename("again", "not-now").is_ok() && radic_ckpt::nudge_self().is_err() {
         return None;
     }
     let fd = File::create("image").map(File::into_raw_fd).ok()?;
