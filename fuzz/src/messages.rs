@@ -8,7 +8,7 @@ use radic_wire::ids::{Incarnation, Rank};
 use radic_wire::job::{OutputStream, Placement};
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
-use radic_wire::log::LogPart;
+use radic_wire::log::{ImageRange, LogPart};
 use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, View};
 use radic_wire::peer::{
     FromHost, Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, RestartOrder, SessionId, ToHome, ToHost, ToStore, Welcome,
@@ -185,6 +185,7 @@ fn jobs(inputs: &mut Inputs) {
         origin: address(1).ip(),
         log: address(2),
         replica: Some(address(3)),
+        range: ImageRange { oldest: 3, next: 5 },
         images: vec![(1, 100)],
         cut: 5,
         log_end: 90,

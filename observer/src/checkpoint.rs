@@ -1,4 +1,4 @@
-//! G6: what a checkpoint covers, and what may be forgotten only after it is committed.
+//! G6: what a checkpoint covers, and what need not be shipped any more when it is committed.
 
 use crate::error::Error;
 
@@ -18,7 +18,6 @@ pub struct Mark {
 pub struct Checkpoints {
     next: u64,
     under_way: Option<Mark>,
-    committed: Option<Mark>,
 }
 
 impl Checkpoints {
@@ -38,16 +37,9 @@ impl Checkpoints {
         self.under_way
     }
 
-    /// The newest committed image.
-    pub fn committed(&self) -> Option<Mark> {
-        self.committed
-    }
-
     /// The protector has committed `image`. Returns what may be forgotten now, if this is news.
     pub fn handle_committed(&mut self, image: u64) -> Option<Mark> {
-        let mark = self.under_way.take_if(|mark| mark.image == image)?;
-        self.committed = Some(mark);
-        Some(mark)
+        self.under_way.take_if(|mark| mark.image == image)
     }
 
     /// The image will not be: it could not be made, was refused, or its protector died.
@@ -55,9 +47,11 @@ impl Checkpoints {
         self.under_way = None;
     }
 
-    /// The process has been restarted from the image that was under way when it was copied, or from its first state.
-    pub fn handle_restart(&mut self) {
-        self.committed = self.under_way.take().or(self.committed);
+    /// The process has been restarted from the image that was under way when it was copied, or from its first state. Numbers below `next` were given, perhaps
+    /// after that image.
+    pub fn handle_restart(&mut self, next: u64) {
+        self.under_way = None;
+        self.next = self.next.max(next);
     }
 }
 
@@ -78,7 +72,8 @@ mod tests {
         assert_eq!(checkpoints.handle_committed(second.image), Some(second));
         assert_eq!(checkpoints.handle_committed(second.image), None);
         let mut restarted = copy;
-        restarted.handle_restart();
-        assert_eq!(restarted.committed(), Some(first));
+        restarted.handle_restart(2);
+        assert_eq!(restarted.under_way(), None);
+        assert_eq!(restarted.begin(10, 20).map(|mark| mark.image), Ok(2), "no number is given twice");
     }
 }

@@ -7,7 +7,7 @@
 use radic_wire::determinant::{Call, ConnectionId, Determinant, ReadyFd, ReadySet, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
-use radic_wire::log::{CutStreams, FromProtector, Greeting, Span, ToProtector};
+use radic_wire::log::{CutStreams, FromProtector, Greeting, ImageRange, Span, ToProtector};
 
 use crate::checkpoint::{Checkpoints, Mark};
 use crate::connection::{Connection, Forgettable, Link, Phase, Slot, Table, Welcome};
@@ -1128,7 +1128,7 @@ impl Observer {
             FromProtector::JournalStable { .. } if !self.writes_journal() => Ok(()),
             FromProtector::JournalStable { position } => self.journal.handle_stable(position),
             FromProtector::PayloadStable { position } => self.payload.handle_stable(position),
-            FromProtector::Committed { image } => self.handle_committed(image),
+            FromProtector::Committed { image, oldest } => self.handle_committed(image, oldest),
             FromProtector::ImageRefused { image } => {
                 if self.checkpoints.under_way().is_some_and(|mark| mark.image == image) {
                     self.handle_abandoned();
@@ -1192,11 +1192,13 @@ impl Observer {
         Ok(Some(Cut { mark, streams, ended }))
     }
 
-    fn handle_committed(&mut self, image: u64) -> Result<(), Error> {
-        let Some(mark) = self.checkpoints.handle_committed(image) else { return Ok(()) };
-        self.journal.handle_stable(mark.journal)?;
-        self.payload.handle_stable(mark.payload)?;
-        self.table.handle_committed(image, &mut self.outbox);
+    /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed for ever: a restart may begin there.
+    fn handle_committed(&mut self, image: u64, oldest: u64) -> Result<(), Error> {
+        if let Some(mark) = self.checkpoints.handle_committed(image) {
+            self.journal.handle_stable(mark.journal)?;
+            self.payload.handle_stable(mark.payload)?;
+        }
+        self.table.handle_committed(oldest, &mut self.outbox);
         Ok(())
     }
 
@@ -1221,12 +1223,14 @@ impl Observer {
     }
 
     /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
-    /// incoming streams what `held` says (stream, units, where it has ended). `buffer` bytes of log are here at once.
+    /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says. `buffer` bytes of
+    /// log are here at once.
     pub fn restart(
         &mut self,
         incarnation: Incarnation,
         log_end: u64,
         held: Vec<(StreamId, u64, Option<u64>)>,
+        images: ImageRange,
         buffer: usize,
     ) -> Result<(), Error> {
         if incarnation <= self.incarnation {
@@ -1241,10 +1245,8 @@ impl Observer {
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
         self.payload.handle_restart();
         self.untold = None;
-        self.checkpoints.handle_restart();
-        if let Some(mark) = self.checkpoints.committed() {
-            self.table.handle_committed(mark.image, &mut self.outbox);
-        }
+        self.checkpoints.handle_restart(images.next);
+        self.table.handle_committed(images.oldest, &mut self.outbox);
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
         (self.incarnation, self.replayed, self.resumed) = (incarnation, 0, false);
         Ok(())
@@ -1355,7 +1357,7 @@ mod tests {
         let log = observer.poll_journal().unwrap().head.to_vec();
         observer.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
         assert_eq!(observer.gate_of_output(0), Ok(None));
-        again.restart(Incarnation(1), end, Vec::new(), 64).unwrap();
+        again.restart(Incarnation(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
         again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
         (again, end)
     }
@@ -1398,7 +1400,7 @@ mod tests {
         assert_eq!(first.send(0, 3, b"then", 0, true), Ok(Send::Taken { len: 4, whole: true }));
         assert_eq!(first.gate_of_output(0), Ok(None), "a send that waits is always taken");
         let mut again = image;
-        again.restart(Incarnation(1), end, Vec::new(), 64).unwrap();
+        again.restart(Incarnation(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
         again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
         assert_eq!(again.gate_of_output(0), Ok(None));
         assert_eq!(again.phase(), Phase::Replaying, "before it has sent that");
@@ -1411,7 +1413,7 @@ mod tests {
     #[test]
     fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
         let mut first = sender();
-        first.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
+        first.restart(Incarnation(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
         assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
         assert_eq!(first.phase(), Phase::Settled);
         assert!(first.gate_of_output(0).unwrap().is_some());
@@ -1422,7 +1424,7 @@ mod tests {
     fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
         let image = sender();
         let mut first = image.clone();
-        first.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
+        first.restart(Incarnation(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
         assert_eq!(first.gate_of_output(0), Ok(None), "it may be what it has printed before");
         assert_eq!(first.ready(0, None, false, &mut []), Ok(Ready::Nothing), "its peer has not been reached");
         let end = first.gate_of_output(0).unwrap().expect("the output waits");
@@ -1430,7 +1432,7 @@ mod tests {
         first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
         assert_eq!((first.gate_of_output(0), first.settle()), (Ok(None), false));
         let mut second = image;
-        second.restart(Incarnation(2), end, Vec::new(), 64).unwrap();
+        second.restart(Incarnation(2), end, Vec::new(), ImageRange::default(), 64).unwrap();
         second.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
         assert_eq!(second.phase(), Phase::Replaying);
         assert_eq!(second.ready(0, None, false, &mut []), Ok(Ready::Nothing));
@@ -1469,7 +1471,7 @@ mod tests {
     #[test]
     fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
         let mut observer = sender();
-        observer.restart(Incarnation(1), 0, Vec::new(), 64).unwrap();
+        observer.restart(Incarnation(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
         assert!(!observer.table().all_sent_again(), "the peer has not said how much it has");
         let stream = observer.table().get(0).unwrap().stream_out();
         observer.handle_left(stream.connection, 5);
@@ -1498,7 +1500,7 @@ mod tests {
             assert_eq!(observer.close(4), Ok(None));
             let (mut streams, mut ended) = (Vec::new(), Vec::new());
             let image = observer.checkpoint(&mut streams, &mut ended).unwrap().unwrap().mark.image;
-            observer.handle_protector(&FromProtector::Committed { image }).unwrap();
+            observer.handle_protector(&FromProtector::Committed { image, oldest: image }).unwrap();
             assert!(observer.poll_forget().is_some());
             if is_told_twice {
                 let word = FromProtector::Forget { connection: call.connection, for_good: false };

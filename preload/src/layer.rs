@@ -590,7 +590,7 @@ impl Layer {
             match message {
                 FromProtector::ImageWanted => want_checkpoint(),
                 FromProtector::WholeWanted => self.images.handle_whole_wanted(),
-                FromProtector::Committed { image } => committed = Some(image),
+                FromProtector::Committed { image, .. } => committed = Some(image),
                 FromProtector::ImageRefused { image } => self.images.handle_refused(image, &mut self.node),
                 FromProtector::Journal { .. } => Layer::handle_fetched_journal(&mut self.catching),
                 FromProtector::Payload { stream, offset, bytes } => {

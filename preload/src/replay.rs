@@ -10,7 +10,7 @@ use radic_wire::codec;
 use radic_wire::determinant::StreamId;
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::limits;
-use radic_wire::log::FromProtector;
+use radic_wire::log::{FromProtector, ImageRange};
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -56,7 +56,7 @@ impl Replayer {
         let (process, incarnation, cut) = (observer.process(), observer.incarnation(), observer.journal().end());
         match replayer.ask(&ToReplayer::Restored { process, incarnation, cut })? {
             FromReplayer::Setup { incarnation, log_end, held } => {
-                sure(observer.restart(incarnation, log_end, held, BUFFER));
+                sure(observer.restart(incarnation, log_end, held, ImageRange::default(), BUFFER));
                 replayer.look(observer);
                 Ok(replayer)
             }

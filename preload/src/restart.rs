@@ -226,7 +226,7 @@ impl Layer {
         self.protector = restart.protector;
         self.images.handle_restored();
         self.forget_sockets();
-        sure(self.observer.restart(restart.incarnation, restart.log_end, restart.held.clone(), BUFFER));
+        sure(self.observer.restart(restart.incarnation, restart.log_end, restart.held.clone(), restart.images, BUFFER));
         for (process, incarnation) in &restart.restarted {
             self.observer.handle_restarted(*process, *incarnation);
         }

@@ -154,6 +154,12 @@ impl Observer {
         assert_eq!(self.next(), message);
     }
 
+    /// The word that an image is committed comes next, whichever is the oldest then.
+    fn expect_committed(&mut self, image: u64) {
+        let message = self.next();
+        assert!(is_committed(&message, image), "{message}");
+    }
+
     /// Whether something comes within a moment.
     fn is_silent(&mut self) -> bool {
         self.journal.socket().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -161,6 +167,10 @@ impl Observer {
         self.journal.socket().set_read_timeout(Some(LIMIT)).unwrap();
         silent
     }
+}
+
+fn is_committed(message: &str, image: u64) -> bool {
+    message.starts_with(&format!("Committed {{ image: {image}, "))
 }
 
 /// The numbers of its images.
@@ -298,7 +308,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     observer.journal(0, &bytes(0, 100));
     observer.expect("JournalStable { position: 100 }");
     service.image(speaker, &begin(0, None, 60, &[]), &image(1, 0, 700));
-    observer.expect("Committed { image: 0 }");
+    observer.expect_committed(0);
     assert!(service.event(What::Committed).text.contains("image 0"));
     assert!(service.read(process, LogPart::Journal, 59).is_err());
     assert_eq!(service.read(process, LogPart::Journal, 60).unwrap(), bytes(60, 40));
@@ -310,7 +320,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     assert!(check_code(&path, &other, process, 0).is_err() && check_code(&path, &key(), process, 1).is_err());
 
     service.image(speaker, &begin(1, Some(0), 80, &[]), &image(2, 1, 3));
-    observer.expect("Committed { image: 1 }");
+    observer.expect_committed(1);
     service.image(speaker, &begin(2, Some(1), 90, &[]), &image(3, 77, 3));
     observer.expect("ImageRefused { image: 2 }");
     assert!(service.event(What::Refused).text.contains("000000000000004d"), "not the parent that was announced");
@@ -329,7 +339,7 @@ fn an_image_whose_code_cannot_be_written_is_refused_and_the_store_is_named() {
     let mut observer = service.observer(0);
     let (speaker, process) = (observer.speaker, observer.speaker.process);
     service.image(speaker, &begin(0, None, 0, &[]), &image(1, 0, 3));
-    observer.expect("Committed { image: 0 }");
+    observer.expect_committed(0);
     service.event(What::Committed);
     let mut code = service.logs.image_path(process, 1).into_os_string();
     code.push(".mac");
@@ -390,11 +400,11 @@ fn a_commit_deletes_files_and_a_job_leaves_none() {
     eventually("all segments", || segments() == 3);
     let covered = [(stream(1), (length - 10) as u64)];
     service.image(observer.speaker, &begin(0, None, 0, &covered), &image(1, 0, 1));
-    observer.expect("Committed { image: 0 }");
+    observer.expect_committed(0);
     eventually("one segment", || segments() == 1);
     assert_eq!(service.read(process, LogPart::Stream(stream(1)), covered[0].1).unwrap(), bytes(covered[0].1, 10));
     service.image(observer.speaker, &begin(1, None, 0, &covered), &image(2, 0, 1));
-    observer.expect("Committed { image: 1 }");
+    observer.expect_committed(1);
     eventually("one image", || service.files(process).iter().filter(|name| name.starts_with("image")).count() == 2);
 
     service.logs.remove_job(job());
@@ -418,7 +428,7 @@ fn logs_that_are_kept_stay_readable_from_the_beginning() {
         observer.expect(&format!("PayloadStable {{ position: {} }}", (round + 1) * 500));
         let covered = [(stream(1), if round < 3 { round * 500 + 400 } else { u64::MAX })];
         service.image(observer.speaker, &begin(round, None, round * 1000 + 900, &covered), &image(round + 1, 0, 1));
-        observer.expect(&format!("Committed {{ image: {round} }}"));
+        observer.expect_committed(round);
     }
     let check = || {
         let held = service.logs.list(process).blocking_recv().unwrap().unwrap();
@@ -484,7 +494,7 @@ fn what_cannot_be_written_is_not_acknowledged_and_is_tried_again() {
     while observer.next() != "JournalStable { position: 6 }" {}
     assert_eq!(service.read(observer.speaker.process, LogPart::Journal, 0).unwrap(), b"abcdef");
     service.image(observer.speaker, &begin(1, None, 0, &[]), &image(1, 0, 1));
-    observer.expect("Committed { image: 1 }");
+    observer.expect_committed(1);
 }
 
 #[test]
@@ -534,7 +544,7 @@ fn the_replica_decides() {
     while observer.next() != "PayloadStable { position: 7 }" {}
     assert_eq!(second.read(process, LogPart::Stream(stream(1)), 0).unwrap(), b"payload");
     first.image(observer.speaker, &begin(0, None, 50, &[(stream(1), 4)]), &image(1, 0, 300));
-    while observer.next() != "Committed { image: 0 }" {}
+    while !is_committed(&observer.next(), 0) {}
     assert_eq!(second.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 300));
     check_code(&second.logs.image_path(process, 0), &key(), process, 0).unwrap();
     assert!(second.read(process, LogPart::Journal, 49).is_err());
@@ -550,14 +560,14 @@ fn the_replica_decides() {
     let none = CutStreams::new(&[]).unwrap();
     let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 150, payload: 7, streams: none, ended: none };
     first.image(observer.speaker, &begin, &image(2, 0, 3));
-    while observer.next() != "Committed { image: 1 }" {}
+    while !is_committed(&observer.next(), 1) {}
     // While it follows it brings nobody back. Then the protector is lost, and the process speaks to the replica.
     let refused = third.logs.fence(process, Incarnation(0)).blocking_recv().unwrap();
     assert_eq!(refused, Err(NoRestart::NoImage));
     drop(first);
     let mut next = Observer { speaker: observer.speaker, journal: third.open(observer.speaker, Channel::Journal) };
     next.send(&hello(observer.speaker, 200, 7));
-    while next.next() != "Committed { image: 1 }" {}
+    while !is_committed(&next.next(), 1) {}
     assert!(third.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().is_ok(), "the replica can restart it");
 }
 
@@ -616,7 +626,7 @@ fn an_older_life_is_told_and_not_listened_to() {
     let mut old = service.observer(0);
     let process = old.speaker.process;
     service.image(old.speaker, &begin(0, None, 0, &[]), &image(1, 0, 1));
-    old.expect("Committed { image: 0 }");
+    old.expect_committed(0);
     old.journal(0, b"abc");
     old.expect("JournalStable { position: 3 }");
     let restart = service.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().unwrap();
@@ -631,7 +641,7 @@ fn an_older_life_is_told_and_not_listened_to() {
     let mut new = Observer { speaker: new, journal: service.open(new, Channel::Journal) };
     new.send(&hello(new.speaker, 3, 0));
     new.expect("Welcome { journal: 3, payload: 0 }");
-    new.expect("Committed { image: 0 }");
+    new.expect_committed(0);
     new.journal(3, b"d");
     new.expect("JournalStable { position: 4 }");
 }
@@ -949,7 +959,7 @@ fn a_stream_of_images_does_not_shut_the_gates_of_others() {
             let mut number = 0;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) || number < 2 {
                 service.image(observer.speaker, &begin(number, None, 0, &[]), &whole);
-                observer.expect(&format!("Committed {{ image: {number} }}"));
+                observer.expect_committed(number);
                 number += 1;
             }
             number
@@ -1010,7 +1020,7 @@ fn lost_process(pages: usize) -> (Service, Speaker, Vec<(u64, u64)>) {
     for (number, pages) in [(0, pages), (1, 9), (2, 1), (3, 40)] {
         let parent = (number > 0).then(|| number - 1);
         service.image(speaker, &begin(number, parent, 0, &[]), &image(number + 1, number, pages));
-        observer.expect(&format!("Committed {{ image: {number} }}"));
+        observer.expect_committed(number);
     }
     let next = next_life(speaker);
     let restart = service.logs.fence(next.process, next.incarnation).blocking_recv().unwrap().unwrap();
@@ -1090,7 +1100,7 @@ fn an_image_that_is_replaced_while_it_is_fetched_arrives_all_the_same() {
     let mut observer = Observer { speaker, journal: service.open(speaker, Channel::Journal) };
     observer.send(&hello(speaker, 0, 0));
     service.image(speaker, &begin(4, None, 0, &[]), &image(9, 0, 3));
-    while observer.next() != "Committed { image: 4 }" {}
+    while !is_committed(&observer.next(), 4) {}
     eventually("the old images", || service.files(speaker.process).iter().all(|file| !file.starts_with("image.0")));
     let mut rest = Vec::new();
     client.socket().read_to_end(&mut rest).unwrap();

@@ -428,7 +428,7 @@ impl Upload<'_> {
         loop {
             let answer = voice.receive().with_context(|| format!("waiting until image {image} is verified"))?;
             match FromProtector::read(&answer)? {
-                FromProtector::Committed { image: committed } if committed == image => return Ok(()),
+                FromProtector::Committed { image: committed, .. } if committed == image => return Ok(()),
                 other => refused(&other)?,
             }
         }

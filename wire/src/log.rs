@@ -381,10 +381,12 @@ pub enum FromProtector<'a> {
         /// The position.
         position: u64,
     },
-    /// An image is whole, verified and replicated; what it covers was dropped from the log.
+    /// An image is whole, verified and replicated. It may be said again, when the oldest one is another.
     Committed {
         /// Which.
         image: u64,
+        /// The oldest image that a restart may take: what it covers was dropped from the log.
+        oldest: u64,
     },
     /// An image was refused.
     ImageRefused {
@@ -455,9 +457,10 @@ impl<'a> FromProtector<'a> {
                 out.u8(3);
                 out.varint(position);
             }
-            FromProtector::Committed { image } => {
+            FromProtector::Committed { image, oldest } => {
                 out.u8(4);
                 out.varint(image);
+                out.varint(oldest);
             }
             FromProtector::ImageRefused { image } => {
                 out.u8(5);
@@ -502,7 +505,7 @@ impl<'a> FromProtector<'a> {
             1 => FromProtector::Fenced { newest: read_incarnation(from)? },
             2 => FromProtector::JournalStable { position: from.varint()? },
             3 => FromProtector::PayloadStable { position: from.varint()? },
-            4 => FromProtector::Committed { image: from.varint()? },
+            4 => FromProtector::Committed { image: from.varint()?, oldest: from.varint()? },
             5 => FromProtector::ImageRefused { image: from.varint()? },
             6 => FromProtector::ImageWanted,
             7 => FromProtector::StreamStable { stream: read_stream(from)?, offset: from.varint()? },
@@ -648,6 +651,15 @@ pub struct HeldImage {
     pub state: ImageState,
 }
 
+/// The numbers of a process's images, when it comes back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRange {
+    /// The oldest that a later restart may take: what only newer ones cover is needed still.
+    pub oldest: u64,
+    /// Numbers below this one were given: the next image has at least this one.
+    pub next: u64,
+}
+
 /// What became of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -656,7 +668,7 @@ pub enum ImageState {
     UnderWay,
     /// A restart begins with it, or needs it for that.
     Committed,
-    /// A newer one is committed; it is kept because of `keep_logs`.
+    /// A newer one is committed; it is kept because of `keep_logs`, or in case that the newer one does not restore.
     Superseded,
 }
 
@@ -725,7 +737,7 @@ mod tests {
                 FromProtector::Fenced { newest: incarnation },
                 FromProtector::JournalStable { position: a },
                 FromProtector::PayloadStable { position: a },
-                FromProtector::Committed { image: a },
+                FromProtector::Committed { image: a, oldest: b },
                 FromProtector::ImageRefused { image: a },
                 FromProtector::ImageWanted,
                 FromProtector::WholeWanted,

@@ -15,7 +15,7 @@ use crate::event::Event;
 use crate::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
 use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
-use crate::log::{HeldLog, LogPart};
+use crate::log::{HeldLog, ImageRange, LogPart};
 use crate::membership::{Member, MembershipMessage};
 use crate::process::{Place, Protection, StreamEnd};
 use crate::suspension::{Resumption, Suspension};
@@ -285,6 +285,8 @@ pub struct RestartOrder {
     pub replica: Option<SocketAddr>,
     /// Its images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
+    /// Their numbers.
+    pub range: ImageRange,
     /// The journal position of the last.
     pub cut: u64,
     /// Where its journal ends.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::determinant::{ConnectionId, StreamId};
 use crate::ids::{Incarnation, JobId, ProcessId};
+use crate::log::ImageRange;
 
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "process.sock";
@@ -475,6 +476,8 @@ pub struct Restart {
     pub protection: Protection,
     /// Where its journal ends.
     pub log_end: u64,
+    /// The numbers of its images.
+    pub images: ImageRange,
     /// What is held of each stream that it receives: units, and where it has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
     /// The newest lives of other processes that were restarted, as far as its node knows.

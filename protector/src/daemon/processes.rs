@@ -174,6 +174,7 @@ impl Processes {
             | HostOutput::Name(..)
             | HostOutput::Warning(..)
             | HostOutput::Lost(..)
+            | HostOutput::Unrestorable(..)
             | HostOutput::Left(_)
             | HostOutput::Fenced
             | HostOutput::Frozen => {

@@ -152,7 +152,9 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
         connection.socket().write_all(bytes).unwrap();
         connection.socket().shutdown(Shutdown::Write).unwrap();
         assert!(connection.receive().is_err());
-        while FromProtector::read(&journal.receive().unwrap()).unwrap() != (FromProtector::Committed { image }) {}
+        let is_committed =
+            |body: &[u8]| matches!(FromProtector::read(body), Ok(FromProtector::Committed { image: of, .. }) if of == image);
+        while !is_committed(&journal.receive().unwrap()) {}
     }
     let restart = logs.fence(id(), Incarnation(1)).blocking_recv().unwrap().unwrap();
     assert_eq!(restart.images.len(), images.len());

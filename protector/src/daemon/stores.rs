@@ -141,7 +141,7 @@ async fn pass_on(mut events: mpsc::Receiver<Event>, inputs: mpsc::Sender<Input>)
         }
         let name = match what {
             What::Committed => EventName::Checkpoint,
-            What::Refused => EventName::CheckpointFailed,
+            What::Refused | What::Useless => EventName::CheckpointFailed,
             What::LogBound => EventName::Limit,
             What::Disk | What::DiskWell | What::Unreadable | What::Replica => EventName::Store,
             What::Intruder => EventName::Refused,

@@ -75,6 +75,10 @@ impl Service {
                 let why = self.reason.take().unwrap_or("it is not whole, too large, or not what came before".into());
                 self.tell(What::Refused, Some(process), format!("image {image} of {process} was refused: {why}"));
             }
+            Notice::Useless(process, image) => {
+                let text = format!("image {image} of {process} did not restore: the one before it is taken, with the log since");
+                self.tell(What::Useless, Some(process), text);
+            }
             Notice::LogBound(process) => {
                 let text = format!("the log of {process} nears its bound: an image was asked for");
                 self.tell(What::LogBound, Some(process), text);
@@ -133,6 +137,7 @@ impl Service {
         let Some(write) = self.writes.get_mut(&ticket) else { return };
         self.writing -= if write.counted { write.bytes } else { 0 };
         write.counted = false;
+        self.store.drop_fallback(process);
         if let File::Image(_, image) = write.file {
             self.writes.remove(&ticket);
             self.reason = Some(format!("it cannot be written: {}; the one before stays", self.remedy(error)));

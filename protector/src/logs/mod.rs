@@ -137,6 +137,8 @@ pub enum What {
     Committed,
     /// An image was refused: not whole, damaged, too large, or no room for it.
     Refused,
+    /// A process did not live again from its newest image: the one before it is the newest now.
+    Useless,
     /// The log of a process nears its bound; an image was asked for.
     LogBound,
     /// A file could not be written; the process waits until it can, or its image is given up.

@@ -20,6 +20,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// So often within [`CRASH_TIME`] a rank may crash and be brought back: one that goes on crashing has a bug, which comes back with it.
 const CRASHES: usize = 3;
 const CRASH_TIME: Duration = Duration::from_secs(60);
+/// So often a rank is brought back that dies before it lives again. Its log goes back to the image before the newest after half of them
+/// ([`crate::store::RESTORES`]): after all of them no image is left that it could come back from.
+const RESTORES: u32 = 2 * crate::store::RESTORES;
 /// Time that the ranks of a lost home wait for the next one.
 const ORPHANED: Duration = Duration::from_secs(30);
 const STREAMS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
@@ -147,6 +150,8 @@ pub enum HostOutput {
     Warning(Rank, String),
     /// A protected rank has crashed, and what it had written was read: it is to be brought back.
     Lost(Rank, i32),
+    /// A rank died each time that it was brought back, before it lived again. The answer is [`Host::handle_not_restored`].
+    Unrestorable(Rank, String),
     /// A rank has ended by itself, and nothing that it has printed is only here: its protector is to know.
     Left(Rank),
     /// A fence was released: the protector of the ranks is to know its keys.
@@ -172,8 +177,10 @@ struct LocalRank {
     fences: u64,
     /// It has ended by this signal, and is to be brought back when its output was read.
     crashed: Option<i32>,
-    /// When it crashed lately.
-    crashes: Vec<Duration>,
+    /// When it crashed lately, and by which signal.
+    crashes: Vec<(Duration, i32)>,
+    /// How often in a row it has died between its restore and living again.
+    failed_restores: u32,
     /// It is being brought back here, and has not said yet where it stands.
     returning: bool,
     /// It was brought back and has not caught up yet.
@@ -201,6 +208,7 @@ impl LocalRank {
             fences,
             crashed: None,
             crashes: Vec::new(),
+            failed_restores: 0,
             returning: false,
             catching_up: false,
             reads_log: false,
@@ -220,6 +228,24 @@ impl LocalRank {
             (true, false) => MpiPhase::Within,
             (false, false) => MpiPhase::Before,
         }
+    }
+
+    /// It has crashed by itself, while it lived: it is brought back, unless it does nothing else.
+    fn handle_crashed(&mut self, now: Duration, signal: i32) {
+        self.crashes.retain(|(at, _)| *at + CRASH_TIME > now);
+        self.crashed = (self.crashes.len() < CRASHES).then_some(signal);
+        self.crashes.push((now, signal));
+    }
+
+    /// It has died between its restore and living again: that is no failure of the program, but of the restore. It is brought back a few times more. True:
+    /// it was brought back often enough.
+    ///
+    /// One exception: a rank that lived when this very signal ended it first. Two images lead to the same end then, so the program's own fault does.
+    fn handle_restore_failed(&mut self, signal: i32) -> bool {
+        self.failed_restores += 1;
+        let is_over = self.failed_restores >= RESTORES;
+        self.crashed = (!is_over).then_some(signal);
+        is_over && self.crashes.last().is_none_or(|(_, own)| *own != signal)
     }
 
     /// Asks for what may be read.
@@ -352,7 +378,7 @@ impl Host {
         let session = Session::new(rank, self.spec.ranks, kvsname.clone());
         let mut state = LocalRank::new(session, self.fence);
         if let Some(before) = self.ranks.remove(&rank) {
-            (state.outlets, state.crashes) = (before.outlets, before.crashes);
+            (state.outlets, state.crashes, state.failed_restores) = (before.outlets, before.crashes, before.failed_restores);
         }
         (state.returning, state.catching_up, state.reads_log) = (true, true, true);
         self.ranks.insert(rank, state);
@@ -386,7 +412,7 @@ impl Host {
     /// It has caught up.
     pub fn handle_live(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            state.catching_up = false;
+            (state.catching_up, state.failed_restores) = (false, 0);
         }
     }
 
@@ -761,9 +787,13 @@ impl Host {
             && !self.sent.contains(&signal)
             && !state.condemned
         {
-            state.crashes.retain(|at| *at + CRASH_TIME > now);
-            state.crashed = (state.crashes.len() < CRASHES).then_some(signal);
-            state.crashes.push(now);
+            if !state.catching_up {
+                state.handle_crashed(now, signal);
+            } else if state.handle_restore_failed(signal) {
+                state.hopeless = true;
+                let why = format!("it died {RESTORES} times between its restore and living again; the last time it {status}");
+                self.outputs.push_back(HostOutput::Unrestorable(rank, why));
+            }
         }
         if std::mem::take(&mut state.returning) {
             // Its pipe was never read: where it would have begun is not known.

@@ -671,6 +671,7 @@ impl Node {
             log,
             replica,
             images: restart.images,
+            range: restart.range,
             cut: restart.cut,
             log_end: restart.log_end,
             held: restart.held,
@@ -768,17 +769,24 @@ impl Node {
 
     /// The images of a process are here, or not.
     pub(super) fn handle_fetched(&mut self, now: Duration, process: ProcessId, result: Result<(), String>) {
-        let about = About::rank(process.job, process.rank);
         match result {
-            Ok(()) => self.record(now, EventName::Image, about, format!("rank {}: its images are here", process.rank)),
-            Err(why) => {
-                let why = format!("its images cannot be had: {why}");
-                self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
-                self.tell_home_of_no_image(process, why.clone());
-                // Which the home need not hear: the job begins anew.
-                self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
-            }
+            Ok(()) => self.record(
+                now,
+                EventName::Image,
+                About::rank(process.job, process.rank),
+                format!("rank {}: its images are here", process.rank),
+            ),
+            Err(why) => self.handle_unrestorable(now, process, format!("its images cannot be had: {why}")),
         }
+    }
+
+    /// No image brings a process of this node back: its job begins anew.
+    pub(super) fn handle_unrestorable(&mut self, now: Duration, process: ProcessId, why: String) {
+        let about = About::rank(process.job, process.rank);
+        self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
+        self.tell_home_of_no_image(process, why.clone());
+        // Which the home need not hear: the job begins anew.
+        self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
     }
 
     /// A restored process is there.
@@ -802,6 +810,7 @@ impl Node {
             protector: order.log,
             protection: host.protection().clone(),
             log_end: order.log_end,
+            images: order.range,
             held: order.held,
             restarted: self.recovery.restarted.iter().map(|(process, life)| (*process, *life)).collect(),
         };

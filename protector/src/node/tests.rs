@@ -7,6 +7,7 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{BootId, Incarnation, NodeName};
 use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, RestartOn};
 use radic_wire::limits;
+use radic_wire::log::ImageRange;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::{MembershipBody, Role};
 use radic_wire::peer::{
@@ -255,7 +256,8 @@ impl Cluster {
                 };
                 if let StoreOrder::Fence(process, life) = order {
                     let held = self.images.contains_key(&(from.clone(), process));
-                    let restart = Restart { images: vec![(1, 1)], cut: 0, log_end: 0, held: Vec::new() };
+                    let restart =
+                        Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 0, held: Vec::new() };
                     let result = if held { Ok(restart) } else { Err(NoRestart::NoImage) };
                     self.post(from, Input::Fenced(process, life, result));
                 }
@@ -306,7 +308,11 @@ impl Cluster {
                 }
             }
             HostOutput::Restore(_, order) => self.restore(node, &order),
-            HostOutput::Lost(..) | HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => unreachable!(),
+            HostOutput::Lost(..)
+            | HostOutput::Unrestorable(..)
+            | HostOutput::Left(_)
+            | HostOutput::Fenced
+            | HostOutput::Frozen => unreachable!(),
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) => unreachable!(),
         }
     }
@@ -1462,6 +1468,7 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
         origin: address(1).ip(),
         log: address(1),
         replica: None,
+        range: ImageRange::default(),
         images: vec![(0, 10)],
         cut: 0,
         log_end: 0,

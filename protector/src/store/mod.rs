@@ -7,8 +7,9 @@
 //! - G4: each process has one incarnation that is listened to. Whoever speaks as an older one is told so and changes nothing.
 //! - *Stable* is what is acknowledged: in memory, with [`Config::durable`] in the file, and with a replica after it has
 //!   acknowledged it (so the last of the chain decides).
-//! - G6: an image is committed when it is whole, verified, stored as configured, and committed by the replica; only then the log
-//!   before its cut is dropped, and images that no committed one builds upon.
+//! - G6: an image is committed when it is whole, verified, stored as configured, and committed by the replica. The image before it
+//!   and the log since that one stay until the next commit, as long as the log has room for both: an image that does not restore
+//!   leaves something to go back to. Then the log before the older cut is dropped, and images that no image left builds upon.
 
 mod log;
 #[cfg(test)]
@@ -20,7 +21,7 @@ use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, HeldImage, HeldLog, HeldStream, ImageState, LogPart, Span, ToProtector};
+use radic_wire::log::{FromProtector, HeldImage, HeldLog, HeldStream, ImageRange, ImageState, LogPart, Span, ToProtector};
 
 use self::log::Log;
 
@@ -34,6 +35,9 @@ const UNSTABLE: usize = 1 << 18;
 const KEPT_IMAGES: usize = 1 << 16;
 /// Notices that nobody has fetched; the oldest goes.
 const NOTICES: usize = 1_024;
+
+/// How often a process is restarted from its newest image without living again, before the image before it is taken.
+pub const RESTORES: u32 = 2;
 
 /// Bounds and how firmly things are held.
 #[derive(Debug, Clone, Copy)]
@@ -116,6 +120,8 @@ pub enum Notice {
     Committed(ProcessId, HeldImage),
     /// An image was refused.
     Refused(ProcessId, u64),
+    /// A committed image did not restore: the one before it is taken.
+    Useless(ProcessId, u64),
     /// The log of a process nears its bound.
     LogBound(ProcessId),
 }
@@ -153,6 +159,8 @@ pub struct Usage {
 pub struct Restart {
     /// The images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
+    /// Their numbers.
+    pub range: ImageRange,
     /// The journal position of the last.
     pub cut: u64,
     /// Where the journal ends.
@@ -294,7 +302,14 @@ struct Process {
     /// Up to where its observer was told so.
     payload_told: u64,
     unstable: VecDeque<Unstable>,
+    /// Committed images, oldest first: those that a restart from the newest reads, and before them those that one from the image before it reads.
     images: Vec<Image>,
+    /// The log begins at the cut of this image, or before: the newest one, or the one before it.
+    oldest: Option<u64>,
+    /// Numbers of images below this one were given.
+    next_image: u64,
+    /// Restarts from the newest image since it was committed, or since the process lived last.
+    restores: u32,
     incoming: Option<Image>,
     replica: Option<Replica>,
     /// An image was asked for and none came since.
@@ -355,6 +370,9 @@ impl Process {
             payload_told: payload,
             unstable: VecDeque::new(),
             images: Vec::new(),
+            oldest: None,
+            next_image: 0,
+            restores: 0,
             incoming: None,
             replica: None,
             wanted: false,
@@ -409,6 +427,19 @@ impl Process {
     fn chain(&self) -> &[Image] {
         let whole = self.images.iter().rposition(|image| image.parent.is_none());
         &self.images[whole.unwrap_or(0)..]
+    }
+
+    /// Whether all that was logged up to this image is here: payload comes by another connection than the image, and may be slower.
+    fn has_all_before(&self, image: &Image) -> bool {
+        let held = |(stream, offset): &(StreamId, u64)| {
+            matches!(offset, 0 | &u64::MAX) || self.streams.get(stream).is_some_and(|held| held.held() >= *offset)
+        };
+        self.journal.end() >= image.cut && self.payload >= image.payload && image.streams.iter().all(held)
+    }
+
+    /// Whether the log is so near to its bound that it has room for what the newest image needs only.
+    fn keeps_little(&self, common: u64) -> bool {
+        self.log_bytes > self.log_bound(common) / 2
     }
 
     /// Whether the next image should be a whole one: the increments are longer than what they are upon.
@@ -611,7 +642,7 @@ impl Store {
             ToProtector::Forget { connection, for_good } => self.outputs.push_back(Output::Forget(speaker, connection, for_good)),
             ToProtector::FetchJournal { position } => self.fetch(speaker, File::Journal(process), position)?,
             ToProtector::FetchPayload { stream, offset } => self.fetch(speaker, File::Stream(process, stream), offset)?,
-            ToProtector::Live => {}
+            ToProtector::Live => self.process(process)?.restores = 0,
             ToProtector::Closing => self.process(process)?.closing = true,
         }
         self.forward(process, message);
@@ -768,7 +799,7 @@ impl Store {
         let newest = process.images.last().map(|newest| newest.number);
         let layers = process.chain().len();
         let fits = match image.parent {
-            None => newest.is_none_or(|newest| newest < image.number),
+            None => image.number >= process.next_image,
             // An increment builds upon the newest: only that is compared with by the observer's tracker.
             // One that no restart could read would be worse than none.
             Some(parent) => newest == Some(parent) && parent < image.number && layers < limits::LAYERS,
@@ -879,6 +910,7 @@ impl Store {
     fn settle(&mut self, id: ProcessId) {
         self.commit_if_ready(id);
         self.queue_write(id);
+        self.make_room(id);
         let Config { durable, log: bound, .. } = self.config;
         let Some(process) = self.processes.get_mut(&id) else { return };
         let to = Speaker { process: id, incarnation: process.incarnation };
@@ -916,6 +948,32 @@ impl Store {
         }
     }
 
+    /// Gives up the image before the newest, and the log between the two, when the log has no room for them.
+    fn make_room(&mut self, id: ProcessId) {
+        let bound = self.config.log;
+        if self.processes.get(&id).is_some_and(|process| process.keeps_little(bound)) {
+            self.drop_fallback(id);
+        }
+    }
+
+    /// Gives up the image before the newest, and the log between the two: there is no room for them, on the disk for example.
+    pub fn drop_fallback(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get(&id) else { return };
+        let to = Speaker { process: id, incarnation: process.incarnation };
+        if let Some(newest) = self.forget_older(id) {
+            self.tell_committed(to, newest);
+        }
+    }
+
+    /// Leaves only what a restart from the newest image needs; gives its number, if that is news.
+    fn forget_older(&mut self, id: ProcessId) -> Option<u64> {
+        let process = self.processes.get(&id)?;
+        let newest = process.images.last()?.number;
+        let is_news = process.oldest != Some(newest);
+        self.forget_before(id, newest);
+        is_news.then_some(newest)
+    }
+
     fn queue_write(&mut self, id: ProcessId) {
         let (durable, memory) = (self.config.durable, self.memory());
         let Some(process) = self.processes.get_mut(&id) else { return };
@@ -942,43 +1000,85 @@ impl Store {
 
     /// The newest image of a process is committed; and, if so, that a restart would read too much.
     fn tell_committed(&mut self, to: Speaker, image: u64) {
-        self.send(to, &FromProtector::Committed { image });
+        let oldest = self.processes.get(&to.process).and_then(|process| process.oldest).unwrap_or(image);
+        self.send(to, &FromProtector::Committed { image, oldest });
         if self.processes.get(&to.process).is_some_and(Process::wants_whole) {
             self.send(to, &FromProtector::WholeWanted);
         }
     }
 
-    /// G6: only here anything is forgotten.
+    /// The newest image is another one. What the log holds since the one before stays, if all of it is here and there is room.
     fn commit(&mut self, id: ProcessId, image: Image) {
         self.note(Notice::Committed(id, image.described(ImageState::Committed)));
+        let bound = self.config.log;
         let Some(process) = self.processes.get_mut(&id) else { return };
-        let keeps = process.kept.is_some();
-        if keeps {
-            Process::save(&mut process.journal, File::Journal(id), image.cut, &mut self.saved);
+        let (number, before) = (image.number, process.images.last().map(|before| before.number));
+        // One that follows another protector does not know what that one has let the process forget.
+        let leads = process.elsewhere == Elsewhere::No;
+        let before = before.filter(|_| leads && process.has_all_before(&image) && !process.keeps_little(bound));
+        process.restores = 0;
+        process.next_image = process.next_image.max(number.saturating_add(1));
+        process.images.push(image);
+        if before.is_some() {
+            self.close_streams(id);
+        }
+        self.forget_before(id, before.unwrap_or(number));
+    }
+
+    /// Whoever sent on a stream that the newest image has closed need not keep it: on the way to that image the process reads again what it has read
+    /// before, which is held here, and closes it.
+    fn close_streams(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let closed = process.images.last().into_iter().flat_map(|image| &image.streams).filter(|(_, offset)| *offset == u64::MAX);
+        for (stream, _) in closed {
+            process.streams.get_mut(stream).into_iter().for_each(|held| held.stable = u64::MAX);
+        }
+    }
+
+    /// G6: only here anything is forgotten: what restarts from this image, or from a newer one, do not need.
+    fn forget_before(&mut self, id: ProcessId, number: u64) {
+        let Some(process) = self.processes.get_mut(&id).filter(|process| process.oldest != Some(number)) else { return };
+        let Some(at) = process.images.iter().position(|image| image.number == number) else { return };
+        process.oldest = Some(number);
+        let Image { cut, payload, ref streams, ref ended, .. } = process.images[at];
+        let (streams, ends) = (streams.clone(), ended.iter().copied().collect::<HashMap<_, _>>());
+        if process.kept.is_some() {
+            Process::save(&mut process.journal, File::Journal(id), cut, &mut self.saved);
         } else {
-            self.outputs.push_back(Output::Truncate(File::Journal(id), image.cut));
+            self.outputs.push_back(Output::Truncate(File::Journal(id), cut));
         }
-        process.journal.truncate(image.cut);
-        let ends: HashMap<_, _> = image.ended.iter().copied().collect();
-        for (stream, offset) in &image.streams {
-            self.commit_stream(id, *stream, *offset, ends.get(stream).copied());
+        process.journal.truncate(cut);
+        for (stream, offset) in streams {
+            self.commit_stream(id, stream, offset, ends.get(&stream).copied());
         }
         let Some(process) = self.processes.get_mut(&id) else { return };
-        process.payload = process.payload.max(image.payload);
-        process.payload_stable = process.payload_stable.max(image.payload);
+        process.payload = process.payload.max(payload);
+        process.payload_stable = process.payload_stable.max(payload);
         let covered = process.payload_stable;
         process.unstable.retain(|unstable| unstable.position > covered);
-        if image.parent.is_none() {
-            let old = std::mem::take(&mut process.images);
-            match &mut process.kept {
-                Some(kept) if kept.images.len() + old.len() <= KEPT_IMAGES => {
-                    kept.images.extend(old.iter().map(|old| old.described(ImageState::Superseded)));
-                }
-                _ => self.outputs.extend(old.iter().map(|old| Output::Delete(File::Image(id, old.number)))),
+        let first = process.images[..=at].iter().rposition(|image| image.parent.is_none()).unwrap_or(0);
+        let old: Vec<Image> = process.images.drain(..first).collect();
+        match &mut process.kept {
+            Some(kept) if kept.images.len() + old.len() <= KEPT_IMAGES => {
+                kept.images.extend(old.iter().map(|old| old.described(ImageState::Superseded)));
             }
+            _ => self.outputs.extend(old.iter().map(|old| Output::Delete(File::Image(id, old.number)))),
         }
-        process.images.push(image);
         process.recount();
+    }
+
+    /// The newest image does not restore: the one before it is the newest again, with the log since.
+    fn go_back(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let Some(oldest) = process.oldest else { return };
+        let Some(at) = process.images.iter().position(|image| image.number == oldest) else { return };
+        let gone: Vec<u64> = process.images.drain(at + 1..).map(|image| image.number).collect();
+        process.restores = 0;
+        process.recount();
+        for number in gone {
+            self.outputs.push_back(Output::Delete(File::Image(id, number)));
+            self.note(Notice::Useless(id, number));
+        }
     }
 
     /// A committed image covers a stream up to `offset` ([`u64::MAX`]: it is closed), and its end if that is told.
@@ -1059,6 +1159,7 @@ impl Store {
     /// Another protector has what this process does from now on. What is held here restarts nothing until the process speaks here itself: it may
     /// be the log of another time, and whoever went on from it would do otherwise than was acknowledged and seen (G1).
     pub fn let_go(&mut self, id: ProcessId) {
+        self.forget_older(id);
         self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::Since);
     }
 
@@ -1076,6 +1177,7 @@ impl Store {
     /// A log that was let go of stays so: who is to follow once more begins with nothing ([`Store::remove`]).
     pub fn follow(&mut self, id: ProcessId) {
         if !self.has_let_go(id) {
+            self.forget_older(id);
             self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::Forwards);
         }
     }
@@ -1102,17 +1204,25 @@ impl Store {
         self.fence(id, incarnation);
         self.settle(id);
         let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;
-        let cut = process.images.last().ok_or(NoRestart::NoImage)?.cut;
+        process.images.last().ok_or(NoRestart::NoImage)?;
         let replicated = process.replica.is_none_or(|replica| replica.payload >= process.payload);
         // An image that is verified will be committed; a log that is not stable will be.
         let committing = process.incoming.is_some();
         if committing || !replicated || process.journal_stable < process.journal.end() {
             return Err(NoRestart::Unstable);
         }
+        if process.restores >= RESTORES {
+            self.go_back(id);
+        }
+        let process = self.processes.get_mut(&id).ok_or(NoRestart::NoImage)?;
+        process.restores += 1;
         process.renew();
+        let newest = process.images.last().ok_or(NoRestart::NoImage)?;
+        let cut = newest.cut;
+        let range = ImageRange { oldest: process.oldest.unwrap_or(newest.number), next: process.next_image };
         let open = process.streams.iter().filter(|(_, held)| !held.closed);
         let held = open.map(|(stream, held)| (*stream, held.held(), held.ended)).collect();
-        let images = process.images.iter().map(|image| (image.number, image.content.end())).collect();
+        let images = process.chain().iter().map(|image| (image.number, image.content.end())).collect();
         let log_end = process.journal.end();
         if let Some(replica) = &mut process.replica {
             replica.payload = 0;
@@ -1120,7 +1230,7 @@ impl Store {
             let hello = ToProtector::Hello { process: id, incarnation, journal, payload: Span::default() };
             self.outputs.push_back(Output::Forward(id, encoded(|out| hello.write(out))));
         }
-        Ok(Restart { images, cut, log_end, held })
+        Ok(Restart { images, range, cut, log_end, held })
     }
 
     /// Bytes of a committed image from `offset`, at most `most`; `Err(length)` if the file has them.
@@ -1157,7 +1267,9 @@ impl Store {
             (entry.bytes.end, entry.ended, entry.closed) = (bytes.end, held.ended, closed);
         }
         let superseded = kept.iter().flat_map(|kept| kept.images.iter().cloned());
-        let committed = process.images.iter().map(|image| image.described(ImageState::Committed));
+        let older = process.images.len() - process.chain().len();
+        let state = |at: usize| if at < older { ImageState::Superseded } else { ImageState::Committed };
+        let committed = process.images.iter().enumerate().map(|(at, image)| image.described(state(at)));
         let incoming = process.incoming.iter().map(|image| image.described(ImageState::UnderWay));
         Some(HeldLog {
             process: id,
@@ -1392,7 +1504,7 @@ impl Store {
             }
             FromProtector::JournalStable { position } => replica.journal = replica.journal.max(position),
             FromProtector::PayloadStable { position } => replica.payload = replica.payload.max(position),
-            FromProtector::Committed { image } => {
+            FromProtector::Committed { image, .. } => {
                 let incoming = process.incoming.as_mut().filter(|incoming| incoming.number == image);
                 incoming.into_iter().for_each(|incoming| incoming.replicated = true);
             }

@@ -77,6 +77,89 @@ fn image_after(store: &mut Store, number: u64, cut: u64, payload: u64, streams: 
     }
 }
 
+/// Two images, the journal cut at 2 and at 4 of 6, and a stream read up to 3 and up to 5 of 8.
+fn two_images(config: Config) -> Store {
+    let mut store = begun(config);
+    let id = speaker(0).process;
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abcdef" }).unwrap();
+    let bytes = b"received";
+    store.handle_message(speaker(0), &ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes }).unwrap();
+    for (number, cut, read) in [(0, 2, 3), (1, 4, 5)] {
+        image_after(&mut store, number, cut, read, &[(stream(1), read)]);
+        store.handle_verified(id, number, true);
+    }
+    store
+}
+
+/// The first life's process is restarted as these lives, one after the other, and lives in none: which image each comes from.
+fn restarted_as(store: &mut Store, lives: std::ops::Range<u32>) -> Vec<(u64, u64)> {
+    let restart = |life| store.restart(speaker(0).process, Incarnation(life)).unwrap();
+    lives.map(restart).map(|restart| (restart.images.last().unwrap().0, restart.cut)).collect()
+}
+
+#[test]
+fn a_process_that_does_not_live_again_comes_back_from_the_image_before() {
+    let mut store = two_images(CONFIG);
+    let id = speaker(0).process;
+    assert!(said(&mut store).contains(&"Committed { image: 1, oldest: 0 }".to_owned()));
+    assert_eq!(restarted_as(&mut store, 1..4), [(1, 4), (1, 4), (0, 2)]);
+    let restart = store.restart(id, Incarnation(4)).unwrap();
+    assert_eq!((restart.range, restart.log_end), (ImageRange { oldest: 0, next: 2 }, 6));
+    assert_eq!(restart.held, [(stream(1), 8, None)]);
+    // All of the log since is there, to catch up from.
+    assert_eq!(store.find(id, LogPart::Journal, 2, 9), Some(Place::Memory(b"cdef".to_vec())));
+    assert_eq!(store.find(id, LogPart::Stream(stream(1)), 3, 9), Some(Place::Memory(b"eived".to_vec())));
+    // There is nothing before that one.
+    assert_eq!(restarted_as(&mut store, 5..9), [(0, 2); 4]);
+}
+
+#[test]
+fn a_process_that_lives_again_has_a_good_image() {
+    let mut store = two_images(CONFIG);
+    for life in 1..9 {
+        assert_eq!(restarted_as(&mut store, life..life + 1), [(1, 4)]);
+        store.handle_message(speaker(life), &hello(speaker(life), 6)).unwrap();
+        store.handle_message(speaker(life), &ToProtector::Live).unwrap();
+    }
+}
+
+#[test]
+fn the_next_commit_drops_what_only_the_image_before_needed() {
+    let mut store = two_images(CONFIG);
+    let id = speaker(0).process;
+    image_after(&mut store, 2, 6, 8, &[(stream(1), 8)]);
+    store.handle_verified(id, 2, true);
+    assert_eq!(store.find(id, LogPart::Journal, 2, 9), None);
+    assert_eq!(store.find(id, LogPart::Journal, 4, 9), Some(Place::Memory(b"ef".to_vec())));
+    assert_eq!(store.committed_image(id, 0), None);
+    assert_eq!(restarted_as(&mut store, 1..4), [(2, 6), (2, 6), (1, 4)]);
+}
+
+/// A log that has room for little more than the newest image needs is cut at that one, as its peers are told. So is one that another protector leads.
+#[test]
+fn where_there_is_no_room_for_two_the_newest_image_is_the_oldest() {
+    let mut store = two_images(Config { log: 20, ..CONFIG });
+    assert!(said(&mut store).contains(&"Committed { image: 1, oldest: 0 }".to_owned()));
+    store.handle_message(speaker(0), &ToProtector::Journal { position: 6, bytes: b"ghij" }).unwrap();
+    assert!(said(&mut store).contains(&"Committed { image: 1, oldest: 1 }".to_owned()));
+    assert_eq!(restarted_as(&mut store, 1..5), [(1, 4); 4]);
+
+    let mut store = two_images(CONFIG);
+    store.follow(speaker(0).process);
+    store.take_over(speaker(0).process);
+    assert_eq!(restarted_as(&mut store, 1..5), [(1, 4); 4]);
+}
+
+/// Payload that came later than the image that covers it was never here: no process comes back from before it.
+#[test]
+fn without_all_of_the_log_between_there_is_no_image_to_go_back_to() {
+    let mut store = two_images(CONFIG);
+    image_after(&mut store, 2, 6, 20, &[(stream(1), 20)]);
+    store.handle_verified(speaker(0).process, 2, true);
+    assert!(said(&mut store).contains(&"Committed { image: 2, oldest: 2 }".to_owned()));
+    assert_eq!(restarted_as(&mut store, 1..5), [(2, 6); 4]);
+}
+
 /// One that cannot be restarted from would be worse than none: the process makes a whole one then.
 #[test]
 fn a_chain_that_is_too_long_to_be_read_is_refused() {
@@ -122,7 +205,7 @@ fn a_whole_image_is_wanted_when_the_increments_are_longer_than_the_last() {
         let told = |text: &String| text.starts_with("Committed") || text == "WholeWanted";
         said(&mut store).into_iter().filter(told).collect::<Vec<_>>()
     };
-    let committed = |image: u64| format!("Committed {{ image: {image} }}");
+    let committed = |image: u64| format!("Committed {{ image: {image}, oldest: {} }}", image.saturating_sub(1));
     assert_eq!(make(0, None, 30), [committed(0)]);
     assert_eq!(make(1, Some(0), 20), [committed(1)]);
     assert_eq!(make(2, Some(1), 10), [committed(2)], "as long, not longer");
@@ -214,7 +297,7 @@ fn an_image_finds_room_beside_payload_that_waits_for_it() {
         write_all(&mut store);
         assert!(store.has_room(id));
         store.handle_verified(id, 0, true);
-        store.handle_replica(id, &FromProtector::Committed { image: 0 });
+        store.handle_replica(id, &FromProtector::Committed { image: 0, oldest: 0 });
         assert!(store.can_restart(id) && store.has_room_for_payload(id));
     }
 }

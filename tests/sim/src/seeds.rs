@@ -304,11 +304,12 @@ fn show(summary: &Summary, json: bool) {
     }
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
-        "{} faults, {} restarts of processes, {} jobs begun anew, {} ended without a majority, {} met a documented limit, \
+        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs begun anew, {} ended without a majority, {} met a documented limit, \
          {} images, {} links, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,
         counts.restarts,
+        counts.went_back,
         counts.anew,
         counts.failed,
         counts.limits,

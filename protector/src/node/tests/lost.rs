@@ -431,6 +431,23 @@ fn a_rank_crashes_while_its_protector_dies_and_the_job_begins_anew() {
     cluster.end_well(job, 1);
 }
 
+/// It has not crashed by itself, so its signal is not the job's code: no image brings it back.
+#[test]
+fn a_rank_that_dies_before_it_lives_again_is_no_failure_of_the_program() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    let lives = |cluster: &Cluster| cluster.lives(job, 1).len();
+    for life in 1..=2 * crate::store::RESTORES as usize {
+        cluster.run_until(|c| lives(c) == life && c.runs(job, 1));
+        assert!(!cluster.begun_anew(job));
+        cluster.crash(job, 1);
+    }
+    cluster.silent = false;
+    cluster.run_until(|c| c.begun_anew(job));
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
 #[test]
 fn a_protector_that_has_come_late_knows_which_life_a_process_is_in() {
     let mut cluster = Cluster::new(4);

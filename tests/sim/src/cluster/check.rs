@@ -103,7 +103,7 @@ impl Checks {
         let Speaker { process, incarnation } = to;
         let position = match message {
             FromProtector::JournalStable { position } | FromProtector::Welcome { journal: position, .. } => *position,
-            FromProtector::Committed { image } => self.cuts.get(&(process, *image)).copied().unwrap_or(0),
+            FromProtector::Committed { image, .. } => self.cuts.get(&(process, *image)).copied().unwrap_or(0),
             _ => return,
         };
         if incarnation.0 / LIVES != self.job_life {

@@ -470,7 +470,7 @@ impl World {
             HostOutput::Over => self.peers(at).fetches.retain(|_, fetch| fetch.job != job),
             HostOutput::Close(..) | HostOutput::Pmi(..) => {}
             HostOutput::ToHome(_) | HostOutput::Name(..) | HostOutput::Warning(..) | HostOutput::Lost(..) => unreachable!(),
-            HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => unreachable!(),
+            HostOutput::Unrestorable(..) | HostOutput::Left(_) | HostOutput::Fenced | HostOutput::Frozen => unreachable!(),
         }
     }
 

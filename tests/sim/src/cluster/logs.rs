@@ -698,6 +698,10 @@ impl World {
                 self.check_commit(at, process, image.image);
                 (EventName::Checkpoint, process, format!("image {} is committed", image.image))
             }
+            Notice::Useless(process, image) => {
+                self.counts.went_back += 1;
+                (EventName::CheckpointFailed, process, format!("image {image} did not restore"))
+            }
             Notice::Refused(process, image) => (EventName::CheckpointFailed, process, format!("image {image} was refused")),
             Notice::LogBound(process) => (EventName::Limit, process, "its log nears its bound".to_owned()),
         };

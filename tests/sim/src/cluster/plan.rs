@@ -73,6 +73,8 @@ pub struct Plan {
     pub restart_on: RestartOn,
     /// One in so many images is damaged.
     pub bad_images: usize,
+    /// One in so many images is whole, and a process that comes back from it dies at once; 0: none.
+    pub useless_images: usize,
     /// What goes wrong.
     pub faults: Vec<(When, Fault)>,
 }
@@ -113,6 +115,7 @@ impl Plan {
             quota: 40 + dice.below(260) as u64,
             restart_on: [RestartOn::Spare, RestartOn::Protector, RestartOn::Any][dice.below(3)],
             bad_images: 40,
+            useless_images: [0, 0, 20, 4][Dice::new(seed ^ 0x1a6e).below(4)],
             faults: Vec::new(),
         };
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
@@ -154,6 +157,11 @@ impl Plan {
         }
     }
 
+    /// Whether a process that comes back from this image, by its place among all of them, dies at once.
+    pub fn is_useless(&self, saved: usize) -> bool {
+        self.useless_images > 0 && Dice::new(self.seed ^ (saved as u64) << 20).one_in(self.useless_images)
+    }
+
     /// A job of this cluster.
     pub fn process(job: JobId, rank: u32) -> ProcessId {
         ProcessId { job, rank: Rank(rank) }
@@ -185,6 +193,9 @@ impl fmt::Display for Plan {
             f,
             "seed {seed}: {machines} machines (n1 has the terminal; {spares} are spares), {ranks} ranks, {replicas} replicas"
         )?;
+        if self.useless_images > 0 {
+            writeln!(f, "  one in {} images does not restore", self.useless_images)?;
+        }
         writeln!(
             f,
             "  durable: {durable}, checkpoints every {interval:?}, a call every {pace:?}, {quota} bytes each way, restart on {restart_on:?}"

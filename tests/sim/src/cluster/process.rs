@@ -369,6 +369,9 @@ impl World {
     fn come_back(&mut self, pid: u32, restart: Restart) {
         let id = self.processes[pid as usize].id;
         let (_, saved) = self.processes[pid as usize].restored.expect("it was ordered");
+        if self.plan.is_useless(saved) {
+            return self.end_process(pid, ExitStatus::Signal(libc::SIGSEGV));
+        }
         let Saved { observer, program, initialized } = self.saved[saved].clone();
         let voice = self.checks.is_voice(id, restart.incarnation);
         self.add_lib(pid, observer, program, restart.protector, Some(Catching::default()));
@@ -376,7 +379,7 @@ impl World {
             self.checks.undo(id, restart.log_end, &restart.held);
         }
         self.lib(pid).initialized = initialized;
-        let result = self.lib(pid).observer.restart(restart.incarnation, restart.log_end, restart.held, 128);
+        let result = self.lib(pid).observer.restart(restart.incarnation, restart.log_end, restart.held, restart.images, 128);
         if self.sure(pid, result).is_none() {
             return;
         }
@@ -576,7 +579,7 @@ impl World {
                 return;
             }
             match message {
-                FromProtector::Committed { image } => self.image_done(pid, image, Ok(image)),
+                FromProtector::Committed { image, .. } => self.image_done(pid, image, Ok(image)),
                 FromProtector::ImageRefused { image } => self.image_done(pid, image, Err("refused".to_owned())),
                 _ => {}
             }

@@ -231,6 +231,8 @@ pub struct Counts {
     pub commits: u64,
     /// Processes that were brought back.
     pub restarts: u64,
+    /// Images that did not restore, and in whose place the one before was taken.
+    pub went_back: u64,
     /// Jobs that began anew.
     pub anew: u64,
     /// Links that were made.
@@ -252,20 +254,20 @@ pub struct Counts {
 impl Counts {
     /// Those of another seed, too.
     pub fn add(&mut self, other: &Counts) {
-        let Counts { events, images, commits, restarts, anew, links, delivered, again, faults, failed, limits, virtual_ms } =
-            other;
+        let Counts { events, images, commits, restarts, went_back, anew, links, delivered, again, faults, failed, .. } = *other;
         self.events += events;
         self.images += images;
         self.commits += commits;
         self.restarts += restarts;
+        self.went_back += went_back;
         self.anew += anew;
         self.links += links;
         self.delivered += delivered;
         self.again += again;
         self.faults += faults;
         self.failed += failed;
-        self.limits += limits;
-        self.virtual_ms += virtual_ms;
+        self.limits += other.limits;
+        self.virtual_ms += other.virtual_ms;
     }
 }
 

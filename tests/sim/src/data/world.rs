@@ -1011,7 +1011,9 @@ impl World {
         let saved = &self.nodes[node].images[&image];
         let mut observer = saved.observer.clone();
         let held = restart.held.clone();
-        observer.restart(incarnation, restart.log_end, restart.held, 128).unwrap_or_else(|error| panic!("node {node}: {error}"));
+        observer
+            .restart(incarnation, restart.log_end, restart.held, restart.range, 128)
+            .unwrap_or_else(|error| panic!("node {node}: {error}"));
         let app = saved.app.clone();
         for (other, incarnation) in self.nodes.iter().map(|node| Incarnation(node.incarnation)).enumerate() {
             observer.handle_restarted(process(other), incarnation);

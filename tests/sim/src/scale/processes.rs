@@ -10,6 +10,7 @@ use radic_wire::PROTOCOL_VERSION;
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
 use radic_wire::job::{JobSpec, MapBy, RestartOn};
 use radic_wire::local::Request;
+use radic_wire::log::ImageRange;
 use radic_wire::peer::Answer;
 use radic_wire::process::{FromNode, Interval, Point, Protection, ToNode};
 use serde_bytes::ByteBuf;
@@ -105,7 +106,8 @@ impl World {
     pub(super) fn order_store(&mut self, at: usize, order: StoreOrder) {
         let answer = match order {
             StoreOrder::Fence(process, life) => {
-                let restart = Restart { images: vec![(1, 1)], cut: 0, log_end: 0, held: Vec::new() };
+                let restart =
+                    Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 0, held: Vec::new() };
                 return self.soon(at, Input::Fenced(process, life, Ok(restart)));
             }
             StoreOrder::ForgetProcess(node, number, _) => (node, number, Answer::Forgotten),
