@@ -439,6 +439,9 @@ pub struct State {
     pub nudged: AtomicU32,
     /// A request that nobody has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
     pub asked: AtomicU64,
+    /// What the requester shows to be the one that has sent the signal. (Of two requests at once one is lost, or both, if one's secret is here beside the other's
+    /// socket: then neither requester can show it.)
+    pub secret: [AtomicU64; 2],
     /// Number of the last stop.
     pub round: AtomicU32,
     /// Number of the last stop that is over: parked threads wait for it.

@@ -5,10 +5,8 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,17 +14,18 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::image::ImageError;
 use crate::image::chain::AncestorError;
-use crate::image::format::MAGIC;
-use crate::image::{FormatError, ImageError};
 use crate::keeper::{self, Identity};
 use crate::launch::{ALONE_VARIABLE, LAUNCHER_VARIABLE, RESTORE_VARIABLE};
-use crate::request::{REFUSAL_MAGIC, Request, SOCKET_NAME, advice_message};
-use crate::stop::{NUDGE, REQUEST, SIGNAL};
-use crate::sys::{self, call};
+use crate::request::Request;
+use crate::sys;
+use crate::trusted::{Owners, TrustError};
 
+mod target;
 mod whole;
 
+pub use target::Target;
 pub use whole::{Progress, Restorable, folder, merge_files};
 
 /// Why there is no checkpoint, or no restored process.
@@ -38,13 +37,19 @@ pub enum ControlError {
     /// The process does not answer.
     #[error("process {0} does not answer: it does not run under the checkpoint library, or is saving itself already")]
     Silent(i32),
+    /// The process has ended before it has answered.
+    #[error("process {0} has ended")]
+    Ended(i32),
     /// The process says why it cannot be saved.
     #[error("process {0} cannot be saved: {1}")]
     Refused(i32, String),
     /// The image is not sound.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// Images that it needs are missing.
+    /// Another user decides what is in the image.
+    #[error(transparent)]
+    Untrusted(#[from] TrustError),
+    /// Images that it needs are missing, or another user decides what is in them.
     #[error(transparent)]
     Ancestor(#[from] AncestorError),
     /// An increment, or an image with packed runs, becomes a whole one before it is restored.
@@ -69,87 +74,16 @@ fn failed(what: &str) -> impl Fn(io::Error) -> ControlError {
     move |error| ControlError::Io(what.to_owned(), error)
 }
 
-/// How long a process may take to begin its answer: longer than it may take to stop its threads.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// Asks a process for a checkpoint. The image comes out of the stream that is given back, to be read up to its end; only its end record
 /// makes it valid.
 pub fn request(pid: i32, what: impl Into<Request>) -> Result<impl Read, ControlError> {
-    let unreachable = |error| ControlError::Unreachable(pid, error);
-    let (listener, which) = listen().map_err(failed("a socket cannot be made"))?;
-    // All that takes time comes before the signal: from then on the process waits for the request.
-    let mut message = what.into().encode().to_vec();
-    message.extend(advice_message(&std::fs::read(format!("/proc/{pid}/smaps")).map_err(unreachable)?));
-    queue(pid, u64::from(REQUEST) << 32 | u64::from(which))?;
-    let mut stream = accept(&listener).map_err(unreachable)?.ok_or(ControlError::Silent(pid))?;
-    stream.write_all(&message).map_err(unreachable)?;
-    let mut first = [0u8; 8];
-    stream.read_exact(&mut first).map_err(unreachable)?;
-    if first == REFUSAL_MAGIC {
-        let mut text = String::new();
-        let _ = stream.take(4096).read_to_string(&mut text);
-        return Err(ControlError::Refused(pid, text));
-    }
-    if first != MAGIC {
-        return Err(ControlError::Refused(pid, "it answered something that is no image".into()));
-    }
-    Ok(io::Cursor::new(first).chain(stream))
+    Target::open(pid)?.request(&what.into())
 }
 
 /// Nudges a process whose library was given `Hooks::nudged`: it makes a checkpoint to wherever that says, if it wants one now; if it is saving itself at
 /// this moment, afterwards.
 pub fn nudge(pid: i32) -> Result<(), ControlError> {
-    queue(pid, u64::from(NUDGE) << 32)
-}
-
-/// Sends a process our signal; `value`: what is asked above, which socket below.
-fn queue(pid: i32, value: u64) -> Result<(), ControlError> {
-    let unreachable = |error| ControlError::Unreachable(pid, error);
-    let mut info = [0u64; 16];
-    info[0] = SIGNAL as u64;
-    info[1] = u64::from(libc::SI_QUEUE as u32);
-    info[2] = sys::getpid() as u64;
-    info[3] = value;
-    // Last of all: the signal ends a process that has executed another program meanwhile.
-    if !has_library(pid).map_err(unreachable)? {
-        return Err(ControlError::Silent(pid));
-    }
-    // SAFETY: the kernel reads one siginfo.
-    unsafe { call!(libc::SYS_rt_sigqueueinfo, pid, SIGNAL, info.as_ptr()) }
-        .map(drop)
-        .map_err(|error| unreachable(io::Error::from_raw_os_error(error.0)))
-}
-
-/// The signal would end a process that does not handle it.
-fn has_library(pid: i32) -> io::Result<bool> {
-    let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
-    let state = format!("{:x}-", crate::arena::STATE_BASE);
-    if !crate::maps::lines(&maps).any(|line| line.starts_with(state.as_bytes())) {
-        return Ok(false);
-    }
-    let status = std::fs::read(format!("/proc/{pid}/status"))?;
-    let caught = crate::maps::field(&status, b"SigCgt:").map_or(0, |mask| crate::maps::hex(mask).0);
-    Ok(caught >> (SIGNAL - 1) & 1 == 1)
-}
-
-fn listen() -> io::Result<(UnixListener, u32)> {
-    let which = crate::identity::new_id() as u32;
-    let mut name = SOCKET_NAME[1..].to_vec();
-    name.extend_from_slice(format!("{which:08x}").as_bytes());
-    Ok((UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?, which))
-}
-
-fn accept(listener: &UnixListener) -> io::Result<Option<UnixStream>> {
-    let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd.
-    let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE.as_millis() as i32) };
-    if ready <= 0 {
-        return Ok(None);
-    }
-    let (stream, _) = listener.accept()?;
-    // Without an answer in this time the process is stuck, not slow: every read waits anew.
-    stream.set_read_timeout(Some(PATIENCE * 6))?;
-    Ok(Some(stream))
+    Target::open(pid)?.nudge()
 }
 
 /// What was saved.
@@ -174,22 +108,18 @@ pub fn save(pid: i32, what: impl Into<Request>, path: &Path) -> Result<Saved, Co
 
 /// The same, telling how far it has come.
 pub fn save_watched(pid: i32, what: impl Into<Request>, path: &Path, progress: Progress<'_>) -> Result<Saved, ControlError> {
-    let image = request(pid, what)?;
-    whole::appear(path, |file| receive(image, file, progress))
+    Target::open(pid)?.save(&what.into(), path, progress)
 }
 
 /// Verifies an image while it is written to a file.
 fn receive(image: impl Read, file: &File, progress: Progress<'_>) -> Result<Saved, ControlError> {
     let mut copier = Copier { from: image, to: file, bytes: 0, error: None, progress };
     let mut input = BufReader::with_capacity(COPIED_AT_ONCE, &mut copier);
-    let result = crate::image::verify(&mut input).and_then(|image| Ok((image, input.read(&mut [0])?)));
+    let result = crate::image::verify(&mut input);
     if let Some(error) = copier.error {
         return Err(failed("the image cannot be written")(error));
     }
-    let ((header, meta), more) = result?;
-    if more > 0 {
-        return Err(ImageError::from(FormatError::Invalid("something follows its end record")).into());
-    }
+    let (header, meta) = result?;
     Ok(Saved { bytes: copier.bytes, id: header.id, parent: header.parent, notes: meta.notes })
 }
 
@@ -230,19 +160,20 @@ pub fn last_pause(pid: i32) -> io::Result<Duration> {
 /// The process that a keeper keeps: the one under `pid`, itself or a descendant, that can be asked for a checkpoint.
 #[must_use]
 pub fn restored_pid(pid: i32) -> Option<i32> {
-    if has_library(pid).unwrap_or(false) {
+    if target::has_library(pid).unwrap_or(false) {
         return Some(pid);
     }
     let children = std::fs::read(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     children.split(|b| *b == b' ').filter(|c| !c.is_empty()).find_map(|child| restored_pid(crate::maps::decimal(child).0 as i32))
 }
 
-/// A command that becomes the saved process. `library` is the checkpoint library, the same build that made the image. The image is
+/// A command that becomes the saved process: it runs what the image holds, with the caller's rights, so only images of root and of the caller are taken
+/// ([`trusted`](crate::trusted)). `library` is the checkpoint library, the same build that made the image. The image is
 /// verified as a whole first; the ancestors of an increment are looked for beside it. The command's process is a keeper that ends as the
 /// saved process ends and passes signals on to it; the saved process itself is its child, under its old pid (`restored_pid`). Descriptors 0
 /// to 2 of the command replace what was inherited there (terminals, other processes' pipes).
 pub fn restart(image: &Path, library: &Path) -> Result<Command, ControlError> {
-    restart_as(Ids::Old, image, library, &mut |_, _| {})
+    restart_as(Ids::Old, Owners::Trusted, image, library, &mut |_, _| {})
 }
 
 /// Which process and thread ids a restored process gets.
@@ -255,16 +186,24 @@ pub enum Ids {
 }
 
 /// A copy that changes nothing outside of itself: with new ids, and copies of the files that it could write to. The image's ancestors are among
-/// `parents`, if it has any. No file is needed any more when this returns.
-pub fn restart_alone(image: &Path, parents: &[PathBuf], library: &Path) -> Result<Command, ControlError> {
-    let mut command = whole::restorable(image, parents, &mut |_, _| {})?.command(Ids::New, library, None, |_| {});
+/// `parents`, if it has any. The caller answers for these files, whatever user owns them. No file is needed any more when this returns. `launcher` is what
+/// [`launcher`](crate::launcher) tells the copy, which learns from [`is_alone`](crate::is_alone) that it is one.
+pub fn restart_alone(image: &Path, parents: &[PathBuf], library: &Path, launcher: u64) -> Result<Command, ControlError> {
+    let image = whole::restorable(image, parents, Owners::Any, &mut |_, _| {})?;
+    let mut command = image.command(Ids::New, library, Some(launcher), |_| {});
     command.env(ALONE_VARIABLE, "1");
     Ok(command)
 }
 
-/// The same, with a choice of ids, and telling how far it has come where an image must be merged or unpacked first.
-pub fn restart_as(ids: Ids, image: &Path, library: &Path, progress: Progress<'_>) -> Result<Command, ControlError> {
-    Ok(whole::restorable(image, &[], progress)?.command(ids, library, None, |_| {}))
+/// As [`restart`], with a choice of ids and of whose images are taken, and telling how far it has come where an image must be merged or unpacked first.
+pub fn restart_as(
+    ids: Ids,
+    owners: Owners,
+    image: &Path,
+    library: &Path,
+    progress: Progress<'_>,
+) -> Result<Command, ControlError> {
+    Ok(whole::restorable(image, &[], owners, progress)?.command(ids, library, None, |_| {}))
 }
 
 impl Restorable {
@@ -356,11 +295,13 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let elsewhere = home.path().join("elsewhere");
         std::fs::write(&elsewhere, "as before").unwrap();
-        std::os::unix::fs::symlink(&elsewhere, home.path().join("image.partial")).unwrap();
+        for name in ["image", "image.partial"] {
+            std::os::unix::fs::symlink(&elsewhere, home.path().join(name)).unwrap();
+        }
         let stream = image(false);
-        let receive = |file: &File| receive(&stream[..], file, &mut |_, _| {});
-        assert!(whole::appear(&home.path().join("image"), receive).is_err());
+        whole::appear(&home.path().join("image"), |file| receive(&stream[..], file, &mut |_, _| {})).unwrap();
         assert_eq!(std::fs::read(&elsewhere).unwrap(), b"as before");
+        assert!(home.path().join("image").symlink_metadata().unwrap().is_file());
     }
 
     #[test]

@@ -66,5 +66,5 @@ pub mod trusted;
 pub use gather::Refusal;
 pub use interrupted::indirect_syscall;
 pub use request::{Mode, Request, Tracking};
-pub use restart::launcher;
+pub use restart::{is_alone, launcher};
 pub use save::{Hooks, Nudged, Outcome, Told, checkpoint, nudge_self, set_hooks};

@@ -1,4 +1,10 @@
 //! What is asked of a process, and how a request and a refusal look on the socket between requester and process.
+//!
+//! Both must know whom they talk to. The socket's name is no secret (/proc/net/unix), and the users of both may have no number for each other (user namespaces).
+//! - The requester hears only the process that it means: the kernel gives it the id of the caller (SO_PEERCRED), and a pidfd from before the signal says that the id
+//!   has meant that process all the time.
+//! - The process serves only the sender of the signal, which the kernel has allowed to send it: the signal carries a secret that no other process sees, and the
+//!   request begins with it.
 
 use crate::maps;
 
@@ -39,7 +45,11 @@ pub struct Request {
 }
 
 /// First bytes of a request; another one whenever what follows changes.
-const MAGIC: [u8; 8] = *b"RADICRQ2";
+const MAGIC: [u8; 8] = *b"RADICRQ3";
+/// What the signal and the request have in common, and nobody else knows.
+pub type Secret = [u64; 2];
+/// Bytes of it, which come between the request and the regions with advice.
+pub const SECRET_BYTES: usize = size_of::<Secret>();
 /// Bytes of a request: magic, mode, tracking, compress, five zeroes, parent.
 pub const REQUEST_BYTES: usize = 24;
 /// First bytes of the answer when there is no image: a text follows.

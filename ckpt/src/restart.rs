@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
 use crate::describe::object_number;
@@ -20,6 +20,14 @@ static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
 
 /// Who has started this life of the process; 0: nobody has said.
 static LAUNCHER: AtomicU64 = AtomicU64::new(0);
+
+/// 1: this life of the process is a copy that changes nothing outside of itself.
+static ALONE: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this is a copy that changes nothing outside of itself ([`restart_alone`](crate::control::restart_alone)). It is known when the hook after a restore is called.
+pub fn is_alone() -> bool {
+    ALONE.load(Relaxed) == 1
+}
 
 /// What whoever has restored this process has said of itself ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)): in its environment, which is that
 /// of its first life, there is nothing, and its parent is not always who it seems. 0: nothing, or it was never restored. It is known when the hook
@@ -61,6 +69,7 @@ impl<T> OrFail<T> for Result<T, Errno> {
 pub extern "C" fn entry(plan: &Plan) -> ! {
     let threads = state().parked.load(Relaxed) as usize;
     LAUNCHER.store(plan.launcher, Relaxed);
+    ALONE.store(plan.alone, Relaxed);
     // SAFETY: nobody else runs; the slots are as the saved process left them.
     let (tables, leader) = unsafe { (arena::tables(), *state().slots[0].0.get()) };
     // SAFETY: the leader's own segments.

@@ -1,24 +1,29 @@
 //! A request from outside: the thread that got the signal connects to the requester, reads what is asked and answers.
 
-use crate::arena;
+use core::sync::atomic::Ordering::SeqCst;
+
+use crate::arena::{self, state};
 use crate::gather::{self, Refusal, numbered};
-use crate::request::{ADVISED_BYTES, Advised, MAX_ADVISED, Mode, REFUSAL_MAGIC, REQUEST_BYTES, Request, SOCKET_NAME};
-use crate::sys::{self, Errno, call, plain};
+use crate::request::{
+    ADVISED_BYTES, Advised, MAX_ADVISED, Mode, REFUSAL_MAGIC, REQUEST_BYTES, Request, SECRET_BYTES, SOCKET_NAME, Secret,
+};
+use crate::sys::{self, Errno, plain};
 use crate::{identity, save};
 
 /// Answers a request: the lower half of `which` names the socket, bit 32 says that the thread makes an interrupted call again; `context` is where
 /// it was.
 pub extern "C" fn serve(which: u64, context: *mut libc::ucontext_t) {
+    // Before all else: the next request may come at any time.
+    let secret = [0, 1].map(|word| state().secret[word].load(SeqCst));
     let Ok(fd) = connect(which as u32) else { return };
-    limit(fd, libc::SO_RCVTIMEO, ASKING_S);
-    let result = match request(fd) {
+    let result = match request(fd, secret) {
         Some(request) => {
             limit(fd, libc::SO_SNDTIMEO, if request.mode == Mode::Stop { WRITING_STOPPED_S } else { WRITING_S });
             // SAFETY: stop::coordinate holds `busy`.
             unsafe { save::make(&request, fd, context, which >> 32 == 1) }
         }
         None => Err(Refusal {
-            what: "the request is none of this version, or does not come; seconds waited at most:",
+            what: "the request is none of this version, does not come, or is not from the sender of the signal; seconds waited at most:",
             number: ASKING_S as i32,
         }),
     };
@@ -47,8 +52,11 @@ fn limit(fd: i32, option: i32, seconds: u64) {
     let _ = sys::set_socket_option(fd, option, &time);
 }
 
-/// Connects to the requester's socket, and makes sure that it belongs to the same user. The descriptor is a high one: those the
-/// program expects to get next stay free.
+/// The user as which a process sees all users that have no number in its user namespace, root among them.
+const UNMAPPED: u32 = 65_534;
+
+/// Connects to the requester's socket, and makes sure that it may belong to root or the same user; that it is the requester's it has to show (`request`). The
+/// descriptor is a high one: those the program expects to get next stay free.
 fn connect(which: u32) -> Result<i32, Errno> {
     let mut address = [0u8; 2 + SOCKET_NAME.len() + 8];
     address[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
@@ -61,16 +69,13 @@ fn connect(which: u32) -> Result<i32, Errno> {
     if fd != low {
         sys::close(low);
     }
-    let mut peer = [0u32; 3];
-    let mut len = 12u32;
-    // SAFETY: the kernel reads the address, and writes one ucred.
-    let connected = unsafe {
-        call!(libc::SYS_connect, fd, address.as_ptr(), address.len())
-            .and_then(|_| call!(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_PEERCRED, peer.as_mut_ptr(), &raw mut len))
-            .and_then(|_| call!(libc::SYS_geteuid))
-    };
-    match connected {
-        Ok(uid) if uid as u32 == peer[1] || peer[1] == 0 => Ok(fd),
+    // A thread of the program waits in connect while others crowd at the socket.
+    limit(fd, libc::SO_SNDTIMEO, ASKING_S);
+    limit(fd, libc::SO_RCVTIMEO, ASKING_S);
+    let user =
+        sys::to_address(libc::SYS_connect, fd, &address).and_then(|()| Ok((sys::peer(fd)?.1, plain!(libc::SYS_geteuid)? as u32)));
+    match user {
+        Ok((peer, own)) if [own, 0, UNMAPPED].contains(&peer) => Ok(fd),
         Ok(_) => {
             sys::close(fd);
             Err(Errno(libc::EPERM))
@@ -82,12 +87,18 @@ fn connect(which: u32) -> Result<i32, Errno> {
     }
 }
 
-fn request(fd: i32) -> Option<Request> {
+/// Reads the request; none if it is not one, or not from the sender of the signal.
+fn request(fd: i32, secret: Secret) -> Option<Request> {
     let deadline = sys::clock(libc::CLOCK_MONOTONIC) + ASKING_S * 1_000_000_000;
     let read_all = |bytes: &mut [u8]| read_all(fd, bytes, deadline);
     let mut bytes = [0u8; REQUEST_BYTES];
     read_all(&mut bytes)?;
     let request = Request::decode(&bytes)?;
+    let mut shown = [0u8; SECRET_BYTES];
+    read_all(&mut shown)?;
+    if shown.as_chunks::<8>().0 != secret.map(u64::to_ne_bytes) {
+        return None;
+    }
     let mut count = [0u8; 4];
     read_all(&mut count)?;
     // SAFETY: stop::coordinate holds `busy`; the metadata is written later.

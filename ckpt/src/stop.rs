@@ -14,12 +14,15 @@ use crate::sys::{self, Answer, Errno, call};
 pub const SIGNAL: i32 = 33;
 /// Upper half of the signal's value: park, the lower half is the number of the stop.
 const PARK: u32 = u32::from_be_bytes(*b"PARK");
-/// Upper half of the signal's value: save yourself, the lower half names the socket to connect to.
+/// Upper half of the signal's value: save yourself, the lower half names the socket to connect to. What comes after the value is the request's secret.
 pub const REQUEST: u32 = u32::from_be_bytes(*b"SAVE");
 /// Upper half of the signal's value: the thread itself has called `save::checkpoint`.
 const CALL: u32 = u32::from_be_bytes(*b"CALL");
 /// Upper half of the signal's value: ask whoever embeds the engine whether it wants a checkpoint now.
 pub const NUDGE: u32 = u32::from_be_bytes(*b"NUDG");
+
+/// Where the secret of a request is in a siginfo, in words: after number and error, code, pid and uid, and value.
+pub const SECRET_AT: usize = 4;
 
 const SA_RESTORER: u64 = 0x0400_0000;
 /// How long threads may take to park.
@@ -76,6 +79,9 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == REQUEST {
         let rewound = rewind(context);
+        // SAFETY: a siginfo has 128 bytes. The kernel copies 48 of a queued signal, and clears the rest.
+        let words = unsafe { info.cast::<[u64; 16]>().read() };
+        state().secret.iter().zip(&words[SECRET_AT..]).for_each(|(kept, word)| kept.store(*word, SeqCst));
         state().asked.store(u64::from(which) | (sys::getpid() as u64) << 32, SeqCst);
         answer(context, rewound);
         signals::settle(context, rewound);

@@ -8,6 +8,7 @@ use radic_ckpt::image::chain::{AncestorError, Candidates, MAX_LAYERS, merge};
 use radic_ckpt::image::format::HEADER_BYTES;
 use radic_ckpt::image::meta::RegionRef;
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter, Reader, WriteSink, inspect};
+use radic_ckpt::trusted::Owners;
 
 const PAGE: u64 = 4096;
 const BASE: u64 = 0x5555_0000_0000;
@@ -289,17 +290,17 @@ fn ancestors_are_found_by_what_they_are() {
     fs::write(path("text"), "no image").unwrap();
     fs::create_dir(path("folder")).unwrap();
     make_pipe(&path("pipe"));
-    let candidates = Candidates::in_folder(folder.path()).unwrap();
+    let candidates = Candidates::in_folder(folder.path(), Owners::Trusted).unwrap();
     assert_eq!(candidates.ancestors(&headers[2]).unwrap(), [path("a"), path("z")]);
     assert!(candidates.ancestors(&headers[0]).unwrap().is_empty());
-    let named = Candidates::files(&[path("a")]).unwrap().ancestors(&headers[2]).unwrap_err();
+    let named = Candidates::files(&[path("a")], Owners::Trusted).unwrap().ancestors(&headers[2]).unwrap_err();
     assert!(matches!(named, AncestorError::Missing { id: 1, child: 2, looked_at: 1, .. }), "{named}");
-    let error = Candidates::files(&[path("text")]).unwrap_err().to_string();
+    let error = Candidates::files(&[path("text")], Owners::Trusted).unwrap_err().to_string();
     assert!(error.contains("text: this is not a checkpoint image"), "{error}");
     // In circles.
     let circle = Header { id: 1, parent: 2, ..headers[0] };
     fs::write(path("z"), circle.encode()).unwrap();
-    let error = Candidates::in_folder(folder.path()).unwrap().ancestors(&headers[2]).unwrap_err();
+    let error = Candidates::in_folder(folder.path(), Owners::Trusted).unwrap().ancestors(&headers[2]).unwrap_err();
     assert!(matches!(error, AncestorError::TooMany(3)), "{error}");
 }
 

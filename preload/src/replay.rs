@@ -39,19 +39,21 @@ pub struct Replayer {
 }
 
 impl Replayer {
-    /// Finds the command, which is this process's parent, and begins the replay.
-    pub fn begin(observer: &mut Observer) -> Replayer {
-        match Replayer::try_begin(observer) {
+    /// Finds the command, which is this process's parent and waits at the socket of this number, and begins the replay.
+    pub fn begin(observer: &mut Observer, launcher: u64) -> Replayer {
+        match Replayer::try_begin(observer, launcher) {
             Ok(replayer) => replayer,
             Err(error) => fail(&format!("it was restored, and nobody replays it: {error}")),
         }
     }
 
-    fn try_begin(observer: &mut Observer) -> Result<Replayer, Errno> {
-        let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    fn try_begin(observer: &mut Observer, launcher: u64) -> Result<Replayer, Errno> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let fd = sys::high(fd)?;
-        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(socket_name(parent as u32).as_bytes())?)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(socket_name(launcher).as_bytes())?)?;
+        if !is_parent(sys::peer(fd.as_fd())?) {
+            return Err(Errno::PERM);
+        }
         let mut replayer = Replayer { fd, frames: FrameReader::new(FRAME), settled: false, idle: 0 };
         let (process, incarnation, cut) = (observer.process(), observer.incarnation(), observer.journal().end());
         match replayer.ask(&ToReplayer::Restored { process, incarnation, cut })? {
@@ -178,4 +180,10 @@ impl Replayer {
         }
         observer.handle_protector(&FromProtector::StreamStable { stream, offset: end })
     }
+}
+
+/// Whether these are the process and the user of this process's parent, which has restored it: any user may have taken the socket's name when the command has gone.
+fn is_parent((process, user): (i32, u32)) -> bool {
+    let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    process == parent && user == rustix::process::geteuid().as_raw()
 }

@@ -8,7 +8,7 @@
 //! | `Layer::observer` | `Observer::restart`; then it is told of every process that was restarted |
 //! | `node`, `journal`, `bulk` | sockets of an earlier life, dead: closed, made anew |
 //! | `images` | the connection is closed; no image is under way, and the first one is a whole one |
-//! | `replayer` | none: that is for `radic replay`, which says nothing of a launcher |
+//! | `replayer` | none: that is for `radic replay`, which restores a copy that is alone |
 //! | `arrived`, `links`, the program's sockets and listeners | [`Layer::break_all`] and [`Layer::relisten`]: placeholders, to be linked anew |
 //! | `lingering`, `unsent` | their sockets are dead: bytes are in the outbox and leave when a link is up |
 //! | `names`, `listeners`, `aliases`, `broken`, `foreign` | hold: the program sees what it saw |
@@ -160,16 +160,12 @@ impl Catching {
 
 /// This process has just come back. `layer`: as it was in the image.
 pub fn come_back(layer: &mut Layer) {
-    match radic_ckpt::launcher() {
-        0 => {
-            layer.node.fall_silent();
-            layer.replayer = Some(Replayer::begin(&mut layer.observer));
-        }
-        launcher => {
-            if let Err((what, error)) = layer.come_back(launcher) {
-                fail(&format!("it was restored, and {what}: {error}"));
-            }
-        }
+    let launcher = radic_ckpt::launcher();
+    if launcher == 0 || radic_ckpt::is_alone() {
+        layer.node.fall_silent();
+        layer.replayer = Some(Replayer::begin(&mut layer.observer, launcher));
+    } else if let Err((what, error)) = layer.come_back(launcher) {
+        fail(&format!("it was restored, and {what}: {error}"));
     }
 }
 

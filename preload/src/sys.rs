@@ -204,8 +204,13 @@ pub fn number(fd: &impl AsFd) -> i32 {
     fd.as_fd().as_raw_fd()
 }
 
-/// The user at the other end of a unix socket. (rustix wants its process, too, which has no number here if it is in another pid namespace.)
+/// The user at the other end of a unix socket.
 pub fn peer_user(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
+    peer(fd).map(|(_, user)| user)
+}
+
+/// The process and the user at the other end of a unix socket. (Not by rustix: the process is 0 if it is in another pid namespace, which rustix does not allow for.)
+pub fn peer(fd: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     #[allow(unsafe_code)]
@@ -213,5 +218,5 @@ pub fn peer_user(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     let result = unsafe {
         libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &raw mut peer, &raw mut length)
     };
-    if result == 0 { Ok(peer.uid) } else { Err(Errno::NOTCONN) }
+    if result == 0 { Ok((peer.pid, peer.uid)) } else { Err(Errno::NOTCONN) }
 }

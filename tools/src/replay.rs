@@ -14,9 +14,11 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use nix::fcntl::OFlag;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use radic_ckpt::control;
 use radic_wire::bytes::Reader;
 use radic_wire::codec;
@@ -116,10 +118,11 @@ pub(crate) fn replay(cluster: &Cluster, args: ReplayArgs) -> Result<()> {
     let began = Instant::now();
     let mut session = Session::open(cluster, &args)?;
     let images = session.fetch_images()?;
-    let name = socket_name(std::process::id());
+    let launcher = getrandom::u64().map_err(|error| anyhow!("no random bytes from the system: {error}"))?;
+    let name = socket_name(launcher);
     let address = SocketAddr::from_abstract_name(name.as_bytes()).context("the socket's name")?;
     let listener = UnixListener::bind_addr(&address).context("cannot listen for the restored process")?;
-    let mut child = Kept(restore(images)?);
+    let mut child = Kept(restore(images, launcher)?);
     let mut talk = accept(&listener, &mut child.0)?;
     let (complete, ended) = session.serve(&mut talk, &mut child.0)?;
     let report = session.report(complete, ended, began.elapsed());
@@ -146,24 +149,27 @@ impl Drop for Kept {
     }
 }
 
-/// Restores the last of these images, which builds upon the others.
-fn restore(images: Vec<File>) -> Result<Child> {
+/// Restores the last of these images, which builds upon the others. `launcher` is the number of the socket.
+fn restore(images: Vec<File>, launcher: u64) -> Result<Child> {
     let library = std::env::current_exe().context("cannot find radic's own path")?.with_file_name(LIBRARY);
     ensure!(library.exists(), "{} is missing beside this command: install both together", library.display());
     let paths: Vec<PathBuf> = images.iter().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into()).collect();
     let (image, parents) = paths.split_last().context("there is no image")?;
-    let mut command = control::restart_alone(image, parents, &library)?;
+    let mut command = control::restart_alone(image, parents, &library, launcher)?;
     drop(images);
     // What it prints it has printed before.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
     command.spawn().context("the process cannot be restored")
 }
 
+/// The connection of the restored process. Whatever other process calls is turned away, and gets not a byte: the socket's name is there for every user to see.
 fn accept(listener: &UnixListener, child: &mut Child) -> Result<Talk> {
     listener.set_nonblocking(true)?;
     let deadline = Instant::now() + RESTORED;
     loop {
+        ensure!(Instant::now() < deadline, "the restored process made no call on its connections within {RESTORED:?}");
         match listener.accept() {
+            Ok((socket, _)) if !is_child(&socket, child)? => {}
             Ok((socket, _)) => {
                 socket.set_nonblocking(false)?;
                 socket.set_read_timeout(Some(SILENCE))?;
@@ -173,13 +179,18 @@ fn accept(listener: &UnixListener, child: &mut Child) -> Result<Talk> {
                 if let Some(status) = child.try_wait()? {
                     bail!("the restored process has ended at once: {status}");
                 }
-                ensure!(Instant::now() < deadline, "the restored process made no call on its connections within {RESTORED:?}");
                 let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(listener), nix::poll::PollFlags::POLLIN)];
                 nix::poll::poll(&mut poll, nix::poll::PollTimeout::from(100u8))?;
             }
             Err(error) => return Err(error).context("cannot accept the restored process"),
         }
     }
+}
+
+/// Whether the child is at the other end. Nobody has waited for it yet when it calls, so its id is no other process's.
+fn is_child(socket: &UnixStream, child: &Child) -> Result<bool> {
+    let peer = getsockopt(socket, PeerCredentials).context("the kernel does not tell the process that calls")?;
+    Ok(peer.pid() == child.id().cast_signed() && peer.uid() == nix::unistd::geteuid().as_raw())
 }
 
 /// The connection to the restored process.

@@ -11,9 +11,10 @@ use crate::limits;
 /// Longest frame, in bytes.
 pub const FRAME: usize = 4 * limits::LOG_CHUNK;
 
-/// Name of the abstract socket where the parent of a restored process waits for it, without the zero byte before it.
-pub fn socket_name(parent: u32) -> String {
-    format!("radic-replay-{parent}")
+/// Name of the abstract socket where the command waits for the process that it restores, without the zero byte before it. The engine hands the process the number,
+/// which nobody can guess. Once the socket is there, every user may see its name: so both ask the kernel for process and user at the other end.
+pub fn socket_name(launcher: u64) -> String {
+    format!("radic-replay-{launcher:016x}")
 }
 
 /// From the process.

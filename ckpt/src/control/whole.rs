@@ -1,40 +1,73 @@
 //! Images in files: makes whole ones of increments and packed ones, and files that appear only when they are right.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{ControlError, failed};
-use crate::image::chain::{Candidates, Merged, merge, read_header};
+use crate::image::chain::{Candidates, Merged, header_of, merge};
 use crate::image::format::{Codec, RECORD_BYTES, Record};
 use crate::image::meta::Process;
-use crate::image::{Header, ImageError, Meta, Reader, Sink, WriteSink};
+use crate::image::{FormatError, Header, ImageError, Meta, Reader, Sink, WriteSink, is_at_end};
+use crate::trusted::{self, Owners};
 
 /// Told now and then how far long work has come: bytes done, and bytes in all where that is known.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
 
 /// Makes a file that appears under its name only when `write` has succeeded and all is on disk.
 pub(super) fn appear<T>(path: &Path, write: impl FnOnce(&File) -> Result<T, ControlError>) -> Result<T, ControlError> {
-    let mut temporary = OsString::from(path);
-    temporary.push(".partial");
     let failed = |error| ControlError::Io(format!("{} cannot be written", path.display()), error);
-    let result = (|| {
-        // What was in memory is nobody else's business, and a link that somebody has put there leads nowhere.
+    let unfinished = Unfinished::create(path).map_err(failed)?;
+    let result = write(&unfinished.file)?;
+    unfinished.finish().map_err(failed)?;
+    Ok(result)
+}
+
+/// A new file of the caller's own, beside the one that it becomes. It is removed unless it is finished.
+struct Unfinished {
+    /// The folder, which is the same one to the end, whatever its name comes to mean.
+    folder: File,
+    temporary: OsString,
+    name: OsString,
+    file: File,
+    is_finished: bool,
+}
+
+impl Unfinished {
+    fn create(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+        let folder = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(folder(path))?;
+        let mut temporary = name.clone();
+        temporary.push(format!(".{:016x}.partial", crate::identity::new_id()));
+        // What was in memory is nobody else's business: a file, or a link, that is there already is another user's, or in use.
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(&temporary).map_err(failed)?;
-        let result = write(&file)?;
-        file.sync_all().map_err(failed)?;
-        std::fs::rename(&temporary, path).map_err(failed)?;
-        File::open(folder(path)).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        Ok(result)
-    })();
-    if result.is_err() {
-        let _ = std::fs::remove_file(&temporary);
+        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(place(&folder, &temporary))?;
+        Ok(Self { folder, temporary, name, file, is_finished: false })
     }
-    result
+
+    fn finish(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::fs::rename(place(&self.folder, &self.temporary), place(&self.folder, &self.name))?;
+        self.is_finished = true;
+        self.folder.sync_all()
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = std::fs::remove_file(place(&self.folder, &self.temporary));
+        }
+    }
+}
+
+/// A file in an open folder.
+fn place(folder: &File, name: &OsStr) -> PathBuf {
+    Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name)
 }
 
 /// The folder that a file is in.
@@ -44,9 +77,15 @@ pub fn folder(path: &Path) -> &Path {
 }
 
 /// Merges an image with its ancestors into a whole one without packed runs, in a file of its own (or in the place of the image itself). The
-/// ancestors are looked for among `parents`, or beside the image if there are none.
-pub fn merge_files(image: &Path, parents: &[PathBuf], output: &Path, progress: Progress<'_>) -> Result<Merged, ControlError> {
-    let layers = Layers::open(image, parents)?;
+/// ancestors are looked for among `parents`, or beside the image if there are none. The whole image is the caller's: so all of them must be files that it trusts.
+pub fn merge_files(
+    image: &Path,
+    parents: &[PathBuf],
+    owners: Owners,
+    output: &Path,
+    progress: Progress<'_>,
+) -> Result<Merged, ControlError> {
+    let layers = Layers::open(trusted::open(image, owners)?, image, parents, owners)?;
     appear(output, |file| Ok(layers.merge(WriteSink(file), progress)?))
 }
 
@@ -54,16 +93,19 @@ pub fn merge_files(image: &Path, parents: &[PathBuf], output: &Path, progress: P
 struct Layers(Vec<File>);
 
 impl Layers {
-    fn open(image: &Path, parents: &[PathBuf]) -> Result<Self, ControlError> {
-        let header = read_header(image)?;
+    /// An open image, with its name for those beside it.
+    fn open(image: File, path: &Path, parents: &[PathBuf], owners: Owners) -> Result<Self, ControlError> {
+        let header = header_of(&image)?;
         let ancestors = match parents {
             _ if header.parent == 0 => Vec::new(),
-            [] => Candidates::in_folder(folder(image))?.ancestors(&header)?,
-            named => Candidates::files(named)?.ancestors(&header)?,
+            [] => Candidates::in_folder(folder(path), owners)?.ancestors(&header)?,
+            named => Candidates::files(named, owners)?.ancestors(&header)?,
         };
-        let paths = std::iter::once(image).chain(ancestors.iter().map(PathBuf::as_path));
-        let open = |path: &Path| File::open(path).map_err(failed(&format!("{} cannot be opened", path.display())));
-        Ok(Self(paths.map(open).collect::<Result<_, _>>()?))
+        let mut files = vec![image];
+        for ancestor in ancestors {
+            files.push(trusted::open(&ancestor, owners)?);
+        }
+        Ok(Self(files))
     }
 
     fn merge(&self, sink: impl Sink<Error = io::Error>, progress: Progress<'_>) -> Result<Merged, ImageError> {
@@ -141,7 +183,8 @@ fn raw_meta(file: &File) -> Result<Option<Meta>, ImageError> {
     loop {
         input.read_exact(&mut record)?;
         match Record::decode(&record)? {
-            Record::End(_) => return Ok(Some(meta)),
+            Record::End(_) if is_at_end(&mut input)? => return Ok(Some(meta)),
+            Record::End(_) => return Err(FormatError::Invalid("something follows its end record").into()),
             Record::Run(run) if run.codec == Codec::Lz4 => return Ok(None),
             Record::Run(run) => input.seek_relative(i64::from(run.stored))?,
         }
@@ -150,15 +193,20 @@ fn raw_meta(file: &File) -> Result<Option<Meta>, ImageError> {
 
 /// An image as the restorer can read it, whole and without packed runs, verified from its beginning to its end: the file itself if it is
 /// that already, else a file without a name. At its beginning. Ancestors are looked for as [`merge_files`] does.
-pub(super) fn restorable(image: &Path, parents: &[PathBuf], progress: Progress<'_>) -> Result<Restorable, ControlError> {
-    let mut file = File::open(image).map_err(failed("the image cannot be opened"))?;
+pub(super) fn restorable(
+    image: &Path,
+    parents: &[PathBuf],
+    owners: Owners,
+    progress: Progress<'_>,
+) -> Result<Restorable, ControlError> {
+    let mut file = trusted::open(image, owners)?;
     if let Some((_, meta)) = verified_raw(&file)? {
         file.rewind().map_err(failed("the image cannot be read from its beginning"))?;
         return Ok(Restorable { file, meta });
     }
     let mut folders = vec![std::env::temp_dir(), folder(image).to_owned()];
     folders.dedup();
-    let (file, meta) = unpacked(&Layers::open(image, parents)?, &folders, progress)?;
+    let (file, meta) = unpacked(&Layers::open(file, image, parents, owners)?, &folders, progress)?;
     Ok(Restorable { file, meta })
 }
 
@@ -294,10 +342,11 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = stored(&home, true);
         let mut told = 0;
-        let Restorable { file, meta } = restorable(&path, &[], &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
+        let Restorable { file, meta } =
+            restorable(&path, &[], Owners::Trusted, &mut |done, all| told = done.max(all.unwrap() - done)).unwrap();
         assert_eq!((content(file), meta.process.pid), (image(false), 77));
         assert!(told > 0);
-        let layers = Layers::open(&path, &[]).unwrap();
+        let layers = Layers::open(File::open(&path).unwrap(), &path, &[], Owners::Trusted).unwrap();
         let folders = ["/proc".into(), home.path().to_owned()];
         assert_eq!(content(unpacked(&layers, &folders, &mut |_, _| {}).unwrap().0), image(false));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "it has no name");
@@ -309,7 +358,8 @@ mod tests {
     fn a_raw_image_is_taken_as_it_is() {
         let home = tempfile::tempdir().unwrap();
         let path = stored(&home, false);
-        let Restorable { file, .. } = restorable(&path, &[], &mut |_, _| panic!("there is nothing to do")).unwrap();
+        let Restorable { file, .. } =
+            restorable(&path, &[], Owners::Trusted, &mut |_, _| panic!("there is nothing to do")).unwrap();
         std::fs::write(&path, "the same file").unwrap();
         assert_eq!(content(file), b"the same file");
     }
@@ -369,7 +419,8 @@ mod tests {
     #[test]
     fn without_room_it_is_known_how_much_would_be_needed() {
         let home = tempfile::tempdir().unwrap();
-        let layers = Layers::open(&stored(&home, true), &[]).unwrap();
+        let path = stored(&home, true);
+        let layers = Layers::open(File::open(&path).unwrap(), &path, &[], Owners::Trusted).unwrap();
         let (to, mut full) = (File::options().write(true).open("/dev/full").unwrap(), None);
         let merged = layers.merge(WhileThereIsRoom { to: &to, full: &mut full }, &mut |_, _| {}).unwrap();
         assert_eq!(full.unwrap().kind(), io::ErrorKind::StorageFull);

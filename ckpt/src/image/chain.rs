@@ -11,6 +11,7 @@ use super::format::{Codec, FormatError, HEADER_BYTES, Header, MAX_RUN_BYTES, Run
 use super::meta::Meta;
 use super::read::{ImageError, Reader};
 use super::write::{ImageWriter, Sink};
+use crate::trusted::{self, Owners, TrustError};
 
 /// Most images that one restored process may come from: an increment, and 63 before it.
 pub const MAX_LAYERS: usize = 64;
@@ -205,6 +206,19 @@ pub enum AncestorError {
     /// The folder has too many files.
     #[error("{0} holds more than {MAX_FILES} files: name the parents one by one, or move the images to a folder of their own")]
     Crowded(PathBuf),
+    /// It is there, and another user decides what is in it.
+    #[error("image {child:016x} is an increment to image {id:016x}, and {reason}")]
+    Untrusted {
+        /// The one that is not trusted.
+        id: u64,
+        /// The image that needs it.
+        child: u64,
+        /// Why.
+        reason: TrustError,
+    },
+    /// A file that is said to be an image is not trusted.
+    #[error(transparent)]
+    Named(TrustError),
     /// A file that is said to be an image cannot be read, or is none.
     #[error("{0}: {1}")]
     Unreadable(PathBuf, ImageError),
@@ -214,14 +228,20 @@ pub enum AncestorError {
 #[derive(Debug)]
 pub struct Candidates {
     by_id: HashMap<u64, (PathBuf, Header)>,
+    /// Files that are not trusted, and say that they are these.
+    refused: HashMap<u64, PathBuf>,
     place: String,
 }
 
 impl Candidates {
-    /// The images in a folder. Whatever else is there is ignored.
-    pub fn in_folder(folder: &Path) -> Result<Self, AncestorError> {
+    fn none(place: String) -> Self {
+        Self { by_id: HashMap::new(), refused: HashMap::new(), place }
+    }
+
+    /// The images in a folder. Whatever else is there is ignored, what other users have put there, too: it may say anything of itself.
+    pub fn in_folder(folder: &Path, owners: Owners) -> Result<Self, AncestorError> {
         let failed = |error: io::Error| AncestorError::Unreadable(folder.to_owned(), ImageError::Io(error));
-        let mut found = Self { by_id: HashMap::new(), place: format!("in {}", folder.display()) };
+        let mut found = Self::none(format!("in {}", folder.display()));
         for (number, entry) in fs::read_dir(folder).map_err(failed)?.enumerate() {
             if number == MAX_FILES {
                 return Err(AncestorError::Crowded(folder.to_owned()));
@@ -229,23 +249,40 @@ impl Candidates {
             let entry = entry.map_err(failed)?;
             let path = if folder == Path::new(".") { entry.file_name().into() } else { entry.path() };
             // Nothing is to be hoped from one that is just being written.
-            if path.extension().is_none_or(|extension| extension != "partial")
-                && let Ok(header) = read_header(&path)
-            {
-                found.add(path, header);
+            if path.extension().is_none_or(|extension| extension != "partial") {
+                found.look(path, owners);
             }
         }
         Ok(found)
     }
 
     /// These files; each must be an image.
-    pub fn files(paths: &[PathBuf]) -> Result<Self, AncestorError> {
-        let mut found = Self { by_id: HashMap::new(), place: "that were named".into() };
+    pub fn files(paths: &[PathBuf], owners: Owners) -> Result<Self, AncestorError> {
+        let mut found = Self::none("that were named".into());
         for path in paths {
-            let header = read_header(path).map_err(|error| AncestorError::Unreadable(path.clone(), error))?;
+            let file = trusted::open(path, owners).map_err(AncestorError::Named)?;
+            let header = header_of(&file).map_err(|error| AncestorError::Unreadable(path.clone(), error))?;
             found.add(path.clone(), header);
         }
         Ok(found)
+    }
+
+    /// A file that may be an image.
+    fn look(&mut self, path: PathBuf, owners: Owners) {
+        match trusted::open(&path, owners) {
+            Ok(file) => {
+                if let Ok(header) = header_of(&file) {
+                    self.add(path, header);
+                }
+            }
+            Err(TrustError::Io { .. }) => {}
+            // For the error, should there be no other.
+            Err(_) => {
+                if let Ok(header) = read_header(&path) {
+                    self.refused.insert(header.id, path);
+                }
+            }
+        }
     }
 
     /// Of several files with the same image a whole one is taken, else the first by name: the same one every time.
@@ -258,28 +295,34 @@ impl Candidates {
 
     /// The ancestors of an image: its parent first, a whole image last. None for a whole image.
     pub fn ancestors(&self, image: &Header) -> Result<Vec<PathBuf>, AncestorError> {
-        let (mut paths, mut child) = (Vec::new(), image);
+        let (mut paths, mut child) = (Vec::new(), *image);
         while child.parent != 0 {
             if paths.len() == MAX_LAYERS - 1 {
                 return Err(AncestorError::TooMany(image.id));
             }
-            let (path, header) = self.by_id.get(&child.parent).ok_or_else(|| AncestorError::Missing {
-                id: child.parent,
-                child: child.id,
-                looked_at: self.by_id.len(),
-                place: self.place.clone(),
-            })?;
+            let Some((path, header)) = self.by_id.get(&child.parent) else { return Err(self.missing(child)) };
             paths.push(path.clone());
-            child = header;
+            child = *header;
         }
         Ok(paths)
+    }
+
+    fn missing(&self, Header { id: child, parent: id, .. }: Header) -> AncestorError {
+        match self.refused.get(&id).and_then(|path| trusted::open(path, Owners::Trusted).err()) {
+            Some(reason) => AncestorError::Untrusted { id, child, reason },
+            None => AncestorError::Missing { id, child, looked_at: self.by_id.len(), place: self.place.clone() },
+        }
     }
 }
 
 /// The header of an image in a file, checked; nothing behind it is looked at.
 pub fn read_header(path: &Path) -> Result<Header, ImageError> {
     // A pipe would wait for its other end.
-    let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(ImageError::Io)?;
+    header_of(&File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(ImageError::Io)?)
+}
+
+/// The same of an open file, at its beginning.
+pub fn header_of(mut file: &File) -> Result<Header, ImageError> {
     if !file.metadata().map_err(ImageError::Io)?.is_file() {
         return Err(FormatError::NotAnImage.into());
     }

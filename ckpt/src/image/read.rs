@@ -44,7 +44,7 @@ impl From<io::Error> for ImageError {
     }
 }
 
-/// An image being read. Header and metadata have been checked; the runs are checked as they come.
+/// An image being read. Header and metadata have been checked; the runs are checked as they come. After its end record nothing may come.
 pub struct Reader<R> {
     input: R,
     /// The header.
@@ -119,6 +119,9 @@ impl<R: Read> Reader<R> {
                 if end.runs != self.runs || end.bytes != self.bytes || end.crc != self.crc {
                     return Err(FormatError::Invalid("the end record does not match what came before it").into());
                 }
+                if !is_at_end(&mut self.input)? {
+                    return Err(FormatError::Invalid("something follows its end record").into());
+                }
                 self.ended = true;
                 return Ok(None);
             }
@@ -166,6 +169,16 @@ impl<R: Read> Reader<R> {
             }
         }
         Ok(())
+    }
+}
+
+/// Nothing comes any more. Of a stream, its writer says so by closing it.
+pub(crate) fn is_at_end(input: &mut impl Read) -> io::Result<bool> {
+    loop {
+        match input.read(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(|count| count == 0),
+        }
     }
 }
 

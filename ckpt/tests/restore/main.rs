@@ -6,3 +6,4 @@ mod many;
 mod matrix;
 mod nudge;
 mod single;
+mod strangers;

@@ -2,16 +2,17 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::File;
+use std::io::Seek;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use radic_ckpt::control::{self, Ids, Saved};
-use radic_ckpt::image::chain::{Candidates, read_header};
+use radic_ckpt::control::{self, ControlError, Ids, Saved};
+use radic_ckpt::image::chain::{Candidates, header_of, read_header};
 use radic_ckpt::image::{self, Header};
+use radic_ckpt::trusted::{self, Owners};
 use radic_ckpt::{Mode, Request, Tracking};
 use serde::Serialize;
 
@@ -71,9 +72,14 @@ pub(crate) enum CkptCommand {
     /// Let a saved program go on from its image
     #[command(
         after_help = "Example:\n  radic ckpt restart image\n\nExit code and signals are the program's. The images that an \
-        increment needs are looked for beside it. An increment or a packed image is first unpacked to a temporary file, in TMPDIR or beside it."
+        increment needs are looked for beside it. An increment or a packed image is first unpacked to a temporary file, in TMPDIR or beside it.\n\n\
+        To restart an image is to run its program, with your rights: what an image holds is executed as it is. So images, and what they are \
+        increments to, are taken only if they are yours or root's and no other user may write them, nor exchange them in their folder. \
+        `radic ckpt inspect --trust-owner` shows what is in one, and runs nothing."
     )]
     Restart {
+        #[command(flatten)]
+        trust: Trust,
         /// Do not ask for the old process and thread ids: for a copy beside the program that still runs
         #[arg(long)]
         new_ids: bool,
@@ -83,6 +89,8 @@ pub(crate) enum CkptCommand {
     /// Check an image, and show what it holds
     #[command(after_help = "Example:\n  radic ckpt inspect image --json")]
     Inspect {
+        #[command(flatten)]
+        trust: Trust,
         /// The image
         image: PathBuf,
         /// Print JSON, for programs
@@ -95,6 +103,8 @@ pub(crate) enum CkptCommand {
         The result is unpacked, and stands for the increment in every way: other increments to that one are increments to it. \
         A whole image is merely unpacked.")]
     Merge {
+        #[command(flatten)]
+        trust: Trust,
         /// The image
         image: PathBuf,
         /// The image to write; may be IMAGE itself [default: IMAGE.whole]
@@ -107,6 +117,19 @@ pub(crate) enum CkptCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Trust {
+    /// Take images that another user owns, or that other users may write or exchange: that user, too, decides what is in them
+    #[arg(long)]
+    trust_owner: bool,
+}
+
+impl Trust {
+    fn owners(self) -> Owners {
+        if self.trust_owner { Owners::Any } else { Owners::Trusted }
+    }
 }
 
 #[derive(Args, Clone, Copy)]
@@ -157,19 +180,19 @@ pub(crate) fn dispatch(command: CkptCommand) -> Result<u8> {
         CkptCommand::Save { pid, output, parent, how, json } => {
             save(pid, &output.unwrap_or_else(|| format!("image.{pid}").into()), parent.as_deref(), how, json)?;
         }
-        CkptCommand::Restart { new_ids, image } => {
+        CkptCommand::Restart { trust, new_ids, image } => {
             let ids = if new_ids { Ids::New } else { Ids::Old };
             let mut meter = Meter::new("unpacked");
-            let command = control::restart_as(ids, &image, &library()?, &mut |done, all| meter.show(done, all));
+            let command = control::restart_as(ids, trust.owners(), &image, &library()?, &mut |done, all| meter.show(done, all));
             drop(meter);
             // Replaces this command; what comes back is an error.
-            let error = command.with_context(|| image.display().to_string())?.exec();
+            let error = named(command, &image)?.exec();
             return Err(error).with_context(|| format!("the program of {} cannot be executed", image.display()));
         }
-        CkptCommand::Inspect { image, json } => inspect(&image, json)?,
-        CkptCommand::Merge { image, output, parent, json } => {
+        CkptCommand::Inspect { trust, image, json } => inspect(&image, trust.owners(), json)?,
+        CkptCommand::Merge { trust, image, output, parent, json } => {
             let output = output.unwrap_or_else(|| with_suffix(&image, ".whole"));
-            merge(&image, &parent, &output, json)?;
+            merge(&image, &parent, trust.owners(), &output, json)?;
         }
     }
     Ok(0)
@@ -240,11 +263,19 @@ fn parent_header(parent: &Path, output: &Path, how: How) -> Result<Header> {
     Ok(header)
 }
 
-fn merge(image: &Path, parents: &[PathBuf], output: &Path, json: bool) -> Result<()> {
+/// What went wrong with an image, with its name.
+fn named<T>(result: Result<T, ControlError>, image: &Path) -> Result<T> {
+    match result {
+        Err(error @ ControlError::Untrusted(_)) => Err(error.into()),
+        result => result.with_context(|| image.display().to_string()),
+    }
+}
+
+fn merge(image: &Path, parents: &[PathBuf], owners: Owners, output: &Path, json: bool) -> Result<()> {
     let mut meter = Meter::new("merged");
-    let merged = control::merge_files(image, parents, output, &mut |done, all| meter.show(done, all));
+    let merged = control::merge_files(image, parents, owners, output, &mut |done, all| meter.show(done, all));
     drop(meter);
-    let merged = merged.with_context(|| image.display().to_string())?;
+    let merged = named(merged, image)?;
     let saved = Saved { bytes: merged.bytes, id: merged.header.id, parent: merged.header.parent, notes: merged.meta.notes };
     if json {
         return show::print_json(&Named { image: output, saved: &saved });
@@ -253,13 +284,15 @@ fn merge(image: &Path, parents: &[PathBuf], output: &Path, json: bool) -> Result
     Ok(())
 }
 
-fn inspect(path: &Path, json: bool) -> Result<()> {
+fn inspect(path: &Path, owners: Owners, json: bool) -> Result<()> {
     let what = || path.display().to_string();
-    let header = read_header(path).with_context(what)?;
-    let report = image::inspect(File::open(path).with_context(what)?).with_context(what)?;
+    let mut file = trusted::open(path, owners)?;
+    let header = header_of(&file).with_context(what)?;
+    file.rewind().with_context(what)?;
+    let report = image::inspect(file).with_context(what)?;
     let (mut ancestors, mut missing) = (Vec::new(), None);
     if header.parent != 0 {
-        match Candidates::in_folder(control::folder(path)).and_then(|candidates| candidates.ancestors(&header)) {
+        match Candidates::in_folder(control::folder(path), owners).and_then(|candidates| candidates.ancestors(&header)) {
             Ok(paths) => {
                 for path in paths {
                     let header = read_header(&path).with_context(|| path.display().to_string())?;

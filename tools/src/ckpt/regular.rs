@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context, Result};
-use radic_ckpt::control::{self, Saved};
+use radic_ckpt::control::{Saved, Target};
 
 use super::{How, ModeName, library};
 use crate::show;
@@ -34,7 +35,8 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
         preload.push(others);
     }
     let dir = || images.dir.display().to_string();
-    fs::create_dir_all(&images.dir).with_context(dir)?;
+    // What was in memory is nobody else's business; and images are taken only from a folder that nobody else may write.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&images.dir).with_context(dir)?;
     let first_number = last_number(&images.dir).with_context(dir)? + 1;
     let (first, rest) = program.split_first().context("no program is given")?;
     let mut child = Command::new(first)
@@ -42,10 +44,11 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
         .env("LD_PRELOAD", preload)
         .spawn()
         .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
-    let pid = child.id().cast_signed();
+    // Now, before anybody waits for it: its id may be another process's afterwards.
+    let target = Target::open(child.id().cast_signed())?;
     let (ended, end) = mpsc::channel::<()>();
-    let saver =
-        interval.map(|interval| std::thread::spawn(move || Saver::new(pid, images, first_number).save_regularly(interval, &end)));
+    let saver = interval
+        .map(|interval| std::thread::spawn(move || Saver::new(target, images, first_number).save_regularly(interval, &end)));
     let status = child.wait()?;
     drop(ended);
     if let Some(saver) = saver {
@@ -69,7 +72,7 @@ fn last_number(dir: &Path) -> Result<u64> {
 
 /// Saves a process again and again.
 struct Saver {
-    pid: i32,
+    target: Target,
     images: Images,
     /// Number of the next image.
     number: u64,
@@ -79,8 +82,8 @@ struct Saver {
 }
 
 impl Saver {
-    fn new(pid: i32, images: Images, number: u64) -> Self {
-        Self { pid, images, number, history: History::default(), notes_told: HashSet::new() }
+    fn new(target: Target, images: Images, number: u64) -> Self {
+        Self { target, images, number, history: History::default(), notes_told: HashSet::new() }
     }
 
     /// Until the process has ended. A checkpoint that fails is reported; the next may succeed.
@@ -91,7 +94,7 @@ impl Saver {
                 ModeName::Incremental => self.history.parent(self.images.full_every),
                 ModeName::Fork | ModeName::Stop => 0,
             };
-            match control::save(self.pid, self.images.how.request(parent), &path) {
+            match self.target.save(&self.images.how.request(parent), &path, &mut |_, _| {}) {
                 Ok(saved) => self.saved(path, saved),
                 Err(error) => show::report(&format!("radic: checkpoint {} failed: {error}", self.number)),
             }
