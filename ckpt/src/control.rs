@@ -253,7 +253,7 @@ pub fn kept_by(child: i32) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
     use crate::image::meta::RegionRef;
@@ -302,6 +302,41 @@ mod tests {
         whole::appear(&home.path().join("image"), |file| receive(&stream[..], file, &mut |_, _| {})).unwrap();
         assert_eq!(std::fs::read(&elsewhere).unwrap(), b"as before");
         assert!(home.path().join("image").symlink_metadata().unwrap().is_file());
+    }
+
+    /// In a folder like /tmp another user may put files beforehand, with any name. What is written there would be that user's.
+    #[test]
+    fn a_planted_file_gets_nothing() {
+        if sys::plain!(libc::SYS_geteuid) != Ok(0) {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+        let mut intruder = Command::new("/bin/sh");
+        intruder.args(["-c", "umask 0; for name in image image.partial; do echo planted > $name; done"]).current_dir(home.path());
+        assert!(intruder.uid(64_002).gid(64_002).status().unwrap().success());
+        let (path, stream) = (home.path().join("image"), image(false));
+        whole::appear(&path, |file| receive(&stream[..], file, &mut |_, _| {})).unwrap();
+        assert_eq!(std::fs::read(home.path().join("image.partial")).unwrap(), b"planted\n");
+        let data = path.metadata().unwrap();
+        assert_eq!((data.uid(), data.mode() & 0o777, data.len()), (0, 0o600, stream.len() as u64));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 2);
+    }
+
+    /// The folder is the one that was there at first, whatever its name comes to mean.
+    #[test]
+    fn an_exchanged_folder_gets_nothing() {
+        let (home, stream) = (tempfile::tempdir().unwrap(), image(false));
+        let (folder, moved) = (home.path().join("folder"), home.path().join("moved"));
+        std::fs::create_dir(&folder).unwrap();
+        whole::appear(&folder.join("image"), |file| {
+            std::fs::rename(&folder, &moved).unwrap();
+            std::fs::create_dir(&folder).unwrap();
+            receive(&stream[..], file, &mut |_, _| {})
+        })
+        .unwrap();
+        assert_eq!(std::fs::read(moved.join("image")).unwrap(), stream);
+        assert_eq!(std::fs::read_dir(&moved).unwrap().count() + std::fs::read_dir(&folder).unwrap().count(), 1);
     }
 
     #[test]

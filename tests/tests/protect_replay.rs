@@ -3,14 +3,22 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::leftovers::ClusterDir;
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
+use radic_wire::codec;
 use radic_wire::event::{Event, EventName};
+use radic_wire::frame;
 use radic_wire::ids::JobId;
+use radic_wire::replay::{FRAME, ToReplayer};
 use serde::Deserialize;
 
 /// Time for one program, and for one replay.
@@ -96,6 +104,40 @@ fn replay_all(library: &Library, to_the_byte: bool) {
         assert!(compared > 0, "nothing was compared");
         cluster.assert_idle();
     }
+    cluster.stop();
+}
+
+/// The socket where `radic replay` waits for the process has a name that every user may see. Whoever else calls there hears nothing, and stops nothing.
+#[test]
+fn a_rank_s_log_is_for_the_process_alone() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let cluster = Cluster::start(Kind::Logical, RANKS);
+    let id = run(&MPICH, &cluster, "ring", &["--laps", "5000"]);
+    let place = ClusterDir::new();
+    fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).expect("a folder for everybody");
+    let (program, says) = (place.path().join("intruder"), place.path().join("says"));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../ckpt/tests/programs/intruder.c");
+    cluster.invocation("gcc").args(["-O1".as_ref(), "-o".as_ref(), program.as_os_str(), source.as_ref()]).run().expect(0);
+    let mut question = Vec::new();
+    let body = codec::encode(&ToReplayer::FetchJournal { position: 0, room: 1 << 16 }, FRAME).expect("a short message");
+    frame::encode_into(&mut question, &body, FRAME);
+    fs::write(&says, question).expect("a new file");
+
+    let mut intruder = Command::new(&program);
+    intruder.args(["call".as_ref(), "radic-replay-".as_ref(), says.as_os_str()]).uid(64_002).gid(64_002).stdout(Stdio::piped());
+    let mut intruder = intruder.spawn().expect("the other user's program");
+    // It looks all the time, and the process takes its time to come back. Should it miss the moment once, it does not again.
+    let called = (0..RANKS).cycle().take(8).any(|rank| {
+        let words = ["replay", &id.to_string(), &rank.to_string(), "--strict", "--json"].map(str::to_owned);
+        cluster.radic(words).limit(LIMIT).run().expect(0);
+        intruder.try_wait().expect("a child").is_some()
+    });
+    _ = intruder.kill();
+    let heard = String::from_utf8(intruder.wait_with_output().expect("what it says").stdout).expect("text");
+    assert!(called && heard.starts_with("first\n") && heard.ends_with(" 0 bytes \n"), "{heard}");
+    cluster.assert_idle();
     cluster.stop();
 }
 

@@ -123,7 +123,7 @@ pub(crate) fn replay(cluster: &Cluster, args: ReplayArgs) -> Result<()> {
     let address = SocketAddr::from_abstract_name(name.as_bytes()).context("the socket's name")?;
     let listener = UnixListener::bind_addr(&address).context("cannot listen for the restored process")?;
     let mut child = Kept(restore(images, launcher)?);
-    let mut talk = accept(&listener, &mut child.0)?;
+    let mut talk = accept(listener, &mut child.0)?;
     let (complete, ended) = session.serve(&mut talk, &mut child.0)?;
     let report = session.report(complete, ended, began.elapsed());
     if args.json {
@@ -163,7 +163,7 @@ fn restore(images: Vec<File>, launcher: u64) -> Result<Child> {
 }
 
 /// The connection of the restored process. Whatever other process calls is turned away, and gets not a byte: the socket's name is there for every user to see.
-fn accept(listener: &UnixListener, child: &mut Child) -> Result<Talk> {
+fn accept(listener: UnixListener, child: &mut Child) -> Result<Talk> {
     listener.set_nonblocking(true)?;
     let deadline = Instant::now() + RESTORED;
     loop {
@@ -179,7 +179,7 @@ fn accept(listener: &UnixListener, child: &mut Child) -> Result<Talk> {
                 if let Some(status) = child.try_wait()? {
                     bail!("the restored process has ended at once: {status}");
                 }
-                let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(listener), nix::poll::PollFlags::POLLIN)];
+                let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(&listener), nix::poll::PollFlags::POLLIN)];
                 nix::poll::poll(&mut poll, nix::poll::PollTimeout::from(100u8))?;
             }
             Err(error) => return Err(error).context("cannot accept the restored process"),

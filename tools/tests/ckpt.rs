@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -181,6 +183,55 @@ fn regular_images_keep_whole_chains() {
     for name in &names {
         home.restart(&format!("images/{name}"));
     }
+}
+
+/// Restarting an image is running its program. What another user has written, or could exchange, is not taken unless that is said; nor is it as an ancestor.
+#[test]
+fn images_of_other_users_are_refused() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let home = Home::new();
+    let program = home.program();
+    home.json(&["save", &program.pid(), "-o", "first", "--mode", "incremental", "--json"]);
+    home.json(&["save", &program.pid(), "-o", "second", "--mode", "incremental", "--parent", "first", "--json"]);
+    program.end();
+    // As /tmp is.
+    let shared = tempfile::tempdir().unwrap();
+    let place = |name: &str| shared.path().join(name);
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    set_mode(shared.path(), 0o1777);
+    let mut intruder =
+        Command::new("cp").arg("/dev/stdin").arg(place("forged")).uid(64_002).gid(64_002).stdin(Stdio::piped()).spawn().unwrap();
+    intruder.stdin.take().unwrap().write_all(&fs::read(home.path("first")).unwrap()).unwrap();
+    assert!(intruder.wait().unwrap().success());
+
+    let forged = place("forged").to_str().unwrap().to_owned();
+    for command in ["restart", "inspect", "merge"] {
+        let error = home.error(&[command, &forged]);
+        assert!(error.contains("belongs to user 64002") && error.contains("--trust-owner"), "{command}: {error}");
+    }
+    // An increment of the caller's own, beside an ancestor of the other's.
+    fs::copy(home.path("second"), place("second")).unwrap();
+    set_mode(&place("second"), 0o600);
+    let second = place("second").to_str().unwrap().to_owned();
+    for args in [&["restart", &second][..], &["merge", &second], &["merge", &second, "--parent", &forged]] {
+        let error = home.error(args);
+        assert!(error.contains("belongs to user 64002"), "{args:?}: {error}");
+    }
+    assert!(home.json(&["inspect", &second, "--json"])["missing"].as_str().unwrap().contains("belongs to user 64002"));
+
+    // The own one, where others may write it or exchange it.
+    fs::copy(home.path("first"), place("own")).unwrap();
+    let own = place("own").to_str().unwrap().to_owned();
+    for (mode, folder, refused) in [(0o600, 0o1777, false), (0o622, 0o755, true), (0o600, 0o777, true)] {
+        set_mode(&place("own"), mode);
+        set_mode(shared.path(), folder);
+        let output = home.output(&["inspect", &own]);
+        assert_eq!(!output.status.success(), refused, "{mode:o} in {folder:o}: {output:?}");
+    }
+    home.json(&["merge", &second, "--trust-owner", "--parent", &forged, "-o", "whole", "--json"]);
+    home.restart("whole");
 }
 
 #[test]

@@ -37,6 +37,11 @@ impl Target {
 
     /// As [`request`](super::request) does.
     pub fn request(&self, what: &Request) -> Result<impl Read + use<>, ControlError> {
+        Ok(self.ask(what)?.0)
+    }
+
+    /// The image, as [`request`](super::request) gives it, and the user of the process.
+    fn ask(&self, what: &Request) -> Result<(impl Read + use<>, u32), ControlError> {
         let unreachable = unreachable(self.pid);
         let (listener, which) = listen().map_err(failed("a socket cannot be made"))?;
         let secret = secret().map_err(failed("there are no random numbers"))?;
@@ -45,7 +50,7 @@ impl Target {
         message.extend(secret.iter().flat_map(|word| word.to_ne_bytes()));
         message.extend(advice_message(&std::fs::read(format!("/proc/{}/smaps", self.pid)).map_err(unreachable)?));
         self.queue(u64::from(REQUEST) << 32 | u64::from(which), secret)?;
-        let mut stream = self.accept(&listener)?;
+        let (mut stream, user) = self.accept(&listener)?;
         // The name is free again.
         drop(listener);
         stream.set_read_timeout(Some(STUCK)).and_then(|()| stream.set_write_timeout(Some(STUCK))).map_err(unreachable)?;
@@ -60,13 +65,17 @@ impl Target {
         if first != MAGIC {
             return Err(ControlError::Refused(self.pid, "it answered something that is no image".into()));
         }
-        Ok(Cursor::new(first).chain(stream))
+        Ok((Cursor::new(first).chain(stream), user))
     }
 
     /// As [`save_watched`](super::save_watched) does.
     pub fn save(&self, what: &Request, path: &Path, progress: Progress<'_>) -> Result<Saved, ControlError> {
-        let image = self.request(what)?;
-        whole::appear(path, |file| receive(image, file, progress))
+        let (image, user) = self.ask(what)?;
+        let mut saved = whole::appear(path, |file| receive(image, file, progress))?;
+        if plain!(libc::SYS_geteuid) != Ok(user as usize) {
+            saved.notes.push(format!("its user: it is user {user}'s, and runs with the rights of the user that restarts it"));
+        }
+        Ok(saved)
     }
 
     /// As [`nudge`](super::nudge) does.
@@ -94,8 +103,8 @@ impl Target {
         })
     }
 
-    /// The process's connection. Any other process may call, too: it is turned away, and gets not a byte.
-    fn accept(&self, listener: &UnixListener) -> Result<UnixStream, ControlError> {
+    /// The process's connection, and its user. Any other process may call, too: it is turned away, and gets not a byte.
+    fn accept(&self, listener: &UnixListener) -> Result<(UnixStream, u32), ControlError> {
         let deadline = Instant::now() + PATIENCE;
         let unreachable = unreachable(self.pid);
         listener.set_nonblocking(true).map_err(unreachable)?;
@@ -106,20 +115,19 @@ impl Target {
             }
             let [_, ended] = poll([listener.as_raw_fd(), self.pidfd.as_raw_fd()], left).map_err(unreachable)?;
             match listener.accept() {
-                Ok((stream, _)) if self.is_at(&stream).map_err(unreachable)? => return Ok(stream),
-                Ok(_) => {}
+                Ok((stream, _)) => {
+                    let (caller, user) = sys::peer(stream.as_raw_fd()).map_err(|error| unreachable(from(error)))?;
+                    // Its id is that of no other process as long as it has not ended. (Its user may be one that has no number here.)
+                    let [ended] = poll([self.pidfd.as_raw_fd()], Duration::ZERO).map_err(unreachable)?;
+                    if caller == self.pid && !ended {
+                        return Ok((stream, user));
+                    }
+                }
                 Err(_) if ended => return Err(ControlError::Ended(self.pid)),
                 Err(error) if [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted].contains(&error.kind()) => {}
                 Err(error) => return Err(unreachable(error)),
             }
         }
-    }
-
-    /// Whether this process is at the other end. Its id is that of no other process as long as it has not ended. (Its user may be one that has no number here.)
-    fn is_at(&self, stream: &UnixStream) -> io::Result<bool> {
-        let (caller, _) = sys::peer(stream.as_raw_fd()).map_err(from)?;
-        let [ended] = poll([self.pidfd.as_raw_fd()], Duration::ZERO)?;
-        Ok(caller == self.pid && !ended)
     }
 }
 

@@ -416,6 +416,30 @@ mod tests {
         assert!(matches!(error, ControlError::Image(_)), "{error}");
     }
 
+    /// What comes after the end record is in no sum, so nobody has vouched for it.
+    #[test]
+    fn what_follows_the_end_is_refused_however_the_image_is_read() {
+        let home = tempfile::tempdir().unwrap();
+        let follows = |result: Result<(), ControlError>, how: &str| {
+            let error = result.expect_err(how).to_string();
+            assert!(error.contains("something follows its end record"), "{how}: {error}");
+        };
+        for packed in [false, true] {
+            let path = stored(&home, packed);
+            let mut longer = image(packed);
+            longer.push(0);
+            std::fs::write(&path, &longer).unwrap();
+            let file = || File::open(&path).unwrap();
+            let folders = [home.path().to_owned()];
+            follows(restorable(&path, &[], Owners::Trusted, &mut |_, _| {}).map(drop), "restart");
+            follows(Restorable::of_verified(vec![file()], &folders, &mut |_, _| {}).map(drop), "restart of what was verified");
+            follows(merge_files(&path, &[], Owners::Trusted, &home.path().join("whole"), &mut |_, _| {}).map(drop), "merge");
+            follows(crate::image::inspect(file()).map(drop).map_err(ControlError::from), "inspect");
+            follows(crate::image::verify(file()).map(drop).map_err(ControlError::from), "verify");
+            assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "nothing is left behind");
+        }
+    }
+
     #[test]
     fn without_room_it_is_known_how_much_would_be_needed() {
         let home = tempfile::tempdir().unwrap();

@@ -127,7 +127,8 @@ fn root_saves_a_process_that_knows_no_root() {
     for user in [USER, UNMAPPED] {
         let mut process = place.start_in_namespace(user);
         let saved = place.path().join(format!("saved-{user}"));
-        control::save(process.pid(), Mode::Fork, &saved).unwrap_or_else(|error| panic!("user {user}: {error}"));
+        let told = control::save(process.pid(), Mode::Fork, &saved).unwrap_or_else(|error| panic!("user {user}: {error}"));
+        assert!(told.notes.iter().any(|note| note.contains(&format!("it is user {user}'s"))), "{:?}", told.notes);
         assert_eq!(program_of(&saved), place.path().join("counter"));
         assert_eq!(process.wait().code(), Some(7));
     }
