@@ -201,8 +201,9 @@ fn images_of_other_users_are_refused() {
     let place = |name: &str| shared.path().join(name);
     let set_mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     set_mode(shared.path(), 0o1777);
-    let mut intruder =
-        Command::new("cp").arg("/dev/stdin").arg(place("forged")).uid(64_002).gid(64_002).stdin(Stdio::piped()).spawn().unwrap();
+    let mut intruder = Command::new("/bin/sh");
+    intruder.args(["-c", "cat > forged"]).current_dir(shared.path()).uid(64_002).gid(64_002);
+    let mut intruder = intruder.stdin(Stdio::piped()).spawn().unwrap();
     intruder.stdin.take().unwrap().write_all(&fs::read(home.path("first")).unwrap()).unwrap();
     assert!(intruder.wait().unwrap().success());
 
