@@ -11,11 +11,14 @@ use radic_wire::ids::NodeName;
 use radic_wire::membership::Role;
 use serde::{Deserialize, Serialize};
 
+use crate::folder::{Folder, FolderError};
 use crate::membership::Timing;
 
 /// Longest configuration file, in bytes.
 const FILE_LIMIT: u64 = 64 << 10;
 const DEFAULT_PORT: u16 = 7117;
+/// In the cluster's directory, where each node has its own.
+const NODES: &str = "nodes";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -160,6 +163,9 @@ pub enum ConfigError {
     /// Two settings that exclude each other.
     #[error("{0} and {1} exclude each other: a spare takes the ranks of a node that dies, a witness never hosts any")]
     Both(&'static str, &'static str),
+    /// A folder that the environment of ranks could not name.
+    #[error("the cluster's directory, {0}, is no text (UTF-8), which the variables of ranks must be: give another with --dir or RADIC_CLUSTER")]
+    NoText(PathBuf),
     /// A value is needed that cannot be guessed.
     #[error("{what}: {remedy}")]
     Missing {
@@ -209,6 +215,9 @@ impl Settings {
             remedy: "HOME is not set: give --dir or RADIC_CLUSTER".to_owned(),
         })?;
         let dir = std::path::absolute(&dir).map_err(|e| ConfigError::File { path: dir.clone(), error: e.to_string() })?;
+        if dir.to_str().is_none() {
+            return Err(ConfigError::NoText(dir));
+        }
         let (heartbeat, missed) = (self.heartbeat_ms.unwrap_or(100), self.missed.unwrap_or(5));
         in_range("heartbeat-ms", heartbeat, 10..=60_000, "10 to 60000 milliseconds")?;
         in_range("missed", missed, 2..=1_000, "2 to 1000 heartbeats")?;
@@ -256,6 +265,13 @@ impl Config {
         node_dir(&self.dir, &self.name)
     }
 
+    /// The node's own folder and that of its store, made if need be. Neither they nor the folders above the node's own, up to the cluster's, may be another
+    /// user's, or open to others.
+    pub fn make_folders(&self) -> Result<(Folder, Folder), FolderError> {
+        let node = Folder::make_all(&self.dir)?.subfolder(NODES)?.subfolder(self.name.as_str())?;
+        Ok((node, Folder::make_all(&self.store)?))
+    }
+
     /// The settings in force, as a file that would give them again.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         let (listen, log_format) = (Some(self.listen), Some(self.log_format));
@@ -283,7 +299,7 @@ impl Config {
 }
 
 fn node_dir(dir: &Path, name: &NodeName) -> PathBuf {
-    dir.join("nodes").join(name.as_str())
+    dir.join(NODES).join(name.as_str())
 }
 
 fn in_range<T: PartialOrd + ToString>(

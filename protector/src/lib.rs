@@ -5,13 +5,15 @@
 //! - [`logs`]: the service that drives the store: sockets, files, threads of its own;
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
-//! - [`config`]: flags, environment and file.
+//! - [`config`]: flags, environment and file;
+//! - [`folder`]: folders that nobody else can write to, and the files in them, for `radic`, too.
 //!
-//! Everything but [`daemon`] and [`config`] is without input and output, so that a test or a simulation drives it by hand.
+//! Everything but [`daemon`], [`config`] and [`folder`] is without input and output, so that a test or a simulation drives it by hand.
 #![deny(unsafe_code)]
 
 pub mod config;
 pub mod daemon;
+pub mod folder;
 pub mod link;
 pub mod logs;
 pub mod membership;

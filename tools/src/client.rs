@@ -44,6 +44,8 @@ pub(crate) enum ClientError {
     Lost { node: String, why: String },
     #[error("the protector of {node} did not answer within {} s", limit.as_secs())]
     Late { node: String, limit: Duration },
+    #[error("the cluster's folder, {0}, is no text (UTF-8), which the variables of ranks must be: choose another with --cluster DIR or RADIC_CLUSTER")]
+    NoText(PathBuf),
     #[error("{0}")]
     Refused(String),
     #[error(
@@ -79,6 +81,11 @@ impl Cluster {
         &self.dir
     }
 
+    /// The environment of ranks names this folder: what is no text could only be named as another one.
+    pub(crate) fn check_text(&self) -> Result<(), ClientError> {
+        if self.dir.to_str().is_some() { Ok(()) } else { Err(ClientError::NoText(self.dir.clone())) }
+    }
+
     pub(crate) fn key(&self) -> PathBuf {
         self.dir.join("key")
     }
@@ -102,6 +109,7 @@ impl Cluster {
 
     /// A connection to any protector, if possible not that of `avoid`.
     pub(crate) fn connect(&self, avoid: Option<&str>) -> Result<Connection, ClientError> {
+        self.check_text()?;
         let mut names = self.nodes();
         if names.is_empty() {
             return Err(ClientError::NoCluster { dir: self.dir.display().to_string() });
@@ -129,7 +137,7 @@ impl Cluster {
 }
 
 /// Sorts "n2" before "n10": text and numbers in turn.
-fn natural(name: &str) -> Vec<(String, u64)> {
+pub(crate) fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = name;
     while !rest.is_empty() {

@@ -1,10 +1,13 @@
 //! `radic cluster start` and `radic cluster stop`: a whole cluster of logical nodes on this machine.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,13 +15,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags};
+use radic_protector::daemon::keeper;
+use radic_protector::folder::Folder;
 use radic_wire::key::ClusterKey;
-use radic_wire::local::Request;
+use radic_wire::local::{NodeState, Reply, Request};
 use radic_wire::membership::Role;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
-use crate::client::{self, Cluster};
+use crate::client::{self, ClientError, Cluster};
 use crate::show::{self, report};
 use crate::terminal::Signals;
 
@@ -68,8 +73,9 @@ struct Starting {
 
 /// Starts a cluster. If anything fails, nothing of it is left running.
 pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
-    make_private(cluster.dir())?;
-    let _lock = lock(cluster)?;
+    cluster.check_text()?;
+    let folder = Folder::make_all(cluster.dir())?;
+    let _lock = lock(&folder)?;
     clear_leftovers(cluster)?;
     if !cluster.key().exists() {
         ClusterKey::generate()?.create(&cluster.key())?;
@@ -131,16 +137,28 @@ pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
     if json {
         return show::print_json(stopped);
     }
-    let killed = match &stopped.killed[..] {
-        [] => String::new(),
-        names => format!("; {} had to be killed", names.join(", ")),
-    };
-    let what = match stopped.nodes {
-        0 => "the cluster was dead already; what was left of it is removed".to_owned(),
-        1 => format!("1 protector has ended{killed}"),
-        n => format!("{n} protectors have ended{killed}"),
-    };
-    Ok(show::print(&format!("{what}\n"))?)
+    Ok(show::print(&format!("{stopped}\n"))?)
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.nodes - self.elsewhere.len() {
+            0 if self.elsewhere.is_empty() => return f.write_str("the cluster was dead already; what was left of it is removed"),
+            0 => f.write_str("no protector was started from this folder")?,
+            1 => f.write_str("1 protector has ended")?,
+            n => write!(f, "{n} protectors have ended")?,
+        }
+        if !self.unseen.is_empty() {
+            write!(f, ", of which the folders of {} had been removed while they ran", self.unseen.join(", "))?;
+        }
+        if !self.killed.is_empty() {
+            write!(f, "; {} had to be killed", self.killed.join(", "))?;
+        }
+        match &self.elsewhere[..] {
+            [] => Ok(()),
+            others => write!(f, "; {} more of the cluster, elsewhere, were told to end: {}", others.len(), others.join(", ")),
+        }
+    }
 }
 
 fn start_all(
@@ -181,10 +199,7 @@ fn protector(
     role: Role,
     join: Option<SocketAddr>,
 ) -> Result<Command> {
-    let dir = cluster.node_dir(name);
-    make_private(&dir)?;
-    let path = dir.join("log");
-    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path).with_context(|| path.display().to_string())?;
+    let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(name)?.append("log")?;
     let mut command = Command::new(radicd);
     command.arg("--dir").arg(cluster.dir()).args(["--name", name, "--listen", "127.0.0.1:0", "--own-session"]);
     command.args(join.map(|address| format!("--join={address}")));
@@ -283,7 +298,7 @@ fn log_path(cluster: &Cluster, name: &str) -> PathBuf {
 /// The end of a node's log, indented.
 fn log_tail(cluster: &Cluster, name: &str) -> String {
     let read = || -> io::Result<Vec<u8>> {
-        let mut file = File::open(log_path(cluster, name))?;
+        let mut file = Folder::open(&cluster.node_dir(name)).and_then(|folder| folder.read("log")).map_err(io::Error::other)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
         let mut bytes = Vec::new();
@@ -296,25 +311,11 @@ fn log_tail(cluster: &Cluster, name: &str) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// Makes a directory for nobody else; one that is there must not be writable for others, who could exchange the key.
-fn make_private(dir: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.with_context(|| format!("cannot make {}", dir.display()))?;
-    let meta = fs::metadata(dir).with_context(|| dir.display().to_string())?;
-    let uid = nix::unistd::geteuid().as_raw();
-    ensure!(meta.uid() == uid, "{} belongs to uid {}, this command runs as uid {uid}", dir.display(), meta.uid());
-    let open = meta.mode() & 0o022 != 0;
-    ensure!(!open, "others may write to {}: choose another directory, or run `chmod go-w` on it", dir.display());
-    Ok(())
-}
-
 /// One start or stop at a time. The lock goes with this process.
-fn lock(cluster: &Cluster) -> Result<Flock<File>> {
-    let path = cluster.dir().join("lock");
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let file = file.with_context(|| path.display().to_string())?;
+fn lock(folder: &Folder) -> Result<Flock<File>> {
+    let file = folder.append("lock")?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock)
-        .map_err(|(_, e)| anyhow!("another `radic cluster start` or `stop` is at work in {} ({e})", cluster.dir().display()))
+        .map_err(|(_, e)| anyhow!("another `radic cluster start` or `stop` is at work in {} ({e})", folder.path().display()))
 }
 
 /// Removes what a dead cluster left; a live one stays.
@@ -359,59 +360,116 @@ struct Process {
     fd: OwnedFd,
 }
 
-/// The protectors that run.
+/// The protectors of the cluster in this folder that run, whatever has become of the folder. They are looked for among all processes of this user: the
+/// files that name them may be gone.
 fn processes(cluster: &Cluster) -> Vec<Process> {
-    let find = |name: String| {
-        let text = fs::read_to_string(cluster.node_dir(&name).join("pid")).ok()?;
-        let pid = Pid::from_raw(text.trim().parse().ok()?)?;
-        let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    let me = nix::unistd::geteuid().as_raw();
+    let named: Vec<(i32, String)> = cluster.nodes().into_iter().filter_map(|name| Some((noted_pid(cluster, &name)?, name))).collect();
+    let find = |number: i32| {
+        let of = PathBuf::from(format!("/proc/{number}"));
+        if fs::metadata(&of).ok()?.uid() != me {
+            return None;
+        }
+        let fd = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
         // Asked after the process is held, so it is about this process.
-        let command = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
-        is_protector_of(cluster.dir(), &name, &command).then_some(Process { name, fd })
+        let command = fs::read(of.join("cmdline")).ok()?;
+        let noted = named.iter().find(|(pid, _)| *pid == number).map(|(_, name)| name.as_str());
+        let name = protector_of(cluster.dir(), noted, &command)?;
+        Some(Process { name, fd })
     };
-    cluster.nodes().into_iter().filter_map(find).collect()
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut found: Vec<Process> = numbers.filter_map(|entry| find(entry.file_name().to_str()?.parse().ok()?)).collect();
+    found.sort_by_key(|process| client::natural(&process.name));
+    found
 }
 
-/// Whether a command line (NUL after each word) is that of the protector `name` of the cluster in `dir`. A dead process that
-/// nobody has waited for has an empty one.
-fn is_protector_of(dir: &Path, name: &str, command: &[u8]) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    let words: Vec<&[u8]> = command.split(|b| *b == 0).collect();
-    let follows = |flag: &[u8], value: &[u8]| words.windows(2).any(|w| w[0] == flag && w[1] == value);
-    follows(b"--dir", dir.as_os_str().as_bytes()) && follows(b"--name", name.as_bytes())
+/// The process that a node's folder names as its protector.
+fn noted_pid(cluster: &Cluster, name: &str) -> Option<i32> {
+    let mut text = String::new();
+    let file = Folder::open(&cluster.node_dir(name)).ok()?.read("pid").ok()?;
+    file.take(READY_LINE as u64).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Which protector of the cluster in `dir` has this command line (NUL after each word), if it is one. `noted` is the name of the node whose folder names
+/// the process, for those that were given the cluster's folder in another way than by `--dir`. A dead process that nobody has waited for has no words.
+fn protector_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<String> {
+    let words: Vec<&OsStr> = command.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+    let is_keeper = words.get(1).is_some_and(|word| *word == keeper::ARGUMENT);
+    if Path::new(words.first()?).file_name()? != "radicd" || is_keeper {
+        return None;
+    }
+    let value = |flag: &str| {
+        let joined = |word: &OsStr| word.as_bytes().strip_prefix(flag.as_bytes())?.strip_prefix(b"=").map(|v| OsStr::from_bytes(v).to_owned());
+        let separate = || words.windows(2).find(|pair| pair[0] == flag).map(|pair| pair[1].to_owned());
+        words.iter().find_map(|word| joined(word)).or_else(separate)
+    };
+    match value("--dir") {
+        Some(other) if Path::new(&other).is_absolute() && Path::new(&other) != dir => None,
+        Some(same) if Path::new(&same) == dir => {
+            value("--name").and_then(|name| name.into_string().ok()).or_else(|| noted.map(str::to_owned))
+        }
+        // By its environment, its settings or its working directory: the folder's own word counts.
+        _ => noted.map(str::to_owned),
+    }
 }
 
 /// How a cluster was stopped.
 #[derive(Debug, Serialize)]
 pub(crate) struct Stopped {
-    /// Protectors that ran.
+    /// Protectors of the cluster that ran, wherever they are.
     pub(crate) nodes: usize,
-    /// Those that had to be killed.
+    /// Those of them that had to be killed.
     pub(crate) killed: Vec<String>,
+    /// Those of them that were told to end and that this command cannot see end: they were started from other folders, on other machines perhaps.
+    pub(crate) elsewhere: Vec<String>,
+    /// Those of them whose folder had been removed while they ran.
+    pub(crate) unseen: Vec<String>,
 }
 
 /// Ends every protector of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
-    ensure!(cluster.nodes_dir().is_dir(), "no cluster in {}: there is nothing to stop", cluster.dir().display());
-    let _lock = lock(cluster)?;
     let mut alive = processes(cluster);
-    let nodes = alive.len();
-    if nodes > 0 {
-        // One member tells the others; those that it cannot reach get a signal.
-        if let Err(e) = cluster.ask(&Request::Shutdown, client::ANSWER) {
-            report(&format!("radic: {e}; ending the protectors by signal"));
+    let there = cluster.nodes_dir().is_dir();
+    ensure!(there || !alive.is_empty(), "no cluster in {}: there is nothing to stop", cluster.dir().display());
+    // Of a folder that was removed there is nothing to lock, and nobody starts anything in it while its protectors live.
+    let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
+    let _lock = folder.as_ref().map(lock).transpose()?;
+    let names: Vec<String> = alive.iter().map(|process| process.name.clone()).collect();
+    let unseen: Vec<String> = names.iter().filter(|name| !cluster.node_dir(name).join("pid").exists()).cloned().collect();
+    let elsewhere = match end_by_request(cluster, &names) {
+        Ok(elsewhere) => elsewhere,
+        // A dead cluster answers nobody.
+        Err(_) if alive.is_empty() => Vec::new(),
+        Err(error) => {
+            report(&format!("radic: {error}; ending the protectors by signal"));
             signal(&alive, Signal::TERM);
+            Vec::new()
         }
-        wait_gone(&mut alive, CLEAN)?;
-        signal(&alive, Signal::TERM);
-        wait_gone(&mut alive, TERMINATE)?;
-    }
+    };
+    // Those that the others cannot reach get a signal.
+    wait_gone(&mut alive, CLEAN)?;
+    signal(&alive, Signal::TERM);
+    wait_gone(&mut alive, TERMINATE)?;
     let killed = alive.iter().map(|p| p.name.clone()).collect();
     signal(&alive, Signal::KILL);
     wait_gone(&mut alive, KILLED)?;
     ensure!(alive.is_empty(), "{} protectors did not end even by SIGKILL: they hang in the kernel", alive.len());
     remove_nodes(cluster)?;
-    Ok(Stopped { nodes, killed })
+    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
+}
+
+/// Asks a member to tell all to end. Those of them that are not `here`.
+fn end_by_request(cluster: &Cluster, here: &[String]) -> Result<Vec<String>, ClientError> {
+    let mut connection = cluster.connect(None)?;
+    let status = connection.ask(&Request::Status, client::ANSWER)?;
+    let Reply::Status(status) = status else { return Err(connection.unexpected(&status)) };
+    let members = status.nodes.into_iter().filter(|node| node.state == NodeState::Alive).map(|node| node.name.to_string());
+    let elsewhere = members.filter(|name| !here.contains(name)).collect();
+    match connection.ask(&Request::Shutdown, client::ANSWER)? {
+        Reply::Done => Ok(elsewhere),
+        other => Err(connection.unexpected(&other)),
+    }
 }
 
 fn signal(processes: &[Process], signal: Signal) {
@@ -443,33 +501,44 @@ mod tests {
 
     #[test]
     fn only_the_cluster_s_own_protectors_are_recognised() {
+        let of = |dir: &str, noted, command: &[u8]| protector_of(Path::new(dir), noted, command);
         let ours = b"/bin/radicd\0--dir\0/tmp/c\0--name\0n1\0--listen\x00127.0.0.1:0\0";
-        assert!(is_protector_of(Path::new("/tmp/c"), "n1", ours));
-        assert!(!is_protector_of(Path::new("/tmp/c"), "n2", ours));
-        assert!(!is_protector_of(Path::new("/tmp"), "n1", ours));
-        assert!(!is_protector_of(Path::new("/tmp/c"), "n1", b"vi\0/tmp/c\0n1\0"));
-        assert!(!is_protector_of(Path::new("/tmp/c"), "n1", b""));
+        assert_eq!(of("/tmp/c", None, ours).as_deref(), Some("n1"));
+        assert_eq!(of("/tmp/c", Some("n1"), ours).as_deref(), Some("n1"));
+        assert_eq!(of("/tmp/c", None, b"radicd\0--name=n2\0--dir=/tmp/c\0").as_deref(), Some("n2"));
+        assert_eq!(of("/tmp", Some("n1"), ours), None, "of another cluster");
+        assert_eq!(of("/tmp/c", Some("n1"), b"radicd\0--spare\0").as_deref(), Some("n1"), "its folder names it");
+        assert_eq!(of("/tmp/c", None, b"radicd\0--spare\0"), None);
+        assert_eq!(of("/tmp/c", None, b"radicd\0--dir\0/tmp/c\0"), None, "of which node?");
+        assert_eq!(of("/tmp/c", Some("n1"), b"vi\0--dir\0/tmp/c\0--name\0n1\0"), None);
+        assert_eq!(of("/tmp/c", Some("n1"), b"radicd\0keeper\0n1\0"), None);
+        assert_eq!(of("/tmp/c", Some("n1"), b""), None);
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let open = dir.path().join("open");
-        DirBuilder::new().mode(0o700).create(&open).unwrap();
-        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        assert!(make_private(&open).unwrap_err().to_string().contains("others may write"));
-        let deep = dir.path().join("a/b/c");
-        make_private(&deep).unwrap();
-        assert_eq!(fs::metadata(deep).unwrap().mode() & 0o777, 0o700);
+    fn what_has_ended_is_counted() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let said = |nodes, killed: &[&str], elsewhere: &[&str], unseen: &[&str]| {
+            Stopped { nodes, killed: names(killed), elsewhere: names(elsewhere), unseen: names(unseen) }.to_string()
+        };
+        assert!(said(0, &[], &[], &[]).contains("dead already"));
+        assert_eq!(said(1, &[], &[], &[]), "1 protector has ended");
+        assert_eq!(said(3, &["n2"], &[], &[]), "3 protectors have ended; n2 had to be killed");
+        assert_eq!(
+            said(3, &[], &["n2", "n3"], &[]),
+            "1 protector has ended; 2 more of the cluster, elsewhere, were told to end: n2, n3"
+        );
+        assert!(said(2, &[], &["n2", "n3"], &[]).starts_with("no protector was started from this folder; 2 more"));
+        assert!(said(2, &[], &[], &["n1", "n2"]).contains("the folders of n1, n2 had been removed while they ran"));
     }
 
     #[test]
     fn two_starts_do_not_meet() {
         let dir = tempfile::tempdir().unwrap();
-        let cluster = Cluster::new(Some(dir.path().to_owned())).unwrap();
-        let first = lock(&cluster).unwrap();
-        assert!(lock(&cluster).is_err());
+        let folder = Folder::open(dir.path()).unwrap();
+        let first = lock(&folder).unwrap();
+        assert!(lock(&folder).is_err());
         drop(first);
-        lock(&cluster).unwrap();
+        lock(&folder).unwrap();
     }
 }

@@ -16,12 +16,12 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use radic_protector::folder;
 use radic_protector::logs::client::Client;
 use radic_protector::store::Speaker;
 use radic_wire::determinant::StreamId;
@@ -57,7 +57,7 @@ const PIECE: usize = limits::LOG_CHUNK;
 pub(crate) struct SuspendArgs {
     /// The job, or its first digits
     job: String,
-    /// A new or empty folder
+    /// A new folder, or an empty one of your own that nobody else may write to
     dir: PathBuf,
 }
 
@@ -94,11 +94,12 @@ pub(crate) fn suspend(cluster: &Cluster, args: &SuspendArgs) -> Result<()> {
 /// `radic resume`. The result is the exit code of the job.
 pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
     let key = load_key(cluster)?;
-    let Manifest { mut suspension, unprinted, ranks } = read_manifest(&args.dir, &key)?;
+    let folder = folder::Folder::open_foreign(&args.dir)?;
+    let Manifest { mut suspension, unprinted, ranks } = read_manifest(&folder, &key)?;
     let job = suspension.job;
     let key = JobKey::derive(&key, job);
     for file in ranks.iter().flat_map(SavedRank::files) {
-        verify(&args.dir, file, &key)?;
+        verify(&folder, file, &key)?;
     }
     suspension.ward.spec.nodes = args.nodes.clone();
     let mut connection = cluster.connect(None)?;
@@ -108,7 +109,7 @@ pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
     };
     for ((rank, saved), log) in (0..).map(Rank).zip(&ranks).zip(logs) {
         report(&format!("radic: rank {rank} goes to its protector at {log}"));
-        let upload = Upload { dir: &args.dir, key: &key, process: ProcessId { job, rank }, saved };
+        let upload = Upload { dir: &folder, key: &key, process: ProcessId { job, rank }, saved };
         upload.give(log).with_context(|| format!("rank {rank} cannot be given to its protector at {log}"))?;
     }
     let lives = ranks.iter().map(|rank| rank.incarnation).collect();
@@ -167,7 +168,7 @@ fn needed(log: &HeldLog) -> Result<(Incarnation, Vec<HeldImage>, Span, Vec<HeldS
 
 /// A folder that is being written; what is in it goes again unless it is kept.
 struct Folder {
-    dir: PathBuf,
+    files: folder::Folder,
     /// It was not there before.
     is_new: bool,
     written: Vec<String>,
@@ -175,15 +176,9 @@ struct Folder {
 
 impl Folder {
     fn create(dir: &Path) -> Result<Self> {
-        let what = || format!("the folder {}", dir.display());
-        let is_new = match fs::DirBuilder::new().mode(0o700).create(dir) {
-            Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(error).with_context(what),
-        };
-        let is_empty = fs::read_dir(dir).with_context(what)?.next().is_none();
-        ensure!(is_empty, "the folder {} is not empty", dir.display());
-        Ok(Folder { dir: dir.to_owned(), is_new, written: Vec::new() })
+        let (files, is_new) = folder::Folder::make(dir)?;
+        ensure!(files.is_empty()?, "the folder {} is not empty", dir.display());
+        Ok(Folder { files, is_new, written: Vec::new() })
     }
 
     fn keep(&mut self) {
@@ -192,12 +187,13 @@ impl Folder {
     }
 
     fn create_file(&mut self, name: &str) -> Result<File> {
-        let path = self.dir.join(name);
-        if !self.written.iter().any(|written| written == name) {
-            self.written.push(name.to_owned());
+        if self.written.iter().any(|written| written == name) {
+            // What it held was copied a moment too early.
+            return Ok(self.files.replace(name)?);
         }
-        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path);
-        file.with_context(|| path.display().to_string())
+        let file = self.files.create_new(name)?;
+        self.written.push(name.to_owned());
+        Ok(file)
     }
 
     /// Copies what the protectors hold. It must be what they held before and hold afterwards.
@@ -240,10 +236,10 @@ impl Folder {
     fn write_manifest(&mut self, bytes: &[u8]) -> Result<()> {
         let unfinished = format!("{MANIFEST}.new");
         let mut file = self.create_file(&unfinished)?;
-        let result = file.write_all(bytes).and_then(|()| file.sync_all());
-        let result = result.and_then(|()| fs::rename(self.dir.join(&unfinished), self.dir.join(MANIFEST)));
-        let result = result.and_then(|()| File::open(&self.dir)?.sync_all());
-        result.with_context(|| self.dir.join(MANIFEST).display().to_string())
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        written.with_context(|| self.files.path().join(MANIFEST).display().to_string())?;
+        self.files.rename(&unfinished, MANIFEST)?;
+        Ok(self.files.sync()?)
     }
 }
 
@@ -251,10 +247,10 @@ impl Drop for Folder {
     fn drop(&mut self) {
         for name in &self.written {
             // The one that was renamed is not there any more.
-            let _ = fs::remove_file(self.dir.join(name));
+            let _ = self.files.remove(name);
         }
         if self.is_new {
-            let _ = fs::remove_dir(&self.dir);
+            let _ = fs::remove_dir(self.files.path());
         }
     }
 }
@@ -270,7 +266,7 @@ struct Saving {
 
 impl Saving {
     fn create(folder: &mut Folder, name: String, key: &JobKey) -> Result<Self> {
-        let (file, path) = (folder.create_file(&name)?, folder.dir.join(&name));
+        let (file, path) = (folder.create_file(&name)?, folder.files.path().join(&name));
         let code = begin_code(key, &name);
         Ok(Saving { name, path, file, code, bytes: 0 })
     }
@@ -296,18 +292,25 @@ impl Saving {
     }
 }
 
-fn read_manifest(dir: &Path, key: &ClusterKey) -> Result<Manifest> {
-    let path = dir.join(MANIFEST);
+/// A file of the folder. It is no link, and nothing that would keep us waiting.
+fn open(dir: &folder::Folder, name: &str, if_missing: &str) -> Result<File> {
+    match dir.read(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error).context(if_missing.to_owned()),
+        opened => Ok(opened?),
+    }
+}
+
+fn read_manifest(dir: &folder::Folder, key: &ClusterKey) -> Result<Manifest> {
+    let path = dir.path().join(MANIFEST);
     let what = || path.display().to_string();
     let mut bytes = Vec::new();
-    let file =
-        File::open(&path).with_context(|| format!("{}: no job is suspended there, or its list is missing", path.display()))?;
+    let file = open(dir, MANIFEST, &format!("{}: no job is suspended there, or its list is missing", path.display()))?;
     file.take(limits::SUSPENSION as u64 + 1024).read_to_end(&mut bytes).with_context(what)?;
     Manifest::decode(&bytes, key).with_context(what)
 }
 
 /// A file is there, whole, and what was written.
-fn verify(dir: &Path, saved: &SavedFile, key: &JobKey) -> Result<()> {
+fn verify(dir: &folder::Folder, saved: &SavedFile, key: &JobKey) -> Result<()> {
     let mut pieces = Pieces::open(dir, saved, key)?;
     while !pieces.next()?.is_empty() {}
     Ok(())
@@ -324,9 +327,9 @@ struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    fn open(dir: &Path, saved: &'a SavedFile, key: &JobKey) -> Result<Self> {
-        let path = dir.join(&saved.name);
-        let file = File::open(&path).with_context(|| format!("{} is missing", path.display()))?;
+    fn open(dir: &folder::Folder, saved: &'a SavedFile, key: &JobKey) -> Result<Self> {
+        let path = dir.path().join(&saved.name);
+        let file = open(dir, &saved.name, &format!("{} is missing", path.display()))?;
         let length = file.metadata().with_context(|| path.display().to_string())?.len();
         ensure!(
             length == saved.bytes,
@@ -361,7 +364,7 @@ impl<'a> Pieces<'a> {
 
 /// What was saved of a rank, on its way to the rank's protector-to-be.
 struct Upload<'a> {
-    dir: &'a Path,
+    dir: &'a folder::Folder,
     key: &'a JobKey,
     process: ProcessId,
     saved: &'a SavedRank,
@@ -493,10 +496,11 @@ mod tests {
         for length in [0, 1, PIECE, PIECE + 1] {
             let content = vec![7; length];
             let file = saved(dir.path(), &content);
-            verify(dir.path(), &file, &key()).unwrap();
+            let folder = folder::Folder::open_foreign(dir.path()).unwrap();
+            verify(&folder, &file, &key()).unwrap();
             let path = dir.path().join("rank-0.journal");
             let fails = |how: &str| {
-                let error = format!("{:#}", verify(dir.path(), &file, &key()).unwrap_err());
+                let error = format!("{:#}", verify(&folder, &file, &key()).unwrap_err());
                 assert!(error.contains(how) && error.contains("rank-0.journal"), "{length}: {error}");
             };
             fs::write(&path, [&content[..], b"x"].concat()).unwrap();

@@ -3,12 +3,9 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,6 +23,7 @@ use tokio::task::spawn_local;
 
 use super::refusals::Refusals;
 use super::wire::WireError;
+use crate::folder::Folder;
 use crate::node::Input;
 
 /// Time that a client has for its first message.
@@ -112,16 +110,10 @@ impl<S: Service> Clients<S> {
 /// A service's socket.
 pub struct Listener<S>(UnixListener, std::marker::PhantomData<S>);
 
-/// Binds the socket in `dir`, which only its owner may enter. The path may be longer than a socket address holds, so the name is
-/// given relative to the open directory.
-pub fn bind<S: Service>(dir: &Path) -> io::Result<Listener<S>> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(dir)?;
-    let path = format!("/proc/self/fd/{}/{}", open.as_raw_fd(), S::SOCKET);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+/// Binds the socket in a folder of this user. The path may be longer than a socket address holds, so the name is given relative to the open folder.
+pub fn bind<S: Service>(folder: &Folder) -> io::Result<Listener<S>> {
+    folder.remove(S::SOCKET).map_err(io::Error::other)?;
+    let path = format!("/proc/self/fd/{}/{}", folder.as_fd().as_raw_fd(), S::SOCKET);
     Ok(Listener(UnixListener::bind(path)?, std::marker::PhantomData))
 }
 

@@ -6,6 +6,7 @@
 mod commands;
 pub mod counters;
 pub mod faults;
+mod folders;
 pub mod keeper;
 mod local;
 mod observers;
@@ -19,10 +20,11 @@ mod sys;
 mod wire;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -49,6 +51,7 @@ use self::refusals::Refusals;
 use self::restores::{Ready, Restores};
 use self::stores::Stores;
 use crate::config::Config;
+use crate::folder::Folder;
 use crate::node::host::HostEnvironment;
 use crate::node::{Input, Node, NodeConfig, Output, Stop};
 
@@ -56,6 +59,8 @@ use crate::node::{Input, Node, NodeConfig, Output, Stop};
 const INPUTS: usize = 1024;
 /// Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn.
 const BACKLOG: u32 = 4096;
+/// The file in the node's folder that names the protector's process.
+const PID: &str = "pid";
 /// Time to hand over the last messages before the daemon ends.
 const LAST_WORDS: Duration = Duration::from_millis(1000);
 
@@ -91,17 +96,20 @@ struct Daemon {
     stores: Stores,
     child_ended: unix::Signal,
     ready_line: String,
-    pid_file: PathBuf,
+    folder: Arc<Folder>,
+    gone: mpsc::Receiver<PathBuf>,
+    /// What it needs of the system and has lost: the reason to leave the cluster.
+    lost: Option<String>,
 }
 
 impl Daemon {
     async fn start(config: Config, key: ClusterKey) -> Result<Daemon> {
         let limit = raise_descriptor_limit();
         let child_ended = signal(SignalKind::child()).context("cannot handle SIGCHLD")?;
-        let dir = config.node_dir();
-        let cannot_listen = || format!("cannot listen in {}", dir.display());
-        let control = local::bind::<ForCommands>(&dir).with_context(cannot_listen)?;
-        let process = local::bind::<ForObservers>(&dir).with_context(cannot_listen)?;
+        let (folder, store) = config.make_folders()?;
+        let cannot_listen = || format!("cannot listen in {}", folder.path().display());
+        let control = local::bind::<ForCommands>(&folder).with_context(cannot_listen)?;
+        let process = local::bind::<ForObservers>(&folder).with_context(cannot_listen)?;
         let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
         let port = listener.local_addr().context("no local address")?.port();
         let address = SocketAddr::new(config.advertise, port);
@@ -112,10 +120,11 @@ impl Daemon {
         let (input_sender, inputs) = mpsc::channel(INPUTS);
         let stores = Stores::start(&config, key.clone(), input_sender.clone())?;
         let me = Member { id, address, log_port: stores.port(), role: config.role, slots: config.slots };
-        let environment = host_environment(&me, &dir)?;
-        let pid_file = dir.join("pid");
-        fs::write(&pid_file, format!("{}\n", std::process::id()))
-            .with_context(|| format!("cannot write {}", pid_file.display()))?;
+        let environment = host_environment(&me, folder.path())?;
+        let written = folder.replace(PID)?.write_all(format!("{}\n", std::process::id()).as_bytes());
+        written.with_context(|| format!("cannot write {}", folder.path().join(PID).display()))?;
+        let folder = Arc::new(folder);
+        let gone = folders::watch(vec![folder.clone(), Arc::new(store)]).context("cannot watch the node's folder")?;
         let wall_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64);
         let (join, timing) = (config.join, config.timing);
         let node_config = NodeConfig {
@@ -158,7 +167,9 @@ impl Daemon {
             peers: Peers::start(me, key, listener, input_sender, refusals),
             commands: Clients::default(),
             observers: Clients::default(),
-            pid_file,
+            folder,
+            gone,
+            lost: None,
         })
     }
 
@@ -186,6 +197,7 @@ impl Daemon {
                     answers.into_iter().for_each(|answer| self.handle(answer));
                 }
                 Some(()) = self.child_ended.recv() => self.processes.tend_orphans(),
+                Some(path) = self.gone.recv() => self.lose_folder(&path),
                 Some(input) = self.inputs.recv() => self.handle(input),
                 () = timer => {}
             }
@@ -207,6 +219,19 @@ impl Daemon {
             _ => {}
         }
         self.node.handle(self.started.elapsed(), input);
+    }
+
+    /// No command finds this protector any more, no rank that is started joins it, and nothing that is logged could be read again: as its node's death it
+    /// is survived.
+    fn lose_folder(&mut self, path: &Path) {
+        let why = format!(
+            "{} was removed, renamed or replaced while this protector ran: this node leaves the cluster; start it again with `radicd` or `radic cluster start`, \
+             and end clusters with `radic cluster stop` before their folder is removed",
+            path.display()
+        );
+        self.handle(Input::Note(EventName::Limit, why.clone()));
+        self.lost = Some(why);
+        self.handle(Input::Leave);
     }
 
     fn hand_over(&mut self, handover: Handover) {
@@ -241,7 +266,7 @@ impl Daemon {
                 Output::Ready(_) => {
                     self.stores.join();
                     // Whoever started us reads this line; that it reads no more is its business.
-                    _ = io::Write::write_all(&mut io::stdout(), format!("{}\n", self.ready_line).as_bytes());
+                    _ = io::stdout().write_all(format!("{}\n", self.ready_line).as_bytes());
                 }
                 Output::Stop(stop) => return Some(stop),
                 Output::Die => self.die().await,
@@ -270,9 +295,10 @@ impl Daemon {
         };
         _ = tokio::time::timeout(LAST_WORDS, async { tokio::join!(last_replies, self.peers.drain()) }).await;
         tracing::debug!("last words spoken");
-        _ = fs::remove_file(&self.pid_file);
+        // Nobody is left to tell that it could not be removed.
+        _ = self.folder.remove(PID);
         match stop {
-            Stop::Clean => Ok(()),
+            Stop::Clean => self.lost.take().map_or(Ok(()), |why| bail!(why)),
             Stop::Excluded(reason) | Stop::Refused(reason) => bail!(reason),
         }
     }
@@ -368,14 +394,16 @@ fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
     };
     let length = length.unwrap_or(if address.is_ipv4() { 32 } else { 128 });
     let radicd = std::env::current_exe().context("cannot find radicd's own path")?;
-    let beside = |name: &str| radicd.with_file_name(name).to_string_lossy().into_owned();
+    // What is no text could only be named as something else.
+    let text = |path: PathBuf| path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is no text (UTF-8)", path.display()));
+    let beside = |name: &str| text(radicd.with_file_name(name)).context("radicd's own folder: install it elsewhere");
     Ok(HostEnvironment {
         address,
         iface,
         prefix: format!("{}/{length}", network(address, length)),
-        radic_pmi: beside("libradic_pmi.so"),
-        library: beside("libradic.so"),
-        process_socket: dir.join(radic_wire::process::SOCKET_NAME).to_string_lossy().into_owned(),
+        radic_pmi: beside("libradic_pmi.so")?,
+        library: beside("libradic.so")?,
+        process_socket: text(dir.join(radic_wire::process::SOCKET_NAME))?,
         node: me.id.name.to_string(),
     })
 }
