@@ -34,7 +34,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Connects to the socket at `path`.
+    /// Connects to the socket at `path`; [`Errno::ACCESS`] if it is another user's.
     pub fn connect(path: &[u8]) -> Result<Node, Errno> {
         let flags = SocketFlags::CLOEXEC;
         let fd = sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)?;
@@ -48,18 +48,15 @@ impl Node {
             let short = [format!("/proc/self/fd/{}", sys::number(&directory)).as_bytes(), &path[at..]].concat();
             rustix::net::connect(&fd, &SocketAddrUnix::new(short)?)?;
         }
+        check_peer(fd.as_fd())?;
         Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
     }
 
-    /// Connects to the node that has restored this process.
+    /// Connects to the node that has restored this process; [`Errno::ACCESS`] if the socket is another user's.
     pub fn of_launcher(launcher: u64) -> Result<Node, Errno> {
         let fd = sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(restored_socket(launcher).as_bytes())?)?;
-        // Names of this kind are anybody's to take.
-        let there = sys::peer_user(fd.as_fd())?;
-        if there != 0 && there != rustix::process::geteuid().as_raw() {
-            return Err(Errno::ACCESS);
-        }
+        check_peer(fd.as_fd())?;
         Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
     }
 
@@ -167,6 +164,75 @@ impl Node {
                 Some(other) => self.waiting.push_back(other),
                 None => sys::wait_for(self.fd.as_fd(), PollFlags::IN, ms)?,
             }
+        }
+    }
+}
+
+/// Whoever can bind a name can pose as the node: nothing is said to another user than root and our own, for the job's key goes through here.
+fn check_peer(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let there = sys::peer_user(fd)?;
+    let ours = there == 0 || there == rustix::process::geteuid().as_raw();
+    if ours { Ok(()) } else { Err(Errno::ACCESS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use rustix::process::Uid;
+
+    use super::*;
+
+    /// Another user than root.
+    const STRANGER: u32 = 64_001;
+
+    /// A folder for sockets, which goes again.
+    struct Place(std::path::PathBuf);
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Listens at `path` as another user: the kernel notes whose socket it is at that moment.
+    fn listen_as(uid: Uid, path: std::path::PathBuf) -> UnixListener {
+        let listen = move || {
+            // This thread only: the kernel's threads have users of their own, and this one ends here.
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            UnixListener::bind(path).unwrap()
+        };
+        std::thread::spawn(listen).join().unwrap()
+    }
+
+    #[test]
+    fn nothing_is_said_to_a_node_of_another_user() {
+        let me = rustix::process::geteuid();
+        if !me.is_root() {
+            println!("SKIPPED: only root can listen as another user");
+            return;
+        }
+        let place = Place(std::env::temp_dir().join(format!("radic-node-{}", std::process::id())));
+        std::fs::create_dir(&place.0).unwrap();
+        std::fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        // Once as short as a socket's address, once by way of its folder.
+        let long = place.0.join("x".repeat(150));
+        std::fs::create_dir(&long).unwrap();
+        for folder in [&place.0, &long] {
+            let (ours, theirs) = (folder.join("ours"), folder.join("theirs"));
+            let bind = |uid, path: &std::path::Path| {
+                let short = place.0.join("s");
+                let listener = listen_as(uid, short.clone());
+                std::fs::rename(short, path).unwrap();
+                listener
+            };
+            let _ours = bind(me, &ours);
+            let theirs_listener = bind(Uid::from_raw(STRANGER), &theirs);
+            Node::connect(ours.as_os_str().as_encoded_bytes()).unwrap();
+            assert_eq!(Node::connect(theirs.as_os_str().as_encoded_bytes()).unwrap_err(), Errno::ACCESS);
+            let (mut heard, mut bytes) = (theirs_listener.accept().unwrap().0, Vec::new());
+            std::io::Read::read_to_end(&mut heard, &mut bytes).unwrap();
+            assert!(bytes.is_empty(), "it was told {} bytes", bytes.len());
         }
     }
 }

@@ -21,6 +21,7 @@ mod counters;
 mod doctor;
 mod feed;
 mod inject;
+mod kill;
 mod ledger;
 mod log;
 mod mpi;
@@ -236,7 +237,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Attach { job, label } => {
             return session::attach(&cluster, cluster.connect(None)?, &Request::Attach { job }, label);
         }
-        Command::Kill { job } => done(&cluster, None, &Request::Kill { job })?,
+        Command::Kill { job } => kill::kill(&cluster, &job)?,
         Command::Checkpoint { job, format } => return counters::checkpoint(&cluster, job, format.json),
         Command::Suspend(args) => suspend::suspend(&cluster, &args)?,
         Command::Resume(args) => return suspend::resume(&cluster, &args),

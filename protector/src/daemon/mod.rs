@@ -46,6 +46,7 @@ use self::commands::ForCommands;
 use self::local::{Clients, Connected, Handover, Reception};
 use self::observers::ForObservers;
 use self::peers::Peers;
+pub use self::processes::NOT_PERMITTED;
 use self::processes::Processes;
 use self::refusals::Refusals;
 use self::restores::{Ready, Restores};

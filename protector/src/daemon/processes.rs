@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use radic_ckpt::control::{self, Ids, Restorable};
 use radic_wire::event::EventName;
@@ -48,6 +48,8 @@ const PMI_QUEUE: usize = 16;
 /// Looks at an orphan that does not show of which job it is, from the end of one child on: one that was started without an environment
 /// never does.
 const LOOKS: u32 = 25;
+/// What is said of a signal that the kernel does not let this protector send.
+pub const NOT_PERMITTED: &str = "is not permitted (EPERM)";
 /// ELF's class for 64 bits, and its machine for x86-64, little endian.
 const ELF_64: u8 = 2;
 const ELF_X86_64: [u8; 2] = [62, 0];
@@ -162,7 +164,8 @@ impl Processes {
             HostOutput::Signal(rank, signal) => {
                 let ends = matches!(signal, libc::SIGKILL | libc::SIGTERM);
                 if !(ends && self.restores.give_up(id(rank))) {
-                    self.signal(id(rank), signal);
+                    let refused = self.signal(id(rank), signal);
+                    return refused.map(|why| Input::StoreEvent(EventName::Refused, Some(id(rank)), why));
                 }
             }
             HostOutput::Over => {
@@ -187,7 +190,7 @@ impl Processes {
     /// The process has ended: its group gets its last signal, its files are removed, and if it was the last of its job here,
     /// what has left the group ends, too.
     pub fn handle_exited(&mut self, id: ProcessId) {
-        self.signal(id, libc::SIGKILL);
+        _ = self.signal(id, libc::SIGKILL);
         self.release(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.alive = false;
@@ -232,7 +235,7 @@ impl Processes {
     pub fn kill_all(&mut self) {
         let all: Vec<_> = self.processes.keys().copied().collect();
         self.restores.forget(|_| true);
-        all.into_iter().for_each(|id| self.signal(id, libc::SIGKILL));
+        all.into_iter().for_each(|id| _ = self.signal(id, libc::SIGKILL));
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
 
@@ -250,16 +253,20 @@ impl Processes {
         }
     }
 
-    fn signal(&self, id: ProcessId, signal: i32) {
-        let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };
-        match Signal::try_from(signal) {
-            Ok(signal) => match killpg(Pid::from_raw(process.pid), signal) {
-                // ESRCH: it has ended by itself.
-                Ok(()) | Err(Errno::ESRCH) => tracing::debug!(job = %id.job, rank = %id.rank, %signal, "sent"),
-                Err(error) => tracing::warn!(job = %id.job, rank = %id.rank, %signal, %error, "not sent"),
-            },
-            Err(_) => tracing::warn!(signal, "not a signal"),
+    /// Signals the group of a process. If it has become another user, whose processes this protector may not signal: what to do about that.
+    fn signal(&self, id: ProcessId, signal: i32) -> Option<String> {
+        let process = self.processes.get(&id).filter(|p| p.alive)?;
+        let Ok(signal) = Signal::try_from(signal) else {
+            tracing::warn!(signal, "not a signal");
+            return None;
+        };
+        match killpg(Pid::from_raw(process.pid), signal) {
+            // ESRCH: it has ended by itself.
+            Ok(()) | Err(Errno::ESRCH) => tracing::debug!(job = %id.job, rank = %id.rank, %signal, "sent"),
+            Err(error) => tracing::warn!(job = %id.job, rank = %id.rank, %signal, %error, "not sent"),
         }
+        // A group takes a signal if any process of it may be signalled: it is the rank itself that is to be.
+        (kill(Pid::from_raw(process.pid), None) == Err(Errno::EPERM)).then(|| not_permitted(id.rank, &self.node, process.pid, signal))
     }
 
     fn start(&mut self, id: ProcessId, order: &SpawnOrder) -> Result<u32, SpawnError> {
@@ -308,7 +315,7 @@ impl Processes {
         check_surroundings(Path::new(&program), Path::new(OsStr::from_bytes(&image.process().cwd)))?;
         check_library(&order.library)?;
         // A life that was not heard to end: nothing of it is to be mistaken for something of the next.
-        self.signal(id, libc::SIGKILL);
+        _ = self.signal(id, libc::SIGKILL);
         self.processes.remove(&id).into_iter().for_each(Process::abandon);
         let preparation = sys::Preparation { pmi_fd: None, limit: self.limit, umask: 0o077, fixed_addresses: false };
         let prepare = |command: &mut std::process::Command| sys::prepare_rank(command, preparation);
@@ -419,6 +426,16 @@ impl Processes {
             _ => Some(Input::StdinTaken(job, number)),
         }
     }
+}
+
+fn not_permitted(rank: Rank, node: &NodeName, pid: i32, signal: Signal) -> String {
+    let user = std::os::unix::fs::MetadataExt::uid;
+    let user = std::fs::metadata(format!("/proc/{pid}")).map_or("another user".to_owned(), |meta| format!("uid {}", user(&meta)));
+    format!(
+        "{signal} for rank {rank} on {node}, pid {pid}, {NOT_PERMITTED}: it has become {user}, and this protector runs as uid {}; end it on {node} \
+         as that user or as root (`kill -KILL -- -{pid}`)",
+        nix::unistd::geteuid()
+    )
 }
 
 fn set_pipes(command: &mut Command, stdin: bool) {

@@ -46,7 +46,7 @@ const ESSENTIAL: [&str; 9] = [
 #[command(after_help = "Example:\n  radic doctor -- ./program input\n\n\
     Nothing is executed: files are read, those of this machine, with this shell's environment and limits. \"stop\" means that the program cannot be \
     protected, \"limit\" that something about it will not be, \"note\" what is good to know. What a program loads only while it runs \
-    (Python's modules, plugins) is not seen; nor are file capabilities (see getcap).\n\n\
+    (Python's modules, plugins) is not seen.\n\n\
     Exit codes: 0 if the program can be protected, 1 if not.")]
 pub(crate) struct DoctorArgs {
     /// The MPI library, as for `radic run`

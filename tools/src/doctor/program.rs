@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access, getgid, getuid};
 use object::FileKind;
+use rustix::io::Errno;
 
 use super::elf::{self, Elf, Executable};
 use super::functions;
@@ -19,6 +20,8 @@ use super::{Finding, Level};
 const SCRIPTS: usize = 5;
 /// glibc's loader for x86-64.
 const LOADER: &str = "ld-linux-x86-64.so.2";
+/// Longest attribute with a file's capabilities, in bytes.
+const CAPABILITIES: usize = 64;
 /// The finding that the program is a shell.
 pub(super) const SHELL: &str = "shell";
 const SHELLS: [&str; 9] = ["sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish", "busybox"];
@@ -58,7 +61,7 @@ fn follow(name: &OsStr, path: Option<&OsStr>, here: &Path, traced: &mut Traced) 
         match elf::read(&file, functions::watched).map_err(|error| unreadable(&shown, &error))? {
             Executable::Script(line) => next = interpreter(&line, &shown, path, here, traced)?,
             Executable::Elf(elf) => {
-                traced.findings.extend(identity(&shown, &meta, (getuid().as_raw(), getgid().as_raw())));
+                traced.findings.extend(changes(&file, &shown, &meta));
                 traced.findings.extend(loading(&shown, &elf));
                 traced.findings.extend(kind_of_program(&file));
                 traced.elf = Some(elf);
@@ -144,6 +147,9 @@ fn interpreter(line: &str, shown: &str, path: Option<&OsStr>, here: &Path, trace
     if file.file_name() != Some(OsStr::new("env")) || rest.is_empty() {
         return Ok(file);
     }
+    // It is executed, too, before what it looks for.
+    let env = fs::metadata(&file).map_err(|error| unreadable(&file.display().to_string(), &error))?;
+    traced.findings.extend(changes(&file, &file.display().to_string(), &env));
     traced.files.push(file);
     let wanted = env_program(rest);
     find(OsStr::new(wanted), path, here).map_err(|_| missing(wanted))
@@ -161,6 +167,41 @@ fn env_program(rest: &str) -> &str {
         }
     }
     ""
+}
+
+/// Whether executing the file changes who the process is, or what it may do.
+fn changes(file: &Path, shown: &str, meta: &Metadata) -> Vec<Finding> {
+    let me = (getuid().as_raw(), getgid().as_raw());
+    let mut findings = identity(shown, meta, me);
+    let mut value = [0; CAPABILITIES];
+    match rustix::fs::getxattr(file, "security.capability", &mut value[..]) {
+        Ok(length) => findings.extend(capabilities(shown, &value[..length], me.0)),
+        // No value, or a file system that has none.
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+        Err(error) => {
+            let about = format!("whether {shown} has capabilities is not known ({error}): if it has (getcap), it is not protected");
+            findings.push(Finding::new(Level::Limit, "capabilities", about, "see that you may read its attributes"));
+        }
+    }
+    findings
+}
+
+/// The same for the file's capabilities, as its attribute has them: a version with flags, then at least 32 bits each of what is permitted and what may be
+/// inherited. The kernel ignores them for root, who has them all.
+fn capabilities(shown: &str, attribute: &[u8], uid: u32) -> Option<Finding> {
+    const EFFECTIVE: u8 = 1;
+    // Revision 1 and 2 end with the sets, 3 has a user id behind them.
+    let sets = attribute.get(4..attribute.len().min(20)).unwrap_or_default();
+    if !attribute.first().is_some_and(|flags| flags & EFFECTIVE != 0) && sets.iter().all(|byte| *byte == 0) {
+        return None;
+    }
+    let remedy = "use a copy of your own (cp takes none along), or remove them (setcap -r)";
+    Some(if uid == 0 {
+        let about = format!("{shown} has capabilities, which change nothing for root, but others' ranks could not be protected");
+        Finding::new(Level::Note, "capabilities", about, remedy)
+    } else {
+        stop("capabilities", format!("{shown} has capabilities: the loader puts no library into such a program"), remedy)
+    })
 }
 
 /// Whether executing the file changes who the process is, which makes the loader ignore LD_PRELOAD.
@@ -256,6 +297,26 @@ mod tests {
         for (line, program) in cases {
             assert_eq!(env_program(line), program, "{line}");
         }
+    }
+
+    #[test]
+    fn capabilities_are_in_the_way_of_everybody_but_root() {
+        let judged = |bytes: &[u8], uid| capabilities("x", bytes, uid).map(|finding| finding.level);
+        // Revision 2: cap_net_raw, permitted and effective, as `setcap cap_net_raw+ep` sets it; the same without +e; only inheritable; none at all.
+        let value = |flags: u8, permitted: u8, inheritable: u8| {
+            let mut bytes = [0; 20];
+            (bytes[0], bytes[3], bytes[5], bytes[9]) = (flags, 2, permitted, inheritable);
+            bytes
+        };
+        for granted in [value(1, 0x20, 0), value(0, 0x20, 0), value(0, 0, 0x20), value(1, 0, 0)] {
+            assert_eq!((judged(&granted, 64_001), judged(&granted, 0)), (Some(Level::Stop), Some(Level::Note)));
+        }
+        assert_eq!(judged(&value(0, 0, 0), 64_001), None);
+        for cut in 0..20 {
+            _ = judged(&value(1, 0x20, 0)[..cut], 64_001);
+        }
+        // Revision 3 for a user namespace's root: the id behind the sets grants nothing.
+        assert_eq!(judged(&[&value(0, 0, 0)[..], &[1, 0, 0, 0]].concat(), 64_001), None);
     }
 
     #[test]
