@@ -164,7 +164,9 @@ pub enum ConfigError {
     #[error("{0} and {1} exclude each other: a spare takes the ranks of a node that dies, a witness never hosts any")]
     Both(&'static str, &'static str),
     /// A folder that the environment of ranks could not name.
-    #[error("the cluster's directory, {0}, is no text (UTF-8), which the variables of ranks must be: give another with --dir or RADIC_CLUSTER")]
+    #[error(
+        "the cluster's directory, {0}, is no text (UTF-8), which the variables of ranks must be: give another with --dir or RADIC_CLUSTER"
+    )]
     NoText(PathBuf),
     /// A value is needed that cannot be guessed.
     #[error("{what}: {remedy}")]

@@ -41,7 +41,9 @@ pub enum FolderError {
     #[error("{0} is no folder but a link or a file: name the folder itself")]
     NoFolder(PathBuf),
     /// The folder is another user's.
-    #[error("{path} belongs to uid {owner}, and this process runs as uid {me}: choose a folder of your own, or run this as its owner")]
+    #[error(
+        "{path} belongs to uid {owner}, and this process runs as uid {me}: choose a folder of your own, or run this as its owner"
+    )]
     Foreign {
         /// The folder.
         path: PathBuf,
@@ -51,7 +53,9 @@ pub enum FolderError {
         me: u32,
     },
     /// Others may write to the folder.
-    #[error("others may write to {path} (mode {mode:03o}): choose another folder, or run `chmod go-w` on it and see what is in it")]
+    #[error(
+        "others may write to {path} (mode {mode:03o}): choose another folder, or run `chmod go-w` on it and see what is in it"
+    )]
     Shared {
         /// The folder.
         path: PathBuf,
@@ -59,7 +63,9 @@ pub enum FolderError {
         mode: u32,
     },
     /// What is there under the name of a file is something else.
-    #[error("{0} is no regular file but a link, a pipe, a socket, a device or a folder: it is not opened; remove it if it is not yours")]
+    #[error(
+        "{0} is no regular file but a link, a pipe, a socket, a device or a folder: it is not opened; remove it if it is not yours"
+    )]
     NoFile(PathBuf),
     /// A name that leads out of the folder.
     #[error("{name:?} is no name of a file in {path}")]
@@ -104,7 +110,8 @@ impl Folder {
     /// Opens a folder of anybody, to read what is in it. Its name may be a link.
     pub fn open_foreign(path: &Path) -> Result<Folder, FolderError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| failed("open the folder", path.to_owned(), error))?;
+        let fd =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|error| failed("open the folder", path.to_owned(), error))?;
         Ok(Folder { path: path.to_owned(), fd })
     }
 
@@ -231,12 +238,17 @@ impl Folder {
             Err(error) => return Err(failed("open", path, error)),
         };
         let stat = rustix::fs::fstat(&fd).map_err(|error| failed("look at", path.clone(), error))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile { Ok(fd.into()) } else { Err(FolderError::NoFile(path)) }
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            Ok(fd.into())
+        } else {
+            Err(FolderError::NoFile(path))
+        }
     }
 
     /// Renames a file within the folder.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), FolderError> {
-        rustix::fs::renameat(&self.fd, self.plain(from)?, &self.fd, self.plain(to)?).map_err(|error| failed("rename to", self.path.join(to), error))
+        rustix::fs::renameat(&self.fd, self.plain(from)?, &self.fd, self.plain(to)?)
+            .map_err(|error| failed("rename to", self.path.join(to), error))
     }
 
     /// Removes a file. That there is none is no error.

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -56,6 +57,12 @@ impl Invocation {
     /// Removes a variable.
     pub fn env_remove(mut self, name: impl AsRef<OsStr>) -> Self {
         self.command.env_remove(name);
+        self
+    }
+
+    /// Runs it as this user, and in the group of the same number. Only root can do that.
+    pub fn user(mut self, id: u32) -> Self {
+        self.command.uid(id).gid(id);
         self
     }
 

@@ -237,3 +237,29 @@ fn a_job_without_protection_is_not_suspended() {
     running.wait().expect(0);
     cluster.stop();
 }
+
+/// The key is where `radicd` was told that it is; one of two that differ is not taken by chance.
+#[test]
+fn the_key_that_the_protectors_were_given_is_used() {
+    let mut cluster = Cluster::empty(Kind::Logical);
+    cluster.make_key();
+    let (key, own) = (cluster.dir().join("elsewhere"), cluster.dir().join("key"));
+    fs::rename(&own, &key).unwrap();
+    let flag = format!("--key={}", key.display());
+    for node in ["n1", "n2", "n3"] {
+        cluster.start_node(node, &[&flag]);
+    }
+    let due = undisturbed(&MPICH, &cluster);
+    let mut first = start(&MPICH, &cluster, FLAGS);
+    until_lines(&mut first, 10);
+    let (id, dir) = (job(&cluster), folder(&cluster, "suspended"));
+    let suspend = || cluster.radic(["suspend".as_ref(), id.as_ref(), dir.as_os_str()]).env("RADIC_KEY", &key).limit(LIMIT);
+    cluster.radic(["key".as_ref(), own.as_os_str()]).run().expect(0);
+    suspend().run().expect(exit_code::RADIC).expect_stderr(&["RADIC_KEY", "elsewhere", "unset"]);
+    fs::remove_file(&own).unwrap();
+    suspend().run().expect(0);
+    let before = first.wait().expect(exit_code::SUSPENDED).stdout();
+    let resumed = cluster.radic(["resume".as_ref(), dir.as_os_str()]).env("RADIC_KEY", &key).limit(LIMIT);
+    assert_eq!(before + &resumed.run().expect(0).stdout(), due);
+    cluster.stop();
+}

@@ -44,7 +44,13 @@ pub(crate) enum ClientError {
     Lost { node: String, why: String },
     #[error("the protector of {node} did not answer within {} s", limit.as_secs())]
     Late { node: String, limit: Duration },
-    #[error("the cluster's folder, {0}, is no text (UTF-8), which the variables of ranks must be: choose another with --cluster DIR or RADIC_CLUSTER")]
+    #[error(
+        "RADIC_KEY names the key {named}, and {own} is another one: unset RADIC_KEY if the cluster was started by `radic cluster start`, else move {own} away"
+    )]
+    TwoKeys { named: PathBuf, own: PathBuf },
+    #[error(
+        "the cluster's folder, {0}, is no text (UTF-8), which the variables of ranks must be: choose another with --cluster DIR or RADIC_CLUSTER"
+    )]
     NoText(PathBuf),
     #[error("{0}")]
     Refused(String),
@@ -88,6 +94,21 @@ impl Cluster {
 
     pub(crate) fn key(&self) -> PathBuf {
         self.dir.join("key")
+    }
+
+    /// The key that the cluster's protectors have: that of `RADIC_KEY`, as for `radicd`, else the one in this folder. If there are two, and they differ, nobody
+    /// here knows which of them it is, and what is signed with the wrong one can never be used.
+    pub(crate) fn key_in_force(&self) -> Result<PathBuf, ClientError> {
+        self.choose_key(std::env::var_os("RADIC_KEY").filter(|path| !path.is_empty()).map(PathBuf::from))
+    }
+
+    fn choose_key(&self, named: Option<PathBuf>) -> Result<PathBuf, ClientError> {
+        let Some(named) = named else { return Ok(self.key()) };
+        // What cannot be read is said by whoever loads the key.
+        match (fs::read(&named), fs::read(self.key())) {
+            (Ok(one), Ok(other)) if one != other => Err(ClientError::TwoKeys { named, own: self.key() }),
+            _ => Ok(named),
+        }
     }
 
     /// The directory that holds one directory for each node.
@@ -309,6 +330,30 @@ fn connect_socket(node_dir: &Path) -> io::Result<UnixStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_key_is_the_one_that_is_named_unless_there_is_another_in_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = Cluster::new(Some(dir.path().join("cluster"))).unwrap();
+        let named = dir.path().join("named");
+        fs::create_dir(cluster.dir()).unwrap();
+        fs::write(&named, "one").unwrap();
+        assert_eq!(cluster.choose_key(None).unwrap(), cluster.key());
+        assert_eq!(cluster.choose_key(Some(named.clone())).unwrap(), named);
+        fs::write(cluster.key(), "one").unwrap();
+        assert_eq!(cluster.choose_key(Some(named.clone())).unwrap(), named);
+        fs::write(cluster.key(), "two").unwrap();
+        let error = cluster.choose_key(Some(named)).unwrap_err().to_string();
+        assert!(error.contains("named") && error.contains("cluster/key") && error.contains("unset RADIC_KEY"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_is_no_text_is_refused_by_name() {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = PathBuf::from(std::ffi::OsString::from_vec(b"/tmp/caf\xe9".to_vec()));
+        let error = Cluster::new(Some(odd)).unwrap().connect(None).unwrap_err();
+        assert!(matches!(&error, ClientError::NoText(_)) && error.to_string().contains("UTF-8"), "{error}");
+    }
 
     #[test]
     fn nodes_are_sorted_as_people_count() {

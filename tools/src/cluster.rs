@@ -364,7 +364,8 @@ struct Process {
 /// files that name them may be gone.
 fn processes(cluster: &Cluster) -> Vec<Process> {
     let me = nix::unistd::geteuid().as_raw();
-    let named: Vec<(i32, String)> = cluster.nodes().into_iter().filter_map(|name| Some((noted_pid(cluster, &name)?, name))).collect();
+    let named: Vec<(i32, String)> =
+        cluster.nodes().into_iter().filter_map(|name| Some((noted_pid(cluster, &name)?, name))).collect();
     let find = |number: i32| {
         let of = PathBuf::from(format!("/proc/{number}"));
         if fs::metadata(&of).ok()?.uid() != me {
@@ -400,7 +401,9 @@ fn protector_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<Strin
         return None;
     }
     let value = |flag: &str| {
-        let joined = |word: &OsStr| word.as_bytes().strip_prefix(flag.as_bytes())?.strip_prefix(b"=").map(|v| OsStr::from_bytes(v).to_owned());
+        let joined = |word: &OsStr| {
+            word.as_bytes().strip_prefix(flag.as_bytes())?.strip_prefix(b"=").map(|v| OsStr::from_bytes(v).to_owned())
+        };
         let separate = || words.windows(2).find(|pair| pair[0] == flag).map(|pair| pair[1].to_owned());
         words.iter().find_map(|word| joined(word)).or_else(separate)
     };
@@ -462,14 +465,15 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
 /// Asks a member to tell all to end. Those of them that are not `here`.
 fn end_by_request(cluster: &Cluster, here: &[String]) -> Result<Vec<String>, ClientError> {
     let mut connection = cluster.connect(None)?;
-    let status = connection.ask(&Request::Status, client::ANSWER)?;
-    let Reply::Status(status) = status else { return Err(connection.unexpected(&status)) };
+    let status = match connection.ask(&Request::Status, client::ANSWER)? {
+        Reply::Status(status) => status,
+        other => return Err(connection.unexpected(&other)),
+    };
     let members = status.nodes.into_iter().filter(|node| node.state == NodeState::Alive).map(|node| node.name.to_string());
     let elsewhere = members.filter(|name| !here.contains(name)).collect();
-    match connection.ask(&Request::Shutdown, client::ANSWER)? {
-        Reply::Done => Ok(elsewhere),
-        other => Err(connection.unexpected(&other)),
-    }
+    // A connection is for one request.
+    cluster.ask(&Request::Shutdown, client::ANSWER)?;
+    Ok(elsewhere)
 }
 
 fn signal(processes: &[Process], signal: Signal) {

@@ -16,11 +16,13 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use radic_ckpt::trusted::{self, Owners};
 use radic_protector::folder;
 use radic_protector::logs::client::Client;
 use radic_protector::store::Speaker;
@@ -69,6 +71,9 @@ pub(crate) struct ResumeArgs {
     /// On these nodes only [default: all that are not spares]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     nodes: Vec<NodeName>,
+    /// Take files that another user owns or may write: what is in them is what the ranks become, with your rights
+    #[arg(long)]
+    trust_owner: bool,
 }
 
 /// `radic suspend`.
@@ -94,7 +99,7 @@ pub(crate) fn suspend(cluster: &Cluster, args: &SuspendArgs) -> Result<()> {
 /// `radic resume`. The result is the exit code of the job.
 pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
     let key = load_key(cluster)?;
-    let folder = folder::Folder::open_foreign(&args.dir)?;
+    let folder = Source::open(&args.dir, if args.trust_owner { Owners::Any } else { Owners::Trusted })?;
     let Manifest { mut suspension, unprinted, ranks } = read_manifest(&folder, &key)?;
     let job = suspension.job;
     let key = JobKey::derive(&key, job);
@@ -124,7 +129,7 @@ pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
 
 /// The key that the files' codes are made with, by way of the job's.
 fn load_key(cluster: &Cluster) -> Result<ClusterKey> {
-    let path = cluster.key();
+    let path = cluster.key_in_force()?;
     ClusterKey::load(&path, nix::unistd::geteuid().as_raw()).with_context(|| format!("the cluster's key, {}", path.display()))
 }
 
@@ -292,25 +297,49 @@ impl Saving {
     }
 }
 
-/// A file of the folder. It is no link, and nothing that would keep us waiting.
-fn open(dir: &folder::Folder, name: &str, if_missing: &str) -> Result<File> {
-    match dir.read(name) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error).context(if_missing.to_owned()),
-        opened => Ok(opened?),
+/// A folder that a job is resumed from.
+struct Source {
+    files: folder::Folder,
+    owners: Owners,
+}
+
+impl Source {
+    fn open(dir: &Path, owners: Owners) -> Result<Self> {
+        let files = folder::Folder::open_foreign(dir)?;
+        if owners == Owners::Trusted {
+            trusted::check(&File::from(files.as_fd().try_clone_to_owned()?), dir)?;
+        }
+        Ok(Source { files, owners })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+
+    /// A file of the folder. It is no link, and nothing that would keep us waiting.
+    fn read(&self, name: &str, if_missing: &str) -> Result<File> {
+        let file = match self.files.read(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error).context(if_missing.to_owned()),
+            opened => opened?,
+        };
+        if self.owners == Owners::Trusted {
+            trusted::check(&file, &self.path(name))?;
+        }
+        Ok(file)
     }
 }
 
-fn read_manifest(dir: &folder::Folder, key: &ClusterKey) -> Result<Manifest> {
-    let path = dir.path().join(MANIFEST);
+fn read_manifest(dir: &Source, key: &ClusterKey) -> Result<Manifest> {
+    let path = dir.path(MANIFEST);
     let what = || path.display().to_string();
     let mut bytes = Vec::new();
-    let file = open(dir, MANIFEST, &format!("{}: no job is suspended there, or its list is missing", path.display()))?;
+    let file = dir.read(MANIFEST, &format!("{}: no job is suspended there, or its list is missing", path.display()))?;
     file.take(limits::SUSPENSION as u64 + 1024).read_to_end(&mut bytes).with_context(what)?;
     Manifest::decode(&bytes, key).with_context(what)
 }
 
 /// A file is there, whole, and what was written.
-fn verify(dir: &folder::Folder, saved: &SavedFile, key: &JobKey) -> Result<()> {
+fn verify(dir: &Source, saved: &SavedFile, key: &JobKey) -> Result<()> {
     let mut pieces = Pieces::open(dir, saved, key)?;
     while !pieces.next()?.is_empty() {}
     Ok(())
@@ -327,9 +356,9 @@ struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    fn open(dir: &folder::Folder, saved: &'a SavedFile, key: &JobKey) -> Result<Self> {
-        let path = dir.path().join(&saved.name);
-        let file = open(dir, &saved.name, &format!("{} is missing", path.display()))?;
+    fn open(dir: &Source, saved: &'a SavedFile, key: &JobKey) -> Result<Self> {
+        let path = dir.path(&saved.name);
+        let file = dir.read(&saved.name, &format!("{} is missing", path.display()))?;
         let length = file.metadata().with_context(|| path.display().to_string())?.len();
         ensure!(
             length == saved.bytes,
@@ -364,7 +393,7 @@ impl<'a> Pieces<'a> {
 
 /// What was saved of a rank, on its way to the rank's protector-to-be.
 struct Upload<'a> {
-    dir: &'a folder::Folder,
+    dir: &'a Source,
     key: &'a JobKey,
     process: ProcessId,
     saved: &'a SavedRank,
@@ -477,6 +506,8 @@ fn print_unprinted(unprinted: &[Unprinted]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use super::*;
 
     fn key() -> JobKey {
@@ -496,7 +527,7 @@ mod tests {
         for length in [0, 1, PIECE, PIECE + 1] {
             let content = vec![7; length];
             let file = saved(dir.path(), &content);
-            let folder = folder::Folder::open_foreign(dir.path()).unwrap();
+            let folder = Source::open(dir.path(), Owners::Trusted).unwrap();
             verify(&folder, &file, &key()).unwrap();
             let path = dir.path().join("rank-0.journal");
             let fails = |how: &str| {
@@ -515,6 +546,62 @@ mod tests {
             }
             fs::remove_file(&path).unwrap();
             fails("missing");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_others_is_not_written_to_and_no_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let (shared, victim) = (dir.path().join("shared"), dir.path().join("victim"));
+        fs::create_dir(&shared).unwrap();
+        mode(&shared, 0o777);
+        let refused = |parts: &str| {
+            let error = Folder::create(&shared).map(drop).unwrap_err().to_string();
+            assert!(error.contains(parts) && error.contains("shared"), "{error}");
+        };
+        refused("others may write");
+        mode(&shared, 0o700);
+        let mut folder = Folder::create(&shared).unwrap();
+        fs::write(&victim, "precious").unwrap();
+        for name in ["rank-0.journal", "manifest.new"] {
+            symlink(&victim, shared.join(name)).unwrap();
+        }
+        assert!(folder.create_file("rank-0.journal").is_err());
+        assert!(folder.write_manifest(b"x").is_err());
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+        if nix::unistd::geteuid().is_root() {
+            let _ = (fs::remove_file(shared.join("rank-0.journal")), fs::remove_file(shared.join("manifest.new")));
+            chown(&shared, Some(64_001), None).unwrap();
+            refused("64001");
+        }
+    }
+
+    #[test]
+    fn what_another_user_owns_or_may_write_is_refused_unless_that_user_is_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = saved(dir.path(), b"content");
+        let path = dir.path().join(&file.name);
+        let verify = |owners| Source::open(dir.path(), owners).and_then(|source| verify(&source, &file, &key()));
+        verify(Owners::Trusted).unwrap();
+        let refused = |how: &str| {
+            let error = format!("{:#}", verify(Owners::Trusted).unwrap_err());
+            assert!(error.contains(how) && error.contains("--trust-owner"), "{error}");
+            verify(Owners::Any).unwrap();
+        };
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        mode(&path, 0o666);
+        refused("may be written by other users");
+        mode(&path, 0o600);
+        mode(dir.path(), 0o777);
+        refused("may be written by other users");
+        mode(dir.path(), 0o700);
+        if nix::unistd::geteuid().is_root() {
+            chown(&path, Some(64_001), None).unwrap();
+            refused("belongs to user 64001");
+            chown(&path, Some(0), None).unwrap();
+            chown(dir.path(), Some(64_001), None).unwrap();
+            refused("belongs to user 64001");
         }
     }
 

@@ -165,6 +165,31 @@ fn who_becomes_somebody_else_cannot() {
     }
 }
 
+/// The loader ignores LD_PRELOAD in a program whose file has capabilities, and the program would run without protection, in silence.
+#[test]
+fn what_has_capabilities_cannot() {
+    const USER: u32 = 64_002;
+    // Revision 2: cap_net_raw, permitted and effective, as `setcap cap_net_raw+ep` writes it.
+    const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let folder = Folder::new();
+    let program = folder.gcc("program", MAIN, &[]);
+    let script = folder.put("script", format!("#!{}\n", program.display()));
+    if rustix::fs::setxattr(&program, "security.capability", &NET_RAW, rustix::fs::XattrFlags::empty()).is_err() {
+        println!("SKIPPED: no capabilities can be given to a file here");
+        return;
+    }
+    fs::set_permissions(folder.0.path(), Permissions::from_mode(0o755)).unwrap();
+    for file in [&program, &script] {
+        assert!(folder.diagnose(file).about("note", "capabilities").is_some(), "for root they change nothing");
+        let mut command = folder.command(&["--json", "--", file.to_str().unwrap()]);
+        let Ok(output) = std::os::unix::process::CommandExt::uid(&mut command, USER).output() else {
+            println!("SKIPPED: this command cannot be executed by others");
+            return;
+        };
+        Diagnosis::of(output).stops("capabilities", "has capabilities");
+    }
+}
+
 #[test]
 fn scripts_lead_to_their_interpreters() {
     let folder = Folder::new();

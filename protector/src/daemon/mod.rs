@@ -396,7 +396,9 @@ fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
     let length = length.unwrap_or(if address.is_ipv4() { 32 } else { 128 });
     let radicd = std::env::current_exe().context("cannot find radicd's own path")?;
     // What is no text could only be named as something else.
-    let text = |path: PathBuf| path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is no text (UTF-8)", path.display()));
+    let text = |path: PathBuf| {
+        path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is no text (UTF-8)", path.display()))
+    };
     let beside = |name: &str| text(radicd.with_file_name(name)).context("radicd's own folder: install it elsewhere");
     Ok(HostEnvironment {
         address,

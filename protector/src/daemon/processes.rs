@@ -266,7 +266,8 @@ impl Processes {
             Err(error) => tracing::warn!(job = %id.job, rank = %id.rank, %signal, %error, "not sent"),
         }
         // A group takes a signal if any process of it may be signalled: it is the rank itself that is to be.
-        (kill(Pid::from_raw(process.pid), None) == Err(Errno::EPERM)).then(|| not_permitted(id.rank, &self.node, process.pid, signal))
+        (kill(Pid::from_raw(process.pid), None) == Err(Errno::EPERM))
+            .then(|| not_permitted(id.rank, &self.node, process.pid, signal))
     }
 
     fn start(&mut self, id: ProcessId, order: &SpawnOrder) -> Result<u32, SpawnError> {

@@ -6,18 +6,20 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags};
 use radic_ckpt::control;
 use radic_ckpt::image::Header;
 use radic_ckpt::image::format::HEADER_BYTES;
 use radic_ckpt::{Mode, Request, Tracking};
+use radic_protector::folder;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -233,14 +235,14 @@ impl Bench {
 
     fn spawn(&self, command: &mut Command) -> Result<Subject> {
         let child = self.signals.unblocked(|| command.spawn()).context("signals")?.context("the program cannot be executed")?;
-        Ok(Subject { child, report: self.folder.0.join("gaps") })
+        Ok(Subject { child, report: self.folder.path().join("gaps") })
     }
 
     fn command(&self, start: Start, options: &[&str]) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe().context("where this command is")?);
         command.args(["bench", "subject", "--mib", &self.mib.to_string()]).args(options);
         // Not our stderr, which may be a file: a restored program cuts its files to the length they had.
-        let complaints = File::create(self.folder.0.join(COMPLAINTS)).context("the program's stderr")?;
+        let complaints = self.folder.0.replace(COMPLAINTS).context("the program's stderr")?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints).env_remove("LD_PRELOAD");
         if start != Start::Native {
             command.env("LD_PRELOAD", &self.library);
@@ -254,7 +256,7 @@ impl Bench {
 
     /// The program that notes gaps, ready.
     fn subject(&mut self, start: Start, dirty_percent: u64) -> Result<Subject> {
-        let report = self.folder.0.join("gaps");
+        let report = self.folder.path().join("gaps");
         let _ = fs::remove_file(&report);
         let mut command = self.command(start, &["--dirty-percent", &dirty_percent.to_string()])?;
         let mut subject = self.spawn(command.arg("--report").arg(report))?;
@@ -265,7 +267,7 @@ impl Bench {
 
     fn fork_and_restore(&mut self, samples: &mut Samples) -> Result<()> {
         self.step("fork mode")?;
-        let image = self.folder.0.join("image");
+        let image = self.folder.path().join("image");
         let mut subject = self.subject(Start::UnderLibrary, 100)?;
         samples.fork.push(subject.save(Mode::Fork.into(), &image)?.1);
         subject.end()?;
@@ -285,14 +287,14 @@ impl Bench {
         let mut subject = self.subject(Start::HugePages, 100)?;
         // Most of its memory, or the figure would be about something else.
         if subject.huge_mib()? >= self.mib / 2 {
-            samples.huge.push(subject.save(Mode::Fork.into(), &self.folder.0.join("image"))?.1);
+            samples.huge.push(subject.save(Mode::Fork.into(), &self.folder.path().join("image"))?.1);
         }
         subject.end()
     }
 
     fn incremental(&mut self, samples: &mut Samples) -> Result<()> {
         self.step("incremental")?;
-        let image = self.folder.0.join("image");
+        let image = self.folder.path().join("image");
         let mut subject = self.subject(Start::UnderLibrary, 1)?;
         let (mut parent, _) = subject.save(tracked(0), &image)?;
         for _ in 0..INCREMENTS {
@@ -307,7 +309,7 @@ impl Bench {
 
     fn rival(&mut self, rival: &Rival, samples: &mut Samples) -> Result<()> {
         self.step(rival.name())?;
-        let folder = self.folder.0.join("rival");
+        let folder = self.folder.path().join("rival");
         fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
         let subject = self.subject(Start::Native, 100)?;
         let (begin, mut command) = (now(), rival.save(subject.child.id(), &folder));
@@ -436,7 +438,10 @@ impl Subject {
     /// Saves it to a file, which is not brought to the disk.
     fn save(&mut self, what: Request, path: &Path) -> Result<(Header, Sample)> {
         let pid = self.child.id().cast_signed();
-        let mut file = File::create(path).with_context(|| path.display().to_string())?;
+        // Nobody else's to read, and through no link.
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+        let mut file = options.open(path).with_context(|| path.display().to_string())?;
         let begin = now();
         let mut image = control::request(pid, what)?;
         let mut head = [0; HEADER_BYTES];
@@ -492,20 +497,25 @@ impl Drop for Subject {
 }
 
 /// A folder for this run only.
-struct Folder(PathBuf);
+struct Folder(folder::Folder);
 
 impl Folder {
     fn new(parent: PathBuf) -> Result<Self> {
         let path = parent.join(format!("radic-bench-{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self(path))
+        let (folder, is_new) = folder::Folder::make(&path)?;
+        ensure!(is_new, "{} is there already", path.display());
+        Ok(Self(folder))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            report(&format!("radic: {} is still there: {error}", self.0.display()));
+        if let Err(error) = fs::remove_dir_all(self.path()) {
+            report(&format!("radic: {} is still there: {error}", self.path().display()));
         }
     }
 }

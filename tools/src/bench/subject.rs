@@ -81,7 +81,7 @@ fn now() -> u64 {
 
 fn note_gaps(memory: &mut [u64], dirty: &[usize], path: &Path) -> Result<()> {
     let what = || path.display().to_string();
-    let mut report = File::create(path).with_context(what)?;
+    let mut report = File::create_new(path).with_context(what)?;
     writeln!(report, "{READY}").with_context(what)?;
     let (begin, mut last) = (now(), now());
     for word in dirty.iter().cycle() {

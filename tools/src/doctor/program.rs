@@ -179,7 +179,8 @@ fn changes(file: &Path, shown: &str, meta: &Metadata) -> Vec<Finding> {
         // No value, or a file system that has none.
         Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
         Err(error) => {
-            let about = format!("whether {shown} has capabilities is not known ({error}): if it has (getcap), it is not protected");
+            let about =
+                format!("whether {shown} has capabilities is not known ({error}): if it has (getcap), it is not protected");
             findings.push(Finding::new(Level::Limit, "capabilities", about, "see that you may read its attributes"));
         }
     }
