@@ -113,6 +113,7 @@ pub(super) enum Purpose {
         observer: ObserverId,
         process: ProcessId,
         ask: u64,
+        address: SocketAddr,
     },
     /// A sender wants to know what it need not keep.
     Stable {
@@ -675,14 +676,14 @@ impl Node {
                 let (found, silent) = (answers.values().find_map(of), waiting.into_iter().collect::<Vec<_>>());
                 let later = found.is_none()
                     && silent.is_empty()
-                    && (lost || self.is_announced(call.to) || self.may_listen_later(now, process.job, answers.values()));
+                    && (lost || self.is_announced(call.to) || self.may_listen_later(now, process, call.to, answers.values()));
                 self.finish_listener(now, (observer, process, ask, call), found, later, &silent);
             }
-            Purpose::Claim { observer, process, ask } => {
+            Purpose::Claim { observer, process, ask, address } => {
                 let of = |answer: &Answer| if let Answer::Claim { holder, .. } = answer { *holder } else { None };
                 let holder = answers.values().find_map(of);
                 let later =
-                    holder.is_none() && waiting.is_empty() && (lost || self.may_listen_later(now, process.job, answers.values()));
+                    holder.is_none() && waiting.is_empty() && (lost || self.may_listen_later(now, process, address, answers.values()));
                 self.finish_claim((observer, process, ask), holder, later);
             }
             Purpose::Stable { observer, process, stream, receiver, all } => {

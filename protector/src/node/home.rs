@@ -152,6 +152,8 @@ pub struct Home {
     anew: bool,
     /// Another home had it before, which may have begun the job anew.
     adopted: bool,
+    /// Of a job that was suspended: the addresses of the nodes where its ranks were first launched. They may be members still, and the ranks elsewhere.
+    origins: Vec<IpAddr>,
     /// How often each rank has crashed before its first checkpoint.
     early_crashes: BTreeMap<Rank, u32>,
     /// Ranks that have no process anywhere, as far as is known: their node is lost, and they are not back.
@@ -280,6 +282,7 @@ impl Home {
             }
         }
         home.protectors = protectors;
+        home.origins = suspension.origins.clone();
         home.stdin.wanted = StdinWanted::Nothing; // Rank 0 says how much it has read when it is back.
         home.attach(session);
         home
@@ -292,6 +295,7 @@ impl Home {
             incarnation,
             anew: false,
             adopted: false,
+            origins: Vec::new(),
             early_crashes: BTreeMap::new(),
             finals: Finals::default(),
             lost: BTreeSet::new(),
@@ -372,6 +376,21 @@ impl Home {
     /// Ranks whose node is lost, and that are not back, as far as is known: some may have ended before.
     pub fn away(&self) -> impl Iterator<Item = Rank> + '_ {
         self.lost.iter().copied().filter(|_| !self.is_over())
+    }
+
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.job
+    }
+
+    /// Whether another home had the job before.
+    pub fn is_adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// The address of the node where a rank was first launched, if it may not be on one that is gone.
+    pub fn origin_of(&self, rank: Rank) -> Option<IpAddr> {
+        self.origins.get(rank.0 as usize).copied()
     }
 
     /// A rank has ended, and then its node was lost, and whoever might have brought it back not knowing that.
@@ -686,6 +705,7 @@ impl Home {
         self.fences = Fences::default();
         self.unreported.clear();
         self.lost.clear();
+        self.origins.clear();
         self.ranks.fill(RankState::Starting);
         self.restart_stdin(StdinWanted::From(0));
         self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();

@@ -518,7 +518,8 @@ impl Host {
     pub fn is_away(&self, rank: Rank) -> bool {
         // Others have what it had put before the last fence, and may call it where it does not listen yet: it does all that again.
         let is_behind = |state: &LocalRank| state.fences < self.fence && state.exited.is_none() && state.ended.is_none();
-        let is_away = |state: &LocalRank| state.catching_up || is_behind(state) || state.crashed.is_some() && !state.hopeless;
+        let is_gone = |state: &LocalRank| state.crashed.is_some() || state.lost.is_some();
+        let is_away = |state: &LocalRank| !state.hopeless && (state.catching_up || is_behind(state) || is_gone(state));
         !self.ending && self.ranks.get(&rank).is_some_and(is_away)
     }
 

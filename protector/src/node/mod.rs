@@ -8,6 +8,7 @@
 //! A node also talks to itself: a message for this node is put on a queue and handled like one from the network, so that one node
 //! and many run the same code.
 
+mod away;
 mod checkpoints;
 mod clients;
 mod early;
@@ -491,8 +492,8 @@ impl Node {
                 let theirs = self.names.get(name).is_some_and(|(owner, _)| owner == job);
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
-            Query::Listener { connection, from, to } => self.answer_listener(now, *connection, *from, *to),
-            Query::Claim { process, address } => self.answer_claim(now, *process, *address),
+            Query::Listener { connection, from: caller, to } => self.answer_listener(now, from, *connection, *caller, *to),
+            Query::Claim { process, address } => self.answer_claim(now, from, *process, *address),
             Query::Knows(job) => Answer::Knows(self.knows(*job)),
             Query::Where(process) => {
                 let ended = self.homes.get(&process.job).is_some_and(|home| home.has_ended(process.rank));

@@ -16,6 +16,7 @@ use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
 
 use super::checkpoints::Schedule;
+use super::away::Vacancy;
 use super::clients::Purpose;
 use super::events::About;
 use super::host::Host;
@@ -24,8 +25,6 @@ use crate::membership::ring::watcher_of;
 
 /// Time that nodes have to say who listens at an address. Who is silent for so long is dead, and will be declared so.
 const LOOK_UP: Duration = Duration::from_secs(5);
-/// Time in which it is seen that a process has ended whose connection has.
-const ENDING: Duration = Duration::from_secs(1);
 /// Time that a protector has to forget a process that begins anew, or to say what it holds.
 const STORE: Duration = Duration::from_secs(5);
 /// Time in which it is asked again, if it does not say that it has forgotten one: as long as a process without a protector waits for one.
@@ -56,7 +55,7 @@ pub(super) struct Observed {
     /// Its newest observer: after an exec, that of the new program.
     observer: Option<ObserverId>,
     /// It has joined before: its protector may hold something of it.
-    known: bool,
+    pub(super) known: bool,
     /// The process id of the program that has joined last.
     pid: Option<u32>,
     /// That joined when another program of the same process had (exec).
@@ -65,7 +64,7 @@ pub(super) struct Observed {
     /// It ends, and reads nothing more.
     pub(super) closing: bool,
     /// Since when it runs and has no observer, as far as somebody has looked.
-    gone: Option<Duration>,
+    pub(super) gone: Option<Duration>,
     /// What was said already, once for each process.
     child_told: bool,
     peer_told: bool,
@@ -446,13 +445,15 @@ impl Node {
         if !nodes.is_empty() {
             nodes = self.and_home(nodes, process.job);
         }
-        self.gather_from(now, Purpose::Claim { observer, process, ask }, &Query::Claim { process, address }, nodes, LOOK_UP);
+        let purpose = Purpose::Claim { observer, process, ask, address };
+        self.gather_from(now, purpose, &Query::Claim { process, address }, nodes, LOOK_UP);
     }
 
-    pub(super) fn answer_claim(&mut self, now: Duration, process: ProcessId, address: SocketAddr) -> Answer {
+    pub(super) fn answer_claim(&mut self, now: Duration, from: &NodeId, process: ProcessId, address: SocketAddr) -> Answer {
         let holder = self.registry.held_by_moved(address, self.is_mine(address.ip()), process);
         let view = self.view().map_or(0, |view| view.number);
-        Answer::Claim { holder, away: self.is_any_away(now, process.job), view }
+        let vacancy = Vacancy { at: address, wanted_by: process, asker: from.clone() };
+        Answer::Claim { holder, away: self.is_any_away(now, &vacancy), view }
     }
 
     pub(super) fn finish_claim(
@@ -473,7 +474,7 @@ impl Node {
     }
 
     /// Whether the address is one of this machine's.
-    fn is_mine(&self, ip: IpAddr) -> bool {
+    pub(super) fn is_mine(&self, ip: IpAddr) -> bool {
         ip.is_loopback() || ip == self.config.me.address.ip() || (self.config.addresses)().contains(&ip)
     }
 
@@ -481,42 +482,32 @@ impl Node {
     pub(super) fn answer_listener(
         &mut self,
         now: Duration,
+        asker: &NodeId,
         connection: ConnectionId,
         from: SocketAddr,
         to: SocketAddr,
     ) -> Answer {
-        let (process, at) = self.meet(&Call { connection, from, to }).unzip();
+        // Of another machine's loopback only those know that are on it. The home of the caller's job is asked all the same: it knows who is lost.
+        let is_here = !to.ip().is_loopback() || self.is_on_this_machine(asker);
+        let found = if is_here { self.meet(&Call { connection, from, to }) } else { None };
+        let (process, at) = found.unzip();
         let view = self.view().map_or(0, |view| view.number);
-        let away = self.is_announced(to) || self.is_any_away(now, connection.opener.job);
+        let vacancy = Vacancy { at: to, wanted_by: connection.opener, asker: asker.clone() };
+        let away = is_here && self.is_announced(to) || self.is_any_away(now, &vacancy);
         Answer::Listener { connection, from, process, at: at.flatten(), away, view }
     }
 
-    /// Whether a process that listened somewhere is about to be back: one of this node, or one of a job whose home is here, or is to be.
-    fn is_any_away(&mut self, now: Duration, job: JobId) -> bool {
-        let is_home = self.hosts.get(&job).is_some_and(|host| host.home() == self.me());
-        let lost = self.homes.get(&job).map_or(is_home, |home| home.lost().next().is_some());
-        let away = self.hosts.values().any(|host| host.ranks().any(|rank| host.is_away(rank)));
-        lost || away || self.is_any_ending(now)
-    }
-
-    /// Whether a process here has no observer any more, and has not been seen to end: it may have crashed. Not for long: it may execute something that is not protected.
-    fn is_any_ending(&mut self, now: Duration) -> bool {
-        let hosts = &self.hosts;
-        let runs = |process: &ProcessId| hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some());
-        let gone = self.observers.processes.iter_mut().filter(|(process, o)| o.known && o.observer.is_none() && runs(process));
-        gone.map(|(_, observed)| *observed.gone.get_or_insert(now)).any(|since| now < since + ENDING)
-    }
-
-    /// Whether somebody may listen where nobody was found: a process is lost and not back yet, or who answered has not heard of the last death.
+    /// Whether somebody may listen where nobody was found: a process that may have listened there is lost and not back yet, or who answered has not heard of the last death.
     pub(super) fn may_listen_later<'a>(
         &mut self,
         now: Duration,
-        job: JobId,
+        wanted_by: ProcessId,
+        at: SocketAddr,
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> bool {
         let newest = self.view().map_or(0, |view| view.number);
         let later = |answer: &Answer| matches!(answer, Answer::Listener { away, view, .. } | Answer::Claim { away, view, .. } if *away || *view < newest);
-        answers.into_iter().any(later) || self.is_any_away(now, job)
+        answers.into_iter().any(later) || self.is_any_away(now, &Vacancy { at, wanted_by, asker: self.me().clone() })
     }
 
     /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).
@@ -670,7 +661,7 @@ impl Node {
         let Some(process) = self.observers.joined.remove(&observer) else { return };
         if let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| p.observer == Some(observer)) {
             observed.observer = None;
-            self.registry.forget(process);
+            self.leave_listeners(process);
             self.forget_door(process);
             self.fail_checkpoints(process, "it has ended, or runs another program");
         }
@@ -680,7 +671,10 @@ impl Node {
     pub(super) fn handle_process_ended(&mut self, process: ProcessId) {
         let Some(observed) = self.observers.processes.get_mut(&process) else { return };
         observed.schedule = Schedule::default();
-        self.registry.forget(process);
+        // A process whose connection has ended before has left them then.
+        if observed.observer.is_some() {
+            self.leave_listeners(process);
+        }
         self.fail_checkpoints(process, "it has ended");
     }
 
@@ -693,6 +687,7 @@ impl Node {
         self.observers.processes.retain(|process, _| process.job != job);
         self.observers.stable_at.retain(|process, _| process.job != job);
         self.observers.joined.retain(|_, process| process.job != job);
+        self.registry.forget_job(job);
     }
 
     /// All protected processes that run here or ran lately.

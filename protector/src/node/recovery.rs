@@ -697,7 +697,7 @@ impl Node {
         }
     }
 
-    fn address_of(&self, node: &NodeId) -> IpAddr {
+    pub(super) fn address_of(&self, node: &NodeId) -> IpAddr {
         let gone = || self.gone.iter().find(|(member, _)| member.id == *node).map(|(member, _)| member.address.ip());
         self.member(node).map(|member| member.address.ip()).or_else(gone).unwrap_or(self.config.me.address.ip())
     }
@@ -739,7 +739,7 @@ impl Node {
         host.restore(&order, local, self.config.environment.library.clone());
         self.forget_anew(job);
         self.observers.processes.remove(&process);
-        self.registry.forget(process);
+        self.registry.come_back(process);
         self.recovery.doors.remove(&process);
         self.recovery.origins.insert(process, order.origin);
         self.recovery.holders.insert(process, from.clone());

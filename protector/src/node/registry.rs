@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use radic_wire::determinant::ConnectionId;
-use radic_wire::ids::{NodeId, ProcessId};
+use radic_wire::ids::{JobId, NodeId, ProcessId};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
 
@@ -37,6 +37,17 @@ pub struct Registry {
     callers: BTreeMap<ProcessId, Callers>,
     /// In the order in which they came.
     early: VecDeque<Early>,
+    /// Processes that have ended here, or come back here, and where they listened.
+    left: BTreeMap<ProcessId, Left>,
+}
+
+/// Where a process listened, or was about to, when it ended.
+#[derive(Debug, Default)]
+struct Left {
+    /// By address: whether the process had moved away from there.
+    addresses: BTreeMap<SocketAddr, bool>,
+    /// All of its addresses are among these. Not of a process that comes from another node, nor of one that has left more than [`limits::LISTENERS`].
+    whole: bool,
 }
 
 /// A caller that has found nobody, and has not said yet what has come of its call.
@@ -175,8 +186,53 @@ impl Registry {
         }
     }
 
-    /// The process has ended, or begins anew.
+    /// The process begins anew: where it listened means nothing any more.
     pub fn forget(&mut self, process: ProcessId) {
+        self.forget_listeners(process);
+        self.left.remove(&process);
+    }
+
+    /// Nothing of the job is left here.
+    pub fn forget_job(&mut self, job: JobId) {
+        self.left.retain(|process, _| process.job != job);
+    }
+
+    /// The process has ended. It may be brought back, and listen there again. `again`: it had not come to all of its listeners since it was brought back the last time, so
+    /// those of before count, too.
+    pub fn leave(&mut self, process: ProcessId, again: bool) {
+        let before = self.left.remove(&process).filter(|_| again);
+        let mut left = before.unwrap_or(Left { addresses: BTreeMap::new(), whole: true });
+        let listeners = self.listeners.iter().filter(|(_, p)| **p == process).map(|(address, _)| *address);
+        let announced = self.announced.iter().filter(|(_, p)| *p == process).map(|(address, _)| *address);
+        for address in listeners.chain(announced) {
+            left.addresses.insert(address, self.moved.contains_key(&address));
+        }
+        // It listens on fewer at once, and may be brought back again and again.
+        while left.addresses.len() > 2 * limits::LISTENERS {
+            left.addresses.pop_first();
+            left.whole = false;
+        }
+        self.forget_listeners(process);
+        self.left.insert(process, left);
+    }
+
+    /// The process is brought back here. If it comes from another node, it is not known where it listened.
+    pub fn come_back(&mut self, process: ProcessId) {
+        self.forget_listeners(process);
+        self.left.entry(process).or_default();
+    }
+
+    /// Whether a process that has ended here, or comes back here, listened at `to`, which may be one of this node's own addresses (`mine`). None: that is not known.
+    pub fn has_listened(&self, process: ProcessId, to: SocketAddr, mine: bool) -> Option<bool> {
+        let left = self.left.get(&process)?;
+        // As for those that are here (`Registry::name_of`).
+        let counts = |name: &SocketAddr, moved: bool| *name == canonical(to) || to.ip().is_loopback() || !moved;
+        let mut names = names_of(to, mine);
+        let held = names.any(|name| left.addresses.get(&name).is_some_and(|moved| counts(&name, *moved)));
+        (held || left.whole).then_some(held)
+    }
+
+    fn forget_listeners(&mut self, process: ProcessId) {
         self.listeners.retain(|_, p| *p != process);
         self.moved.retain(|address, _| self.listeners.contains_key(address));
         self.announced.retain(|(_, p)| *p != process);
@@ -232,12 +288,26 @@ pub fn source(from: SocketAddr, to: SocketAddr, me: IpAddr) -> SocketAddr {
 pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<NodeId> {
     let others = || view.members.iter().filter(|member| member.id != me.id);
     let ip = if mine { me.address.ip() } else { to.ip() };
-    let there = || view.members.iter().filter(|member| member.address.ip() == ip);
-    let came_back = |member: &Member| view.departed.iter().any(|departed| departed.id.name == member.id.name);
-    if there().any(came_back) || (!mine && there().next().is_none()) {
+    if has_died(view, ip) || (!mine && !has_member(view, ip)) {
         return others().map(|member| member.id.clone()).collect();
     }
     others().filter(|member| member.address.ip() == ip).map(|member| member.id.clone()).collect()
+}
+
+/// Whether a process that first ran at `origin`, and then on nodes that are gone since, may have listened at `ip`. A node that is there and has never been gone is none of
+/// those; an address that is no member's may have been one of theirs.
+pub fn may_have_been_at(view: &View, origin: Option<IpAddr>, ip: IpAddr) -> bool {
+    origin == Some(ip) || !has_member(view, ip) || has_died(view, ip)
+}
+
+fn has_member(view: &View, ip: IpAddr) -> bool {
+    view.members.iter().any(|member| member.address.ip() == ip)
+}
+
+/// Whether a member of that address has been gone, and has come back.
+fn has_died(view: &View, ip: IpAddr) -> bool {
+    let came_back = |member: &Member| view.departed.iter().any(|departed| departed.id.name == member.id.name);
+    view.members.iter().filter(|member| member.address.ip() == ip).any(came_back)
 }
 
 #[cfg(test)]

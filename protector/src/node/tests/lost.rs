@@ -715,6 +715,104 @@ fn a_listener_that_is_lost_is_waited_for() {
     }
 }
 
+impl Cluster {
+    /// A protected job of one rank on `node`, which has joined with [`STRANGER`] for its observer.
+    fn start_stranger(&mut self, node: usize) -> JobId {
+        let known: BTreeSet<JobId> = self.ranks.keys().map(|process| process.job).collect();
+        let spec = JobSpec { protection: never(), nodes: vec![name(node)], ..spec(1) };
+        self.hello(5, 2, Request::Run { spec: Box::new(spec), attach: true });
+        let new = |c: &Cluster| c.ranks.keys().map(|process| process.job).find(|job| !known.contains(job));
+        self.run_until(|c| new(c).is_some());
+        let job = new(self).expect("it has started");
+        self.post(&name(node), Input::Observer(STRANGER, 1000, join(job, 0)));
+        self.run_until(|c| c.told.contains_key(&STRANGER));
+        job
+    }
+
+    /// What the stranger is told of whom it calls there, and whether it is to ask again.
+    fn stranger_calls(&mut self, job: JobId, to: &str) -> (Option<ProcessId>, bool) {
+        let before = self.told[&STRANGER].len();
+        let node = self.ranks[&at(job, 0)].0.clone();
+        self.post(&node, Input::Observer(STRANGER, 1000, calling(job, 0, to)));
+        self.run_until(|c| c.told[&STRANGER].len() > before);
+        let FromNode::Peer { peer, later, .. } = self.told[&STRANGER][before] else { panic!("{:?}", self.told[&STRANGER]) };
+        (peer, later)
+    }
+
+    /// The same of an address that it wants.
+    fn stranger_claims(&mut self, job: JobId, address: &str) -> bool {
+        let before = self.told[&STRANGER].len();
+        let node = self.ranks[&at(job, 0)].0.clone();
+        self.post(&node, Input::Observer(STRANGER, 1000, ToNode::Claim { ask: 9, address: address.parse().unwrap() }));
+        self.run_until(|c| c.told[&STRANGER].len() > before);
+        let FromNode::Claimed { later, .. } = self.told[&STRANGER][before] else { panic!("{:?}", self.told[&STRANGER]) };
+        later
+    }
+}
+
+const STRANGER: ObserverId = ObserverId(500);
+
+/// A rank that has crashed never catches up. Its node knows where it listened: who wants that address waits, and nobody else does.
+#[test]
+fn a_rank_that_does_not_catch_up_holds_up_only_those_who_want_its_address() {
+    let mut cluster = Cluster::new(5);
+    let stuck = cluster.start_recoverable(5, 3);
+    cluster.say(stuck, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
+    cluster.say(stuck, 1, ToNode::WillListen { ask: 5, address: "10.0.0.2:90".parse().unwrap() });
+    let stranger = cluster.start_stranger(2);
+    cluster.silent = true;
+    // Twice: what it listened at it has not come to once more.
+    for lives in [vec![1], vec![1, 2]] {
+        cluster.crash(stuck, 1);
+        assert_eq!(cluster.stranger_calls(stranger, "10.0.0.2:80"), (None, true), "it has just crashed");
+        cluster.run_until(|c| c.lives(stuck, 1) == lives);
+        cluster.run_for(SOON);
+        for nobodys in ["10.0.0.2:81", "127.0.0.1:81", "10.0.0.3:80", "10.0.0.77:80"] {
+            assert_eq!(cluster.stranger_calls(stranger, nobodys), (None, false), "{nobodys}");
+            assert!(!cluster.stranger_claims(stranger, nobodys), "{nobodys}");
+        }
+        for its_own in ["10.0.0.2:80", "10.0.0.2:90"] {
+            assert_eq!(cluster.stranger_calls(stranger, its_own), (None, true), "{its_own}");
+        }
+    }
+    let listening = ToNode::Listening("10.0.0.2:80".parse().unwrap());
+    cluster.post(&name(2), Input::Observer(observer_of(1, Incarnation(2)), 1001, listening));
+    cluster.run_for(SOON);
+    assert_eq!(cluster.stranger_calls(stranger, "10.0.0.2:80"), (Some(at(stuck, 1)), false), "it is back");
+}
+
+/// The same of a rank whose node is lost: where it listened there nobody knows, but it was there.
+#[test]
+fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_those_who_want_an_address_of_that_node() {
+    let mut cluster = Cluster::new(5);
+    let stuck = cluster.start_recoverable(5, 3);
+    let stranger = cluster.start_stranger(3);
+    cluster.silent = true;
+    cluster.kill_all(&[2]);
+    cluster.run_until(|c| c.lives(stuck, 1) == [1]);
+    assert_eq!(cluster.restored[0].2, name(3), "where the stranger is");
+    cluster.run_for(SOON);
+    for nobodys in ["10.0.0.3:80", "127.0.0.1:80", "10.0.0.1:80", "10.0.0.5:80"] {
+        assert_eq!(cluster.stranger_calls(stranger, nobodys), (None, false), "{nobodys}");
+        assert!(!cluster.stranger_claims(stranger, nobodys), "{nobodys}");
+    }
+    // The second is nobody's that is known: it may have been another one of the lost node.
+    for perhaps_its_own in ["10.0.0.2:80", "192.168.0.2:80"] {
+        assert_eq!(cluster.stranger_calls(stranger, perhaps_its_own), (None, true), "{perhaps_its_own}");
+    }
+}
+
+/// A loopback address means the caller's machine, also to the home of its job on another one.
+#[test]
+fn who_calls_its_own_machine_reaches_nobody_on_that_of_its_home() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(4, 2);
+    cluster.say(job, 0, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
+    cluster.say(job, 1, calling(job, 1, "127.0.0.1:80"));
+    cluster.run_for(SOON);
+    assert_eq!(*cluster.last_told(1), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
+}
+
 /// A process was lost between `bind` and `listen`, by its log, but what it had put had gone through a fence: others call it while it comes to its `listen` once more. It listens
 /// on all addresses, at the port that it had, which its new machine has free, too. (Open MPI's ranks were refused, and the job hung: matrix, once in 240 deaths.)
 #[test]
