@@ -42,6 +42,7 @@ pub enum Counter {
     Connections,
     Unprotected,
     Different,
+    Replayed,
 }
 
 /// Maps the page.

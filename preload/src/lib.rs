@@ -31,6 +31,7 @@ pub mod node;
 pub mod ops;
 mod output;
 mod pmi;
+mod pointers;
 pub mod real;
 mod replay;
 mod restart;

@@ -101,6 +101,8 @@ pub struct Catching {
     payload: Option<(StreamId, u64)>,
     /// The most recently used last.
     ahead: Vec<Ahead>,
+    /// Where the journal ends that it has to catch up with.
+    log_end: u64,
     /// Its node knows that it lives.
     told: bool,
 }
@@ -228,7 +230,7 @@ impl Layer {
         }
         let (journal, bulk) = self.log_in(restart.protector)?;
         self.use_channels(journal, bulk);
-        self.catching = Some(Catching::default());
+        self.catching = Some(Catching { log_end: restart.log_end, ..Catching::default() });
         self.greet_protector()
     }
 
@@ -357,6 +359,8 @@ impl Layer {
     pub(crate) fn look_at_log(&mut self) {
         self.fetch_journal();
         let Some(catching) = self.catching.as_mut().filter(|catching| !catching.told) else { return };
+        // Its node looks whether it gets on.
+        counters::set(Counter::Replayed, catching.log_end.saturating_sub(self.observer.left_of_log()));
         if self.observer.settle() {
             catching.told = true;
             let (events, different) = (self.observer.replayed(), counters::get(Counter::Different));

@@ -38,11 +38,13 @@ pub fn close_own(fd: OwnedFd) {
     drop(fd);
 }
 
-/// A descriptor of the program, for the time of a call.
+/// A descriptor of the program, for the time of a call. Any number will do: of one that is none the kernel says so (EBADF).
 #[allow(unsafe_code)]
 pub fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
-    assert!(fd >= 0, "no descriptor");
-    // SAFETY: it is only handed to system calls, which check it; the program may close it at any time, as it may in its own calls.
+    /// As open as any negative number, which this type cannot hold: descriptors end below (the kernel's highest possible `fs.nr_open` is 64 less).
+    const NEVER_OPEN: i32 = i32::MAX;
+    let fd = if fd < 0 { NEVER_OPEN } else { fd };
+    // SAFETY: it is not -1, and only handed to system calls, which check it; the program may close it at any time, as it may in its own calls.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -219,4 +221,17 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
         libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &raw mut peer, &raw mut length)
     };
     if result == 0 { Ok((peer.pid, peer.uid)) } else { Err(Errno::NOTCONN) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_number_that_is_no_descriptor_the_kernel_says_so() {
+        for fd in [-1, i32::MIN, i32::MAX, 1 << 30] {
+            assert_eq!(rustix::io::fcntl_getfd(borrow(fd)), Err(Errno::BADF), "{fd}");
+            assert_eq!(rustix::net::listen(borrow(fd), 1), Err(Errno::BADF), "{fd}");
+        }
+    }
 }

@@ -92,6 +92,10 @@ pub struct Settings {
     /// Heartbeats in a row that may be missing before a node is suspected [default: 5]
     #[arg(long, env = "RADIC_MISSED", value_name = "N")]
     pub missed: Option<u32>,
+    /// Time that a process which is brought back may wait for something that is not in its log before it is given up, in seconds; one that computes has ten times as long
+    /// [default: three times the time between two checkpoints, at least 60]
+    #[arg(long, env = "RADIC_REPLAY_LIMIT", value_name = "SECONDS")]
+    pub replay_limit: Option<u64>,
     /// How log lines look, on stderr [default: text]
     #[arg(long, env = "RADIC_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -131,6 +135,8 @@ pub struct Config {
     pub slots: u32,
     /// The membership's times.
     pub timing: Timing,
+    /// Time that a process which catches up may wait without progress, if it is not to be worked out.
+    pub replay_limit: Option<Duration>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Which lines are logged.
@@ -198,6 +204,7 @@ impl Settings {
             slots: self.slots.or(file.slots),
             heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
             missed: self.missed.or(file.missed),
+            replay_limit: self.replay_limit.or(file.replay_limit),
             log_format: self.log_format.or(file.log_format),
             log_level: self.log_level.or(file.log_level),
             ..self
@@ -223,6 +230,9 @@ impl Settings {
         let (heartbeat, missed) = (self.heartbeat_ms.unwrap_or(100), self.missed.unwrap_or(5));
         in_range("heartbeat-ms", heartbeat, 10..=60_000, "10 to 60000 milliseconds")?;
         in_range("missed", missed, 2..=1_000, "2 to 1000 heartbeats")?;
+        if let Some(seconds) = self.replay_limit {
+            in_range("replay-limit", seconds, 1..=604_800, "1 to 604800 seconds")?;
+        }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let slots = self.slots.unwrap_or(cores);
         in_range("slots", slots, 1..=65_536, "1 to 65536")?;
@@ -254,6 +264,7 @@ impl Settings {
             role,
             slots,
             timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
+            replay_limit: self.replay_limit.map(Duration::from_secs),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log_level,
             own_session: self.own_session,
@@ -293,6 +304,7 @@ impl Config {
             slots: Some(self.slots),
             heartbeat_ms: Some(self.timing.heartbeat.as_millis() as u64),
             missed: Some(self.timing.missed),
+            replay_limit: self.replay_limit.map(|limit| limit.as_secs()),
             log_format,
             log_level: Some(self.log_level.clone()),
             ..Settings::default()

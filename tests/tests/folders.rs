@@ -95,7 +95,9 @@ fn a_job_is_not_suspended_into_a_folder_of_somebody_else() {
     let mut job = MPICH.job(&cluster, 2, "--protect on", &words).limit(Duration::from_secs(60)).start();
     job.until_line("rounds begin");
     let (id, victim) = (only_job(&cluster), place.victim());
-    for (name, owner, mode, why) in [("theirs", ATTACKER, 0o777, "belongs to uid 64001"), ("shared", 0, 0o777, "others may write")] {
+    for (name, owner, mode, why) in
+        [("theirs", ATTACKER, 0o777, "belongs to uid 64001"), ("shared", 0, 0o777, "others may write")]
+    {
         let folder = place.folder(name, owner, mode);
         // It is empty when the command looks, and the links are there when the files are made.
         let planting = "sleep 0.05; for r in 0 1; do for f in journal received; do ln -s \"$1\" \"$2/rank-$r.$f\"; done; done; ln -s \"$1\" \"$2/manifest.new\"";
@@ -151,7 +153,8 @@ fn what_is_no_file_of_one_s_own_is_not_resumed_from() {
 /// `radicd` with these folders, which must not come up.
 fn refused(cluster: &Cluster, dir: &Path, extra: &[&Path], parts: &[&str]) {
     let key = cluster.dir().join("key");
-    let daemon = cluster.invocation(program("radicd")).args(["--dir".as_ref(), dir.as_os_str(), "--key".as_ref(), key.as_os_str()]);
+    let daemon =
+        cluster.invocation(program("radicd")).args(["--dir".as_ref(), dir.as_os_str(), "--key".as_ref(), key.as_os_str()]);
     let daemon = daemon.args(["--name", "n1", "--listen", "127.0.0.1:0"]).args(extra.iter().map(|word| word.as_os_str()));
     daemon.limit(SOON).run().expect(FAILURE).expect_stderr(parts);
 }
@@ -220,7 +223,9 @@ fn a_protector_whose_folder_is_deleted_ends_and_says_why() {
     let mut text = String::new();
     log.read_to_string(&mut text).expect("it is text");
     assert!(text.contains("was removed, renamed or replaced while this protector ran"), "{text}");
-    process::eventually(SOON, "n3 to have left", || cluster.status_at("n1").nodes.iter().filter(|node| node.pid != 0).count() >= 2);
+    process::eventually(SOON, "n3 to have left", || {
+        cluster.status_at("n1").nodes.iter().filter(|node| node.pid != 0).count() >= 2
+    });
     fs::remove_dir_all(cluster.dir().join("nodes")).expect("it is there");
     for node in ["n1", "n2"] {
         assert_eq!(cluster.wait_for_end_of(node, SOON).code(), Some(FAILURE));
@@ -253,7 +258,14 @@ fn all_protectors_of_a_cluster_are_counted_when_it_stops() {
     let start = |name: &str| {
         let key = cluster.dir().join("key");
         let words = ["--dir".as_ref(), elsewhere.as_os_str(), "--key".as_ref(), key.as_os_str()];
-        let daemon = cluster.invocation(program("radicd")).args(words).args(["--name", name, "--listen", "127.0.0.1:0", "--join", &address]);
+        let daemon = cluster.invocation(program("radicd")).args(words).args([
+            "--name",
+            name,
+            "--listen",
+            "127.0.0.1:0",
+            "--join",
+            &address,
+        ]);
         let mut daemon = daemon.start();
         daemon.until("it to be a member", |out, _| out.starts_with("ready").then_some(()));
         daemon
@@ -271,12 +283,16 @@ fn a_folder_whose_name_is_no_text_is_refused_by_name() {
     let (cluster, place) = (Cluster::empty(Kind::Logical), Place::new("text"));
     let odd = place.0.join(OsString::from_vec(b"caf\xe9".to_vec()));
     let lossy = place.0.join("caf\u{fffd}");
-    for command in [["status"].as_slice(), &["cluster", "start", "--nodes", "1"], &["run", "-n", "1", "--", "true"], &["events"]] {
+    for command in [["status"].as_slice(), &["cluster", "start", "--nodes", "1"], &["run", "-n", "1", "--", "true"], &["events"]]
+    {
         let finished = cluster.radic(command).env("RADIC_CLUSTER", &odd).run().expect(exit_code::RADIC);
         finished.expect_stderr(&["UTF-8", "RADIC_CLUSTER"]);
     }
     cluster.make_key();
-    let daemon = cluster.invocation(program("radicd")).env("RADIC_KEY", cluster.dir().join("key")).args(["--listen=127.0.0.1:0", "--name=n1"]);
+    let daemon = cluster
+        .invocation(program("radicd"))
+        .env("RADIC_KEY", cluster.dir().join("key"))
+        .args(["--listen=127.0.0.1:0", "--name=n1"]);
     let daemon = daemon.args(["--dir".as_ref(), odd.as_os_str()]).limit(SOON).run();
     daemon.expect(FAILURE).expect_stderr(&["UTF-8", "--dir"]);
     assert!(!odd.exists() && !lossy.exists(), "a folder was made");
@@ -308,7 +324,8 @@ fn a_rank_that_may_not_be_killed_is_named() {
     let id = jobs[0]["job"].as_str().unwrap_or_else(|| panic!("no job: {jobs}")).to_owned();
     let mut killing = radic(&["kill", &id]).start().give(SOON);
     let pid = killing.until("it to say which rank", |_, err| {
-        let line = err.lines().find(|line| line.contains("rank 0 on n1") && line.contains("(EPERM)") && line.contains("uid 0"))?;
+        let line =
+            err.lines().find(|line| line.contains("rank 0 on n1") && line.contains("(EPERM)") && line.contains("uid 0"))?;
         line.split_once("kill -KILL -- -")?.1.trim_matches(['`', ')']).parse::<u32>().ok()
     });
     // What it says is to be done is done, and the job is over.

@@ -96,6 +96,25 @@ fn every_call_under_protection() {
     every_call(ON);
 }
 
+/// Wrong descriptors, pointers, lengths and flags: each call fails as it does without the library, and nothing else happens.
+#[test]
+fn wrong_calls_fail_as_they_do_without_protection() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let run = |flags: &str| {
+        let finished = run_pair(&cluster, flags, "net_wrong", &[]);
+        let of =
+            |side: &str| finished.stdout().lines().filter(|line| line.starts_with(side)).map(str::to_owned).collect::<Vec<_>>();
+        ["server", "client"].map(of)
+    };
+    let (bare, protected) = (run("--protect none"), run(ON));
+    assert!(bare.iter().all(|lines| lines.len() > 1000), "it makes calls");
+    let pairs = bare.iter().flatten().zip(protected.iter().flatten());
+    let different: Vec<_> = pairs.filter(|(bare, protected)| bare != protected).map(|(a, b)| format!("{a}\n  but {b}")).collect();
+    assert!(different.is_empty(), "{} calls differ:\n{}", different.len(), different.join("\n"));
+    assert_eq!(bare.map(|lines| lines.len()), protected.map(|lines| lines.len()));
+    cluster.stop();
+}
+
 /// An outbox that is full again and again: what a call has had taken leaves while the call still waits for room, and must not leave a second time.
 #[test]
 fn every_byte_once_with_a_small_outbox() {

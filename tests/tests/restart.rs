@@ -1,6 +1,7 @@
 //! A rank that is killed goes on from its last checkpoint, on its own node: nothing of what it sends and prints is missing, and nothing comes twice.
 #![forbid(unsafe_code)]
 
+use std::fs;
 use std::time::Duration;
 
 use radic_tests::Running;
@@ -9,6 +10,7 @@ use radic_tests::library::{MPICH, compiled};
 use radic_tests::process::{Process, eventually};
 use radic_tests::protection::ON;
 use radic_wire::event::EventName;
+use radic_wire::ids::Rank;
 use radic_wire::limits::LAYERS;
 use rustix::process::Signal;
 
@@ -106,4 +108,37 @@ fn a_ring_survives_the_death_of_a_rank() {
 #[test]
 fn a_jacobi_survives_the_death_of_a_rank() {
     survives("jacobi", &["--iterations", "4000"], 4, &[1, 3]);
+}
+
+/// In its second life a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job begins anew, or ends with a reason.
+#[test]
+fn a_rank_that_does_not_catch_up_is_given_up() {
+    const REPLAY_LIMIT: &str = "--replay-limit=3";
+    let mut cluster = Cluster::empty(Kind::Logical);
+    cluster.make_key();
+    ["n1", "n2", "n3"].iter().for_each(|node| cluster.start_node(node, &[REPLAY_LIMIT]));
+    let program = compiled("net", "net_stuck");
+    for on_loss in ["restart", "fail"] {
+        let dir = cluster.dir().join(on_loss);
+        fs::create_dir(&dir).expect("a new directory");
+        let mut events = cluster.events_at("n1");
+        let flags = format!("--nodes n1,n2 --protect on --ckpt-interval 1.5 --on-loss {on_loss}");
+        let job = cluster.job(2, &flags, &[&program, "rank", dir.to_str().expect("text")]).limit(LIMIT).start();
+        events.expect("a checkpoint of rank 1", SOON, |e| e.event == EventName::Checkpoint && e.rank == Some(Rank(1)));
+        fs::write(dir.join("go"), "").expect("a new file");
+        events.expect("rank 1 to catch up", SOON, |e| e.event == EventName::Replay && e.rank == Some(Rank(1)));
+        let lost = events.expect("rank 1 to be given up", SOON, |e| e.event == EventName::Lost && e.rank == Some(Rank(1)));
+        assert!(lost.text.contains("rank 1: it does not catch up: it stands at "), "{}", lost.text);
+        assert!(lost.text.contains("the limit is 3.0 s"), "{}", lost.text);
+        let finished = job.wait();
+        match on_loss {
+            "restart" => {
+                let finished = finished.expect(0);
+                assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
+            }
+            _ => _ = finished.expect(113).expect_stderr(&["rank 1", "does not catch up", "--on-loss fail"]),
+        }
+        cluster.assert_idle();
+    }
+    cluster.stop();
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup, program};
+use radic_tests::library::{MPICH, OPENMPI};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use rustix::process::Signal;
@@ -335,6 +336,25 @@ fn many_ranks_and_several_jobs_at_once() {
     }
     println!("8 jobs at once ended {:.0?} after their input came", then.elapsed());
     assert_eq!(cluster.status().jobs.len(), 9);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of them): the libraries are not told of
+/// any interface, and choose.
+#[test]
+fn a_node_with_an_address_that_no_interface_carries() {
+    let mut cluster = Cluster::empty(Kind::Logical);
+    cluster.make_key();
+    ["n1", "n2"].iter().for_each(|node| cluster.start_node(node, &["--listen=127.0.0.11:0"]));
+    let said =
+        cluster.job(1, "--mpi mpich", &sh("echo ${FI_TCP_IFACE-unset} ${UCX_NET_DEVICES-unset} $FI_PROVIDER")).run().expect(0);
+    assert_eq!(said.stdout(), "unset unset tcp\n", "{said}");
+    let said = cluster.job(1, "--mpi openmpi", &sh("echo ${OMPI_MCA_btl_tcp_if_include-unset} $OMPI_MCA_btl")).run().expect(0);
+    assert_eq!(said.stdout(), "unset tcp,self\n", "{said}");
+    for library in [MPICH, OPENMPI] {
+        library.job(&cluster, 2, "", &[&library.program("ring"), "--laps", "10"]).run().expect(0);
+    }
     cluster.assert_idle();
     cluster.stop();
 }

@@ -70,6 +70,8 @@ fn sum(all: impl Iterator<Item = Counters>) -> Counters {
         committed: a.committed.saturating_add(b.committed),
         longest_pause_ns: a.longest_pause_ns.max(b.longest_pause_ns),
         different: a.different.saturating_add(b.different),
+        // Places in journals: there is no sum of them.
+        replayed: 0,
         ..a
     })
 }

@@ -149,6 +149,8 @@ declare_counters! {
     unprotected,
     /// Bytes that replay sent again and that differ from what was sent then (G5).
     different,
+    /// Where a process that was brought back stands in the journal that it catches up with, or ended to; 0: it was not.
+    replayed,
 }
 
 /// Where a process's counters lie in its own memory, for its node's protector to read: a magic number, then [`Counters`] as 64-bit words in the

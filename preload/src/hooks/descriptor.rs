@@ -20,8 +20,8 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const CLOEXEC: c_int = libc::CLOSE_RANGE_CLOEXEC as c_int;
-    if !layer::is_active() || flags & CLOEXEC != 0 {
+    // With CLOSE_RANGE_CLOEXEC nothing is closed now, nor with what the kernel does not know.
+    if !layer::is_active() || flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) != 0 {
         return unsafe { real::close_range(first, last, flags) };
     }
     if first > last {
@@ -61,6 +61,10 @@ pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    if flags & !libc::O_CLOEXEC != 0 {
+        // The kernel refuses it, and closes nothing.
+        return unsafe { real::dup3(from, to, flags) };
+    }
     unsafe { replace(from, to, || real::dup3(from, to, flags)) }
 }
 
@@ -69,7 +73,7 @@ unsafe fn replace(from: c_int, to: c_int, how: impl FnOnce() -> c_int) -> c_int 
     if !layer::is_active() || from == to || fds::kind(from) == Kind::Own {
         return how();
     }
-    let open = rustix::io::fcntl_getfd(crate::sys::borrow(from.max(0))).is_ok() && from >= 0;
+    let open = rustix::io::fcntl_getfd(crate::sys::borrow(from)).is_ok();
     if open && fds::kind(to) == Kind::Own {
         // The layer's descriptor goes elsewhere, once; the program must get the number that it wants.
         layer::make_room(to);
@@ -108,7 +112,7 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) -> c
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     let result = unsafe { real::ioctl(fd, request, argument) };
     if result >= 0 && request == libc::FIONBIO && fds::kind(fd) != Kind::Other {
-        descriptor::set_blocking(fd, unsafe { *(argument as *const c_int) } == 0);
+        descriptor::set_blocking(fd, unsafe { (argument as *const c_int).read_unaligned() } == 0);
     }
     result
 }

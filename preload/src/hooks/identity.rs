@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::finish_int;
 use crate::layer;
 use crate::lock::Lock;
-use crate::real;
+use crate::{pointers, real};
 
 static FIRST: Lock<Option<utsname>> = Lock::new(None);
 
@@ -29,19 +29,22 @@ fn first() -> Option<utsname> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uname(names: *mut utsname) -> c_int {
-    match first() {
-        Some(first) if !names.is_null() => {
-            unsafe { names.write(first) };
-            0
-        }
-        _ => unsafe { real::uname(names) },
+    // The kernel says whether they can be written there.
+    let result = unsafe { real::uname(names) };
+    if let (0, Some(first)) = (result, first()) {
+        unsafe { names.write_unaligned(first) };
     }
+    result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gethostname(name: *mut c_char, room: size_t) -> c_int {
-    let Some(first) = first().filter(|_| !name.is_null()) else { return unsafe { real::gethostname(name, room) } };
+    let Some(first) = first() else { return unsafe { real::gethostname(name, room) } };
     let host = unsafe { CStr::from_ptr(first.nodename.as_ptr()) }.to_bytes_with_nul();
+    if !pointers::is_writable(name, host.len().min(room)) {
+        // The next one does what it does without us.
+        return unsafe { real::gethostname(name, room) };
+    }
     // As the C library does: what fits is written, perhaps without an end, and then it is an error.
     unsafe { std::ptr::copy_nonoverlapping(host.as_ptr().cast(), name, host.len().min(room)) };
     finish_int(if host.len() <= room { Ok(()) } else { Err(Errno::NAMETOOLONG) }, |()| 0)

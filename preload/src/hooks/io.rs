@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::slice;
 use std::sync::atomic::AtomicBool;
 
-use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, sockaddr_storage, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
 
 use super::{finish, is_connection};
@@ -14,35 +14,40 @@ use crate::layer;
 use crate::ops::BUFFERS;
 use crate::ops::descriptor::note_once;
 use crate::ops::socket::{self, How};
+use crate::pointers::{self, MOST};
 use crate::{input, output, pmi, real, sys};
 
-/// Nothing is mapped below.
-const LOWEST: usize = 4096;
-/// Nor from here on, for a program.
-const HIGHEST: usize = 1 << 47;
+/// What can be done with some bytes of the program: read, or written.
+type Check = fn(*const c_void, usize) -> bool;
 
-/// Whether nothing can be at `start`: EFAULT, as the kernel would say. What merely is not mapped is not found out: the layer reads the program's buffers
-/// itself, and asking the kernel each time would cost a system call.
-fn is_nowhere<T>(start: *const T, length: usize) -> bool {
-    let start = start as usize;
-    length > 0 && (start < LOWEST || start.checked_add(length).is_none_or(|end| end > HIGHEST))
-}
-
-/// What is wrong with the parts of a vectored call.
-unsafe fn check_parts(parts: *const iovec, count: usize, too_many: Errno) -> Result<(), Errno> {
+/// What is wrong with the parts of a vectored call, in the order in which the kernel looks.
+unsafe fn check_parts(parts: *const iovec, count: usize, too_many: Errno, can: Check) -> Result<(), Errno> {
     if count > BUFFERS {
         return Err(too_many);
     }
-    if is_nowhere(parts, count * size_of::<iovec>()) {
+    if !pointers::is_readable(parts, count * size_of::<iovec>()) {
         return Err(Errno::FAULT);
     }
     let parts = if count == 0 { &[] } else { unsafe { slice::from_raw_parts(parts, count) } };
-    if parts.iter().any(|part| is_nowhere(part.iov_base, part.iov_len)) { Err(Errno::FAULT) } else { Ok(()) }
+    if parts.iter().any(|part| part.iov_len > isize::MAX as usize) {
+        return Err(Errno::INVAL);
+    }
+    if parts.iter().all(|part| can(part.iov_base, part.iov_len)) { Ok(()) } else { Err(Errno::FAULT) }
+}
+
+/// What is wrong with the address that a call names, which a connection has no use for.
+fn check_address(address: *const sockaddr, length: socklen_t) -> Result<(), Errno> {
+    match length as usize {
+        _ if address.is_null() => Ok(()),
+        long if long > size_of::<sockaddr_storage>() => Err(Errno::INVAL),
+        long if !pointers::is_readable(address.cast::<u8>(), long) => Err(Errno::FAULT),
+        _ => Ok(()),
+    }
 }
 
 unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
-        if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && !is_nowhere(bytes, length) {
+        if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && pointers::is_writable(bytes, length) {
             let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
             return pmi::receive(fd, &mut [IoSliceMut::new(room)], flags != 0).map(finish);
         }
@@ -50,7 +55,7 @@ unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_in
         return None;
     }
     let how = match how(flags) {
-        _ if is_nowhere(bytes, length) => return Some(finish(Err(Errno::FAULT))),
+        _ if !pointers::is_writable(bytes, length) => return Some(finish(Err(Errno::FAULT))),
         Ok(how) => how,
         Err(error) => return Some(finish(Err(error))),
     };
@@ -71,7 +76,7 @@ unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_in
         layer::tend_in_passing();
         return None;
     }
-    let how = match unsafe { check_parts(parts, count, too_many) }.and_then(|()| how(flags)) {
+    let how = match unsafe { check_parts(parts, count, too_many, pointers::is_writable) }.and_then(|()| how(flags)) {
         Ok(how) => how,
         Err(error) => return Some(finish(Err(error))),
     };
@@ -83,7 +88,7 @@ unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_in
 
 unsafe fn send_one(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
-        if fds::kind(fd) == Kind::Pmi && length > 0 && !is_nowhere(bytes, length) {
+        if fds::kind(fd) == Kind::Pmi && length > 0 && pointers::is_readable(bytes, length) {
             return pmi::send(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish);
         }
         layer::tend_in_passing();
@@ -92,7 +97,7 @@ unsafe fn send_one(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int
     if flags & libc::MSG_OOB != 0 {
         return Some(finish(Err(Errno::OPNOTSUPP)));
     }
-    if is_nowhere(bytes, length) {
+    if !pointers::is_readable(bytes, length) {
         return Some(finish(Err(Errno::FAULT)));
     }
     let bytes = if length == 0 { &[] } else { unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) } };
@@ -104,7 +109,7 @@ unsafe fn send_many(fd: c_int, parts: *const iovec, count: usize, flags: c_int, 
         layer::tend_in_passing();
         return None;
     }
-    let checked = unsafe { check_parts(parts, count, too_many) };
+    let checked = unsafe { check_parts(parts, count, too_many, pointers::is_readable) };
     if let Err(error) = if flags & libc::MSG_OOB != 0 { Err(Errno::OPNOTSUPP) } else { checked } {
         return Some(finish(Err(error)));
     }
@@ -114,13 +119,13 @@ unsafe fn send_many(fd: c_int, parts: *const iovec, count: usize, flags: c_int, 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> ssize_t {
-    unsafe { receive_one(fd, bytes, length, flags).unwrap_or_else(|| real::recv(fd, bytes, length, flags)) }
+    unsafe { receive_one(fd, bytes, length.min(MOST), flags).unwrap_or_else(|| real::recv(fd, bytes, length, flags)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __recv_chk(fd: c_int, bytes: *mut c_void, length: size_t, room: size_t, flags: c_int) -> ssize_t {
     // Too little room: the next one ends the program, as it does without us.
-    let ours = if length <= room { unsafe { receive_one(fd, bytes, length, flags) } } else { None };
+    let ours = if length <= room { unsafe { receive_one(fd, bytes, length.min(MOST), flags) } } else { None };
     unsafe { ours.unwrap_or_else(|| real::__recv_chk(fd, bytes, length, room, flags)) }
 }
 
@@ -133,14 +138,17 @@ pub unsafe extern "C" fn recvfrom(
     from: *mut sockaddr,
     from_length: *mut socklen_t,
 ) -> ssize_t {
-    match unsafe { receive_one(fd, bytes, length, flags) } {
-        Some(result) => {
-            // TCP says nothing about the sender.
-            if !from_length.is_null() {
-                unsafe { *from_length = 0 };
+    match unsafe { receive_one(fd, bytes, length.min(MOST), flags) } {
+        // TCP says nothing about the sender. As in the kernel, what was received is lost if there is no place to say that.
+        Some(result) if result >= 0 && !from.is_null() => match pointers::read(from_length) {
+            Some(long) if long > c_int::MAX as socklen_t => finish(Err(Errno::INVAL)),
+            Some(_) if pointers::is_writable(from_length, size_of::<socklen_t>()) => {
+                unsafe { from_length.write_unaligned(0) };
+                result
             }
-            result
-        }
+            _ => finish(Err(Errno::FAULT)),
+        },
+        Some(result) => result,
         None => unsafe { real::recvfrom(fd, bytes, length, flags, from, from_length) },
     }
 }
@@ -167,7 +175,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         layer::tend_in_passing();
         return unsafe { real::recvmsg(fd, message, flags) };
     }
-    if is_nowhere(message, size_of::<msghdr>()) {
+    if !pointers::is_writable(message, size_of::<msghdr>()) {
         return finish(Err(Errno::FAULT));
     }
     let ours = unsafe { receive_many(fd, (*message).msg_iov, (*message).msg_iovlen, flags, Errno::MSGSIZE) };
@@ -175,6 +183,15 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         unsafe { ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0) };
     }
     unsafe { ours.unwrap_or_else(|| real::recvmsg(fd, message, flags)) }
+}
+
+/// The time of a call in nanoseconds, if there is a limit.
+fn limit_of(timeout: *const timespec) -> Result<Option<u64>, Errno> {
+    if timeout.is_null() {
+        return Ok(None);
+    }
+    let time = pointers::read(timeout).ok_or(Errno::FAULT)?;
+    super::poll::nanoseconds(time.tv_sec, time.tv_nsec).map(Some).ok_or(Errno::INVAL)
 }
 
 #[unsafe(no_mangle)]
@@ -188,12 +205,18 @@ pub unsafe extern "C" fn recvmmsg(
     if !is_connection(fd) || count == 0 {
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
-    let limit = unsafe { timeout.as_ref() }.map(|limit| limit.tv_sec as u64 * 1_000_000_000 + limit.tv_nsec as u64);
-    let deadline = limit.map(|limit| sys::now() + limit);
+    let limit = match limit_of(timeout) {
+        Ok(limit) => limit,
+        Err(error) => return finish(Err(error)) as c_int,
+    };
+    let deadline = limit.map(|limit| sys::now().saturating_add(limit));
     let only_one = flags & libc::MSG_WAITFORONE != 0;
     let mut flags = flags & !libc::MSG_WAITFORONE;
     for index in 0..count {
-        let message = unsafe { messages.add(index as usize) };
+        let message = messages.wrapping_add(index as usize);
+        if !pointers::is_writable(message, size_of::<mmsghdr>()) {
+            return if index == 0 { finish(Err(Errno::FAULT)) as c_int } else { index as c_int };
+        }
         let received = unsafe { recvmsg(fd, &raw mut (*message).msg_hdr, flags) };
         if received < 0 {
             return if index == 0 { -1 } else { index as c_int };
@@ -210,7 +233,7 @@ pub unsafe extern "C" fn recvmmsg(
 
 /// `read` and its kin: they are for pipes, too.
 unsafe fn read_one(fd: c_int, bytes: *mut c_void, length: size_t) -> Option<ssize_t> {
-    if fds::kind(fd) == Kind::Input && length > 0 && !is_nowhere(bytes, length) {
+    if fds::kind(fd) == Kind::Input && length > 0 && pointers::is_writable(bytes, length) {
         let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
         return input::read(fd, &mut [IoSliceMut::new(room)]).map(finish);
     }
@@ -231,7 +254,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, length: size_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
-        Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL) }.is_ok() => {
+        Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::is_writable) }.is_ok() => {
             // An IoSliceMut is an iovec in memory.
             input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) }).map(finish)
         }
@@ -242,7 +265,7 @@ pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> ssize_t {
-    unsafe { send_one(fd, bytes, length, flags).unwrap_or_else(|| real::send(fd, bytes, length, flags)) }
+    unsafe { send_one(fd, bytes, length.min(MOST), flags).unwrap_or_else(|| real::send(fd, bytes, length, flags)) }
 }
 
 #[unsafe(no_mangle)]
@@ -254,7 +277,13 @@ pub unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_length: socklen_t,
 ) -> ssize_t {
-    unsafe { send_one(fd, bytes, length, flags).unwrap_or_else(|| real::sendto(fd, bytes, length, flags, to, to_length)) }
+    if is_connection(fd)
+        && let Err(error) = check_address(to, to_length)
+    {
+        return finish(Err(error));
+    }
+    let ours = unsafe { send_one(fd, bytes, length.min(MOST), flags) };
+    ours.unwrap_or_else(|| unsafe { real::sendto(fd, bytes, length, flags, to, to_length) })
 }
 
 #[unsafe(no_mangle)]
@@ -263,10 +292,11 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         layer::tend_in_passing();
         return unsafe { real::sendmsg(fd, message, flags) };
     }
-    if is_nowhere(message, size_of::<msghdr>()) {
-        return finish(Err(Errno::FAULT));
+    let Some(header) = pointers::read(message) else { return finish(Err(Errno::FAULT)) };
+    if let Err(error) = check_address(header.msg_name.cast(), header.msg_namelen) {
+        return finish(Err(error));
     }
-    let ours = unsafe { send_many(fd, (*message).msg_iov, (*message).msg_iovlen, flags, Errno::MSGSIZE) };
+    let ours = unsafe { send_many(fd, header.msg_iov, header.msg_iovlen, flags, Errno::MSGSIZE) };
     unsafe { ours.unwrap_or_else(|| real::sendmsg(fd, message, flags)) }
 }
 
@@ -275,8 +305,11 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     if !is_connection(fd) {
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
-    for index in 0..count {
-        let message = unsafe { messages.add(index as usize) };
+    for index in 0..count.min(BUFFERS as c_uint) {
+        let message = messages.wrapping_add(index as usize);
+        if !pointers::is_writable(message, size_of::<mmsghdr>()) {
+            return if index == 0 { finish(Err(Errno::FAULT)) as c_int } else { index as c_int };
+        }
         let sent = unsafe { sendmsg(fd, &raw const (*message).msg_hdr, flags) };
         if sent < 0 {
             return if index == 0 { -1 } else { index as c_int };
@@ -289,7 +322,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
     let ours = match fds::kind(fd) {
-        Kind::Output if length > 0 && !is_nowhere(bytes, length) => {
+        Kind::Output if length > 0 && pointers::is_readable(bytes, length) => {
             output::write(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish)
         }
         _ => unsafe { send_one(fd, bytes, length, 0) },
@@ -300,7 +333,7 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
-        Kind::Output if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL) }.is_ok() => {
+        Kind::Output if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::is_readable) }.is_ok() => {
             output::write(fd, unsafe { slice::from_raw_parts(parts.cast::<IoSlice<'_>>(), count) }).map(finish)
         }
         _ => unsafe { send_many(fd, parts, count, 0, Errno::INVAL) },
@@ -347,7 +380,12 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, co
         if fds::kind(from) == Kind::Input {
             return finish(Err(Errno::INVAL));
         }
-        return unsafe { copy_file(to, from, offset, count) };
+        if !offset.is_null() && !pointers::is_writable(offset, size_of::<off_t>()) {
+            return finish(Err(Errno::FAULT));
+        }
+        if count > 0 {
+            return unsafe { copy_file(to, from, offset, count) };
+        }
     }
     unsafe { real::sendfile(to, from, offset, count) }
 }

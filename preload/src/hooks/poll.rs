@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_ulong};
 use std::slice;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use radic_wire::limits::READY_FDS;
 use rustix::io::Errno;
 
 use super::finish_int;
@@ -11,11 +12,20 @@ use crate::fds;
 use crate::layer;
 use crate::ops::epolls::Operation;
 use crate::ops::ready::{self, Limit};
+use crate::pointers;
 use crate::real;
 use crate::sys;
 
-/// The kernel's limit on the descriptors of one `poll` is RLIMIT_NOFILE; above this it is an error for sure.
-const MOST: nfds_t = 1 << 30;
+/// The kernel's limit on the descriptors of one `poll`, if `count` may be above it.
+fn most_descriptors(count: nfds_t) -> nfds_t {
+    /// A process that may open fewer has been given few on purpose.
+    const ALWAYS: nfds_t = 64;
+    if count <= ALWAYS {
+        return ALWAYS;
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current.unwrap_or(nfds_t::MAX).min(nfds_t::from(u32::MAX))
+}
 
 fn number(count: usize) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
@@ -26,18 +36,25 @@ fn milliseconds(timeout: c_int) -> Option<u64> {
 }
 
 /// A time as C has it; none: it is no valid one, and the kernel says so.
-fn nanoseconds(seconds: i64, rest: i64) -> Option<u64> {
+pub(super) fn nanoseconds(seconds: i64, rest: i64) -> Option<u64> {
     let rest = u64::try_from(rest).ok().filter(|rest| *rest < 1_000_000_000)?;
     Some(u64::try_from(seconds).ok()?.saturating_mul(1_000_000_000).saturating_add(rest))
 }
 
-/// The limit of a call with these pointers, which may be null; none: the time is not valid.
+/// The signals of a call with this pointer, which may be null; none: it leads nowhere, and the kernel says so.
+unsafe fn signals<'a>(mask: *const sigset_t) -> Option<Option<&'a sigset_t>> {
+    // As long as it is for the C library: the layer copies it.
+    pointers::is_readable(mask, size_of::<sigset_t>()).then(|| unsafe { mask.as_ref() }).or(mask.is_null().then_some(None))
+}
+
+/// The limit of a call with these pointers, which may be null; none: the time is not valid, or a pointer leads nowhere.
 unsafe fn limit<'a>(time: *const timespec, mask: *const sigset_t) -> Option<Limit<'a>> {
-    let mask = unsafe { mask.as_ref() };
-    match unsafe { time.as_ref() } {
-        None => Some(Limit { time: None, mask }),
-        Some(time) => Some(Limit { time: Some(nanoseconds(time.tv_sec, time.tv_nsec)?), mask }),
+    let mask = unsafe { signals(mask) }?;
+    if time.is_null() {
+        return Some(Limit { time: None, mask });
     }
+    let time = pointers::read(time)?;
+    Some(Limit { time: Some(nanoseconds(time.tv_sec, time.tv_nsec)?), mask })
 }
 
 #[unsafe(no_mangle)]
@@ -62,9 +79,11 @@ pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, ev
         libc::EPOLL_CTL_DEL => Some(Operation::Delete),
         _ => None,
     };
-    let (events, word) = unsafe { event.as_ref() }.map_or((0, 0), |event| (event.events, event.u64));
+    // Of what it is to delete the kernel does not look at the event.
+    let event_there = if operation_of == Some(Operation::Delete) { None } else { pointers::read(event) };
+    let (events, word) = event_there.map_or((0, 0), |event| (event.events, event.u64));
     // What the kernel refuses whatever we know: it says how.
-    let ours = operation_of.filter(|operation| !event.is_null() || *operation == Operation::Delete);
+    let ours = operation_of.filter(|operation| event_there.is_some() || *operation == Operation::Delete);
     match ours.and_then(|operation| ready::control(epoll, operation, fd, events, word)) {
         Some(result) => finish_int(result, |()| 0),
         None => unsafe { real::epoll_ctl(epoll, operation, fd, event) },
@@ -73,7 +92,11 @@ pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, ev
 
 /// Waits for events, if the epoll is one that we know.
 unsafe fn epoll(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Limit<'_>) -> Option<c_int> {
-    let room = usize::try_from(room).ok().filter(|room| *room > 0 && !events.is_null())?;
+    /// The kernel refuses to tell more at once.
+    const MOST_EVENTS: usize = c_int::MAX as usize / size_of::<epoll_event>();
+    let room = usize::try_from(room).ok().filter(|room| (1..=MOST_EVENTS).contains(room))?;
+    // Of more than that nothing is written.
+    pointers::is_writable(events, room.min(READY_FDS) * size_of::<epoll_event>()).then_some(())?;
     let result = ready::epoll_wait(epoll, unsafe { slice::from_raw_parts_mut(events, room) }, limit)?;
     Some(finish_int(result, number))
 }
@@ -92,8 +115,9 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    let limit = Limit { time: milliseconds(timeout), mask: unsafe { mask.as_ref() } };
-    unsafe { self::epoll(epoll, events, room, limit).unwrap_or_else(|| real::epoll_pwait(epoll, events, room, timeout, mask)) }
+    let limit = unsafe { signals(mask) }.map(|mask| Limit { time: milliseconds(timeout), mask });
+    let ours = limit.and_then(|limit| unsafe { self::epoll(epoll, events, room, limit) });
+    ours.unwrap_or_else(|| unsafe { real::epoll_pwait(epoll, events, room, timeout, mask) })
 }
 
 #[unsafe(no_mangle)]
@@ -112,7 +136,7 @@ pub unsafe extern "C" fn epoll_pwait2(
 
 /// Polls, if one of the descriptors is protected.
 unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_int> {
-    if fds.is_null() && count > 0 || count > MOST {
+    if count > most_descriptors(count) || !pointers::is_writable(fds, count as usize * size_of::<pollfd>()) {
         return None;
     }
     let fds = if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count as usize) } };
@@ -214,6 +238,10 @@ unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -
     if !layer::is_active() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
         return None;
     }
+    let bytes = (count as usize).div_ceil(BITS) * size_of::<c_ulong>();
+    if sets.iter().any(|set| !set.is_null() && !pointers::is_writable(set.cast::<u8>(), bytes)) {
+        return None;
+    }
     let deadline = limit.time.map(|time| sys::now().saturating_add(time));
     let sets = Sets { count, sets: sets.map(<*mut fd_set>::cast) };
     let mut entries = unsafe { sets.asked() };
@@ -249,9 +277,10 @@ pub unsafe extern "C" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let next = || unsafe { real::select(count, read, write, except, timeout) };
-    let time = match unsafe { timeout.as_ref() } {
-        None => None,
-        Some(time) => match microseconds(time) {
+    let time = match pointers::read(timeout) {
+        None if timeout.is_null() => None,
+        // It leads nowhere, or is no time.
+        time => match time.as_ref().and_then(microseconds) {
             None => return next(),
             time => time,
         },

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t, timeval};
 use rustix::net::SocketFlags;
 
 use super::{finish_int, is_connection};
@@ -12,12 +12,15 @@ use crate::layer;
 use crate::ops::accept::{self, Accepted};
 use crate::ops::connect;
 use crate::ops::{address, descriptor, socket};
-use crate::real;
+use crate::{pointers, real};
 
 /// The TCP address that the program means; none: another kind.
 unsafe fn address_from(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
     let long = length as usize;
-    if address.is_null() || long < size_of::<libc::sa_family_t>() {
+    // What the kernel does not take it refuses.
+    if !(size_of::<libc::sa_family_t>()..=size_of::<libc::sockaddr_storage>()).contains(&long)
+        || !pointers::is_readable(address.cast::<u8>(), long)
+    {
         return None;
     }
     match i32::from(unsafe { (*address).sa_family }) {
@@ -35,15 +38,25 @@ unsafe fn address_from(address: *const sockaddr, length: socklen_t) -> Option<So
     }
 }
 
-/// Writes an address where the program wants it, cut to its room, with the length that it has.
-unsafe fn write_address(from: &SocketAddr, address: *mut sockaddr, length: *mut socklen_t) {
-    if address.is_null() || length.is_null() {
-        return;
+/// Tells the program an address, where and as it wants it: cut to its room, with the length that it has. `fd` is any socket; of that the kernel is asked the same, for it says
+/// what is wrong with the pointers.
+unsafe fn tell_address(fd: c_int, from: &SocketAddr, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let room = pointers::read(length);
+    let result = unsafe { real::getsockname(fd, address, length) };
+    if let (0, Some(room)) = (result, room) {
+        let room = (room as usize).min(size_of::<sockaddr_in6>());
+        if pointers::is_writable(address.cast::<u8>(), room) {
+            unsafe { write_address(from, address, length, room) };
+        }
     }
-    let room = unsafe { *length } as usize;
+    result
+}
+
+/// Writes an address where there is so much room for it, and can be.
+unsafe fn write_address(from: &SocketAddr, address: *mut sockaddr, length: *mut socklen_t, room: usize) {
     let put = |bytes: *const u8, size: usize| unsafe {
         std::ptr::copy_nonoverlapping(bytes, address.cast::<u8>(), size.min(room));
-        *length = size as socklen_t;
+        length.write_unaligned(size as socklen_t);
     };
     match from {
         SocketAddr::V4(v4) => {
@@ -99,7 +112,13 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut
     }
     match accept::accept(fd, SocketFlags::from_bits_retain(flags as u32)) {
         Some(result) => finish_int(result, |Accepted { fd, peer }| {
-            unsafe { write_address(&peer, address, length) };
+            if !address.is_null() && unsafe { tell_address(fd, &peer, address, length) } != 0 {
+                // As in the kernel: the connection is lost.
+                let errno = real::errno();
+                unsafe { super::descriptor::close(fd) };
+                real::set_errno(errno);
+                return -1;
+            }
             fd
         }),
         None => unsafe { real::accept4(fd, address, length, flags) },
@@ -128,11 +147,13 @@ fn with_options(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
     let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && is_connection(fd);
-    let room = wanted && !value.is_null() && !length.is_null() && unsafe { *length } as usize >= size_of::<c_int>();
+    let room = wanted
+        && pointers::read(length).is_some_and(|length| (size_of::<c_int>()..=c_int::MAX as usize).contains(&(length as usize)))
+        && pointers::is_writable(value, size_of::<c_int>());
     match if room { descriptor::socket_error(fd) } else { None } {
         Some(result) => finish_int(result, |errno| {
             unsafe { value.cast::<c_int>().write_unaligned(errno) };
-            unsafe { *length = size_of::<c_int>() as socklen_t };
+            unsafe { length.write_unaligned(size_of::<c_int>() as socklen_t) };
             0
         }),
         None => unsafe { real::getsockopt(with_options(fd), level, name, value, length) },
@@ -155,12 +176,13 @@ pub unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value:
     }
     // Of SO_LINGER's two numbers the first says whether, of a time both do.
     let (mark, size) = match name {
-        libc::SO_RCVTIMEO => (Mark::ReceiveLimit, length),
-        libc::SO_SNDTIMEO => (Mark::SendLimit, length),
-        libc::SO_LINGER => (Mark::Linger, size_of::<c_int>() as socklen_t),
+        libc::SO_RCVTIMEO => (Mark::ReceiveLimit, size_of::<timeval>()),
+        libc::SO_SNDTIMEO => (Mark::SendLimit, size_of::<timeval>()),
+        libc::SO_LINGER => (Mark::Linger, size_of::<c_int>()),
         _ => return result,
     };
-    let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size as usize) };
+    // The kernel has read as much.
+    let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) };
     descriptor::set_mark(fd, mark, bytes.iter().any(|byte| *byte != 0));
     result
 }
@@ -168,10 +190,7 @@ pub unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     match if is_connection(fd) { descriptor::names(fd) } else { None } {
-        Some(names) => {
-            unsafe { write_address(&names.peer, address, length) };
-            0
-        }
+        Some(names) => unsafe { tell_address(fd, &names.peer, address, length) },
         None => unsafe { real::getpeername(fd, address, length) },
     }
 }
@@ -184,10 +203,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: 
         _ => None,
     };
     match told {
-        Some(local) => {
-            unsafe { write_address(&local, address, length) };
-            0
-        }
+        Some(local) => unsafe { tell_address(fd, &local, address, length) },
         None => unsafe { real::getsockname(fd, address, length) },
     }
 }

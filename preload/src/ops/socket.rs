@@ -135,6 +135,12 @@ impl Receiving {
             }),
             Err(Errno::AGAIN) => Ok(Taken::Nothing),
             Err(Errno::INTR) => Ok(Taken::Some),
+            // The memory between the first page and the last: the program learns it, and so it does again.
+            Err(Errno::FAULT) if self.filled == 0 => {
+                sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Recv, libc::EFAULT as u32));
+                layer.ship();
+                Err(Errno::FAULT)
+            }
             Err(error) if self.filled > 0 => {
                 _ = error;
                 Ok(Taken::All) // The next call finds it.

@@ -138,6 +138,8 @@ impl Daemon {
             memory: resident_memory,
             addresses,
             counters: counters::read,
+            activity: counters::activity,
+            replay_limit: config.replay_limit,
             refuse_fault: faults::refuse,
             key: key.clone(),
         };

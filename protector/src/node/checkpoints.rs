@@ -16,7 +16,7 @@ use super::{Node, Output};
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The interval that is worked out is not shorter, nor longer.
 const SHORTEST: Duration = Duration::from_secs(10);
-const LONGEST: Duration = Duration::from_secs(3600);
+pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 /// Time after which a process that has not said what became of a checkpoint is asked for another one.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Time after which a process without any protection, because its checkpoint failed, is asked for another one: twice as long each time, so many times.
@@ -69,7 +69,7 @@ impl Node {
     }
 
     /// The time between two checkpoints of this process; none if it makes none by itself.
-    fn interval_of(&self, process: ProcessId) -> Option<Duration> {
+    pub(super) fn interval_of(&self, process: ProcessId) -> Option<Duration> {
         let host = self.hosts.get(&process.job)?;
         match host.protection() {
             protection if protection.protect != Protect::On => None,

@@ -682,8 +682,9 @@ impl Node {
             Purpose::Claim { observer, process, ask, address } => {
                 let of = |answer: &Answer| if let Answer::Claim { holder, .. } = answer { *holder } else { None };
                 let holder = answers.values().find_map(of);
-                let later =
-                    holder.is_none() && waiting.is_empty() && (lost || self.may_listen_later(now, process, address, answers.values()));
+                let later = holder.is_none()
+                    && waiting.is_empty()
+                    && (lost || self.may_listen_later(now, process, address, answers.values()));
                 self.finish_claim((observer, process, ask), holder, later);
             }
             Purpose::Stable { observer, process, stream, receiver, all } => {

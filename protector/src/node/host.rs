@@ -34,7 +34,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 pub struct HostEnvironment {
     /// The address that other nodes know.
     pub address: IpAddr,
-    /// The interface that carries it.
+    /// The interface that carries it; empty: none of this machine does (it is behind a translation, say).
     pub iface: String,
     /// Its network, as `a.b.c.d/len`.
     pub prefix: String,
@@ -514,6 +514,12 @@ impl Host {
         self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none() && !state.hopeless)
     }
 
+    /// Whether the rank was brought back here, has said where it stands, and has not caught up yet.
+    pub fn catches_up(&self, rank: Rank) -> bool {
+        let catches_up = |state: &LocalRank| state.catching_up && !state.returning && !state.hopeless && state.exited.is_none();
+        !self.ending && self.ranks.get(&rank).is_some_and(catches_up)
+    }
+
     /// Whether the rank was here, is not now, and is going to be again.
     pub fn is_away(&self, rank: Rank) -> bool {
         // Others have what it had put before the last fence, and may call it where it does not listen yet: it does all that again.
@@ -986,7 +992,11 @@ fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment
         (placeholder::JOBNUM, job_number(job).to_string()),
     ];
     let expand = |template: &str| values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value));
-    let templates = spec.templates.iter().map(|(name, template)| (name.clone(), expand(template)));
+    // Where no interface carries the address there is no value for such a variable, and the library chooses: with an empty one it would find no network at all.
+    let of_interface = |template: &str| [placeholder::IFACE, placeholder::PREFIX].iter().any(|name| template.contains(name));
+    let has_value = |template: &str| !host.iface.is_empty() || !of_interface(template);
+    let templates = spec.templates.iter().filter(|(_, template)| has_value(template));
+    let templates = templates.map(|(name, template)| (name.clone(), expand(template)));
     let ours = [
         ("PMI_RANK", rank.to_string()),
         ("PMI_SIZE", spec.ranks.to_string()),

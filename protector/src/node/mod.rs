@@ -23,6 +23,7 @@ mod outlet;
 pub mod placement;
 mod recovery;
 pub mod registry;
+pub mod replays;
 mod stand_in;
 mod stdin;
 pub mod stores;
@@ -53,6 +54,7 @@ use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
 use self::observers::{ObserverId, Observers};
 use self::recovery::Recovery;
 use self::registry::Registry;
+use self::replays::{Activity, Watched};
 use self::stores::{Sparse, StoreOrder};
 use crate::membership::{self, Membership, MembershipEvent, Peer, Reason, Views};
 use crate::random::Random;
@@ -189,6 +191,10 @@ pub struct NodeConfig {
     pub addresses: fn() -> Vec<IpAddr>,
     /// Tells what the process with this number has counted, if it runs under the library.
     pub counters: fn(u32) -> Option<Counters>,
+    /// Tells what the kernel says of the process with this number, if it is there.
+    pub activity: fn(u32) -> Option<Activity>,
+    /// Time that a process which catches up may wait without progress, if it is not to be worked out.
+    pub replay_limit: Option<Duration>,
     /// Tells why a fault cannot be caused at the node with this address, if it cannot.
     pub refuse_fault: fn(Fault, IpAddr) -> Result<(), String>,
     /// The cluster's key, from which those of jobs are derived.
@@ -213,6 +219,8 @@ pub struct Node {
     observers: Observers,
     registry: Registry,
     recovery: Recovery,
+    /// Processes of this node that catch up.
+    replays: BTreeMap<ProcessId, Watched>,
     /// Those who wait for checkpoints.
     checkpoints: Vec<checkpoints::Waiting>,
     /// Protected processes that have ended, oldest first.
@@ -276,6 +284,7 @@ impl Node {
             observers: Observers::default(),
             registry: Registry::default(),
             recovery: Recovery::default(),
+            replays: BTreeMap::new(),
             checkpoints: Vec::new(),
             ended: VecDeque::new(),
             protectors: [None, None],
@@ -341,6 +350,7 @@ impl Node {
             self.hosts.iter().filter(|(_, h)| h.poll_timeout().is_some_and(|at| at <= now)).map(|(j, _)| *j).collect();
         due.into_iter().for_each(|job| self.with_host(now, job, |host| host.handle_timeout(now)));
         self.handle_schedules(now);
+        self.look_at_replays(now);
         self.end_orphans(now);
         self.end_frozen(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
@@ -363,7 +373,7 @@ impl Node {
         let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next).min();
         let checkpoints = self.checkpoints.iter().map(|w| w.deadline).min();
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
-        let ends = [self.next_orphan(), self.next_frozen(), self.leaving_until, join];
+        let ends = [self.next_orphan(), self.next_frozen(), self.next_replay(), self.leaving_until, join];
         let groups = [hosts, gathers, schedules, checkpoints, self.membership.poll_timeout()];
         ends.into_iter().chain(groups).flatten().min()
     }

@@ -15,8 +15,8 @@ use radic_wire::membership::Member;
 use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
 
-use super::checkpoints::Schedule;
 use super::away::Vacancy;
+use super::checkpoints::Schedule;
 use super::clients::Purpose;
 use super::events::About;
 use super::host::Host;

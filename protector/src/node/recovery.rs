@@ -440,7 +440,7 @@ impl Node {
     }
 
     /// Tells the home that a process of this node is not brought back.
-    fn tell_home_of_no_image(&mut self, process: ProcessId, why: String) {
+    pub(super) fn tell_home_of_no_image(&mut self, process: ProcessId, why: String) {
         let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
         let (rank, life) = (process.rank, self.life_here(process));
         self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal: None }));
@@ -817,6 +817,7 @@ impl Node {
         let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
         self.record(now, EventName::Replay, About::rank(process.job, process.rank), text);
         self.outputs.push_back(Output::Observer(observer, FromNode::Restart(Box::new(restart))));
+        self.watch_replay(now, process, (order.cut, order.log_end));
         let mut lost = None;
         self.with_host(now, process.job, |host| lost = host.handle_restored(process.rank, &point).err());
         if let Some(error) = lost {
@@ -874,6 +875,7 @@ impl Node {
             process.rank
         );
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
+        self.replays.remove(&process);
         self.with_host(now, process.job, |host| host.handle_live(process.rank));
     }
 

@@ -77,6 +77,18 @@ struct Cluster {
 
 type Launched = (Vec<(ByteBuf, ByteBuf)>, Option<String>);
 
+thread_local! {
+    /// Where every process that catches up stands in its journal; none: nobody can be looked at.
+    static REPLAYED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+fn replayed() -> Option<u64> {
+    REPLAYED.get()
+}
+
+/// Time that one may wait there.
+const REPLAY_LIMIT: Duration = Duration::from_secs(10);
+
 const LATENCY: Duration = Duration::from_micros(100);
 
 fn name(index: usize) -> NodeName {
@@ -148,7 +160,9 @@ impl Cluster {
             timing: membership::Timing::default(),
             memory: || 0,
             addresses: Vec::new,
-            counters: |_| None,
+            counters: |_| replayed().map(|replayed| Counters { replayed, ..Counters::default() }),
+            activity: |_| replayed().map(|_| replays::Activity { cpu: Duration::ZERO, stopped: false }),
+            replay_limit: Some(REPLAY_LIMIT),
             refuse_fault: |fault, _| if matches!(fault, Fault::Cut { .. }) { Err("no cable".into()) } else { Ok(()) },
             key: ClusterKey::from_bytes([1; 32]),
         };
@@ -257,7 +271,7 @@ impl Cluster {
                 if let StoreOrder::Fence(process, life) = order {
                     let held = self.images.contains_key(&(from.clone(), process));
                     let restart =
-                        Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 0, held: Vec::new() };
+                        Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 100, held: Vec::new() };
                     let result = if held { Ok(restart) } else { Err(NoRestart::NoImage) };
                     self.post(from, Input::Fenced(process, life, result));
                 }
@@ -1239,6 +1253,36 @@ fn the_library_comes_before_the_user_s_own_and_no_rank_inherits_another_s_socket
         assert_eq!(value("RADIC_PROCESS_SOCKET").as_deref(), loaded.then_some("/process.sock"));
     }
     assert_eq!(cluster.launched.iter().filter(|(_, library)| library.is_some()).count(), 2);
+}
+
+/// An address that no interface carries: what names one is left out, and the rest stays.
+#[test]
+fn a_variable_for_which_the_node_has_no_value_stays_unset() {
+    for (iface, due) in
+        [("eth7", [Some("eth7"), Some("10.1.0.0/16"), Some("x eth7"), Some("0")]), ("", [None, None, None, Some("0")])]
+    {
+        let environment = HostEnvironment {
+            address: [10, 1, 2, 3].into(),
+            iface: iface.into(),
+            prefix: "10.1.0.0/16".into(),
+            radic_pmi: "/lib/libradic_pmi.so".into(),
+            library: "/lib/libradic.so".into(),
+            process_socket: "/process.sock".into(),
+            node: "n1".into(),
+        };
+        let names = ["FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include", "BOTH", "FI_TCP_IO_URING"];
+        let templates = ["{iface}", "{prefix}", "x {iface}", "0"];
+        let templates = names.iter().zip(templates).map(|(name, template)| ((*name).to_owned(), template.to_owned())).collect();
+        let spec = JobSpec { templates, ..spec(1) };
+        let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
+        let mut host = Host::launch(&id(1), &environment, JobId::from_bits(7), Incarnation(0), &spec, placement);
+        let Some(HostOutput::Spawn(_, order)) = host.poll_output() else { panic!("nothing is started") };
+        let value = |wanted: &&str| {
+            let (_, value) = order.env.iter().find(|(name, _)| name.as_ref() == wanted.as_bytes())?;
+            Some(String::from_utf8(value.to_vec()).expect("it is text"))
+        };
+        assert_eq!(names.each_ref().map(value), due.map(|due| due.map(str::to_owned)), "{iface:?}");
+    }
 }
 
 #[test]

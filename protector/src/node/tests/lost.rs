@@ -802,6 +802,59 @@ fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_those_who_want_an_
     }
 }
 
+/// A rank catches up, and waits for what is not in its log: it is given up, and its job begins anew, or ends with a reason if it was asked to.
+#[test]
+fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
+    for on_loss in [OnLoss::Restart, OnLoss::Fail] {
+        let mut cluster = Cluster::new(5);
+        cluster.on_loss = on_loss;
+        let job = cluster.start_recoverable(5, 3);
+        cluster.silent = true;
+        REPLAYED.set(Some(10));
+        cluster.crash(job, 1);
+        cluster.run_until(|c| c.lives(job, 1) == [1]);
+        // It gets on for a while, more slowly than it may wait.
+        for replayed in 11..15 {
+            cluster.run_for(REPLAY_LIMIT - Duration::from_secs(2));
+            REPLAYED.set(Some(replayed));
+        }
+        assert_eq!(cluster.recorded(EventName::Lost), 0);
+        cluster.run_for(REPLAY_LIMIT * 3 / 2);
+        let story = cluster.story(job, 3);
+        let said = "rank 1: it does not catch up: it stands at 14 of its journal (from 0 to 100), where it waits for something that is not in it";
+        assert!(story.contains(said), "{story}");
+        REPLAYED.set(None);
+        cluster.silent = false;
+        match on_loss {
+            OnLoss::Restart => {
+                cluster.run_until(|c| c.begun_anew(job));
+                cluster.run_for(SOON);
+                cluster.end_well(job, 1);
+            }
+            OnLoss::Fail => {
+                cluster.run_until(|c| c.outcome(1).is_some());
+                let ended = cluster.outcome(1);
+                let is_it = |outcome: &Outcome| matches!(&outcome.reason, EndReason::NodeLost { why, .. } if why.contains("does not catch up"));
+                assert!(ended.as_ref().is_some_and(is_it), "{ended:?}");
+            }
+        }
+    }
+}
+
+/// Who has caught up is not looked at any more, and who crashes meanwhile is brought back.
+#[test]
+fn a_rank_that_lives_may_wait_as_long_as_it_likes() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    REPLAYED.set(Some(10));
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.run_for(REPLAY_LIMIT * 5);
+    REPLAYED.set(None);
+    assert_eq!(cluster.recorded(EventName::Lost), 0);
+    cluster.end_well(job, 1);
+}
+
 /// A loopback address means the caller's machine, also to the home of its job on another one.
 #[test]
 fn who_calls_its_own_machine_reaches_nobody_on_that_of_its_home() {

@@ -251,6 +251,8 @@ impl World {
             memory: || 0,
             addresses: Vec::new,
             counters: |_| None,
+            activity: |_| None,
+            replay_limit: None,
             refuse_fault: |_, _| Ok(()),
             key: ClusterKey::from_bytes([1; 32]),
         }
