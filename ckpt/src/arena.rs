@@ -3,6 +3,7 @@
 //! itself, it finds here.
 
 use core::cell::UnsafeCell;
+use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::dense::Dense;
@@ -555,6 +556,22 @@ pub fn transient(start: u64, end: u64) -> bool {
     [(SCRATCH_BASE, SCRATCH_SPAN), (STACKS_BASE, STACKS_SPAN), (SNAPSHOT_BASE, SNAPSHOT_SPAN)]
         .iter()
         .any(|(base, span)| start >= *base && end <= base + span)
+}
+
+/// First address of memory that no image has, and first address after it.
+static SECRETS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// From now on no image has anything of what is in this memory: a restored process finds zeroes there. It must be a mapping of its own, or several; one such
+/// range.
+pub fn leave_out(memory: core::ops::Range<u64>) {
+    SECRETS[0].store(memory.start, Relaxed);
+    SECRETS[1].store(memory.end, Relaxed);
+}
+
+/// Is this memory that no image has?
+#[must_use]
+pub fn secret(start: u64, end: u64) -> bool {
+    start >= SECRETS[0].load(Relaxed) && end <= SECRETS[1].load(Relaxed)
 }
 
 /// Is this memory the engine's own? It changes while it is saved, so it is never tracked.

@@ -157,7 +157,7 @@ pub fn describe(
         let failed = Refusal::failed("the pages of a region cannot be listed: error");
         used = match backing {
             Backing::Vdso | Backing::Vvar | Backing::VvarClock | Backing::SharedFile | Backing::SharedObject => used,
-            _ if arena::transient(line.start, line.end) => used,
+            _ if arena::transient(line.start, line.end) || arena::secret(line.start, line.end) => used,
             // The file is gone: all of it that can be read.
             Backing::Anonymous if line.inode != 0 => readable(&line, extents, used).map_err(failed)?,
             // A page of a private file mapping that the program gives up leaves a mark that looks like a kept page: never tracked.
@@ -193,7 +193,7 @@ pub fn describe(
 
 /// Can the kernel track this mapping, and are all its pages the process's own?
 fn trackable(line: &Line<'_>) -> bool {
-    line.inode == 0 && !line.shared && !arena::own(line.start)
+    line.inode == 0 && !line.shared && !arena::own(line.start) && !arena::secret(line.start, line.end)
 }
 
 /// Lists guard pages, which only the kernel's page tables know. In dense memory, which was confirmed, there are none.

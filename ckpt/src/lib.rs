@@ -63,8 +63,9 @@ mod sys;
 mod track;
 pub mod trusted;
 
+pub use arena::leave_out;
 pub use gather::Refusal;
 pub use interrupted::indirect_syscall;
 pub use request::{Mode, Request, Tracking};
 pub use restart::{is_alone, launcher};
-pub use save::{Hooks, Nudged, Outcome, Told, checkpoint, nudge_self, set_hooks};
+pub use save::{Hooks, Nudged, Outcome, Through, Told, Wanted, checkpoint, nudge_self, set_hooks};

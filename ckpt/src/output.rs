@@ -12,12 +12,13 @@ use crate::hashes::Comparison;
 use crate::image::format::{MAX_KEPT_BYTES, MAX_RUN_BYTES};
 use crate::image::{Header, ImageWriter, Sink};
 use crate::pages::Extent;
+use crate::save::{Target, Through};
 use crate::sys::{self, Errno, call};
 
 /// One image to write.
 pub struct Job<'a> {
     /// Where to.
-    pub fd: i32,
+    pub to: Target,
     /// What stands in front.
     pub header: Header,
     /// What the process consists of.
@@ -32,12 +33,19 @@ pub struct Job<'a> {
     pub comparison: Option<Comparison>,
 }
 
-struct FdSink(i32);
-
-impl Sink for FdSink {
+impl Sink for Target {
     type Error = Errno;
     fn put(&mut self, head: &[u8], tail: &[u8]) -> Result<(), Errno> {
-        sys::write_both(self.0, head, tail)
+        match self.through {
+            None => sys::write_both(self.fd, head, tail),
+            Some(Through { context, write, .. }) => write(context, self.fd, head, tail).map_err(Errno),
+        }
+    }
+}
+
+impl Target {
+    fn end(self) -> Result<(), Errno> {
+        self.through.map_or(Ok(()), |Through { context, end, .. }| end(context, self.fd).map_err(Errno))
     }
 }
 
@@ -50,7 +58,7 @@ enum Class {
 }
 
 struct Output {
-    writer: ImageWriter<FdSink>,
+    writer: ImageWriter<Target>,
     comparison: Option<Comparison>,
     increment: bool,
     compress: bool,
@@ -60,7 +68,7 @@ struct Output {
 
 /// Writes all of it.
 pub fn write(job: Job<'_>) -> Result<(), Errno> {
-    let writer = ImageWriter::begin(FdSink(job.fd), job.header, job.meta)?;
+    let writer = ImageWriter::begin(job.to, job.header, job.meta)?;
     let memory = sys::open(b"/proc/self/mem\0", libc::O_RDONLY, 0)?;
     let increment = job.header.parent != 0;
     let mut output = Output { writer, comparison: job.comparison, increment, compress: job.compress, memory };
@@ -75,7 +83,7 @@ pub fn write(job: Job<'_>) -> Result<(), Errno> {
     });
     sys::close(memory);
     result?;
-    output.writer.finish()?;
+    output.writer.finish()?.0.end()?;
     if let Some(comparison) = output.comparison {
         comparison.finish(job.header.id);
     }

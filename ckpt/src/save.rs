@@ -26,7 +26,7 @@ pub struct Hooks {
     pub in_child: Option<fn()>,
     /// In a restored process, before any thread goes on.
     pub after_restore: Option<fn()>,
-    /// The process was nudged ([`nudge_self`], `control::nudge`), and nobody is stopped yet: to where is a checkpoint wanted, and what kind? `None`:
+    /// The process was nudged ([`nudge_self`], `control::nudge`), and nobody is stopped yet: which checkpoint is wanted? `None`:
     /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run: what such a thread
     /// may hold must not be waited for.
     pub nudged: Option<Nudged>,
@@ -35,8 +35,46 @@ pub struct Hooks {
     pub saved: Option<Told>,
 }
 
-/// See `Hooks::nudged`: the descriptor that the image goes to, and what is wanted.
-pub type Nudged = fn() -> Option<(i32, Request)>;
+/// See `Hooks::nudged`.
+pub type Nudged = fn() -> Option<Wanted>;
+
+/// A checkpoint that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The descriptor that the image goes to.
+    pub fd: i32,
+    /// What kind it is to be.
+    pub request: Request,
+    /// What writes it there; none: it is written as it is.
+    pub through: Option<Through>,
+}
+
+/// Functions of whoever embeds the engine that write an image in another form than its own. They run where it is written, perhaps in a child that shares the program's
+/// memory while the program goes on: no allocation, no lock, no libc. An error is one of the system's numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Through {
+    /// Given to both: where they have what they need.
+    pub context: u64,
+    /// Takes the next bytes, two pieces, for this descriptor.
+    pub write: fn(u64, i32, &[u8], &[u8]) -> Result<(), i32>,
+    /// All bytes were given.
+    pub end: fn(u64, i32) -> Result<(), i32>,
+}
+
+/// Where an image goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The descriptor.
+    pub fd: i32,
+    /// See [`Wanted::through`].
+    pub through: Option<Through>,
+}
+
+impl From<i32> for Target {
+    fn from(fd: i32) -> Self {
+        Target { fd, through: None }
+    }
+}
 /// See `Hooks::saved`.
 pub type Told = fn(Result<(u64, u64), Refusal>);
 
@@ -128,7 +166,7 @@ pub extern "C" fn called(_: u64, context: *mut libc::ucontext_t) {
     // SAFETY: stop::coordinate holds `busy`.
     gather::advice(unsafe { arena::tables() });
     // SAFETY: stop::coordinate holds `busy`; `checkpoint` has stored the address of its request and waits.
-    match unsafe { make(&*CALLED.request.load(Relaxed), CALLED.fd.load(Relaxed), context, false) } {
+    match unsafe { make(&*CALLED.request.load(Relaxed), CALLED.fd.load(Relaxed).into(), context, false) } {
         Ok(()) => CALLED.what.store(core::ptr::null_mut(), Relaxed),
         Err(refusal) => {
             CALLED.what_len.store(refusal.what.len(), Relaxed);
@@ -148,21 +186,21 @@ pub fn nudge_self() -> Result<(), Refusal> {
 /// A nudge, in the signal's handler: asks, and makes the checkpoint that is wanted. `rewound`, not 0: the thread makes an interrupted call again.
 pub extern "C" fn nudged(rewound: u64, context: *mut libc::ucontext_t) {
     let Some(hooks) = HOOKS.get() else { return };
-    let Some((fd, request)) = hooks.nudged.and_then(|ask| ask()) else { return };
+    let Some(Wanted { fd, request, through }) = hooks.nudged.and_then(|ask| ask()) else { return };
     // SAFETY: stop::coordinate holds `busy`.
     gather::advice(unsafe { arena::tables() });
     // SAFETY: as above.
-    let made = unsafe { make(&request, fd, context, rewound != 0) };
+    let made = unsafe { make(&request, Target { fd, through }, context, rewound != 0) };
     if let Some(tell) = hooks.saved {
         tell(made.map(|()| (state().pause.load(Relaxed), state().image.load(Relaxed))));
     }
 }
 
-/// Makes a checkpoint of the process to `fd`.
+/// Makes a checkpoint of the process to `to`.
 ///
 /// # Safety
 /// The caller is in the signal's handler, on the engine's stack, and holds `state().busy`. `rewound`: it makes an interrupted call again.
-pub unsafe fn make(request: &Request, fd: i32, context: *mut libc::ucontext_t, rewound: bool) -> Result<(), Refusal> {
+pub unsafe fn make(request: &Request, to: Target, context: *mut libc::ucontext_t, rewound: bool) -> Result<(), Refusal> {
     reap()?;
     gather::preflight()?;
     describe::preflight()?;
@@ -176,7 +214,7 @@ pub unsafe fn make(request: &Request, fd: i32, context: *mut libc::ucontext_t, r
             signals::hand_out(threads);
             hook(|h| h.before_save);
             // SAFETY: everybody is stopped and we hold `busy`.
-            let written = unsafe { stopped_part(request, tracker, fd, threads, context) };
+            let written = unsafe { stopped_part(request, tracker, to, threads, context) };
             signals::hand_out(threads);
             written
         }
@@ -294,14 +332,14 @@ enum Writer {
 unsafe fn stopped_part(
     request: &Request,
     tracker: Tracker,
-    fd: i32,
+    to: Target,
     threads: usize,
     context: *mut libc::ucontext_t,
 ) -> Result<Writer, Refusal> {
     // SAFETY: the caller's promise; the parts of the scratch memory are distinct.
     let (tables, meta, extents) = unsafe { (arena::tables(), arena::scratch(arena::SCRATCH_META), arena::extents()) };
     describe::leader_first(threads);
-    gather::process(tables, fd, threads)?;
+    gather::process(tables, to.fd, threads)?;
     describe::shared(tables)?;
     dense::confirm(&mut tables.dense);
     describe::guards(tables, extents)?;
@@ -322,7 +360,7 @@ unsafe fn stopped_part(
         ..identity::header()
     };
     let mut job = Job {
-        fd,
+        to,
         header,
         meta: &meta[..meta_len],
         extents: &extents[..used],
@@ -388,7 +426,7 @@ unsafe fn beside(function: extern "C" fn(u64) -> !, argument: u64, stack: u64) -
 extern "C" fn writer(job: u64) -> ! {
     // SAFETY: `share` has put it there, and nobody else uses it.
     let job = unsafe { (job as *const Job<'_>).read() };
-    leave_program(job.fd);
+    leave_program(job.to.fd);
     let code = i32::from(output::write(job).is_err());
     forget_buffers(false);
     sys::exit_group(code)
@@ -401,7 +439,7 @@ fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
     // SAFETY: like fork, without anybody's handlers: the child makes system calls only, from this function on.
     let forked = unsafe { call!(libc::SYS_clone, 0, 0, 0, 0, 0) };
     if forked == Ok(0) {
-        leave_program(job.fd);
+        leave_program(job.to.fd);
         let code = i32::from(output::write(job).is_err());
         sys::exit_group(code)
     }

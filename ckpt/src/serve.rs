@@ -20,7 +20,7 @@ pub extern "C" fn serve(which: u64, context: *mut libc::ucontext_t) {
         Some(request) => {
             limit(fd, libc::SO_SNDTIMEO, if request.mode == Mode::Stop { WRITING_STOPPED_S } else { WRITING_S });
             // SAFETY: stop::coordinate holds `busy`.
-            unsafe { save::make(&request, fd, context, which >> 32 == 1) }
+            unsafe { save::make(&request, fd.into(), context, which >> 32 == 1) }
         }
         None => Err(Refusal {
             what: "the request is none of this version, does not come, or is not from the sender of the signal; seconds waited at most:",

@@ -20,6 +20,7 @@ pub mod messages;
 pub mod pmi_lines;
 pub mod pmi_talk;
 pub mod program;
+pub mod record;
 pub mod storage;
 pub mod text;
 pub mod values;
@@ -86,6 +87,7 @@ pub static TARGETS: LazyLock<Vec<Target>> = LazyLock::new(|| {
         target("messages", messages::check, messages::first, 4_096, Some((4 << 20, 1_024))),
         target("log", log::check, log::first, 4_096, Some((64 << 10, 64))),
         target("login", login::check, login::first, 512, Some((64 << 10, 64))),
+        target("record", record::check, record::first, 4_096, Some((64 << 10, 64))),
         target("journal", journal::check, journal::first, 4_096, Some((1 << 20, 256))),
         target("manifest", manifest::check, manifest::first, 4_096, Some((4 << 20, 1_024))),
         target("key-file", keyfile::check, keyfile::first, 512, Some((64 << 10, 64))),

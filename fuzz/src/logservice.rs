@@ -1,5 +1,6 @@
 //! The log service ([`crate::logs`]) on real sockets: up to four connections, each a byte of what for, a byte of which life, a length and what is said on it. With
-//! the highest bit of the first byte it is said in frames, each a length and its body.
+//! the highest bit of the first byte it is said in frames, each a length and its body, in a record of its own; with the next one in one record; else in none. With
+//! the one after that the last record follows.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,12 +11,13 @@ use std::time::Duration;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use radic_wire::frame::{FrameReader, encode_into};
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::Incarnation;
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, Span, ToProtector};
-use radic_wire::login::{CHALLENGE, Channel, LOGIN, Login, NONCE};
+use radic_wire::login::{Channel, LOGIN, Login, NONCE, WELCOME};
 use radic_wire::mac::JobKey;
+use radic_wire::record::{Opener, Sealer};
 
 use crate::Inputs;
 use crate::input::Input;
@@ -40,9 +42,16 @@ struct World {
 
 static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new()));
 
-fn key() -> JobKey {
-    JobKey::derive(&ClusterKey::from_bytes([7; 32]), job())
+fn cluster() -> ClusterKey {
+    ClusterKey::from_bytes([7; 32])
 }
+
+fn key() -> JobKey {
+    JobKey::derive(&cluster(), job())
+}
+
+/// A connection, and how far it has come: what it is for, and what its records are opened with.
+struct Visit(TcpStream, Option<(Channel, Opener)>);
 
 fn speaker(rank: u32, life: u32) -> Speaker {
     Speaker { process: process(rank), incarnation: Incarnation(life) }
@@ -69,8 +78,7 @@ impl World {
         SigSet::from(Signal::SIGALRM).thread_block().expect("a signal that can be blocked");
         let dir = tempfile::tempdir().expect("a folder");
         let address = SocketAddr::from(([127, 0, 0, 1], 0)).ip();
-        let (logs, _) =
-            logs::start(logs::Config::new(address, dir.path().into(), ClusterKey::from_bytes([7; 32]))).expect("a service");
+        let (logs, _) = logs::start(logs::Config::new(address, dir.path().into(), cluster())).expect("a service");
         (0..8).for_each(|rank| logs.set_replica(process(rank), None));
         let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
         let none = Span::default();
@@ -93,7 +101,7 @@ impl World {
     }
 
     /// Connects, logs in as this says, and says it. None: it was turned away meanwhile.
-    fn visit(&mut self, kind: u8, life: u8, said: &[u8]) -> Option<(TcpStream, Option<Channel>)> {
+    fn visit(&mut self, kind: u8, life: u8, said: &[u8]) -> Option<Visit> {
         let channel = match kind & 7 {
             2 => Channel::Journal,
             3 => Channel::Bulk,
@@ -102,16 +110,23 @@ impl World {
             6 => Channel::Fetch,
             _ => Channel::Journal,
         };
-        let (framed, speaker) = (kind & 0x80 != 0, speaker(1, u32::from(life)));
+        let speaker = speaker(1, u32::from(life));
         let mut socket = self.connect();
         let entered = match kind & 7 {
             0 | 7 => None,
-            1 => login(&mut socket, speaker.process, speaker.incarnation, channel, 1).map(|()| None)?,
-            _ => login(&mut socket, speaker.process, speaker.incarnation, channel, 0).map(|()| Some(channel))?,
+            1 => {
+                login(&mut socket, speaker, channel, 1)?;
+                None
+            }
+            _ => login(&mut socket, speaker, channel, 0)?,
         };
-        // Who is turned away meanwhile cannot say all of it.
-        _ = socket.write_all(&if framed { frames(said) } else { said.to_vec() });
-        Some((socket, entered))
+        let Some((mut sealer, opener)) = entered else {
+            // Who is turned away meanwhile cannot say all of it.
+            _ = socket.write_all(said);
+            return Some(Visit(socket, None));
+        };
+        _ = socket.write_all(&records(kind, &mut sealer, said));
+        Some(Visit(socket, Some((channel, opener))))
     }
 
     /// From another address each time: the ports of one would be used up within a minute.
@@ -129,50 +144,67 @@ impl World {
     }
 }
 
-/// Logs in, with so much xored into the proof.
-fn login(socket: &mut TcpStream, process: ProcessId, incarnation: Incarnation, channel: Channel, wrong: u8) -> Option<()> {
-    let mut nonce = [0; NONCE];
+/// Logs in, with so much xored into the proof. None: it was turned away before that.
+fn login(socket: &mut TcpStream, speaker: Speaker, channel: Channel, wrong: u8) -> Option<Option<(Sealer, Opener)>> {
+    let (mut nonce, mut theirs, mut welcome) = ([0; NONCE], [0; NONCE], [0; WELCOME]);
     getrandom::fill(&mut nonce).expect("random bytes");
-    let login = Login { process, incarnation, channel, nonce };
-    socket.write_all(&login.encode()).ok()?;
-    let mut challenge = [0; CHALLENGE];
-    socket.read_exact(&mut challenge).ok()?;
-    let mut proof = login.prove(&key(), &challenge).expect("the service has the key");
+    let (login, key) =
+        (Login { process: speaker.process, incarnation: speaker.incarnation, channel, nonce }, channel.key(&cluster(), job()));
+    socket.write_all(&login.encode(&key)).ok()?;
+    socket.read_exact(&mut theirs).ok()?;
+    let mut proof = login.prove(&key, &theirs);
     proof[usize::from(wrong) * 3] ^= wrong;
-    socket.write_all(&proof).ok()
+    socket.write_all(&proof).ok()?;
+    if wrong != 0 {
+        return Some(None);
+    }
+    socket.read_exact(&mut welcome).ok()?;
+    let cover = login.welcomed(&key, &theirs, &welcome).expect("the service has the key");
+    Some(Some(login.records_of_caller(&key, &theirs, cover)))
 }
 
-fn frames(said: &[u8]) -> Vec<u8> {
+/// What is said, in records as its kind says.
+fn records(kind: u8, sealer: &mut Sealer, said: &[u8]) -> Vec<u8> {
     let (mut input, mut out) = (Input(said), Vec::new());
-    while !input.is_empty() {
-        let length = usize::from(input.u8());
-        encode_into(&mut out, input.take(length), limits::LOG_FRAME);
+    while kind & 0x80 != 0 && !input.is_empty() {
+        let (length, mut frame) = (usize::from(input.u8()), Vec::new());
+        encode_into(&mut frame, input.take(length), limits::LOG_FRAME);
+        sealer.seal_into(&[&frame], &mut out);
+    }
+    match kind & 0xc0 {
+        0 => out.extend_from_slice(said),
+        0x40 => sealer.seal_into(&[said], &mut out),
+        _ => {}
+    }
+    if kind & 0x20 != 0 {
+        sealer.seal_end(&mut out);
     }
     out
 }
 
 /// Says no more, and reads to the end: how many messages came.
-fn end((mut socket, channel): (TcpStream, Option<Channel>)) -> usize {
+fn end(Visit(mut socket, entered): Visit) -> usize {
     _ = socket.shutdown(Shutdown::Write);
     let mut bytes = Vec::new();
     if let Err(error) = socket.read_to_end(&mut bytes) {
         assert!(!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "a connection that does not end");
     }
-    match channel {
-        // A stranger gets one challenge, if what it said is a login.
-        None => assert!(bytes.is_empty() || bytes.len() == CHALLENGE, "a stranger got {} bytes", bytes.len()),
-        Some(Channel::Fetch) => {}
-        Some(_) => {
-            let (mut reader, mut count) = (FrameReader::new(limits::LOG_FRAME), 0);
-            reader.push(&bytes);
-            while let Some(body) = reader.next_frame().expect("frames") {
-                FromProtector::read(body).expect("what is said can be read");
-                count += 1;
-            }
-            return count;
+    let Some((channel, mut opener)) = entered else {
+        assert!(bytes.is_empty(), "a stranger got {} bytes", bytes.len());
+        return 0;
+    };
+    opener.push(&bytes);
+    let (mut reader, mut count) = (FrameReader::new(limits::LOG_FRAME), 0);
+    while let Some(body) = opener.next_body().expect("records") {
+        if channel != Channel::Fetch {
+            reader.push(body);
         }
     }
-    0
+    while let Some(body) = reader.next_frame().expect("frames") {
+        FromProtector::read(body).expect("what is said can be read");
+        count += 1;
+    }
+    count
 }
 
 /// Inputs that are accepted, but for the last, which says what a stranger might.
@@ -186,16 +218,17 @@ pub fn first() -> Inputs {
     let on = |kind: u8, said: &[u8]| [&[kind, 0], &(said.len() as u16).to_le_bytes()[..], said].concat();
     let journal = on(0x82, &[message("hello"), message("journal"), message("fetch-journal")].concat());
     let bulk = on(0x83, &[message("payload"), message("payload-end")].concat());
-    let image = [&frames(&message("image-begin"))[..], b"no image"].concat();
+    let image = [&message("image-begin")[..], b"\x08no image"].concat();
     let nonce = [3; NONCE];
-    let login = Login { process: process(1), incarnation: Incarnation(0), channel: Channel::Bulk, nonce }.encode();
-    let stranger: [u8; LOGIN] = login;
+    let login = Login { process: process(1), incarnation: Incarnation(0), channel: Channel::Bulk, nonce };
+    let stranger: [u8; LOGIN] = login.encode(&JobKey::from_bytes([0; 32]));
     vec![
         ("journal", journal.clone()),
         ("payload", [&journal[..], &bulk].concat()),
-        ("image", [&journal[..], &on(4, &image)].concat()),
+        ("image", [&journal[..], &on(0xa4, &image)].concat()),
         ("replica", [on(0x85, &[message("hello"), message("journal")].concat()), journal.clone()].concat()),
-        ("fetch", [&journal[..], &on(6, &[1, 0, 0, 0, 0, 0, 0, 0])].concat()),
+        ("fetch", [&journal[..], &on(0x46, &[1, 0, 0, 0, 0, 0, 0, 0])].concat()),
+        ("no-record", [&journal[..], &on(2, &[9; 40])].concat()),
         ("stranger", [&journal[..], &on(0, &stranger), &on(1, &bulk)].concat()),
     ]
 }

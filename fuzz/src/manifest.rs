@@ -50,7 +50,7 @@ fn repair(bytes: &mut Vec<u8>) {
     bytes[20..28].copy_from_slice(&(body as u64).to_le_bytes());
     let job = bytes[12..20].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let (coded, code) = bytes.split_at_mut(HEAD + body);
-    code.copy_from_slice(&JobKey::derive(&key(), JobId::from_bits(job)).mac(Purpose::Suspension, &[coded]));
+    code.copy_from_slice(&JobKey::derive_for_suspension(&key(), JobId::from_bits(job)).mac(Purpose::Suspension, &[coded]));
 }
 
 fn manifest() -> Manifest {

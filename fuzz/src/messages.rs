@@ -9,6 +9,7 @@ use radic_wire::job::{OutputStream, Placement};
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
 use radic_wire::log::{ImageRange, LogPart};
+use radic_wire::mac::JobKey;
 use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, View};
 use radic_wire::peer::{
     FromHost, Heartbeat, Hello, LinkFrame, PeerMessage, Purpose, RestartOrder, SessionId, ToHome, ToHost, ToStore, Welcome,
@@ -210,7 +211,7 @@ fn processes(inputs: &mut Inputs) {
     add(inputs, 6, "connecting", &ToNode::Connecting { ask: 1, connection, from, to });
     add(inputs, 6, "leaving", &ToNode::Leaving(Box::default()));
     add(inputs, 6, "note", &ToNode::Note("a note".into()));
-    let (key, protection) = ([3; 32], Protection::default());
+    let (key, protection) = (JobKey::from_bytes([3; 32]), Protection::default());
     let joined = FromNode::Joined { incarnation: Incarnation(0), key, protector: address(4), protection, inherited: false };
     add(inputs, 7, "joined", &joined);
     add(inputs, 7, "protector", &FromNode::Protector(address(5)));

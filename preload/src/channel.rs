@@ -11,12 +11,14 @@ use radic_wire::frame::{FrameReader, HEADER};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, ToProtector};
-use radic_wire::login::{CHALLENGE, Channel as Purpose, Login, NONCE};
+use radic_wire::login::{Channel as Purpose, Login, NONCE, WELCOME};
 use radic_wire::mac::JobKey;
+use radic_wire::record::{Opener, Sealer};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
+use crate::memory::discreetly;
 use crate::sys;
 
 /// Time for a protector to answer a login, in milliseconds.
@@ -41,15 +43,17 @@ pub struct Identity<'a> {
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,
-    /// Frames that the socket has not taken yet.
+    sealer: Sealer,
+    opener: Opener,
+    /// Records that the socket has not taken yet.
     out: Vec<u8>,
     taken: usize,
     frames: FrameReader,
     buffer: Box<[u8]>,
 }
 
-/// Connects to the log service at `address`, each proves itself to the other.
-pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<OwnedFd, Errno> {
+/// Connects to the log service at `address`, each proves itself to the other: the socket, and what records are made and opened with there.
+pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<(OwnedFd, Sealer, Opener), Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)?;
@@ -63,24 +67,31 @@ pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Resul
     let mut nonce = [0; NONCE];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
     let login = Login { process: who.process, incarnation: who.incarnation, channel, nonce };
-    sys::send_all(fd.as_fd(), &login.encode(), LOGIN_MS)?;
-    let mut challenge = [0; CHALLENGE];
-    sys::receive_all(fd.as_fd(), &mut challenge, LOGIN_MS)?;
+    sys::send_all(fd.as_fd(), &discreetly(|| login.encode(who.key)), LOGIN_MS)?;
+    let (mut nonce, mut welcome) = ([0; NONCE], [0; WELCOME]);
+    sys::receive_all(fd.as_fd(), &mut nonce, LOGIN_MS)?;
+    sys::send_all(fd.as_fd(), &discreetly(|| login.prove(who.key, &nonce)), LOGIN_MS)?;
+    sys::receive_all(fd.as_fd(), &mut welcome, LOGIN_MS)?;
+    let records = discreetly(|| {
+        let cover = login.welcomed(who.key, &nonce, &welcome)?;
+        Some(login.records_of_caller(who.key, &nonce, cover))
+    });
     // Whoever is there does not have the key: it is no protector of ours.
-    let proof = login.prove(who.key, &challenge).ok_or(Errno::ACCESS)?;
-    sys::send_all(fd.as_fd(), &proof, LOGIN_MS)?;
-    Ok(fd)
+    let (sealer, opener) = records.ok_or(Errno::ACCESS)?;
+    Ok((fd, sealer, opener))
 }
 
-/// Writes a message in a frame to a new connection, and waits until it is written.
-pub fn write(fd: BorrowedFd<'_>, message: &ToProtector<'_>) -> Result<(), Errno> {
+/// Writes a message in a frame, in records of its own, to a new connection, and waits until it is written.
+pub fn write(fd: BorrowedFd<'_>, sealer: &mut Sealer, message: &ToProtector<'_>) -> Result<(), Errno> {
     let mut frame = vec![0; 4096];
     loop {
         let mut out = Writer::new(&mut frame[HEADER..]);
         message.write(&mut out);
         if let Some(length) = out.finish() {
             frame[..HEADER].copy_from_slice(&(length as u32).to_le_bytes());
-            return sys::send_all(fd, &frame[..HEADER + length], LOGIN_MS);
+            let mut records = Vec::new();
+            discreetly(|| sealer.seal_into(&[&frame[..HEADER + length]], &mut records));
+            return sys::send_all(fd, &records, LOGIN_MS);
         }
         if frame.len() > limits::LOG_FRAME {
             return Err(Errno::MSGSIZE);
@@ -93,9 +104,17 @@ pub fn write(fd: BorrowedFd<'_>, message: &ToProtector<'_>) -> Result<(), Errno>
 impl Channel {
     /// Logs in at `address`.
     pub fn connect(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Result<Channel, Errno> {
-        let fd = login(address, who, channel)?;
+        let (fd, sealer, opener) = login(address, who, channel)?;
         let buffer = vec![0; 64 << 10].into_boxed_slice();
-        Ok(Channel { fd, out: Vec::with_capacity(64 << 10), taken: 0, frames: FrameReader::new(limits::LOG_FRAME), buffer })
+        Ok(Channel {
+            fd,
+            sealer,
+            opener,
+            out: Vec::with_capacity(64 << 10),
+            taken: 0,
+            frames: FrameReader::new(limits::LOG_FRAME),
+            buffer,
+        })
     }
 
     /// Gives up the connection.
@@ -152,7 +171,7 @@ impl Channel {
         self.send_with(&ToProtector::Payload { position, stream, offset, bytes: &[] }, piece.head, piece.tail)
     }
 
-    /// A message that ends with bytes, which are not copied if the socket takes them.
+    /// A message that ends with bytes.
     fn send_with(&mut self, message: &ToProtector<'_>, first: &[u8], second: &[u8]) -> Result<(), Errno> {
         let mut head = [0; HEAD];
         let mut out = Writer::new(&mut head[HEADER..]);
@@ -164,16 +183,11 @@ impl Channel {
         self.push(&[&head[..HEADER + length], first, second])
     }
 
-    /// Writes as much as the socket takes, and keeps the rest.
+    /// Puts these parts into records, writes as much as the socket takes, and keeps the rest.
     fn push(&mut self, parts: &[&[u8]]) -> Result<(), Errno> {
-        self.flush()?;
-        let mut done = if self.has_unsent() { 0 } else { sys::send_parts(self.fd.as_fd(), parts)? };
-        for part in parts {
-            let skip = done.min(part.len());
-            self.out.extend_from_slice(&part[skip..]);
-            done -= skip;
-        }
-        Ok(())
+        let Channel { sealer, out, .. } = self;
+        discreetly(|| sealer.seal_into(parts, out));
+        self.flush()
     }
 
     /// Writes what waits, as far as the socket takes it.
@@ -210,8 +224,14 @@ impl Channel {
         match rustix::net::recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
             Ok((_, 0)) => Err(Errno::CONNRESET),
             Ok((_, count)) => {
-                self.frames.push(&self.buffer[..count]);
-                Ok(())
+                let Channel { opener, frames, buffer, .. } = self;
+                opener.push(&buffer[..count]);
+                discreetly(|| {
+                    while let Some(body) = opener.next_body().map_err(|_| Errno::PROTO)? {
+                        frames.push(body);
+                    }
+                    Ok(())
+                })
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(error) => Err(error),

@@ -15,6 +15,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
+use crate::memory::discreetly;
 use crate::sys;
 
 /// Time for the other end to write its greeting, in milliseconds: it does so inside its connect().
@@ -47,7 +48,7 @@ pub fn write(fd: BorrowedFd<'_>, key: &JobKey, to: To, greeting: &Greeting) -> R
     let mut writer = Writer::new(&mut out[1..=GREETING]);
     greeting.write(&mut writer);
     let length = writer.finish().ok_or(Errno::MSGSIZE)?;
-    let code = key.mac(Purpose::Greeting, &[&out[1..=length], &to.bytes()]);
+    let code = discreetly(|| key.mac(Purpose::Greeting, &[&out[1..=length], &to.bytes()]));
     out[0] = length as u8;
     out[1 + length..][..MAC].copy_from_slice(&code);
     sys::send_all(fd, &out[..1 + length + MAC], GREETING_MS)
@@ -106,7 +107,7 @@ impl Incoming {
     fn check(&self, me: To, key_of: impl FnOnce(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
         let (body, code) = self.bytes[1..self.filled].split_at(usize::from(self.bytes[0]));
         let greeting = Greeting::read(body).map_err(|_| Errno::PROTO)?;
-        let right = key_of(&greeting.connection).verify(Purpose::Greeting, &[body, &me.bytes()], code);
+        let right = discreetly(|| key_of(&greeting.connection).verify(Purpose::Greeting, &[body, &me.bytes()], code));
         if right { Ok(greeting) } else { Err(Errno::ACCESS) }
     }
 }

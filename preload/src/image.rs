@@ -1,18 +1,21 @@
 //! Checkpoints of this process: when one is wanted it is made by the engine, in the handler of its signal, while the layer is locked; the image goes
 //! to the protector on a connection of its own, written by a forked child.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-use radic_ckpt::{Hooks, Mode, Refusal, Request, Tracking};
+use radic_ckpt::{Hooks, Mode, Refusal, Request, Through, Tracking, Wanted};
 use radic_observer::Observer;
 use radic_wire::determinant::StreamId;
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
 use radic_wire::login;
+use radic_wire::mac::SECRET_ALIGN;
 use radic_wire::process::ToNode;
-use rustix::net::sockopt;
+use radic_wire::record::{HEAD, OVERHEAD, RECORD, Sealer};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
 
 use crate::channel;
 use crate::counters::{self, Counter};
@@ -30,9 +33,87 @@ static RESTORED: AtomicBool = AtomicBool::new(false);
 /// A nudge has found something held that it needs: whoever lets go makes up for it.
 static MISSED: AtomicBool = AtomicBool::new(false);
 
+/// What an image is sealed with on its way, by whoever writes it. It lies where secrets do, so no image has it.
+#[repr(align(1024))]
+struct Sealing {
+    sealer: Option<Sealer>,
+    /// Bytes in the body of the record.
+    filled: usize,
+    record: [u8; OVERHEAD + RECORD],
+}
+
+const _: () = assert!(align_of::<Sealing>() == SECRET_ALIGN);
+
+impl std::fmt::Debug for Sealing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sealing({:?}, {} bytes)", self.sealer, self.filled)
+    }
+}
+
+impl Sealing {
+    fn new() -> Box<Self> {
+        Box::new(Sealing { sealer: None, filled: 0, record: [0; OVERHEAD + RECORD] })
+    }
+
+    /// More of the image, which goes to `fd`.
+    fn put(&mut self, fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(RECORD - self.filled));
+            self.record[HEAD + self.filled..][..now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = later;
+            if self.filled == RECORD {
+                self.write(fd, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, fd: BorrowedFd<'_>, is_last: bool) -> Result<(), Errno> {
+        let record = &mut self.record[..OVERHEAD + std::mem::take(&mut self.filled)];
+        self.sealer.as_mut().ok_or(Errno::PROTO)?.seal(record, is_last);
+        let mut left = &*record;
+        while !left.is_empty() {
+            match rustix::net::send(fd, left, SendFlags::NOSIGNAL) {
+                Ok(count) => left = &left[count..],
+                Err(Errno::INTR) => {}
+                // Also if the protector takes nothing for so long as the socket allows.
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the engine is to call for each piece of the image.
+    fn through(&mut self) -> Through {
+        let context = (&raw mut *self).expose_provenance() as u64;
+        Through { context, write: put_sealed, end: end_sealed }
+    }
+}
+
+/// Runs where the image is written: no allocation, no libc.
+fn put_sealed(context: u64, fd: i32, head: &[u8], tail: &[u8]) -> Result<(), i32> {
+    let sealing = sealing(context);
+    let fd = sys::borrow(fd);
+    sealing.put(fd, head).and_then(|()| sealing.put(fd, tail)).map_err(Errno::raw_os_error)
+}
+
+/// The same at its end.
+fn end_sealed(context: u64, fd: i32) -> Result<(), i32> {
+    sealing(context).write(sys::borrow(fd), true).map_err(Errno::raw_os_error)
+}
+
+#[allow(unsafe_code)]
+fn sealing(context: u64) -> &'static mut Sealing {
+    // SAFETY: `Images` has it as long as the process lives, and gives it to no other image before the engine has said that nobody writes this one any more.
+    unsafe { &mut *std::ptr::with_exposed_provenance_mut(context as usize) }
+}
+
 /// What is known of the images of this process.
 #[derive(Debug)]
 pub struct Images {
+    /// What the next image is sealed with, and the last one, which a child may write still.
+    sealings: [Box<Sealing>; 2],
     /// The streams of a cut, to be filled without allocating.
     streams: Vec<(StreamId, u64)>,
     ended: Vec<(StreamId, u64)>,
@@ -89,6 +170,7 @@ impl Images {
         let most = connections.min(limits::CUT_STREAMS);
         let (streams, ended) = (Vec::with_capacity(most), Vec::with_capacity(most));
         Images {
+            sealings: [Sealing::new(), Sealing::new()],
             streams,
             ended,
             connection: None,
@@ -222,7 +304,7 @@ pub fn make_up() {
 }
 
 /// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
-fn begin() -> Option<(i32, Request)> {
+fn begin() -> Option<Wanted> {
     if !layer::is_active() {
         return None;
     }
@@ -258,7 +340,7 @@ fn begin() -> Option<(i32, Request)> {
 }
 
 /// The connection to write to, with the beginning of the image on it.
-fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
+fn prepare(layer: &mut Layer) -> Result<Wanted, String> {
     if let Some(why) = layer.images.refusals.rests(sys::now()) {
         return Err(format!("not tried again so soon: {why}"));
     }
@@ -267,7 +349,7 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
         return Err("the process is catching up with its log".to_owned());
     }
     let (address, who) = layer.login();
-    let connection = channel::login(address, &who, login::Channel::Image).map_err(|error| {
+    let (connection, mut sealer, _) = channel::login(address, &who, login::Channel::Image).map_err(|error| {
         let why = format!("the protector's log: {error}");
         // The program waits as long as that has taken: not at every wish.
         layer.images.refusals.handle_refused(sys::now(), &why);
@@ -280,7 +362,7 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
     let cut = cut.ok_or("the process is catching up with its log")?;
     let number = cut.mark.image;
-    let written = channel::write(rustix::fd::AsFd::as_fd(&connection), &cut.message(parent.map(|(number, _)| number)));
+    let written = channel::write(connection.as_fd(), &mut sealer, &cut.message(parent.map(|(number, _)| number)));
     if let Err(error) = written {
         observer.handle_abandoned();
         return Err(format!("the protector's log: {error}"));
@@ -295,7 +377,10 @@ fn prepare(layer: &mut Layer) -> Result<(i32, Request), String> {
     let fd = connection.as_raw_fd();
     images.connection = Some(connection);
     let parent = parent.map_or(0, |(_, engine)| engine);
-    Ok((fd, Request { mode: Mode::Fork, tracking: Tracking::Best, compress: false, parent }))
+    let sealing = &mut images.sealings[0];
+    (sealing.sealer, sealing.filled) = (Some(sealer), 0);
+    let request = Request { mode: Mode::Fork, tracking: Tracking::Best, compress: false, parent };
+    Ok(Wanted { fd, request, through: Some(sealing.through()) })
 }
 
 /// In the process that goes on.
@@ -308,6 +393,8 @@ fn end(result: Result<(u64, u64), Refusal>) {
     match result {
         Ok((pause, engine)) => {
             images.refusals.handle_saved();
+            // The engine makes no image while a child writes the one before: that one's is free.
+            images.sealings.swap(0, 1);
             if let Some(under_way) = &mut images.under_way {
                 under_way.1 = engine;
             }

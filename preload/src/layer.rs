@@ -31,6 +31,7 @@ use crate::image::{self, Images};
 use crate::input::InputPipe;
 use crate::links::{Ending, Links};
 use crate::lock::{Guard, Lock};
+use crate::memory::discreetly;
 use crate::node::Node;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
@@ -348,7 +349,7 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     let answer = node.ask_within(JOIN_MS, &join, |_| true).map_err(failed("joining the node"));
     match answer? {
         FromNode::Joined { incarnation, key, protector, protection, inherited } => {
-            Ok(Joined { node, process, incarnation, key: JobKey::from_bytes(key), protector, protection, inherited })
+            Ok(Joined { node, process, incarnation, key, protector, protection, inherited })
         }
         FromNode::Refused(why) => {
             node.close();
@@ -640,8 +641,31 @@ impl Layer {
 
     /// The key for greetings about `connection`.
     pub fn greeting_key(&self, connection: &ConnectionId) -> JobKey {
-        let foreign = self.foreign.iter().find(|(known, _)| known == connection).map(|(_, key)| key.clone());
-        foreign.unwrap_or_else(|| self.key.greeting_key(connection))
+        let foreign = self.foreign.iter().find(|(known, _)| known == connection);
+        discreetly(|| foreign.map_or_else(|| self.key.greeting_key(connection), |(_, key)| key.clone()))
+    }
+
+    /// The key for greetings about `connection`, which leads to `peer`, a process of another job. Keys are in no log and in no image: the node knows it.
+    pub fn ask_greeting_key(&mut self, connection: ConnectionId, peer: ProcessId) -> JobKey {
+        self.inquire(
+            |ask| ToNode::GreetingKey { ask, connection, job: peer.job },
+            |answer| {
+                if let FromNode::GreetingKey { ask, key } = answer { Some((*ask, discreetly(|| key.clone()))) } else { None }
+            },
+            || format!("the key for {peer}"),
+        )
+    }
+
+    /// After a restore: keys of connections with processes of other jobs, which are in no image.
+    pub(crate) fn ask_foreign_keys(&mut self) {
+        for (connection, _) in std::mem::take(&mut self.foreign) {
+            let table = self.observer.table();
+            let peer = table.find_end(connection, true).and_then(|slot| table.get(slot)).map(|connection| connection.peer);
+            if let Some(peer) = peer {
+                let key = self.ask_greeting_key(connection, peer);
+                self.foreign.push((connection, key));
+            }
+        }
     }
 
     /// `connection` leads to a process of another job, where this key is known.

@@ -6,13 +6,22 @@
 //! others. Large ones give their pages back meanwhile. So memory is bounded by the sum of the classes' peaks, and after the start the library allocates
 //! nearly nothing (`observer/tests/no_allocation.rs`). No call of the C library, no thread-local.
 //!
+//! Secrets lie apart ([`SECRET_BASE`]), in memory that no image has: whatever is aligned as [`radic_wire::mac::SECRET_ALIGN`] says is one. What a computation
+//! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes, and the process gets
+//! them from its node again.
+//!
 //! A signal's handler may allocate if [`is_held`] says that no thread is in here: it may have interrupted just that one, and would wait for itself. The
 //! engine itself needs nothing of this for a checkpoint; what the layer does before and after it does.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::arch::asm;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr;
+
+use radic_wire::mac::SECRET_ALIGN;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
@@ -22,6 +31,10 @@ use crate::lock::{Guard, Lock};
 pub const BASE: usize = 0x3b10_0000_0000;
 /// Bytes that are asked for; where the system allows no such reservation (strict accounting, RLIMIT_AS), the next smaller.
 const SPANS: [usize; 3] = [4 << 30, 1 << 30, 256 << 20];
+/// Where secrets lie. No other mapping touches it, so the engine finds it apart from them.
+pub const SECRET_BASE: usize = 0x3b08_0000_0000;
+/// Bytes for them: a KiB for a key, two for a connection.
+const SECRET_SPAN: usize = 64 << 20;
 /// Alignment that every block has.
 const GRAIN: usize = 16;
 /// Largest alignment that a block can have: a page.
@@ -67,6 +80,8 @@ fn class_for(layout: Layout) -> Option<usize> {
 type Link = *mut c_void;
 
 struct Heap {
+    base: usize,
+    spans: &'static [usize],
     /// First byte that no block has had; 0: nothing is reserved yet.
     next: usize,
     /// First byte after the reserved range.
@@ -78,17 +93,27 @@ struct Heap {
 // SAFETY: the links point into the mapping, which belongs to no thread.
 unsafe impl Send for Heap {}
 
-static HEAP: Lock<Heap> = Lock::new(Heap { next: 0, end: 0, free: [ptr::null_mut(); CLASSES] });
+static HEAP: Lock<Heap> = Lock::new(Heap::new(BASE, &SPANS));
+static SECRETS: Lock<Heap> = Lock::new(Heap::new(SECRET_BASE, &[SECRET_SPAN]));
+
+/// Which of the two a block comes from.
+fn heap_of(layout: Layout) -> &'static Lock<Heap> {
+    if layout.align() == SECRET_ALIGN { &SECRETS } else { &HEAP }
+}
 
 impl Heap {
+    const fn new(base: usize, spans: &'static [usize]) -> Self {
+        Heap { base, spans, next: 0, end: 0, free: [ptr::null_mut(); CLASSES] }
+    }
+
     fn reserve(&mut self) -> rustix::io::Result<()> {
         if self.next != 0 {
             return Ok(());
         }
         let mut result = Ok(());
-        for span in SPANS {
+        for span in self.spans.iter().copied() {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-            let at = ptr::without_provenance_mut(BASE);
+            let at = ptr::without_provenance_mut(self.base);
             // SAFETY: NOREPLACE: it hits nothing that is in use.
             let mapped = unsafe { mmap_anonymous(at, span, ProtFlags::READ | ProtFlags::WRITE, flags) };
             match mapped {
@@ -135,14 +160,102 @@ impl Heap {
     }
 }
 
-/// Reserves the mapping, for a constructor that wants to say why there is no memory: later, allocation just fails.
+/// Reserves the mappings, for a constructor that wants to say why there is no memory: later, allocation just fails.
 pub fn reserve() -> std::io::Result<()> {
-    HEAP.lock().reserve().map_err(Into::into)
+    HEAP.lock().reserve()?;
+    SECRETS.lock().reserve()?;
+    Ok(())
+}
+
+/// The addresses of secrets.
+pub fn secrets() -> Range<u64> {
+    SECRET_BASE as u64..(SECRET_BASE + SECRET_SPAN) as u64
+}
+
+/// A child has none of its parent's secrets.
+pub fn forget_secrets() {
+    if SECRETS.lock().next != 0 {
+        // SAFETY: whole pages of the mapping. In a child nobody uses what is there.
+        _ = unsafe { madvise(ptr::without_provenance_mut(SECRET_BASE), SECRET_SPAN, Advice::LinuxDontNeed) };
+    }
+}
+
+/// Bytes of the stack that are overwritten after a computation with a secret: twice of what any of them uses, a signal's frame in its midst included.
+const DISCREET: usize = 16 << 10;
+
+/// Computes something with a secret, and then overwrites what that has left on the stack, below the caller, and in registers. The result must hold no secret, but it may
+/// point to one that lies where secrets do.
+///
+/// Without that an image of this process would have them: the stack is in it, and the registers of threads that a checkpoint's signal has interrupted.
+pub fn discreetly<R>(compute: impl FnOnce() -> R) -> R {
+    let result = called(compute);
+    overwrite_stack();
+    overwrite_registers();
+    result
+}
+
+/// A call of its own: what it uses of the stack lies below the caller's frame.
+#[inline(never)]
+fn called<R>(compute: impl FnOnce() -> R) -> R {
+    compute()
+}
+
+#[inline(never)]
+fn overwrite_stack() {
+    let mut room = MaybeUninit::<[u8; DISCREET]>::uninit();
+    // SAFETY: all of the array, of which any bytes are a value; the direction flag is clear, as the calling convention says.
+    unsafe {
+        asm!("rep stosb", inout("rcx") DISCREET => _, inout("rdi") room.as_mut_ptr() => _, in("al") 0u8,
+            options(nostack, preserves_flags));
+    }
+}
+
+#[inline(never)]
+fn overwrite_registers() {
+    // SAFETY: says which registers it changes, but for the upper parts of vectors, in which the compiler keeps nothing over a call, and those of AVX-512, which
+    // it uses nowhere. Each instruction is one that this processor has.
+    unsafe {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            asm!(
+                "vpxorq zmm16, zmm16, zmm16",
+                "vpxorq zmm17, zmm17, zmm17",
+                "vpxorq zmm18, zmm18, zmm18",
+                "vpxorq zmm19, zmm19, zmm19",
+                "vpxorq zmm20, zmm20, zmm20",
+                "vpxorq zmm21, zmm21, zmm21",
+                "vpxorq zmm22, zmm22, zmm22",
+                "vpxorq zmm23, zmm23, zmm23",
+                "vpxorq zmm24, zmm24, zmm24",
+                "vpxorq zmm25, zmm25, zmm25",
+                "vpxorq zmm26, zmm26, zmm26",
+                "vpxorq zmm27, zmm27, zmm27",
+                "vpxorq zmm28, zmm28, zmm28",
+                "vpxorq zmm29, zmm29, zmm29",
+                "vpxorq zmm30, zmm30, zmm30",
+                "vpxorq zmm31, zmm31, zmm31",
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        if std::arch::is_x86_feature_detected!("avx") {
+            asm!("vzeroall", options(nomem, nostack, preserves_flags), out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _, out("xmm8") _, out("xmm9") _, out("xmm10") _,
+                out("xmm11") _, out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _);
+        } else {
+            asm!("xorps xmm0, xmm0", "xorps xmm1, xmm1", "xorps xmm2, xmm2", "xorps xmm3, xmm3", "xorps xmm4, xmm4", "xorps xmm5, xmm5",
+                "xorps xmm6, xmm6", "xorps xmm7, xmm7", "xorps xmm8, xmm8", "xorps xmm9, xmm9", "xorps xmm10, xmm10",
+                "xorps xmm11, xmm11", "xorps xmm12, xmm12", "xorps xmm13, xmm13", "xorps xmm14, xmm14", "xorps xmm15, xmm15",
+                options(nomem, nostack, preserves_flags), out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _, out("xmm8") _, out("xmm9") _, out("xmm10") _,
+                out("xmm11") _, out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _);
+        }
+        asm!("xor edx, edx", "xor esi, esi", "xor r8d, r8d", "xor r9d, r9d", "xor r10d, r10d", "xor r11d, r11d",
+            options(nomem, nostack), out("rdx") _, out("rsi") _, out("r8") _, out("r9") _, out("r10") _, out("r11") _);
+    }
 }
 
 /// Whether a thread, perhaps the calling one, is in the middle of an allocation: then a signal's handler must not make one.
 pub fn is_held() -> bool {
-    HEAP.is_held()
+    HEAP.is_held() || SECRETS.is_held()
 }
 
 /// Bytes of the mapping that some block has had: a bound on the memory in use.
@@ -152,12 +265,13 @@ pub fn used() -> usize {
 
 /// Keeps everybody out until [`leave`]: around a fork, or a child might inherit a heap in the middle of something.
 pub fn enter() {
-    let guard: Guard<'_, Heap> = HEAP.lock();
-    std::mem::forget(guard);
+    let guards: [Guard<'_, Heap>; 2] = [HEAP.lock(), SECRETS.lock()];
+    std::mem::forget(guards);
 }
 
 /// Ends what [`enter`] began, in the parent and in the child.
 pub fn leave() {
+    SECRETS.unlock_forgotten();
     HEAP.unlock_forgotten();
 }
 
@@ -169,12 +283,12 @@ pub struct Far;
 // least the layout's, and it is as aligned as its size is round.
 unsafe impl GlobalAlloc for Far {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let taken = class_for(layout).and_then(|class| HEAP.lock().take(class));
+        let taken = class_for(layout).and_then(|class| heap_of(layout).lock().take(class));
         taken.map_or(ptr::null_mut(), |(block, _)| block)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let taken = class_for(layout).and_then(|class| HEAP.lock().take(class));
+        let taken = class_for(layout).and_then(|class| heap_of(layout).lock().take(class));
         let Some((block, zero)) = taken else { return ptr::null_mut() };
         let dirty = if zero { layout.size().min(size_of::<Link>()) } else { layout.size() };
         // SAFETY: the block has at least this size.
@@ -185,7 +299,7 @@ unsafe impl GlobalAlloc for Far {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if let Some(class) = class_for(layout) {
             // SAFETY: the caller's promise: it was allocated with this layout, hence of this class.
-            unsafe { HEAP.lock().give(block, class) };
+            unsafe { heap_of(layout).lock().give(block, class) };
         }
     }
 
@@ -212,9 +326,16 @@ static ALLOCATOR: Far = Far;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::fs;
+    use std::os::unix::fs::FileExt;
 
     use proptest::prelude::*;
+    use radic_wire::determinant::ConnectionId;
+    use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+    use radic_wire::login::{Channel, Login, NONCE};
+    use radic_wire::mac::{JobKey, Purpose};
+    use radic_wire::record::Cover;
 
     use super::*;
 
@@ -258,6 +379,72 @@ mod tests {
         let layout = Layout::from_size_align(5 << 30, 16).unwrap();
         // SAFETY: the size is not 0.
         assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
+    }
+
+    /// All that a process does with its keys.
+    fn use_keys(through: fn(&mut dyn FnMut())) {
+        let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
+        let login = Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] };
+        let connection = ConnectionId { opener: process, number: 1 };
+        let (mut key, mut records, mut out) = (None, None, Vec::new());
+        // Made here, of bytes that are nowhere before.
+        through(&mut || key = Some(JobKey::from_bytes(std::array::from_fn(|at| (at * 37 + 11) as u8 ^ 0xa5))));
+        let key = key.unwrap();
+        through(&mut || _ = login.encode(&key));
+        through(&mut || _ = login.prove(&key, &[4; NONCE]));
+        through(&mut || records = Some(login.records_of_caller(&key, &[4; NONCE], Cover::Encrypted)));
+        let (mut sealer, mut opener) = records.unwrap();
+        through(&mut || sealer.seal_into(&[&[1; 5_000]], &mut out));
+        opener.push(&out);
+        through(&mut || _ = opener.next_body());
+        through(&mut || _ = key.greeting_key(&connection).mac(Purpose::Greeting, &[b"greeting"]));
+        through(&mut || _ = key.clone());
+    }
+
+    /// How many pieces of what lies where secrets do also lie on the stack below the caller, or in the library's other memory.
+    #[inline(never)]
+    fn left_behind(memory: &fs::File) -> usize {
+        const STACK: usize = 64 << 10;
+        let here = 0u8;
+        let read = |start: usize, length: usize| {
+            let mut bytes = vec![0; length];
+            memory.read_exact_at(&mut bytes, start as u64).unwrap();
+            bytes
+        };
+        let stack = read((&raw const here).addr() - STACK, STACK);
+        let secrets = read(SECRET_BASE, SECRETS.lock().next - SECRET_BASE);
+        let is_random = |piece: &&[u8]| piece.iter().collect::<BTreeSet<_>>().len() > 8;
+        let secrets: BTreeSet<&[u8]> = secrets.chunks(16).filter(is_random).collect();
+        assert!(secrets.len() > 4, "there are keys");
+        stack.windows(16).filter(|window| secrets.contains(window)).count()
+    }
+
+    /// An image of a process has its stacks, and the registers of its threads: what a computation with a key has left there must be gone.
+    #[test]
+    fn what_a_key_leaves_behind_is_overwritten() {
+        let memory = fs::File::open("/proc/self/mem").unwrap();
+        let of = |through: fn(&mut dyn FnMut())| {
+            let memory = memory.try_clone().unwrap();
+            let run = move || {
+                use_keys(through);
+                left_behind(&memory)
+            };
+            // A stack on which nobody was before.
+            std::thread::Builder::new().stack_size(1 << 20).spawn(run).unwrap().join().unwrap()
+        };
+        assert!(of(|compute| compute()) > 0, "without discretion something is found");
+        assert_eq!(of(|compute| discreetly(compute)), 0);
+    }
+
+    #[test]
+    fn secrets_lie_apart() {
+        let layout = Layout::from_size_align(32, SECRET_ALIGN).unwrap();
+        // SAFETY: used within its size and freed once.
+        unsafe {
+            let block = ALLOCATOR.alloc(layout);
+            assert!(secrets().contains(&(block.addr() as u64)));
+            ALLOCATOR.dealloc(block, layout);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::memory::discreetly;
 use crate::sys;
 
 /// Time for the node to answer a question, in milliseconds: its own limits are below.
@@ -49,7 +50,7 @@ impl Node {
             rustix::net::connect(&fd, &SocketAddrUnix::new(short)?)?;
         }
         check_peer(fd.as_fd())?;
-        Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
+        Ok(Node { fd, frames: FrameReader::forgetting(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
     }
 
     /// Connects to the node that has restored this process; [`Errno::ACCESS`] if the socket is another user's.
@@ -57,7 +58,7 @@ impl Node {
         let fd = sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(restored_socket(launcher).as_bytes())?)?;
         check_peer(fd.as_fd())?;
-        Ok(Node { fd, frames: FrameReader::new(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
+        Ok(Node { fd, frames: FrameReader::forgetting(FRAME), waiting: VecDeque::new(), next_ask: 0, mute: false })
     }
 
     /// Its socket.
@@ -120,15 +121,25 @@ impl Node {
 
     fn read(&mut self) -> Result<Option<FromNode>, Errno> {
         loop {
-            if let Some(frame) = self.frames.next_frame().map_err(|_| Errno::PROTO)? {
-                return codec::decode(frame, FRAME).map(Some).map_err(|_| Errno::PROTO);
+            // There may be a key in it.
+            let message = discreetly(|| match self.frames.next_frame() {
+                Ok(None) => Ok(None),
+                Ok(Some(frame)) => codec::decode(frame, FRAME).map(Some).map_err(|_| Errno::PROTO),
+                Err(_) => Err(Errno::PROTO),
+            });
+            if let Some(message) = message? {
+                return Ok(Some(message));
             }
-            let mut buffer = [0; 4096];
-            match rustix::net::recv(&self.fd, &mut buffer[..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(Errno::CONNRESET),
-                Ok((_, count)) => self.frames.push(&buffer[..count]),
+            let came = discreetly(|| {
+                let mut buffer = [0; 4096];
+                let (_, count) = rustix::net::recv(&self.fd, &mut buffer[..], RecvFlags::DONTWAIT)?;
+                self.frames.push(&buffer[..count]);
+                Ok(count)
+            });
+            match came {
+                Ok(0) => return Err(Errno::CONNRESET),
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error),
             }
         }

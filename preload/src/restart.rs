@@ -11,8 +11,9 @@
 //! | `replayer` | none: that is for `radic replay`, which restores a copy that is alone |
 //! | `arrived`, `links`, the program's sockets and listeners | [`Layer::break_all`] and [`Layer::relisten`]: placeholders, to be linked anew |
 //! | `lingering`, `unsent` | their sockets are dead: bytes are in the outbox and leave when a link is up |
-//! | `names`, `listeners`, `aliases`, `broken`, `foreign` | hold: the program sees what it saw |
-//! | `process`, `key` | hold (the node says the key again) |
+//! | `names`, `listeners`, `aliases`, `broken` | hold: the program sees what it saw |
+//! | `process` | holds |
+//! | `key`, `foreign`, all that is secret | zeroes: the node says them again |
 //! | `protector` | as the node says |
 //! | `asked` | questions to a node that is gone: forgotten |
 //! | `idle` | begins anew |
@@ -40,7 +41,6 @@ use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::log::ToProtector;
 use radic_wire::login;
-use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use rustix::event::PollFd;
 use rustix::io::Errno;
@@ -206,7 +206,8 @@ impl Layer {
             _ => return Err(("its node says something else", Errno::PROTO)),
         };
         std::mem::replace(&mut self.node, node).close();
-        self.begin_again(&restart).map_err(failed("its protector is out of reach"))?;
+        self.begin_again(*restart).map_err(failed("its protector is out of reach"))?;
+        self.ask_foreign_keys();
         self.connect_pmi(launcher).map_err(failed("it has no connection to its process manager"))?;
         self.break_all();
         self.relisten().map_err(failed("its program cannot listen"))?;
@@ -219,12 +220,12 @@ impl Layer {
     }
 
     /// The observer in its new life, with the connections to its log.
-    fn begin_again(&mut self, restart: &Restart) -> Result<(), Errno> {
-        self.key = JobKey::from_bytes(restart.key);
+    fn begin_again(&mut self, restart: Restart) -> Result<(), Errno> {
+        self.key = restart.key;
         self.protector = restart.protector;
         self.images.handle_restored();
         self.forget_sockets();
-        sure(self.observer.restart(restart.incarnation, restart.log_end, restart.held.clone(), restart.images, BUFFER));
+        sure(self.observer.restart(restart.incarnation, restart.log_end, restart.held, restart.images, BUFFER));
         for (process, incarnation) in &restart.restarted {
             self.observer.handle_restarted(*process, *incarnation);
         }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::process::{Protect, variable};
 
-use crate::{hooks, image, layer, real, sys};
+use crate::{hooks, image, layer, memory, real, sys};
 
 /// Runs before `main`, and after the constructors of the libraries that the program needs.
 #[used]
@@ -20,6 +20,7 @@ static DESTRUCTOR: extern "C" fn() = destruct;
 extern "C" fn construct() {
     real::resolve();
     let Some(socket) = std::env::var_os(variable::SOCKET) else { return };
+    radic_ckpt::leave_out(memory::secrets());
     radic_ckpt_preload::construct();
     let Some(process) = process() else { return say("RADIC_JOB or RADIC_RANK is missing or malformed") };
     match layer::join(socket.as_bytes(), process) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use radic_wire::ids::NodeName;
 use radic_wire::membership::Role;
+use radic_wire::record::Cover;
 use serde::{Deserialize, Serialize};
 
 use crate::folder::{Folder, FolderError};
@@ -28,6 +29,26 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// What is encrypted on the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Encrypt {
+    /// All that RADIC itself says: between nodes, and logs and images.
+    All,
+    /// What nodes say to each other. Logs and images can be read on the way to this node's log service and from there, but not changed.
+    Control,
+}
+
+impl Encrypt {
+    /// How what passes to and from the log service is protected.
+    pub fn cover(self) -> Cover {
+        match self {
+            Encrypt::All => Cover::Encrypted,
+            Encrypt::Control => Cover::Authenticated,
+        }
+    }
 }
 
 /// What the flags, the environment and the file can say; each of them may be silent on anything.
@@ -77,6 +98,10 @@ pub struct Settings {
     /// Memory for the log and the images under way of each process that this node protects, in MiB, before they go to files; less if there are many of them [default: 32]
     #[arg(long, env = "RADIC_LOG_MEMORY", value_name = "MIB")]
     pub log_memory: Option<usize>,
+    /// What is encrypted on the network: all, or what nodes say to each other alone. Logs and images that come to this node are protected against changes in any case;
+    /// a site that trusts its network saves time with control. The same for all nodes, else each holds what it is given as its own setting says [default: all]
+    #[arg(long, env = "RADIC_ENCRYPT", value_enum)]
+    pub encrypt: Option<Encrypt>,
     /// Host nothing until a node has died
     #[arg(long, env = "RADIC_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub spare: Option<bool>,
@@ -129,6 +154,8 @@ pub struct Config {
     pub durable: bool,
     /// Bytes of log and images of one process in memory.
     pub log_memory: usize,
+    /// What is encrypted on the network.
+    pub encrypt: Encrypt,
     /// What the node is for.
     pub role: Role,
     /// Slots.
@@ -199,6 +226,7 @@ impl Settings {
             store: self.store.or(file.store),
             durable: self.durable.or(file.durable),
             log_memory: self.log_memory.or(file.log_memory),
+            encrypt: self.encrypt.or(file.encrypt),
             spare: self.spare.or(file.spare),
             witness: self.witness.or(file.witness),
             slots: self.slots.or(file.slots),
@@ -261,6 +289,7 @@ impl Settings {
             store: std::path::absolute(&store).map_err(|e| ConfigError::File { path: store, error: e.to_string() })?,
             durable: self.durable.unwrap_or(false),
             log_memory: log_memory << 20,
+            encrypt: self.encrypt.unwrap_or(Encrypt::All),
             role,
             slots,
             timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
@@ -299,6 +328,7 @@ impl Config {
             store: Some(self.store.clone()),
             durable: Some(self.durable),
             log_memory: Some(self.log_memory >> 20),
+            encrypt: Some(self.encrypt),
             spare: is(Role::Spare),
             witness: is(Role::Witness),
             slots: Some(self.slots),
@@ -369,6 +399,29 @@ mod tests {
         assert_eq!((config.timing.heartbeat.as_millis(), config.join.len()), (100, 1));
         assert_eq!((config.key, config.durable), ("/d/key".into(), false));
         assert_eq!(config.store, Path::new("/d/nodes/flagged/store"));
+    }
+
+    #[test]
+    fn all_is_encrypted_unless_something_else_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("radic.toml");
+        fs::write(&file, "encrypt = \"control\"\n").unwrap();
+        let args = ["--name", "a", "--listen", "127.0.0.1:5", "--dir", "/d"];
+        let of = |more: &[&str]| settings(&[&args[..], more].concat()).with_file().unwrap().complete().unwrap();
+        let file = file.to_str().unwrap();
+        for (more, encrypt, cover) in [
+            (&[][..], Encrypt::All, Cover::Encrypted),
+            (&["--encrypt", "all"], Encrypt::All, Cover::Encrypted),
+            (&["--encrypt", "control"], Encrypt::Control, Cover::Authenticated),
+            (&["--config", file], Encrypt::Control, Cover::Authenticated),
+            (&["--config", file, "--encrypt", "all"], Encrypt::All, Cover::Encrypted),
+        ] {
+            let config = of(more);
+            assert_eq!((config.encrypt, config.encrypt.cover()), (encrypt, cover), "{more:?}");
+            let again: Settings = toml::from_str(&config.to_toml().unwrap()).unwrap();
+            assert_eq!(again.complete().unwrap().encrypt, encrypt);
+        }
+        assert!(Settings::try_parse_from([&["radicd"][..], &args, &["--encrypt", "nothing"]].concat()).is_err());
     }
 
     #[test]

@@ -20,9 +20,10 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, Span, ToProtector};
-use radic_wire::login::{CHALLENGE, Channel, LOGIN, Login, OFFER, PROOF};
+use radic_wire::login::{Channel, LOGIN, Login, NONCE, OFFER, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
 use radic_wire::process::Protection;
+use radic_wire::record::{Cover, OVERHEAD, RECORD};
 use tokio::sync::mpsc::Receiver;
 
 /// Nothing here takes longer unless it hangs.
@@ -38,6 +39,11 @@ fn job() -> JobId {
 
 fn key() -> JobKey {
     JobKey::derive(&cluster(), job())
+}
+
+/// What nodes have and processes do not.
+fn nodes_key() -> JobKey {
+    JobKey::derive_for_nodes(&cluster(), job())
 }
 
 fn speaker(rank: u32) -> Speaker {
@@ -67,7 +73,7 @@ impl Service {
     }
 
     fn open(&self, speaker: Speaker, channel: Channel) -> Client {
-        Client::open(self.logs.address(), &key(), speaker, channel, LIMIT).unwrap()
+        Client::open(self.logs.address(), &channel.key(&cluster(), job()), speaker, channel, LIMIT).unwrap()
     }
 
     fn observer(&self, rank: u32) -> Observer {
@@ -104,8 +110,8 @@ impl Service {
     fn image(&self, speaker: Speaker, begin: &ToProtector<'_>, bytes: &[u8]) {
         let mut connection = self.open(speaker, Channel::Image);
         connection.send(begin).unwrap();
-        connection.socket().write_all(bytes).unwrap();
-        connection.socket().shutdown(Shutdown::Write).unwrap();
+        connection.send_bytes(bytes).unwrap();
+        connection.end().unwrap();
         // To the end: a connection with unread bytes would be reset.
         assert!(connection.receive().is_err());
     }
@@ -315,9 +321,12 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     assert_eq!(service.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 700));
 
     let path = service.logs.image_path(process, 0);
-    check_code(&path, &key(), process, 0).unwrap();
-    let other = JobKey::derive(&cluster(), JobId::from_bits(1));
-    assert!(check_code(&path, &other, process, 0).is_err() && check_code(&path, &key(), process, 1).is_err());
+    check_code(&path, &nodes_key(), process, 0).unwrap();
+    // Not even the processes of the job can make such a code.
+    for other in [key(), JobKey::derive_for_nodes(&cluster(), JobId::from_bits(1))] {
+        assert!(check_code(&path, &other, process, 0).is_err());
+    }
+    assert!(check_code(&path, &nodes_key(), process, 1).is_err());
 
     service.image(speaker, &begin(1, Some(0), 80, &[]), &image(2, 1, 3));
     observer.expect_committed(1);
@@ -329,7 +338,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     let mut changed = fs::read(&path).unwrap();
     changed[5000] ^= 1;
     fs::write(&path, changed).unwrap();
-    assert!(check_code(&path, &key(), process, 0).is_err());
+    assert!(check_code(&path, &nodes_key(), process, 0).is_err());
 }
 
 /// What stands in the way is said with the place (once, by a full disk, without).
@@ -367,18 +376,24 @@ fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
     // Its process was killed, and the kernel resets the connection.
     let mut connection = service.open(speaker, Channel::Image);
     connection.send(&begin(7, None, 0, &[])).unwrap();
-    connection.socket().write_all(&good[..1000]).unwrap();
+    connection.send_bytes(&good[..1000]).unwrap();
     eventually("its beginning", || service.logs.list(process).blocking_recv().unwrap().unwrap().images[..].len() == 1);
     setsockopt(connection.socket(), sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).unwrap();
     drop(connection);
     observer.expect("ImageRefused { image: 7 }");
     assert!(service.event(What::Refused).text.contains("connection broke"));
+    // All of it came, and that this is all did not: whoever is in the middle could have cut off the rest.
+    let mut connection = service.open(speaker, Channel::Image);
+    connection.send(&begin(9, None, 0, &[])).unwrap();
+    connection.send_bytes(&good).unwrap();
+    connection.socket().shutdown(Shutdown::Write).unwrap();
+    observer.expect("ImageRefused { image: 9 }");
     // Larger than it may be: the sender need not go on.
     let mut connection = service.open(speaker, Channel::Image);
-    connection.send(&begin(8, None, 0, &[])).unwrap();
-    let sent = (0..100).try_for_each(|_| connection.socket().write_all(&[0; 1 << 20]));
+    connection.send(&begin(10, None, 0, &[])).unwrap();
+    let sent = (0..100).try_for_each(|_| connection.send_bytes(&[0; 1 << 20]));
     assert!(sent.is_err());
-    observer.expect("ImageRefused { image: 8 }");
+    observer.expect("ImageRefused { image: 10 }");
     eventually("no file is left", || service.files(process).is_empty());
     assert_eq!(service.logs.fence(process, Incarnation(1)).blocking_recv(), Ok(Err(NoRestart::NoImage)));
 }
@@ -678,20 +693,18 @@ fn closed(mut socket: TcpStream) -> bool {
 fn who_has_not_the_key_is_not_heard() {
     let mut service = Service::start(|_| ());
     let address = service.logs.address();
-    let other = JobKey::derive(&ClusterKey::from_bytes([8; 32]), job());
-    let refused = Client::open(address, &other, speaker(0), Channel::Journal, LIMIT).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
-    // The key of another job is no key of this one.
-    let other = JobKey::derive(&cluster(), JobId::from_bits(1));
-    assert!(Client::open(address, &other, speaker(0), Channel::Journal, LIMIT).is_err());
+    // The key of another cluster, and that of another job.
+    for other in [JobKey::derive(&ClusterKey::from_bytes([8; 32]), job()), JobKey::derive(&cluster(), JobId::from_bits(1))] {
+        assert!(Client::open(address, &other, speaker(0), Channel::Journal, LIMIT).is_err());
+    }
     // A recording of everything that an observer said.
     let login = Login { process: speaker(0).process, incarnation: Incarnation(0), channel: Channel::Journal, nonce: [1; 16] };
     let talk = |proof: Option<[u8; PROOF]>| {
         let mut socket = TcpStream::connect(address).unwrap();
-        socket.write_all(&login.encode()).unwrap();
-        let mut challenge = [0; CHALLENGE];
-        socket.read_exact(&mut challenge).unwrap();
-        let proof = proof.unwrap_or_else(|| login.prove(&key(), &challenge).unwrap());
+        socket.write_all(&login.encode(&key())).unwrap();
+        let mut nonce = [0; NONCE];
+        socket.read_exact(&mut nonce).unwrap();
+        let proof = proof.unwrap_or_else(|| login.prove(&key(), &nonce));
         socket.write_all(&proof).unwrap();
         (socket, proof)
     };
@@ -701,6 +714,40 @@ fn who_has_not_the_key_is_not_heard() {
     assert!(service.event(What::Intruder).text.contains("proof"));
     drop(genuine);
     assert_eq!(service.logs.list(speaker(0).process).blocking_recv(), Ok(None));
+}
+
+/// What comes back for this, when it is all that is said.
+fn answer_to(address: SocketAddr, said: &[u8]) -> Vec<u8> {
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket.write_all(said).unwrap();
+    _ = socket.shutdown(Shutdown::Write);
+    let mut answer = Vec::new();
+    if let Err(error) = socket.read_to_end(&mut answer) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    answer
+}
+
+/// A stranger names any job, and gets nothing that was made with its key: it gets nothing. Whoever repeats what an observer has said gets a number.
+#[test]
+fn a_stranger_gets_nothing_that_follows_from_a_key() {
+    let service = Service::start(|_| ());
+    let address = service.logs.address();
+    for channel in [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica, Channel::Fetch] {
+        let login = Login { process: speaker(0).process, incarnation: Incarnation(0), channel, nonce: [1; 16] };
+        let right = login.encode(&channel.key(&cluster(), job()));
+        let mut without_code = right;
+        without_code[LOGIN - 16..].fill(0);
+        let guessed = JobKey::from_bytes([0; 32]);
+        for said in [without_code, login.encode(&guessed), login.encode(&JobKey::derive(&cluster(), JobId::from_bits(1)))] {
+            assert_eq!(answer_to(address, &said), [0; 0], "{channel:?}");
+        }
+        let overheard = answer_to(address, &right);
+        assert_eq!(overheard.len(), NONCE, "{channel:?}");
+        assert_ne!(answer_to(address, &right), overheard, "it is a number, made of nothing");
+        assert_eq!(answer_to(address, &[&right[..], &[0; PROOF]].concat()).len(), NONCE, "{channel:?}");
+    }
 }
 
 /// All that an observer has said, said once more, as itself, and as another process, of another job, in another life.
@@ -718,12 +765,21 @@ fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
     let login = Login { process, incarnation, channel: Channel::Journal, nonce: [1; 16] };
     let connect = || TcpStream::connect(service.logs.address()).unwrap();
     let mut genuine = connect();
-    genuine.write_all(&login.encode()).unwrap();
-    let mut challenge = [0; CHALLENGE];
-    genuine.read_exact(&mut challenge).unwrap();
+    genuine.write_all(&login.encode(&key())).unwrap();
+    let (mut nonce, mut welcome) = ([0; NONCE], [0; WELCOME]);
+    genuine.read_exact(&mut nonce).unwrap();
+    let proof = login.prove(&key(), &nonce);
+    genuine.write_all(&proof).unwrap();
+    genuine.read_exact(&mut welcome).unwrap();
+    let cover = login.welcomed(&key(), &nonce, &welcome).unwrap();
     let record = ToProtector::Journal { position: 0, bytes: b"what was said" };
-    let said = [&login.prove(&key(), &challenge).unwrap()[..], &frame(&hello(speaker(0), 13, 0)), &frame(&record)].concat();
-    genuine.write_all(&said).unwrap();
+    let mut records = Vec::new();
+    login
+        .records_of_caller(&key(), &nonce, cover)
+        .0
+        .seal_into(&[&frame(&hello(speaker(0), 13, 0)), &frame(&record)], &mut records);
+    genuine.write_all(&records).unwrap();
+    let said = [&proof[..], &records].concat();
     let held = |process| service.logs.list(process).blocking_recv().unwrap().map(|log| (log.incarnation, log.journal.end));
     eventually("the record", || held(process) == Some((incarnation, 13)));
     let other_job = ProcessId { job: JobId::from_bits(1), ..process };
@@ -734,8 +790,10 @@ fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
         Login { incarnation: Incarnation(1), ..login },
         Login { channel: Channel::Replica, ..login },
     ] {
+        // As if even the first word of such a login had been overheard.
+        let first = other.encode(&other.channel.key(&cluster(), other.process.job));
         let mut replayed = connect();
-        replayed.write_all(&[&other.encode()[..], &said].concat()).unwrap();
+        replayed.write_all(&[&first[..], &said].concat()).unwrap();
         assert!(closed(replayed), "{other:?}");
     }
     let now = [process, speaker(1).process, other_job].map(held);
@@ -744,15 +802,80 @@ fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
     drop(genuine);
 }
 
+/// Between an observer and its log somebody changes one byte after the other of what passes, leaves out, or says again what it has seen.
+#[test]
+fn what_is_changed_on_the_way_is_not_heard() {
+    for cover in [Cover::Encrypted, Cover::Authenticated] {
+        let service = Service::start(|config| config.cover = cover);
+        let mut observer = service.observer(0);
+        observer.journal(0, b"what was said");
+        observer.expect("JournalStable { position: 13 }");
+        let end = || service.logs.list(speaker(0).process).blocking_recv().unwrap().unwrap().journal.end;
+        // Bytes that no record has: the next one of this connection is not known to anybody without its keys.
+        for said in [&[0; 60][..], &[5, 0, 0, 0, 1, 2, 3, 4, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], &[255; 8]] {
+            let mut observer = service.observer(0);
+            observer.journal.socket().write_all(said).unwrap();
+            observer.journal.socket().shutdown(Shutdown::Write).unwrap();
+            assert!(observer.journal.receive().is_err(), "{cover:?}");
+            assert_eq!(end(), 13);
+        }
+    }
+}
+
+/// With the default nobody on the way can read what passes; where a site trusts its network, they can, and can change nothing.
+#[test]
+fn what_passes_can_be_read_only_where_that_is_said() {
+    const SECRET: &[u8] = b"the words of a program that are nobody else's";
+    for (cover, read) in [(Cover::Encrypted, false), (Cover::Authenticated, true)] {
+        let service = Service::start(|config| config.cover = cover);
+        let (way, heard) = overheard(service.logs.address());
+        let speaker = speaker(0);
+        let mut journal = Client::open(way, &key(), speaker, Channel::Journal, LIMIT).unwrap();
+        journal.send(&hello(speaker, 0, 0)).unwrap();
+        journal.send(&ToProtector::Journal { position: 0, bytes: SECRET }).unwrap();
+        journal.send(&ToProtector::FetchJournal { position: 0 }).unwrap();
+        while !journal.receive().unwrap().windows(SECRET.len()).any(|bytes| bytes == SECRET) {}
+        drop(journal);
+        let heard = heard.recv().unwrap();
+        let times = heard.windows(SECRET.len()).filter(|bytes| *bytes == SECRET).count();
+        assert_eq!(times, if read { 2 } else { 0 }, "{cover:?}: it was said and answered");
+    }
+}
+
+/// A way to the service, and all that passes on it, in both directions, when both have ended.
+fn overheard(service: SocketAddr) -> (SocketAddr, std::sync::mpsc::Receiver<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, (sender, receiver)) = (listener.local_addr().unwrap(), std::sync::mpsc::channel());
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(service).unwrap();
+        let copy = |mut from: &TcpStream, mut to: &TcpStream| {
+            let (mut all, mut piece) = (Vec::new(), [0; 4096]);
+            while let Ok(count @ 1..) = from.read(&mut piece) {
+                all.extend_from_slice(&piece[..count]);
+                _ = to.write_all(&piece[..count]);
+            }
+            _ = to.shutdown(Shutdown::Write);
+            all
+        };
+        let all = std::thread::scope(|scope| {
+            let there = scope.spawn(|| copy(&near, &far));
+            let back = copy(&far, &near);
+            [there.join().unwrap(), back].concat()
+        });
+        _ = sender.send(all);
+    });
+    (address, receiver)
+}
+
 /// A daemon that is back under its old address is found before it is a member. (`make sim`, seeds 209053, 231093: a copy was taken of a job that ended elsewhere.)
 #[test]
 fn who_is_no_member_takes_no_copies() {
     let dir = tempfile::tempdir().unwrap();
     let (logs, _events) = logs::start(Config::new("127.0.0.1".parse().unwrap(), dir.path().into(), cluster())).unwrap();
     let forward = || {
-        let mut client = Client::open(logs.address(), &key(), speaker(0), Channel::Replica, LIMIT).unwrap();
-        _ = client.send(&hello(speaker(0), 0, 0));
-        client.receive().is_ok()
+        let client = Client::open(logs.address(), &nodes_key(), speaker(0), Channel::Replica, LIMIT);
+        client.is_ok_and(|mut client| client.send(&hello(speaker(0), 0, 0)).is_ok() && client.receive().is_ok())
     };
     assert!(!forward());
     assert!(logs.list(speaker(0).process).blocking_recv().unwrap().is_none());
@@ -773,9 +896,9 @@ fn garbage_silence_and_floods_cost_nothing() {
     assert!(closed(garbage));
     // One byte at a time is slow, and allowed for as long as a login may take.
     let login = Login { process: speaker(3).process, incarnation: Incarnation(0), channel: Channel::Journal, nonce: [2; 16] };
-    login.encode().iter().for_each(|byte| slow.write_all(&[*byte]).unwrap());
-    let mut challenge = [0; CHALLENGE];
-    slow.read_exact(&mut challenge).unwrap();
+    login.encode(&key()).iter().for_each(|byte| slow.write_all(&[*byte]).unwrap());
+    let mut nonce = [0; NONCE];
+    slow.read_exact(&mut nonce).unwrap();
     let before = Instant::now();
     assert!(silent.into_iter().all(closed), "a half-open connection stays");
     assert!(before.elapsed() < Duration::from_secs(5));
@@ -788,8 +911,8 @@ fn garbage_silence_and_floods_cost_nothing() {
     flood.truncate(100);
     assert!(flood.into_iter().all(closed));
     for mut socket in newest {
-        socket.write_all(&login.encode()).unwrap();
-        socket.read_exact(&mut challenge).unwrap();
+        socket.write_all(&login.encode(&key())).unwrap();
+        socket.read_exact(&mut nonce).unwrap();
     }
     // Who is logged in may still say nonsense.
     let frames: [&[u8]; 4] = [&[255, 255, 255, 255], &[1, 0, 0, 0, 99], &[0, 0, 0, 0], &[2, 0, 0, 0, 9, 0]];
@@ -797,8 +920,8 @@ fn garbage_silence_and_floods_cost_nothing() {
         [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica].iter().flat_map(|c| frames.map(|f| (*c, f)))
     {
         let mut client = service.open(speaker(1), channel);
-        client.socket().write_all(frame).unwrap();
-        client.socket().shutdown(Shutdown::Write).unwrap();
+        client.send_bytes(frame).unwrap();
+        client.end().unwrap();
         assert!(client.receive().is_err(), "{channel:?} {frame:?}");
     }
     observer.journal(0, b"still here");
@@ -858,7 +981,7 @@ proptest! {
             });
             let mut framed = (body.len() as u32).to_le_bytes().to_vec();
             framed.extend_from_slice(body);
-            if client.socket().write_all(&framed).is_err() {
+            if client.send_bytes(&framed).is_err() {
                 clients.remove(channel);
             }
         }
@@ -876,14 +999,8 @@ fn who_asks_without_end_and_takes_no_answer_waits() {
     let journal = bytes(0, 200_000);
     observer.journal(0, &journal);
     observer.expect("JournalStable { position: 200000 }");
-    let mut writer = observer.journal.socket().try_clone().unwrap();
-    // 2,000 answers of 200,000 bytes, and nobody reads the first.
-    let asking = std::thread::spawn(move || {
-        // FetchJournal from 0.
-        let frame = [2, 0, 0, 0, 9, 0];
-        (0..2_000).try_for_each(|_| writer.write_all(&frame)).is_ok()
-    });
-    assert!(asking.join().unwrap(), "questions are small: they fit the kernel's buffers");
+    // 2,000 answers of 200,000 bytes, and nobody reads the first. Questions are small: they fit the kernel's buffers.
+    (0..2_000).for_each(|_| observer.send(&ToProtector::FetchJournal { position: 0 }));
     let mut other = service.observer(1);
     other.journal(0, b"x");
     other.expect("JournalStable { position: 1 }");
@@ -1044,7 +1161,7 @@ fn images_are_fetched_whole_and_at_the_speed_of_memory() {
     let sources = [Images::At(service.logs.address(), to.path().into()), Images::Here(service.dir.path().into())];
     for (source, way) in sources.iter().zip(["fetched", "opened"]) {
         let began = Instant::now();
-        let files: Vec<_> = images.iter().map(|image| source.open(&key(), speaker, *image, &WANTED).unwrap()).collect();
+        let files: Vec<_> = images.iter().map(|image| source.open(&nodes_key(), speaker, *image, &WANTED).unwrap()).collect();
         let took = began.elapsed();
         let bytes: u64 = images.iter().map(|(_, bytes)| bytes).sum();
         println!("{bytes} bytes {way} and verified in {took:?}: {} MB/s", bytes as u128 / took.as_micros().max(1));
@@ -1059,7 +1176,7 @@ fn images_are_fetched_whole_and_at_the_speed_of_memory() {
     let began = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| drop(sources[0].open(&key(), speaker, images[0], &WANTED).unwrap()));
+            scope.spawn(|| drop(sources[0].open(&nodes_key(), speaker, images[0], &WANTED).unwrap()));
         }
     });
     println!("8 times at once: {:?}", began.elapsed());
@@ -1072,40 +1189,49 @@ fn only_the_life_that_is_to_begin_fetches_what_is_there() {
     let fetch = |key: &JobKey, speaker, image| {
         fetch(service.logs.address(), key, speaker, image, to.path(), &WANTED).map(drop).unwrap_err()
     };
-    let other = JobKey::derive(&ClusterKey::from_bytes([9; 32]), job());
-    assert!(matches!(fetch(&other, speaker, images[0]), FetchError::Service(..)));
+    // Nor with the key that every process of the job has.
+    for other in [JobKey::derive_for_nodes(&ClusterKey::from_bytes([9; 32]), job()), key()] {
+        assert!(matches!(fetch(&other, speaker, images[0]), FetchError::Service(..)));
+    }
+    assert!(Client::open(service.logs.address(), &key(), speaker, Channel::Replica, LIMIT).is_err());
     for incarnation in [0, 2] {
         let speaker = Speaker { incarnation: Incarnation(incarnation), ..speaker };
-        assert!(matches!(fetch(&key(), speaker, images[0]), FetchError::Service(..)), "incarnation {incarnation}");
+        assert!(matches!(fetch(&nodes_key(), speaker, images[0]), FetchError::Service(..)), "incarnation {incarnation}");
     }
     let stranger = Speaker { incarnation: Incarnation(1), ..self::speaker(7) };
-    assert!(matches!(fetch(&key(), stranger, images[0]), FetchError::Service(..)));
+    assert!(matches!(fetch(&nodes_key(), stranger, images[0]), FetchError::Service(..)));
     let (number, length) = images[0];
     for wrong in [(number, length + 1), (9, length), (number, 0), (number, u64::MAX)] {
-        assert!(matches!(fetch(&key(), speaker, wrong), FetchError::NotHeld(..)), "{wrong:?}");
+        assert!(matches!(fetch(&nodes_key(), speaker, wrong), FetchError::NotHeld(..)), "{wrong:?}");
     }
     let nowhere = std::path::Path::new("/proc");
-    let error = self::fetch(service.logs.address(), &key(), speaker, images[0], nowhere, &WANTED).unwrap_err().to_string();
+    let error = self::fetch(service.logs.address(), &nodes_key(), speaker, images[0], nowhere, &WANTED).unwrap_err().to_string();
     assert!(error.contains("no room for image 0 of") && error.contains("/proc"), "{error}");
 }
 
 #[test]
 fn an_image_that_is_replaced_while_it_is_fetched_arrives_all_the_same() {
     let (service, speaker, images) = lost_process(20_000);
-    let client = service.open(speaker, Channel::Fetch);
-    client.socket().write_all(&0u64.to_le_bytes()).unwrap();
-    let mut head = [0; OFFER];
-    client.socket().read_exact(&mut head).unwrap();
-    assert_eq!(head[..8], images[0].1.to_le_bytes());
+    let mut client = service.open(speaker, Channel::Fetch);
+    client.send_bytes(&0u64.to_le_bytes()).unwrap();
+    let (mut socket, mut opener) = client.into_receiver();
+    let mut head = [0; OFFER + OVERHEAD];
+    socket.read_exact(&mut head).unwrap();
+    opener.push(&head);
+    assert_eq!(opener.next_body().unwrap().unwrap()[..8], images[0].1.to_le_bytes());
     let mut observer = Observer { speaker, journal: service.open(speaker, Channel::Journal) };
     observer.send(&hello(speaker, 0, 0));
     service.image(speaker, &begin(4, None, 0, &[]), &image(9, 0, 3));
     while !is_committed(&observer.next(), 4) {}
     eventually("the old images", || service.files(speaker.process).iter().all(|file| !file.starts_with("image.0")));
-    let mut rest = Vec::new();
-    client.socket().read_to_end(&mut rest).unwrap();
-    assert!(rest == image(1, 0, 20_000));
-    let late = fetch(service.logs.address(), &key(), speaker, images[0], service.dir.path(), &WANTED);
+    let (mut rest, mut came) = (Vec::new(), Vec::new());
+    socket.read_to_end(&mut rest).unwrap();
+    opener.push(&rest);
+    while let Some(body) = opener.next_body().unwrap() {
+        came.extend_from_slice(body);
+    }
+    assert!(came == image(1, 0, 20_000) && opener.has_ended());
+    let late = fetch(service.logs.address(), &nodes_key(), speaker, images[0], service.dir.path(), &WANTED);
     assert!(matches!(late, Err(FetchError::NotHeld(..))));
 }
 
@@ -1137,22 +1263,25 @@ fn way(service: SocketAddr, at: u64, flip: bool, cut: bool) -> SocketAddr {
 fn an_image_that_does_not_arrive_as_it_was_is_refused() {
     let (service, speaker, images) = lost_process(2_000);
     let to = tempfile::tempdir().unwrap();
-    let by = |address| fetch(address, &key(), speaker, images[0], to.path(), &WANTED).map(drop);
-    let before = (CHALLENGE + OFFER) as u64;
-    let length = images[0].1;
+    let by = |address| fetch(address, &nodes_key(), speaker, images[0], to.path(), &WANTED).map(drop);
+    let login = (NONCE + WELCOME) as u64;
+    let before = login + (OVERHEAD + OFFER) as u64;
+    let records = images[0].1.div_ceil(RECORD as u64);
+    let length = images[0].1 + (records + 1) * OVERHEAD as u64;
     by(way(service.logs.address(), before + length, false, true)).unwrap();
-    for at in [CHALLENGE as u64 + 8, before, before + length / 2, before + length - 1] {
+    for at in [3, NONCE as u64, login - 1, login, login + 8, before, before + length / 2, before + length - 1] {
         let error = by(way(service.logs.address(), at, true, false)).unwrap_err();
-        assert!(matches!(error, FetchError::Bad(0, BadImage::Code)), "byte {at}: {error}");
+        assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
     }
-    for at in [CHALLENGE as u64 + 3, before, before + length / 2, before + length - 1] {
+    // The last one: only the end is missing.
+    for at in [login + 3, before, before + length / 2, before + length - 1, before + length - OVERHEAD as u64] {
         let error = by(way(service.logs.address(), at, false, true)).unwrap_err();
         assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
     }
     // Nothing comes any more, and then nobody wants it.
     let (address, given_up) = (way(service.logs.address(), before + length / 2, false, false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let fetching = scope.spawn(|| fetch(address, &key(), speaker, images[0], to.path(), &given_up).map(drop));
+        let fetching = scope.spawn(|| fetch(address, &nodes_key(), speaker, images[0], to.path(), &given_up).map(drop));
         given_up.store(true, Ordering::Relaxed);
         assert!(matches!(fetching.join().unwrap(), Err(FetchError::GivenUp)));
     });
@@ -1162,18 +1291,18 @@ fn an_image_that_does_not_arrive_as_it_was_is_refused() {
     changed[5000] ^= 1;
     fs::write(&path, changed).unwrap();
     let here = Images::Here(service.dir.path().into());
-    assert!(matches!(here.open(&key(), speaker, images[3], &WANTED), Err(FetchError::Bad(3, BadImage::Code))));
+    assert!(matches!(here.open(&nodes_key(), speaker, images[3], &WANTED), Err(FetchError::Bad(3, BadImage::Code))));
     fs::remove_file(service.logs.image_path(speaker.process, 1).with_extension("1.mac")).unwrap();
-    assert!(matches!(here.open(&key(), speaker, images[1], &WANTED), Err(FetchError::Bad(1, BadImage::Code))));
-    let gone = fetch(service.logs.address(), &key(), speaker, images[1], to.path(), &WANTED);
+    assert!(matches!(here.open(&nodes_key(), speaker, images[1], &WANTED), Err(FetchError::Bad(1, BadImage::Code))));
+    let gone = fetch(service.logs.address(), &nodes_key(), speaker, images[1], to.path(), &WANTED);
     assert!(matches!(gone, Err(FetchError::NotHeld(..))), "an image without a code is not even sent");
 }
 
 #[test]
 fn a_service_that_ends_waits_for_no_receiver() {
     let (service, speaker, images) = lost_process(20_000);
-    let clients: Vec<_> = (0..10).map(|_| service.open(speaker, Channel::Fetch)).collect();
-    clients.iter().for_each(|client| client.socket().write_all(&images[0].0.to_le_bytes()).unwrap());
+    let mut clients: Vec<_> = (0..10).map(|_| service.open(speaker, Channel::Fetch)).collect();
+    clients.iter_mut().for_each(|client| client.send_bytes(&images[0].0.to_le_bytes()).unwrap());
     let mut first = [0];
     clients[0].socket().read_exact(&mut first).unwrap();
     let began = Instant::now();

@@ -235,7 +235,7 @@ fn caller_and_listener() {
     assert_eq!(variable_of(PART), "caller_and_listener");
     let (mut me, joined) = Played::join();
     let FromNode::Joined { incarnation: Incarnation(0), key, .. } = joined else { panic!("{joined:?}") };
-    make_file(&format!("key{}", me.process.rank), &format!("{key:?}"));
+    make_file(&format!("key{}", me.process.rank), &format!("{:?}", key.to_bytes()));
     if me.process.rank == Rank(1) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -305,7 +305,7 @@ fn logging() {
     let FromNode::Joined { incarnation, key, protector, .. } = joined else { panic!("{joined:?}") };
     if me.process.rank == Rank(0) {
         let speaker = Speaker { process: me.process, incarnation };
-        let mut log = Client::open(protector, &JobKey::from_bytes(key), speaker, Channel::Journal, PATIENCE).unwrap();
+        let mut log = Client::open(protector, &key, speaker, Channel::Journal, PATIENCE).unwrap();
         let (journal, payload) = (Span::default(), Span::default());
         log.send(&ToProtector::Hello { process: me.process, incarnation, journal, payload }).unwrap();
         log.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).unwrap();

@@ -1,7 +1,8 @@
 //! Jobs that are suspended and go on, perhaps on other nodes: what the terminals show together is what an undisturbed run shows.
 #![forbid(unsafe_code)]
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,8 +10,10 @@ use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
 use radic_tests::{Finished, Running};
 use radic_wire::event::EventName;
+use radic_wire::ids::JobId;
 use radic_wire::job::exit_code;
 use radic_wire::key::ClusterKey;
+use radic_wire::mac::{JobKey, MAC, Purpose};
 use radic_wire::suspension::Manifest;
 use rustix::process::Signal;
 
@@ -56,6 +59,107 @@ fn suspend(cluster: &Cluster, job_of: Running, dir: &Path) -> Finished {
     let finished = job_of.wait().expect(exit_code::SUSPENDED).expect_stderr(&["suspended", "radic resume"]);
     cluster.assert_idle();
     finished
+}
+
+fn cluster_key(cluster: &Cluster) -> ClusterKey {
+    ClusterKey::load(&cluster.dir().join("key"), rustix::process::geteuid().as_raw()).unwrap()
+}
+
+/// All files under a folder.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.flat_map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { vec![entry.path()] }).collect()
+}
+
+/// How often these bytes are in a file, wherever that is; none: it has gone meanwhile.
+fn times_in(path: &Path, bytes: &[u8]) -> Option<usize> {
+    let (first, rest) = bytes.split_first()?;
+    let (mut input, mut times) = (BufReader::with_capacity(1 << 20, File::open(path).ok()?), 0);
+    while input.skip_until(*first).ok()? > 0 {
+        let ahead = input.fill_buf().ok()?;
+        if ahead.len() >= rest.len() {
+            times += usize::from(ahead.starts_with(rest));
+            continue;
+        }
+        // Over the end of what is buffered: read on from here by another reader.
+        let mut after = BufReader::new(File::open(path).ok()?);
+        let at = std::io::Seek::stream_position(&mut input).ok()?;
+        std::io::Seek::seek(&mut after, std::io::SeekFrom::Start(at)).ok()?;
+        let mut next = vec![0; rest.len()];
+        times += usize::from(std::io::Read::read_exact(&mut after, &mut next).is_ok() && next == rest);
+    }
+    Some(times)
+}
+
+/// A key, and what it is called; halves of it are searched for, which also finds it in the state of a cipher or a hash.
+fn assert_nowhere(of: &str, key: &JobKey, files: &[PathBuf]) {
+    for half in key.to_bytes().chunks(16) {
+        for file in files {
+            assert_eq!(times_in(file, half).unwrap_or(0), 0, "{} has {of}", file.display());
+        }
+    }
+}
+
+/// Whoever reads an image, in a store or in the folder of a suspended job, does not find there what its process proves itself with, before and after it has come back from
+/// such an image.
+#[test]
+fn no_image_has_a_key() {
+    let long = radic_tests::recovery::is_long();
+    for library in [MPICH, INTEL, OPENMPI].into_iter().take(if long { 3 } else { 1 }) {
+        let cluster = Setup::new(Kind::Logical, 3).start();
+        let mut running = start(&library, &cluster, FLAGS);
+        for folder_name in ["one", "two"] {
+            until_lines(&mut running, 10);
+            let id = job(&cluster);
+            let of: JobId = id.parse().unwrap();
+            // A whole image, and increments to it.
+            (0..3).for_each(|_| drop(cluster.radic(["checkpoint", &id]).limit(LIMIT).run().expect(0)));
+            let is_image = |path: &PathBuf| path.to_string_lossy().contains("/image.");
+            let stored: Vec<PathBuf> = files(&cluster.dir().join("nodes")).into_iter().filter(is_image).collect();
+            let dir = folder(&cluster, folder_name);
+            let keys = [("the job's key", JobKey::derive as fn(&_, _) -> _), ("the key of nodes", JobKey::derive_for_nodes)];
+            let keys = keys.map(|(name, derive)| (name, derive(&cluster_key(&cluster), of)));
+            keys.iter().for_each(|(name, key)| assert_nowhere(name, key, &stored));
+            drop(suspend(&cluster, running, &dir));
+            let saved = files(&dir);
+            assert!(stored.len() >= RANKS && saved.len() > 3 * RANKS, "{stored:?} {saved:?}");
+            keys.iter().for_each(|(name, key)| assert_nowhere(name, key, &saved));
+            assert_nowhere("the key of suspensions", &JobKey::derive_for_suspension(&cluster_key(&cluster), of), &saved);
+            running = resume(&cluster, &dir);
+        }
+        assert_eq!(running.wait().code(), Some(0));
+        cluster.stop();
+    }
+}
+
+/// Whoever has been in a rank has its job's key. With that, and with the folder in its hands, it cannot change what is gone on with.
+#[test]
+fn a_folder_that_a_process_has_signed_is_refused() {
+    let cluster = Setup::new(Kind::Logical, 3).start();
+    let mut first = start(&MPICH, &cluster, FLAGS);
+    until_lines(&mut first, 10);
+    let dir = folder(&cluster, "suspended");
+    drop(suspend(&cluster, first, &dir));
+    let (path, key) = (dir.join("manifest"), cluster_key(&cluster));
+    let good = fs::read(&path).unwrap();
+    let of = Manifest::decode(&good, &key).unwrap().suspension.job;
+    let mut forged = good.clone();
+    let signed = forged.len() - MAC;
+    let code = JobKey::derive(&key, of).mac(Purpose::Suspension, &[&forged[..signed]]);
+    forged[signed..].copy_from_slice(&code);
+    fs::write(&path, forged).unwrap();
+    let refused = || cluster.radic(["resume".as_ref(), dir.as_os_str()]).run().expect(exit_code::RADIC);
+    refused().expect_stderr(&["manifest", "damaged, or was written by a cluster with another key"]);
+    // As it was written before, and signed with that key.
+    let mut old = good.clone();
+    old[8..12].copy_from_slice(&2u32.to_le_bytes());
+    let code = JobKey::derive(&key, of).mac(Purpose::Suspension, &[&old[..signed]]);
+    old[signed..].copy_from_slice(&code);
+    fs::write(&path, old).unwrap();
+    refused().expect_stderr(&["version 2", "its own images hold", "suspend it anew"]);
+    fs::write(&path, good).unwrap();
+    resume(&cluster, &dir).wait().expect(0);
+    cluster.stop();
 }
 
 fn resume(cluster: &Cluster, dir: &Path) -> Running {
@@ -137,7 +241,7 @@ fn what_nobody_has_read_is_printed_when_the_job_goes_on() {
     (0..3).for_each(|_| drop(cluster.radic(["checkpoint", &id]).limit(LIMIT).run().expect(0)));
     let dir = folder(&cluster, "suspended");
     cluster.radic(["suspend".as_ref(), id.as_ref(), dir.as_os_str()]).limit(LIMIT).run().expect(0);
-    let key = ClusterKey::load(&cluster.dir().join("key"), rustix::process::geteuid().as_raw()).unwrap();
+    let key = cluster_key(&cluster);
     let manifest = Manifest::decode(&fs::read(dir.join("manifest")).unwrap(), &key).unwrap();
     assert!(!manifest.unprinted.is_empty(), "nothing was written meanwhile");
     let rest = resume(&cluster, &dir).wait().expect(0).stdout();

@@ -15,7 +15,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ pub(crate) fn suspend(cluster: &Cluster, args: &SuspendArgs) -> Result<()> {
     let (mut connection, suspension, unprinted) = stop(cluster, &args.job)?;
     let job = suspension.job;
     report(&format!("radic: all ranks of job {job} are stopped; writing them to {}", args.dir.display()));
-    let ranks = folder.write_ranks(cluster, job, suspension.ward.spec.ranks, &JobKey::derive(&key, job))?;
+    let ranks = folder.write_ranks(cluster, job, suspension.ward.spec.ranks, &JobKey::derive_for_suspension(&key, job))?;
     let size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
     folder.write_manifest(&Manifest { suspension, unprinted, ranks }.encode(&key)?)?;
     folder.keep();
@@ -102,9 +102,9 @@ pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
     let folder = Source::open(&args.dir, if args.trust_owner { Owners::Any } else { Owners::Trusted })?;
     let Manifest { mut suspension, unprinted, ranks } = read_manifest(&folder, &key)?;
     let job = suspension.job;
-    let key = JobKey::derive(&key, job);
+    let (signed, key) = (JobKey::derive_for_suspension(&key, job), JobKey::derive(&key, job));
     for file in ranks.iter().flat_map(SavedRank::files) {
-        verify(&folder, file, &key)?;
+        verify(&folder, file, &signed)?;
     }
     suspension.ward.spec.nodes = args.nodes.clone();
     let mut connection = cluster.connect(None)?;
@@ -114,7 +114,7 @@ pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
     };
     for ((rank, saved), log) in (0..).map(Rank).zip(&ranks).zip(logs) {
         report(&format!("radic: rank {rank} goes to its protector at {log}"));
-        let upload = Upload { dir: &folder, key: &key, process: ProcessId { job, rank }, saved };
+        let upload = Upload { dir: &folder, signed: &signed, key: &key, process: ProcessId { job, rank }, saved };
         upload.give(log).with_context(|| format!("rank {rank} cannot be given to its protector at {log}"))?;
     }
     let lives = ranks.iter().map(|rank| rank.incarnation).collect();
@@ -127,7 +127,7 @@ pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
     }
 }
 
-/// The key that the files' codes are made with, by way of the job's.
+/// The key that the files' codes follow from.
 fn load_key(cluster: &Cluster) -> Result<ClusterKey> {
     let path = cluster.key_in_force()?;
     ClusterKey::load(&path, nix::unistd::geteuid().as_raw()).with_context(|| format!("the cluster's key, {}", path.display()))
@@ -394,6 +394,9 @@ impl<'a> Pieces<'a> {
 /// What was saved of a rank, on its way to the rank's protector-to-be.
 struct Upload<'a> {
     dir: &'a Source,
+    /// What the files' codes are made with.
+    signed: &'a JobKey,
+    /// What the rank proves itself with to its protector.
     key: &'a JobKey,
     process: ProcessId,
     saved: &'a SavedRank,
@@ -415,7 +418,7 @@ impl Upload<'_> {
         for (at, image) in images.iter().enumerate() {
             self.give_image(log, &mut voice, image, at + 1 == images.len())?;
         }
-        let mut pieces = Pieces::open(self.dir, journal_file, self.key)?;
+        let mut pieces = Pieces::open(self.dir, journal_file, self.signed)?;
         let mut position = journal.start;
         loop {
             let bytes = pieces.next()?;
@@ -448,15 +451,15 @@ impl Upload<'_> {
         let SavedImage { image, parent, cut, ref file } = *image;
         let mut client = self.open(log, Channel::Image)?;
         client.send(&ToProtector::ImageBegin { image, parent, cut, payload: 0, streams, ended })?;
-        let mut pieces = Pieces::open(self.dir, file, self.key)?;
+        let mut pieces = Pieces::open(self.dir, file, self.signed)?;
         loop {
             let bytes = pieces.next()?;
             if bytes.is_empty() {
                 break;
             }
-            client.socket().write_all(bytes).with_context(|| format!("image {image}"))?;
+            client.send_bytes(bytes).with_context(|| format!("image {image}"))?;
         }
-        client.socket().shutdown(Shutdown::Write)?;
+        client.end()?;
         loop {
             let answer = voice.receive().with_context(|| format!("waiting until image {image} is verified"))?;
             match FromProtector::read(&answer)? {
@@ -469,7 +472,7 @@ impl Upload<'_> {
     fn give_received(&self, log: SocketAddr) -> Result<()> {
         let SavedRank { ref streams, ref streams_file, .. } = *self.saved;
         let mut bulk = self.open(log, Channel::Bulk)?;
-        let mut pieces = Pieces::open(self.dir, streams_file, self.key)?;
+        let mut pieces = Pieces::open(self.dir, streams_file, self.signed)?;
         let mut position = 0;
         for HeldStream { stream, bytes: Span { start, end }, .. } in streams.iter().filter(|stream| !stream.closed) {
             let mut offset = *start;

@@ -3,6 +3,8 @@
 //! The length is compared with the reader's limit before a byte of the body is buffered, so a peer costs at most one frame
 //! plus what the reader hands in at once.
 
+use zeroize::Zeroize;
+
 /// Bytes before the body of a frame.
 pub const HEADER: usize = 4;
 
@@ -30,6 +32,8 @@ pub fn encode_into(out: &mut Vec<u8>, body: &[u8], limit: usize) {
 #[derive(Debug)]
 pub struct FrameReader {
     limit: usize,
+    /// Nothing that was handed out stays in memory.
+    forgets: bool,
     buffer: Vec<u8>,
     /// Bytes of `buffer` that were handed out already.
     taken: usize,
@@ -38,7 +42,12 @@ pub struct FrameReader {
 impl FrameReader {
     /// A reader of frames of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        FrameReader { limit, buffer: Vec::new(), taken: 0 }
+        FrameReader { limit, forgets: false, buffer: Vec::new(), taken: 0 }
+    }
+
+    /// A reader of frames in which there may be secrets: nothing of one that was handed out stays in memory when the next is asked for, or bytes come.
+    pub fn forgetting(limit: usize) -> Self {
+        FrameReader { forgets: true, ..FrameReader::new(limit) }
     }
 
     /// Raises or lowers the limit for the frames not yet begun.
@@ -48,6 +57,9 @@ impl FrameReader {
 
     /// Takes bytes as they came from the peer.
     pub fn push(&mut self, bytes: &[u8]) {
+        if self.forgets {
+            return self.push_and_forget(bytes);
+        }
         if self.taken > 0 {
             self.buffer.drain(..self.taken);
             self.taken = 0;
@@ -55,8 +67,22 @@ impl FrameReader {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// The same, with a buffer of which nothing is moved or left behind that is not overwritten.
+    fn push_and_forget(&mut self, bytes: &[u8]) {
+        let rest = &self.buffer[self.taken..];
+        let mut buffer = Vec::with_capacity(rest.len() + bytes.len());
+        buffer.extend_from_slice(rest);
+        buffer.extend_from_slice(bytes);
+        // All of its memory, not only what is in use.
+        self.buffer.zeroize();
+        (self.buffer, self.taken) = (buffer, 0);
+    }
+
     /// The next whole frame's body, if there is one.
     pub fn next_frame(&mut self) -> Result<Option<&[u8]>, FrameTooLarge> {
+        if self.forgets {
+            self.buffer[..self.taken].zeroize();
+        }
         let rest = &self.buffer[self.taken..];
         let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
         let claimed = u32::from_le_bytes(*header) as usize;
@@ -112,6 +138,19 @@ mod tests {
             prop_assert_eq!(seen, bodies);
             prop_assert_eq!(reader.buffered(), 0);
         }
+    }
+
+    #[test]
+    fn what_was_handed_out_is_forgotten_when_that_is_wanted() {
+        let mut reader = FrameReader::forgetting(300);
+        let mut bytes = Vec::new();
+        [b"a secret", b"the next"].iter().for_each(|body| encode_into(&mut bytes, *body, 300));
+        reader.push(&bytes);
+        assert_eq!(reader.next_frame(), Ok(Some(&b"a secret"[..])));
+        assert_eq!(reader.next_frame(), Ok(Some(&b"the next"[..])));
+        assert_eq!(reader.buffer[..12], [0; 12]);
+        assert_eq!(reader.next_frame(), Ok(None));
+        assert_eq!(reader.buffer, [0; 24]);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! - [`determinant`]: the outcomes that a journal keeps; [`log`]: what observers say to their protectors and to each other; [`bytes`]:
 //!   the hand-written codes of both;
 //! - [`process`]: what observers say to the protector of their own node; [`login`]: how they begin at the log of the next node's;
-//!   [`mac`]: the keys of jobs; [`replay`]: what a process that is replayed offline says;
+//!   [`record`]: how what follows is protected there; [`mac`]: the keys of jobs; [`replay`]: what a process that is replayed offline says;
 //! - [`event`]: what happened, with a timestamp;
 //! - [`limits`]: every bound in one place.
 #![forbid(unsafe_code)]
@@ -34,6 +34,7 @@ pub mod mac;
 pub mod membership;
 pub mod peer;
 pub mod process;
+pub mod record;
 pub mod replay;
 pub mod suspension;
 

@@ -1,30 +1,38 @@
 //! How an observer and the log service of its protector make sure of each other, on a new TCP connection, before anything else is parsed.
 //!
-//! 1. observer: [`Login`], 44 bytes: who, what for, a nonce.
-//! 2. protector: [`CHALLENGE`] bytes: its nonce, and the code of both nonces and the login. It has the job's key, so it is a protector.
-//! 3. observer: [`PROOF`] bytes: the code of the same. A recorded proof answers no other nonce.
+//! 1. caller: [`LOGIN`] bytes: who, what for, a nonce, and the code of that. Whoever has no right code gets no answer.
+//! 2. protector: [`NONCE`] bytes, its own nonce, and no code: nothing in it is made with a key, for the login may be one that was overheard.
+//! 3. caller: [`PROOF`] bytes: the code of the login and both nonces. A recorded proof answers no other nonce.
+//! 4. protector: [`WELCOME`] bytes: how what follows is protected, and the code of that and of all that was said. It has the key, so it is a protector.
 //!
-//! Then frames ([`crate::frame`]) of [`crate::log::ToProtector`] and [`crate::log::FromProtector`], not encrypted, as the application's own bytes
-//! are not. On a connection for an image the first frame is `ImageBegin`; raw bytes of the image follow up to the end of the connection.
-//! All answers go to the newest journal connection of the process. A protector logs in at the next one, its replica, in the same way.
+//! Then records ([`crate::record`]), with keys that follow from the same, so they are good for this connection alone. In them are frames ([`crate::frame`]) of
+//! [`crate::log::ToProtector`] and [`crate::log::FromProtector`]. On a connection for an image the first frame is `ImageBegin`; raw bytes of the image
+//! follow up to the last record. All answers go to the newest journal connection of the process. A protector logs in at the next one, its replica, in the same
+//! way.
+//!
+//! The codes are made with the job's key; on channels of nodes ([`Channel::Replica`], [`Channel::Fetch`]) with one that no process has ([`Channel::key`]).
 //!
 //! On a connection that fetches an image ([`Channel::Fetch`]) a node that brings the process back says [`WISH`] bytes, the image's number; the
 //! answer is [`OFFER`] bytes, its length and its code, or a length of [`NOT_HELD`]; then come its bytes, and the end.
 
 use crate::bytes::{Malformed, Reader, Writer};
-use crate::ids::{Incarnation, ProcessId};
+use crate::ids::{Incarnation, JobId, ProcessId};
+use crate::key::ClusterKey;
 use crate::mac::{JobKey, MAC, Purpose};
+use crate::record::{self, Cover, Opener, Sealer};
 
 /// First bytes of a login; another one whenever what follows changes.
-const MAGIC: [u8; 8] = *b"RADICLG1";
+const MAGIC: [u8; 8] = *b"RADICLG2";
 /// Bytes of a nonce.
 pub const NONCE: usize = 16;
+/// Bytes of what a login says.
+const WORDS: usize = 8 + 1 + 8 + 4 + 4 + 3 + NONCE;
 /// Bytes of a login.
-pub const LOGIN: usize = 8 + 1 + 8 + 4 + 4 + 3 + NONCE;
-/// Bytes of a challenge.
-pub const CHALLENGE: usize = NONCE + MAC;
+pub const LOGIN: usize = WORDS + MAC;
 /// Bytes of a proof.
 pub const PROOF: usize = MAC;
+/// Bytes of a welcome.
+pub const WELCOME: usize = 1 + MAC;
 
 /// Bytes that say which image is wanted.
 pub const WISH: usize = 8;
@@ -48,7 +56,17 @@ pub enum Channel {
     Fetch,
 }
 
-/// The observer's first message.
+impl Channel {
+    /// The key with which both sides prove themselves on it: on those of nodes one that the job's processes do not have.
+    pub fn key(self, cluster: &ClusterKey, job: JobId) -> JobKey {
+        match self {
+            Channel::Journal | Channel::Bulk | Channel::Image => JobKey::derive(cluster, job),
+            Channel::Replica | Channel::Fetch => JobKey::derive_for_nodes(cluster, job),
+        }
+    }
+}
+
+/// The caller's first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Login {
     /// Who speaks.
@@ -62,9 +80,8 @@ pub struct Login {
 }
 
 impl Login {
-    /// Its bytes.
-    pub fn encode(&self) -> [u8; LOGIN] {
-        let mut out = [0; LOGIN];
+    fn words(&self) -> [u8; WORDS] {
+        let mut out = [0; WORDS];
         let mut writer = Writer::new(&mut out);
         writer.raw(&MAGIC);
         writer.u8(self.channel as u8);
@@ -76,9 +93,17 @@ impl Login {
         out
     }
 
-    /// Reads it.
+    /// Its bytes, with their code.
+    pub fn encode(&self, key: &JobKey) -> [u8; LOGIN] {
+        let (mut out, words) = ([0; LOGIN], self.words());
+        out[..WORDS].copy_from_slice(&words);
+        out[WORDS..].copy_from_slice(&key.mac(Purpose::Login, &[&words]));
+        out
+    }
+
+    /// Reads what it says. Whether its code is right is another question ([`Login::is_coded`]): its key follows from what it says.
     pub fn decode(bytes: &[u8; LOGIN]) -> Result<Self, Malformed> {
-        let mut from = Reader::new(bytes);
+        let mut from = Reader::new(&bytes[..WORDS]);
         if from.raw(MAGIC.len())? != MAGIC {
             return Err(from.malformed("no login of this version"));
         }
@@ -94,7 +119,7 @@ impl Login {
         if from.raw(3)? != [0; 3] {
             return Err(from.malformed("bytes that mean nothing yet"));
         }
-        let process = ProcessId { job: crate::ids::JobId::from_bits(job), rank: crate::ids::Rank(rank) };
+        let process = ProcessId { job: JobId::from_bits(job), rank: crate::ids::Rank(rank) };
         if process.job.bits() != job {
             return Err(from.malformed("a job has 48 bits"));
         }
@@ -103,57 +128,146 @@ impl Login {
         Ok(Login { process, incarnation: Incarnation(incarnation), channel, nonce })
     }
 
-    /// The protector's answer: its nonce and its code.
-    pub fn challenge(&self, key: &JobKey, nonce: [u8; NONCE]) -> [u8; CHALLENGE] {
-        let mut out = [0; CHALLENGE];
-        out[..NONCE].copy_from_slice(&nonce);
-        out[NONCE..].copy_from_slice(&key.mac(Purpose::Protector, &[&self.encode(), &nonce]));
+    /// Whether the code of these bytes, of which this is the login, was made with the key: now, or when somebody has overheard it.
+    pub fn is_coded(&self, key: &JobKey, bytes: &[u8; LOGIN]) -> bool {
+        key.verify(Purpose::Login, &[&self.words()], &bytes[WORDS..])
+    }
+
+    /// The caller's proof, for the protector's nonce.
+    pub fn prove(&self, key: &JobKey, nonce: &[u8; NONCE]) -> [u8; PROOF] {
+        key.mac(Purpose::Observer, &[&self.words(), nonce])
+    }
+
+    /// Checks the proof that came for this nonce.
+    pub fn is_proven(&self, key: &JobKey, nonce: &[u8; NONCE], proof: &[u8; PROOF]) -> bool {
+        key.verify(Purpose::Observer, &[&self.words(), nonce], proof)
+    }
+
+    /// The protector's answer to a proof.
+    pub fn welcome(&self, key: &JobKey, nonce: &[u8; NONCE], cover: Cover) -> [u8; WELCOME] {
+        let mut out = [cover as u8; WELCOME];
+        out[1..].copy_from_slice(&key.mac(Purpose::Protector, &[&self.words(), nonce, &[cover as u8]]));
         out
     }
 
-    /// Checks the protector's answer; the proof to answer it with, or none: it is no protector of this cluster.
-    pub fn prove(&self, key: &JobKey, challenge: &[u8; CHALLENGE]) -> Option<[u8; PROOF]> {
-        let (nonce, code) = challenge.split_at(NONCE);
-        let login = self.encode();
-        key.verify(Purpose::Protector, &[&login, nonce], code).then(|| key.mac(Purpose::Observer, &[&login, nonce]))
+    /// Checks the protector's answer: how what follows is protected. None: it is no protector of this cluster, or somebody has changed what it said.
+    pub fn welcomed(&self, key: &JobKey, nonce: &[u8; NONCE], welcome: &[u8; WELCOME]) -> Option<Cover> {
+        let cover = Cover::from_byte(welcome[0])?;
+        key.verify(Purpose::Protector, &[&self.words(), nonce, &welcome[..1]], &welcome[1..]).then_some(cover)
     }
 
-    /// Checks the proof that came to the challenge with this nonce.
-    pub fn is_proven(&self, key: &JobKey, nonce: &[u8; NONCE], proof: &[u8; PROOF]) -> bool {
-        key.verify(Purpose::Observer, &[&self.encode(), nonce], proof)
+    /// What the caller seals its records with, and opens the protector's.
+    pub fn records_of_caller(&self, key: &JobKey, nonce: &[u8; NONCE], cover: Cover) -> (Sealer, Opener) {
+        self.records(key, nonce, cover, true)
+    }
+
+    /// What the protector seals its records with, and opens the caller's.
+    pub fn records_of_protector(&self, key: &JobKey, nonce: &[u8; NONCE], cover: Cover) -> (Sealer, Opener) {
+        self.records(key, nonce, cover, false)
+    }
+
+    fn records(&self, key: &JobKey, nonce: &[u8; NONCE], cover: Cover, is_caller: bool) -> (Sealer, Opener) {
+        let mut keys = [0; 64];
+        key.fill_record_keys(&[&self.words(), nonce, &[cover as u8]], &mut keys);
+        record::both(&mut keys, cover, is_caller)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{JobId, Rank};
-    use crate::key::ClusterKey;
+    use crate::ids::Rank;
+
+    const CHANNELS: [Channel; 5] = [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica, Channel::Fetch];
 
     fn login() -> Login {
         let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
         Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] }
     }
 
+    fn key(cluster: u8) -> JobKey {
+        JobKey::derive(&ClusterKey::from_bytes([cluster; 32]), JobId::from_bits(5))
+    }
+
     #[test]
     fn both_sides_prove_that_they_have_the_key_and_a_recording_proves_nothing() {
-        let key = JobKey::derive(&ClusterKey::from_bytes([1; 32]), JobId::from_bits(5));
-        let login = login();
-        assert_eq!(Login::decode(&login.encode()), Ok(login));
-        let challenge = login.challenge(&key, [4; NONCE]);
-        let proof = login.prove(&key, &challenge).unwrap();
-        assert!(login.is_proven(&key, &[4; NONCE], &proof));
+        let (key, login, nonce) = (key(1), login(), [4; NONCE]);
+        assert_eq!(Login::decode(&login.encode(&key)), Ok(login));
+        assert!(login.is_coded(&key, &login.encode(&key)));
+        let proof = login.prove(&key, &nonce);
+        assert!(login.is_proven(&key, &nonce, &proof));
         assert!(!login.is_proven(&key, &[5; NONCE], &proof), "another nonce");
-        assert!(!Login { incarnation: Incarnation(2), ..login }.is_proven(&key, &[4; NONCE], &proof), "another life");
-        let other = JobKey::derive(&ClusterKey::from_bytes([2; 32]), JobId::from_bits(5));
-        assert_eq!(login.prove(&other, &challenge), None);
-        assert_eq!(login.prove(&key, &Login { channel: Channel::Journal, ..login }.challenge(&key, [4; NONCE])), None);
+        assert!(!Login { incarnation: Incarnation(2), ..login }.is_proven(&key, &nonce, &proof), "another life");
+        let welcome = login.welcome(&key, &nonce, Cover::Encrypted);
+        assert_eq!(login.welcomed(&key, &nonce, &welcome), Some(Cover::Encrypted));
+        assert_eq!(login.welcomed(&self::key(2), &nonce, &welcome), None);
+        assert_eq!(login.welcomed(&key, &[5; NONCE], &welcome), None, "another nonce");
+        assert_eq!(Login { channel: Channel::Journal, ..login }.welcomed(&key, &nonce, &welcome), None, "another channel");
+    }
+
+    /// The protector speaks of keys only after the caller has proven that it has this one.
+    #[test]
+    fn a_login_without_the_key_is_told_from_one_with_it() {
+        let login = login();
+        assert!(!login.is_coded(&key(1), &login.encode(&key(2))));
+        let mut bytes = login.encode(&key(1));
+        bytes[LOGIN - 1] ^= 1;
+        assert!(!login.is_coded(&key(1), &bytes));
+    }
+
+    /// What a process can prove opens no channel of nodes.
+    #[test]
+    fn processes_have_no_key_for_the_channels_of_nodes() {
+        let cluster = ClusterKey::from_bytes([1; 32]);
+        for channel in CHANNELS {
+            let of_nodes = matches!(channel, Channel::Replica | Channel::Fetch);
+            let login = Login { channel, ..login() };
+            let there = channel.key(&cluster, login.process.job);
+            assert_eq!(login.is_coded(&there, &login.encode(&key(1))), !of_nodes, "{channel:?}");
+            assert_eq!(login.is_proven(&there, &[4; NONCE], &login.prove(&key(1), &[4; NONCE])), !of_nodes, "{channel:?}");
+        }
+    }
+
+    /// Somebody in the middle lets the caller believe that less is wanted.
+    #[test]
+    fn how_records_are_protected_cannot_be_changed_on_the_way() {
+        let (key, login, nonce) = (key(1), login(), [4; NONCE]);
+        let mut welcome = login.welcome(&key, &nonce, Cover::Encrypted);
+        welcome[0] = Cover::Authenticated as u8;
+        assert_eq!(login.welcomed(&key, &nonce, &welcome), None);
+        welcome[0] = 7;
+        assert_eq!(login.welcomed(&key, &nonce, &welcome), None);
+    }
+
+    /// Each connection has keys of its own: of its process, life, channel, nonces and cover.
+    #[test]
+    fn records_of_one_connection_are_none_of_another() {
+        let (key, login, nonce) = (key(1), login(), [4; NONCE]);
+        let cover = Cover::Encrypted;
+        let mut said = Vec::new();
+        login.records_of_caller(&key, &nonce, cover).0.seal_into(&[b"said"], &mut said);
+        let is_heard = |login: Login, key: &JobKey, nonce, cover| {
+            let mut opener = login.records_of_protector(key, &nonce, cover).1;
+            opener.push(&said);
+            opener.next_body().is_ok_and(|body| body == Some(b"said"))
+        };
+        assert!(is_heard(login, &key, nonce, cover));
+        assert!(!is_heard(login, &self::key(2), nonce, cover));
+        assert!(!is_heard(login, &key, [5; NONCE], cover));
+        assert!(!is_heard(login, &key, nonce, Cover::Authenticated));
+        for other in [
+            Login { incarnation: Incarnation(2), ..login },
+            Login { channel: Channel::Journal, ..login },
+            Login { nonce: [8; NONCE], ..login },
+        ] {
+            assert!(!is_heard(other, &key, nonce, cover), "{other:?}");
+        }
     }
 
     #[test]
     fn what_is_no_login_is_refused() {
         for at in [0, 8, 15, 25] {
-            let mut bytes = login().encode();
+            let mut bytes = login().encode(&key(1));
             bytes[at] ^= 0x80;
             assert!(Login::decode(&bytes).is_err(), "byte {at}");
         }

@@ -1,10 +1,15 @@
-//! Keys of jobs, and what is authenticated with them: connections to the log, greetings between observers, images.
+//! Keys of jobs, and what is authenticated with them: connections to the log, greetings between observers, images, suspended jobs.
 //!
-//! A job's key is derived from the cluster's (BLAKE3's derive_key), so every protector knows it and a process, which gets only its own
-//! job's, cannot speak for the cluster or another job. Processes of one job trust each other: they are one program of one user.
+//! All are derived from the cluster's key (BLAKE3's derive_key), so every node knows them. A process gets only its own job's key ([`JobKey::derive`]), and cannot
+//! speak for the cluster, another job, or a node: nodes prove themselves to each other with a key that no process has ([`JobKey::derive_for_nodes`]), and a
+//! suspended job is signed with another one ([`JobKey::derive_for_suspension`]). Processes of one job trust each other: they are one program of one user.
+//!
+//! A key lies in a block of its own, aligned to [`SECRET_ALIGN`]. By that an allocator knows it for a secret: the library in a protected process keeps such
+//! blocks in memory that no image has.
 
 use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::bytes::Writer;
@@ -15,9 +20,38 @@ use crate::key::ClusterKey;
 /// Bytes of a code.
 pub const MAC: usize = 16;
 
-/// The secret of one job.
+/// The alignment, in bytes, of every block of memory in which a secret lies, and of no other.
+pub const SECRET_ALIGN: usize = 1024;
+
+/// A secret of one job.
+#[derive(Clone)]
+pub struct JobKey(Box<Held>);
+
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
-pub struct JobKey([u8; 32]);
+#[repr(align(1024))]
+struct Held([u8; 32]);
+
+const _: () = assert!(align_of::<Held>() == SECRET_ALIGN);
+
+impl PartialEq for JobKey {
+    fn eq(&self, other: &Self) -> bool {
+        equal(&self.0.0, &other.0.0)
+    }
+}
+
+impl Eq for JobKey {}
+
+impl Serialize for JobKey {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.0.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for JobKey {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        <[u8; 32]>::deserialize(from).map(JobKey::from_bytes)
+    }
+}
 
 impl fmt::Debug for JobKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,25 +72,41 @@ pub enum Purpose {
     Image,
     /// A file of a suspended job.
     Suspension,
+    /// The first word of a login: its sender has, or has overheard somebody who has, the key.
+    Login,
 }
 
 impl JobKey {
-    /// The key of `job`.
+    /// The key of `job`, which its processes get.
     pub fn derive(cluster: &ClusterKey, job: JobId) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("radic 2026-11 job key");
-        hasher.update(cluster.secret());
-        hasher.update(&job.bits().to_le_bytes());
-        JobKey(*hasher.finalize().as_bytes())
+        JobKey::derived("radic 2026-11 job key", cluster.secret(), &job.bits().to_le_bytes())
     }
 
-    /// A key of known bytes: as a protector hands it to its job's processes.
+    /// The key with which nodes speak to each other about `job`, and with which its images are coded: no process has it.
+    pub fn derive_for_nodes(cluster: &ClusterKey, job: JobId) -> Self {
+        JobKey::derived("radic 2026-11 job key of nodes", cluster.secret(), &job.bits().to_le_bytes())
+    }
+
+    /// The key with which `job` is signed when it is suspended: no process has it.
+    pub fn derive_for_suspension(cluster: &ClusterKey, job: JobId) -> Self {
+        JobKey::derived("radic 2026-11 job key of suspensions", cluster.secret(), &job.bits().to_le_bytes())
+    }
+
+    fn derived(context: &'static str, secret: &[u8; 32], of: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        hasher.update(secret);
+        hasher.update(of);
+        JobKey::from_bytes(*hasher.finalize().as_bytes())
+    }
+
+    /// A key of known bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
-        JobKey(bytes)
+        JobKey(Box::new(Held(bytes)))
     }
 
-    /// The secret, for the job's own processes.
+    /// The secret, for tests.
     pub fn to_bytes(&self) -> [u8; 32] {
-        self.0
+        self.0.0
     }
 
     /// The key for greetings about `connection`, which a process of this job has accepted: its opener, which may be of another job, gets this key and not
@@ -66,10 +116,15 @@ impl JobKey {
         let mut out = Writer::new(&mut name);
         connection.write(&mut out);
         let length = out.finish().expect("two numbers of at most ten bytes, and a rank of five");
-        let mut hasher = blake3::Hasher::new_derive_key("radic 2026-11 greeting key");
-        hasher.update(&self.0);
-        hasher.update(&name[..length]);
-        JobKey(*hasher.finalize().as_bytes())
+        JobKey::derived("radic 2026-11 greeting key", &self.0.0, &name[..length])
+    }
+
+    /// 64 bytes that follow from the key and these parts, which have a known length each, for the keys of a connection's records.
+    pub(crate) fn fill_record_keys(&self, parts: &[&[u8]], keys: &mut [u8; 64]) {
+        let mut hasher = blake3::Hasher::new_derive_key("radic 2026-11 keys of log records");
+        hasher.update(&self.0.0);
+        parts.iter().for_each(|part| _ = hasher.update(part));
+        hasher.finalize_xof().fill(keys);
     }
 
     /// The code of these parts, one after the other.
@@ -81,7 +136,7 @@ impl JobKey {
 
     /// A code over more than fits in memory.
     pub fn begin(&self, purpose: Purpose) -> Code {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        let mut hasher = blake3::Hasher::new_keyed(&self.0.0);
         hasher.update(&[purpose as u8]);
         Code(hasher)
     }
@@ -116,8 +171,8 @@ impl Code {
 }
 
 /// Compares without telling by its time where the difference is.
-fn equal(a: &[u8; MAC], b: &[u8]) -> bool {
-    b.len() == MAC && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+fn equal(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
 #[cfg(test)]
@@ -139,6 +194,19 @@ mod tests {
         assert_ne!(one, key.to_bytes());
         // The longest name that there is.
         key.greeting_key(&connection(u64::MAX, u32::MAX, u64::MAX));
+    }
+
+    /// Processes have one of them. From it nothing follows about the others.
+    #[test]
+    fn processes_nodes_and_suspensions_have_keys_of_their_own() {
+        let (cluster, job) = (ClusterKey::from_bytes([7; 32]), JobId::from_bits(1));
+        let all = [JobKey::derive, JobKey::derive_for_nodes, JobKey::derive_for_suspension];
+        for (at, one) in all.iter().enumerate() {
+            for (other_at, other) in all.iter().enumerate() {
+                assert_eq!(one(&cluster, job) == other(&cluster, job), at == other_at);
+                assert_ne!(one(&cluster, job), other(&cluster, JobId::from_bits(2)));
+            }
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::determinant::{ConnectionId, StreamId};
 use crate::ids::{Incarnation, JobId, ProcessId};
 use crate::log::ImageRange;
+use crate::mac::JobKey;
 
 /// Name of the unix socket in the directory of a node.
 pub const SOCKET_NAME: &str = "process.sock";
@@ -350,7 +351,7 @@ pub enum FromNode {
         /// Which life this is.
         incarnation: Incarnation,
         /// The job's key.
-        key: [u8; 32],
+        key: JobKey,
         /// Where the log service of its protector listens.
         protector: SocketAddr,
         /// How it is protected.
@@ -369,7 +370,7 @@ pub enum FromNode {
         /// Who.
         peer: Option<ProcessId>,
         /// If it is of another job: the key for greetings about this connection ([`crate::mac::JobKey::greeting_key`]).
-        key: Option<[u8; 32]>,
+        key: Option<JobKey>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
         /// Nobody who is protected, as far as can be said now: a process that may have listened there is lost, and about to be back. To be asked again.
@@ -394,7 +395,7 @@ pub enum FromNode {
         /// The question's number.
         ask: u64,
         /// The key.
-        key: [u8; 32],
+        key: JobKey,
     },
     /// To `Restored`: welcome back.
     Restart(Box<Restart>),
@@ -471,7 +472,7 @@ pub struct Restart {
     /// Which life this is.
     pub incarnation: Incarnation,
     /// The job's key.
-    pub key: [u8; 32],
+    pub key: JobKey,
     /// Where the log service listens that has its log.
     pub protector: SocketAddr,
     /// How it is protected.

@@ -1,7 +1,7 @@
 //! A job that is suspended: what is known of it beside the logs and images of its ranks, and the list of the files in which all of it is.
 //!
-//! The list, `manifest`, is [`MAGIC`], the version, the job, the length of the rest, the rest, and a code over all of that. The job's key is made of the
-//! cluster's, so what a cluster has not written it does not read: a list that is damaged, or comes from elsewhere, is refused as a whole, before anything in it
+//! The list, `manifest`, is [`MAGIC`], the version, the job, the length of the rest, the rest, and a code over all of that. The key
+//! ([`JobKey::derive_for_suspension`]) is made of the cluster's and no process has it, so what a cluster has not written it does not read: a list that is damaged, or comes from elsewhere, is refused as a whole, before anything in it
 //! is parsed. It holds the length and the code of each other file.
 
 use std::net::IpAddr;
@@ -21,7 +21,9 @@ use crate::peer::Ward;
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
 /// Another one whenever anything in it changes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+/// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
+const SIGNED_BY_PROCESSES: u32 = 2;
 /// Bytes before the body: magic, version, job, length.
 pub const HEAD: usize = 8 + 4 + 8 + 8;
 
@@ -175,6 +177,12 @@ pub enum ManifestError {
     /// It is of another build.
     #[error("it is of version {0}, this build reads version {VERSION}")]
     Version(u32),
+    /// Whoever could read the folder could sign it anew.
+    #[error(
+        "it is of version {0}, which was signed with a key that its own images hold: anybody who could read it may have changed it. This build reads version \
+         {VERSION} only: resume it with the build that has written it, and suspend it anew with this one"
+    )]
+    Forgeable(u32),
     /// Some of its bytes were not written so, or not by this cluster.
     #[error("it is damaged, or was written by a cluster with another key")]
     Code,
@@ -197,7 +205,7 @@ impl Manifest {
         out.extend_from_slice(&self.suspension.job.bits().to_le_bytes());
         out.extend_from_slice(&(body.len() as u64).to_le_bytes());
         out.extend_from_slice(&body);
-        let code = JobKey::derive(cluster, self.suspension.job).mac(Purpose::Suspension, &[&out]);
+        let code = JobKey::derive_for_suspension(cluster, self.suspension.job).mac(Purpose::Suspension, &[&out]);
         out.extend_from_slice(&code);
         Ok(out)
     }
@@ -213,8 +221,10 @@ impl Manifest {
         let number = |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()).map(|b| u64::from_le_bytes(*b));
         let version = bytes.get(8..).and_then(|rest| rest.first_chunk::<4>()).map(|b| u32::from_le_bytes(*b));
         let version = version.ok_or_else(too_short)?;
-        if version != VERSION {
-            return Err(ManifestError::Version(version));
+        match version {
+            VERSION => {}
+            1..=SIGNED_BY_PROCESSES => return Err(ManifestError::Forgeable(version)),
+            other => return Err(ManifestError::Version(other)),
         }
         let (job, length) = number(12).zip(number(20)).ok_or_else(too_short)?;
         let expected = length.saturating_add((HEAD + MAC) as u64);
@@ -223,7 +233,7 @@ impl Manifest {
         }
         let (coded, code) = bytes.split_at(bytes.len() - MAC);
         let named = JobId::from_bits(job);
-        if !JobKey::derive(cluster, named).verify(Purpose::Suspension, &[coded], code) {
+        if !JobKey::derive_for_suspension(cluster, named).verify(Purpose::Suspension, &[coded], code) {
             return Err(ManifestError::Code);
         }
         let invalid = |error: codec::CodecError| ManifestError::Invalid(error.to_string());
@@ -329,6 +339,18 @@ mod tests {
         assert_eq!(Manifest::decode(&bytes, &ClusterKey::from_bytes([8; 32])), Err(ManifestError::Code));
     }
 
+    /// Whoever has the key of the job's processes writes no list.
+    #[test]
+    fn what_a_process_has_signed_is_refused() {
+        let mut bytes = manifest().encode(&key()).unwrap();
+        let signed = bytes.len() - MAC;
+        for derive in [JobKey::derive, JobKey::derive_for_nodes] {
+            let code = derive(&key(), manifest().suspension.job).mac(Purpose::Suspension, &[&bytes[..signed]]);
+            bytes[signed..].copy_from_slice(&code);
+            assert_eq!(Manifest::decode(&bytes, &key()), Err(ManifestError::Code));
+        }
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         let bytes = manifest().encode(&key()).unwrap();
@@ -338,6 +360,8 @@ mod tests {
         let mut other = bytes.clone();
         other[8] = VERSION as u8 + 1;
         assert_eq!(Manifest::decode(&other, &key()), Err(ManifestError::Version(VERSION + 1)));
+        other[8] = SIGNED_BY_PROCESSES as u8;
+        assert_eq!(Manifest::decode(&other, &key()), Err(ManifestError::Forgeable(SIGNED_BY_PROCESSES)));
         other[0] = 0;
         assert_eq!(Manifest::decode(&other, &key()), Err(ManifestError::Magic));
         assert!(matches!(Manifest::decode(&[], &key()), Err(ManifestError::Length { got: 0, .. })));
@@ -367,7 +391,7 @@ mod tests {
             let length = (body.len() as u64).to_le_bytes();
             let job = manifest.suspension.job.bits().to_le_bytes();
             let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &job, &length, &body].concat();
-            let code = JobKey::derive(&key(), manifest.suspension.job).mac(Purpose::Suspension, &[&bytes]);
+            let code = JobKey::derive_for_suspension(&key(), manifest.suspension.job).mac(Purpose::Suspension, &[&bytes]);
             bytes.extend_from_slice(&code);
             assert!(matches!(Manifest::decode(&bytes, &key()), Err(ManifestError::Invalid(_))), "{number}");
         }
@@ -402,7 +426,7 @@ mod tests {
             let job = JobId::from_bits(0xabc);
             let length = (body.len() as u64).to_le_bytes();
             let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &job.bits().to_le_bytes(), &length, &body].concat();
-            let code = JobKey::derive(&key(), job).mac(Purpose::Suspension, &[&bytes]);
+            let code = JobKey::derive_for_suspension(&key(), job).mac(Purpose::Suspension, &[&bytes]);
             bytes.extend_from_slice(&code);
             if let Ok(read) = Manifest::decode(&bytes, &key()) {
                 prop_assert!(from_good && read.encode(&key()).is_ok());

@@ -55,6 +55,7 @@ unsafe extern "C" fn in_parent() {
 unsafe extern "C" fn in_child() {
     layer::switch_off();
     memory::leave();
+    memory::forget_secrets();
     ready::leave();
     // An end that a child keeps open would hide its parent's death from the other side.
     for fd in fds::all(Kind::Own) {

@@ -21,6 +21,7 @@ use crate::fds::{self, Kind, Mark};
 use crate::greeting::{self, To};
 use crate::layer::{self, Held, Layer, Names, sure};
 use crate::links::Ending;
+use crate::memory::discreetly;
 use crate::sys;
 
 /// Time that a connection may take to be made while the program does not expect to wait, in nanoseconds: a peer's machine answers for a program that does not run. Then it
@@ -293,11 +294,12 @@ fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> (Option<Peer
     let (peer, key, at, later) = layer.inquire(
         |ask| ToNode::Connecting { ask, connection, from: plain(from), to: plain(to) },
         |answer| {
-            if let FromNode::Peer { ask, peer, key, at, later } = *answer { Some((ask, (peer, key, at, later))) } else { None }
+            let FromNode::Peer { ask, peer, ref key, at, later } = *answer else { return None };
+            Some((ask, (peer, discreetly(|| key.clone()), at, later)))
         },
         || format!("who listens at {to}"),
     );
-    (peer.map(|process| Peer { process, key: key.map(JobKey::from_bytes), at }), later)
+    (peer.map(|process| Peer { process, key, at }), later)
 }
 
 /// The key for the greeting on a connection that is made again. Keys are in no log.
@@ -306,12 +308,7 @@ fn key_again(layer: &mut Layer, peer: ProcessId) -> Option<JobKey> {
         return None;
     }
     let connection = layer.observer.next_connection();
-    let key = layer.inquire(
-        |ask| ToNode::GreetingKey { ask, connection, job: peer.job },
-        |answer| if let FromNode::GreetingKey { ask, key } = *answer { Some((ask, key)) } else { None },
-        || format!("the key for {peer}"),
-    );
-    Some(JobKey::from_bytes(key))
+    Some(layer.ask_greeting_key(connection, peer))
 }
 
 struct Connecting {
@@ -429,7 +426,7 @@ impl Connecting {
     fn open(&self, layer: &mut Layer) -> Result<Slot, Wait> {
         let connection = layer.observer.next_connection();
         if let Some(key) = &self.peer.key {
-            layer.set_greeting_key(connection, key.clone());
+            layer.set_greeting_key(connection, discreetly(|| key.clone()));
         }
         layer.bound.remove(&self.fd);
         layer.names.insert(self.fd, Names { local: Some(self.local), peer: self.to });

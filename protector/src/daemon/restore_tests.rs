@@ -1,7 +1,6 @@
 //! Programs that are saved by the engine, and brought back by way of a log service, as after the death of their node.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::Shutdown;
+use std::io::{BufRead, BufReader};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
@@ -149,8 +148,8 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
         let (parent, streams) = (image.checked_sub(1), CutStreams::new(&[]).unwrap());
         let mut connection = open(Channel::Image);
         connection.send(&ToProtector::ImageBegin { image, parent, cut: 0, payload: 0, streams, ended: streams }).unwrap();
-        connection.socket().write_all(bytes).unwrap();
-        connection.socket().shutdown(Shutdown::Write).unwrap();
+        connection.send_bytes(bytes).unwrap();
+        connection.end().unwrap();
         assert!(connection.receive().is_err());
         let is_committed =
             |body: &[u8]| matches!(FromProtector::read(body), Ok(FromProtector::Committed { image: of, .. }) if of == image);

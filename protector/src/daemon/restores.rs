@@ -122,7 +122,8 @@ impl Restores {
             && let Some(task) = self.waiting.pop_front()
         {
             self.running += 1;
-            let (key, store, ready) = (JobKey::derive(&self.key, task.order.process.job), self.store.clone(), self.ready.clone());
+            let key = JobKey::derive_for_nodes(&self.key, task.order.process.job);
+            let (store, ready) = (self.store.clone(), self.ready.clone());
             let (begun, sender) = (task.clone(), self.ready.clone());
             let work = move || {
                 let mut damage = Vec::new();

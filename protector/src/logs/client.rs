@@ -1,15 +1,16 @@
 //! A client of the log service that blocks: for tests, tools and measurements. Observers have their own, which allocates nothing.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use radic_wire::bytes::Writer;
 use radic_wire::frame::{self, FrameReader};
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
-use radic_wire::login::{CHALLENGE, Channel, Login, NONCE};
+use radic_wire::login::{Channel, Login, NONCE, WELCOME};
 use radic_wire::mac::JobKey;
+use radic_wire::record::{Opener, Sealer};
 
 use crate::store::Speaker;
 
@@ -17,6 +18,8 @@ use crate::store::Speaker;
 #[derive(Debug)]
 pub struct Client {
     socket: TcpStream,
+    sealer: Sealer,
+    opener: Opener,
     input: FrameReader,
     output: Vec<u8>,
     scratch: Vec<u8>,
@@ -32,13 +35,16 @@ impl Client {
         let mut nonce = [0; NONCE];
         getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
         let login = Login { process: speaker.process, incarnation: speaker.incarnation, channel, nonce };
-        socket.write_all(&login.encode())?;
-        let mut challenge = [0; CHALLENGE];
-        socket.read_exact(&mut challenge)?;
+        socket.write_all(&login.encode(key))?;
+        let (mut nonce, mut welcome) = ([0; NONCE], [0; WELCOME]);
+        socket.read_exact(&mut nonce)?;
+        socket.write_all(&login.prove(key, &nonce))?;
+        socket.read_exact(&mut welcome)?;
         let refused = || io::Error::new(io::ErrorKind::PermissionDenied, "the log service has another key than this process");
-        socket.write_all(&login.prove(key, &challenge).ok_or_else(refused)?)?;
+        let cover = login.welcomed(key, &nonce, &welcome).ok_or_else(refused)?;
+        let (sealer, opener) = login.records_of_caller(key, &nonce, cover);
         let (input, scratch) = (FrameReader::new(limits::LOG_FRAME), vec![0; 64 << 10]);
-        Ok(Client { socket, input, output: Vec::new(), scratch })
+        Ok(Client { socket, sealer, opener, input, output: Vec::new(), scratch })
     }
 
     /// Sends a message.
@@ -52,9 +58,24 @@ impl Client {
                 None => body.resize(body.len() * 4, 0),
             }
         };
+        let mut framed = Vec::with_capacity(length + frame::HEADER);
+        frame::encode_into(&mut framed, &body[..length], limits::LOG_FRAME);
+        self.send_bytes(&framed)
+    }
+
+    /// Sends bytes that are no frame, in records of their own: those of an image.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.output.clear();
-        frame::encode_into(&mut self.output, &body[..length], limits::LOG_FRAME);
+        self.sealer.seal_into(&[bytes], &mut self.output);
         self.socket.write_all(&self.output)
+    }
+
+    /// Says that nothing follows, and ends this direction of the connection: an image is whole then.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.output.clear();
+        self.sealer.seal_end(&mut self.output);
+        self.socket.write_all(&self.output)?;
+        self.socket.shutdown(Shutdown::Write)
     }
 
     /// The next message, as [`radic_wire::log::FromProtector::read`] takes it. An end of the connection is an error.
@@ -66,13 +87,21 @@ impl Client {
             }
             match self.socket.read(&mut self.scratch)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                length => self.input.push(&self.scratch[..length]),
+                length => self.opener.push(&self.scratch[..length]),
+            }
+            while let Some(body) = self.opener.next_body().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
+                self.input.push(body);
             }
         }
     }
 
-    /// The socket: for an image's bytes.
+    /// The socket, for its options and its end: what is written to it is no record.
     pub fn socket(&self) -> &TcpStream {
         &self.socket
+    }
+
+    /// The socket, and what comes on it is opened with.
+    pub fn into_receiver(self) -> (TcpStream, Opener) {
+        (self.socket, self.opener)
     }
 }

@@ -9,8 +9,9 @@ use radic_wire::frame::{self, FrameReader, HEADER};
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
-use radic_wire::login::{CHALLENGE, LOGIN, Login, NONCE, PROOF, WISH};
+use radic_wire::login::{LOGIN, Login, NONCE, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
+use radic_wire::record::{Cover, Opener, RecordError, Sealer};
 
 use crate::store::Speaker;
 
@@ -45,33 +46,6 @@ impl<const N: usize> Partial<N> {
     }
 }
 
-/// The first frame on a connection for an image; what follows it is no frame.
-#[derive(Debug, Default)]
-pub struct Head(Vec<u8>);
-
-impl Head {
-    /// Reads what there is of it; its body, once it is whole.
-    fn read(&mut self, from: &mut impl Read, scratch: &mut [u8]) -> io::Result<Option<&[u8]>> {
-        let missing = match self.0.first_chunk::<HEADER>() {
-            None => HEADER - self.0.len(),
-            Some(header) => {
-                let claimed = u32::from_le_bytes(*header) as usize;
-                if claimed == 0 || claimed > limits::LOG_FRAME {
-                    return Err(io::Error::new(ErrorKind::InvalidData, "the first frame has no possible length"));
-                }
-                HEADER + claimed - self.0.len()
-            }
-        };
-        let most = missing.min(scratch.len());
-        let length = from.read(&mut scratch[..most])?;
-        if length == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        self.0.extend_from_slice(&scratch[..length]);
-        Ok((self.0.len() > HEADER && length == missing).then(|| &self.0[HEADER..]))
-    }
-}
-
 /// What a connection is, and how far it has come.
 #[derive(Debug)]
 pub enum Role {
@@ -83,18 +57,20 @@ pub enum Role {
     Journal(Speaker, bool),
     /// An observer's payload.
     Bulk(Speaker),
-    /// An image that begins.
-    ImageHead(Speaker, Head),
+    /// An image that begins: its first frame is about to come, in records of its own.
+    ImageHead(Speaker),
     /// An image: its number and how much of it came.
     Image(Speaker, u64, u64),
     /// A protector before this one in the chain, and as whom it speaks.
     Forwarder(ProcessId, Option<Speaker>),
     /// A node that brings this process back, and is about to say which image it wants.
-    Fetcher(ProcessId, Partial<WISH>),
+    Fetcher(ProcessId),
     /// The replica, to which a connection is being made.
     Dialed(ProcessId, Login, JobKey),
+    /// The replica, which is to say its nonce.
+    Asked(ProcessId, Login, JobKey, Partial<NONCE>),
     /// The replica, which is to prove what it is.
-    Asked(ProcessId, Login, JobKey, Partial<CHALLENGE>),
+    Proving(ProcessId, Login, JobKey, [u8; NONCE], Partial<WELCOME>),
     /// The replica.
     Replica(ProcessId),
 }
@@ -104,13 +80,14 @@ impl Role {
     pub fn process(&self) -> Option<ProcessId> {
         match self {
             Role::Unproven(_) | Role::Challenged(..) => None,
-            Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker, _) | Role::Image(speaker, ..) => {
+            Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker) | Role::Image(speaker, ..) => {
                 Some(speaker.process)
             }
             Role::Forwarder(process, _)
-            | Role::Fetcher(process, _)
+            | Role::Fetcher(process)
             | Role::Dialed(process, ..)
             | Role::Asked(process, ..)
+            | Role::Proving(process, ..)
             | Role::Replica(process) => Some(*process),
         }
     }
@@ -118,7 +95,7 @@ impl Role {
     /// The observer that speaks, if it is one.
     pub fn speaker(&self) -> Option<Speaker> {
         match self {
-            Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker, _) | Role::Image(speaker, ..) => {
+            Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker) | Role::Image(speaker, ..) => {
                 Some(*speaker)
             }
             Role::Forwarder(_, speaker) => *speaker,
@@ -128,18 +105,22 @@ impl Role {
 
     /// Whether it waits behind those on which gates depend.
     pub fn is_bulk(&self) -> bool {
-        matches!(self, Role::Bulk(_) | Role::ImageHead(..) | Role::Image(..))
+        matches!(self, Role::Bulk(_) | Role::ImageHead(_) | Role::Image(..))
     }
 }
 
 /// What waits to be sent.
 #[derive(Debug, Default)]
 struct Outgoing {
-    /// Being sent, up to `sent` gone.
+    /// Being sent, up to `sent` gone: as it goes to the socket.
     current: Vec<u8>,
     sent: usize,
+    /// Words of the login, which go before all else and in no record.
+    words: Vec<u8>,
     /// Frames that go first.
     urgent: Vec<u8>,
+    /// Frames that are being put into records.
+    frames: Vec<u8>,
     /// Frames that go when nothing else does.
     later: VecDeque<Vec<u8>>,
     later_bytes: usize,
@@ -150,7 +131,7 @@ struct Outgoing {
 
 impl Outgoing {
     fn len(&self) -> usize {
-        self.current.len() - self.sent + self.urgent.len() + self.later_bytes
+        self.current.len() - self.sent + self.words.len() + self.urgent.len() + self.later_bytes
     }
 
     fn is_empty(&self) -> bool {
@@ -158,13 +139,24 @@ impl Outgoing {
     }
 
     /// Something to send in `current`, if there is anything.
-    fn refill(&mut self) -> bool {
+    fn refill(&mut self, sealer: Option<&mut Sealer>) -> bool {
         if self.sent < self.current.len() {
             return true;
         }
         self.current.clear();
         self.sent = 0;
-        std::mem::swap(&mut self.current, &mut self.urgent);
+        std::mem::swap(&mut self.current, &mut self.words);
+        if let (true, Some(sealer)) = (self.current.is_empty(), sealer) {
+            self.take_frames();
+            sealer.seal_into(&[&self.frames], &mut self.current);
+        }
+        !self.current.is_empty()
+    }
+
+    /// The frames that go next.
+    fn take_frames(&mut self) {
+        self.frames.clear();
+        std::mem::swap(&mut self.frames, &mut self.urgent);
         let journal = self.journal_stable.take().map(|position| FromProtector::JournalStable { position });
         let payload = self.payload_stable.take().map(|position| FromProtector::PayloadStable { position });
         for message in journal.iter().chain(&payload) {
@@ -172,39 +164,34 @@ impl Outgoing {
             let mut writer = Writer::new(&mut body);
             message.write(&mut writer);
             let length = writer.finish().expect("a tag and a number have at most 11 bytes");
-            frame::encode_into(&mut self.current, &body[..length], FRAME);
+            frame::encode_into(&mut self.frames, &body[..length], FRAME);
         }
-        if self.current.is_empty()
+        if self.frames.is_empty()
             && let Some(next) = self.later.pop_front()
         {
             self.later_bytes -= next.len();
-            self.current = next;
+            self.frames = next;
         }
-        !self.current.is_empty()
     }
 }
 
 /// What reading has brought.
 #[derive(Debug)]
-pub enum Came<'a> {
+pub enum Came {
     /// Nothing more for now.
     Nothing,
     /// The other side has ended.
     End,
-    /// Bytes of an image.
-    Bytes(usize),
-    /// Bytes were added to the frames.
-    Frames,
-    /// The body of an image's first frame.
-    Head(&'a [u8]),
-    /// A login.
-    Login(Login),
+    /// Bytes of records.
+    Records,
+    /// A login, and its bytes.
+    Login(Login, [u8; LOGIN]),
     /// A proof that was right or not.
-    Proof(Login, bool),
-    /// Which image is wanted.
-    Wish(u64),
-    /// A challenge: the proof that answers it, unless it was wrong.
-    Challenge(ProcessId, Option<[u8; PROOF]>),
+    Proof(bool),
+    /// The nonce of the replica.
+    Nonce([u8; NONCE]),
+    /// The welcome of the replica: how records are protected, unless it was wrong.
+    Welcome(Option<Cover>),
 }
 
 /// One connection.
@@ -214,6 +201,8 @@ pub struct Connection {
     pub role: Role,
     pub input: FrameReader,
     out: Outgoing,
+    /// What its records are made and opened with, once both sides have proven what they are.
+    records: Option<(Sealer, Opener)>,
     /// Answers that are being read from files.
     pub fetches: usize,
     /// It is not read because it takes no answers.
@@ -227,7 +216,37 @@ pub struct Connection {
 impl Connection {
     pub fn new(socket: TcpStream, role: Role) -> Self {
         let (input, out) = (FrameReader::new(FRAME), Outgoing::default());
-        Connection { socket, role, input, out, fetches: 0, stalled: false, paused: false, interest: (true, false) }
+        Connection { socket, role, input, out, records: None, fetches: 0, stalled: false, paused: false, interest: (true, false) }
+    }
+
+    /// Both sides have proven what they are: from here on there are records.
+    pub fn begin_records(&mut self, records: (Sealer, Opener)) {
+        self.records = Some(records);
+    }
+
+    /// What its records are opened with. None: there are none yet.
+    pub fn opener(&mut self) -> Option<&mut Opener> {
+        self.records.as_mut().map(|(_, opener)| opener)
+    }
+
+    /// Puts the body of the next record to the frames. False: no whole one has come.
+    pub fn open_one(&mut self) -> Result<bool, RecordError> {
+        let Connection { records, input, .. } = self;
+        let body = records.as_mut().map(|(_, opener)| opener.next_body()).transpose()?.flatten();
+        body.into_iter().for_each(|body| input.push(body));
+        Ok(body.is_some())
+    }
+
+    /// The same for all records that have come. False: there were none.
+    pub fn open_all(&mut self) -> Result<bool, RecordError> {
+        let came = self.open_one()?;
+        while self.open_one()? {}
+        Ok(came)
+    }
+
+    /// The socket, and what is sent on it is sealed with.
+    pub fn into_sender(self) -> (TcpStream, Option<Sealer>) {
+        (self.socket, self.records.map(|(sealer, _)| sealer))
     }
 
     /// Queues a message.
@@ -259,9 +278,9 @@ impl Connection {
         later.iter().for_each(|framed| self.out.urgent.extend_from_slice(framed));
     }
 
-    /// Queues bytes that are no frame.
-    pub fn queue_raw(&mut self, bytes: &[u8]) {
-        self.out.urgent.extend_from_slice(bytes);
+    /// Queues words of the login.
+    pub fn queue_words(&mut self, bytes: &[u8]) {
+        self.out.words.extend_from_slice(bytes);
     }
 
     /// Bytes that wait.
@@ -276,7 +295,7 @@ impl Connection {
 
     /// Sends what can be sent. An error: the connection is lost.
     pub fn flush(&mut self) -> io::Result<()> {
-        while self.out.refill() {
+        while self.out.refill(self.records.as_mut().map(|(sealer, _)| sealer)) {
             match self.socket.write(&self.out.current[self.out.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(length) => self.out.sent += length,
@@ -293,8 +312,8 @@ impl Connection {
         (!self.stalled && !self.paused, !self.out.is_empty() || matches!(self.role, Role::Dialed(..)))
     }
 
-    /// Reads once. Bytes of an image lie in `scratch` afterwards.
-    pub fn read<'a>(&'a mut self, scratch: &mut [u8]) -> io::Result<Came<'a>> {
+    /// Reads once. Bytes of records are with the opener afterwards.
+    pub fn read(&mut self, scratch: &mut [u8]) -> io::Result<Came> {
         match self.read_once(scratch) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Came::Nothing),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(Came::End),
@@ -302,38 +321,36 @@ impl Connection {
         }
     }
 
-    fn read_once<'a>(&'a mut self, scratch: &mut [u8]) -> io::Result<Came<'a>> {
-        let Connection { socket, role, input, .. } = self;
+    fn read_once(&mut self, scratch: &mut [u8]) -> io::Result<Came> {
+        let Connection { socket, role, records, .. } = self;
         let invalid = |error| io::Error::new(ErrorKind::InvalidData, error);
-        match role {
+        let came = match role {
             Role::Unproven(partial) => match partial.read(socket)? {
-                Some(bytes) => Ok(Came::Login(Login::decode(bytes).map_err(invalid)?)),
-                None => Ok(Came::Nothing),
+                Some(bytes) => Some(Came::Login(Login::decode(bytes).map_err(invalid)?, *bytes)),
+                None => None,
             },
-            Role::Challenged(login, key, nonce, partial) => match partial.read(socket)? {
-                Some(bytes) => Ok(Came::Proof(*login, login.is_proven(key, nonce, bytes))),
-                None => Ok(Came::Nothing),
-            },
-            Role::Asked(process, login, key, partial) => match partial.read(socket)? {
-                Some(bytes) => Ok(Came::Challenge(*process, login.prove(key, bytes))),
-                None => Ok(Came::Nothing),
-            },
-            Role::Fetcher(_, partial) => {
-                Ok(partial.read(socket)?.map_or(Came::Nothing, |wish| Came::Wish(u64::from_le_bytes(*wish))))
+            Role::Challenged(login, key, nonce, partial) => {
+                partial.read(socket)?.map(|proof| Came::Proof(login.is_proven(key, nonce, proof)))
             }
-            Role::Dialed(..) => Ok(Came::Nothing),
-            Role::ImageHead(_, head) => Ok(head.read(socket, scratch)?.map_or(Came::Nothing, Came::Head)),
-            Role::Image(..) => match socket.read(scratch)? {
-                0 => Ok(Came::End),
-                length => Ok(Came::Bytes(length)),
-            },
-            Role::Journal(..) | Role::Bulk(_) | Role::Forwarder(..) | Role::Replica(_) => match socket.read(scratch)? {
-                0 => Ok(Came::End),
-                length => {
-                    input.push(&scratch[..length]);
-                    Ok(Came::Frames)
+            Role::Asked(_, _, _, partial) => partial.read(socket)?.map(|nonce| Came::Nonce(*nonce)),
+            Role::Proving(_, login, key, nonce, partial) => {
+                partial.read(socket)?.map(|welcome| Came::Welcome(login.welcomed(key, nonce, welcome)))
+            }
+            Role::Dialed(..) => None,
+            Role::Journal(..)
+            | Role::Bulk(_)
+            | Role::ImageHead(_)
+            | Role::Image(..)
+            | Role::Forwarder(..)
+            | Role::Fetcher(_)
+            | Role::Replica(_) => match (socket.read(scratch)?, records) {
+                (0, _) | (_, None) => Some(Came::End),
+                (length, Some((_, opener))) => {
+                    opener.push(&scratch[..length]);
+                    Some(Came::Records)
                 }
             },
-        }
+        };
+        Ok(came.unwrap_or(Came::Nothing))
     }
 }

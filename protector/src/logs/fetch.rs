@@ -20,6 +20,7 @@ use nix::fcntl::FallocateFlags;
 use radic_wire::ids::ProcessId;
 use radic_wire::login::{Channel, NOT_HELD, OFFER};
 use radic_wire::mac::{JobKey, MAC};
+use radic_wire::record::{HEAD, OVERHEAD, Opener, RECORD, Sealer};
 
 use super::client::Client;
 use super::disk::{Done, Waker};
@@ -31,7 +32,7 @@ use crate::store::Speaker;
 const AT_ONCE: usize = 4;
 /// Images that may wait for that.
 const WAITING: usize = 1_024;
-/// Bytes that the kernel is asked to send, and the receiver reads, at once.
+/// Bytes that the receiver reads at once.
 const PIECE: usize = 1 << 20;
 /// A directory in memory, of bounded size.
 pub const MEMORY: &str = "/dev/shm";
@@ -75,6 +76,7 @@ pub enum FetchError {
 #[derive(Debug)]
 pub struct Fetch {
     socket: TcpStream,
+    sealer: Sealer,
     process: ProcessId,
     image: u64,
     /// Its length; none: it is not held.
@@ -82,30 +84,34 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    pub fn new(socket: TcpStream, process: ProcessId, image: u64, bytes: Option<u64>) -> Self {
-        Fetch { socket, process, image, bytes }
+    pub fn new(socket: TcpStream, sealer: Sealer, process: ProcessId, image: u64, bytes: Option<u64>) -> Self {
+        Fetch { socket, sealer, process, image, bytes }
     }
 
     /// Sends the image, or that there is none. An error is the receiver's: it is gone, or takes nothing.
-    fn send(self, dir: &Path) -> io::Result<()> {
-        let mut socket = &self.socket;
-        socket.set_nonblocking(false)?;
-        socket.set_write_timeout(Some(SILENCE))?;
+    fn send(mut self, dir: &Path) -> io::Result<()> {
+        self.socket.set_nonblocking(false)?;
+        self.socket.set_write_timeout(Some(SILENCE))?;
         let path = image_path(dir, self.process, self.image);
-        let Some((file, bytes, code)) = self.bytes.and_then(|bytes| open(&path, bytes)) else {
-            return socket.write_all(&offer(NOT_HELD, [0; MAC]));
+        let Some((mut file, bytes, code)) = self.bytes.and_then(|bytes| open(&path, bytes)) else {
+            return self.send_record(&mut offer(NOT_HELD, [0; MAC]), false);
         };
-        socket.write_all(&offer(bytes, code))?;
+        self.send_record(&mut offer(bytes, code), false)?;
+        let mut record = vec![0; OVERHEAD + RECORD.min(bytes as usize)];
         let mut left = bytes;
         while left > 0 {
-            // The kernel takes it from the file to the socket.
-            let sent = io::copy(&mut (&file).take(left.min(PIECE as u64)), &mut socket)?;
-            if sent == 0 {
-                return Err(ErrorKind::UnexpectedEof.into());
-            }
-            left -= sent;
+            let body = left.min(RECORD as u64) as usize;
+            file.read_exact(&mut record[HEAD..HEAD + body])?;
+            self.send_record(&mut record[..OVERHEAD + body], false)?;
+            left -= body as u64;
         }
-        socket.shutdown(Shutdown::Write)
+        self.send_record(&mut record[..OVERHEAD], true)?;
+        self.socket.shutdown(Shutdown::Write)
+    }
+
+    fn send_record(&mut self, record: &mut [u8], is_last: bool) -> io::Result<()> {
+        self.sealer.seal(record, is_last);
+        (&self.socket).write_all(record)
     }
 }
 
@@ -114,10 +120,12 @@ fn open(path: &Path, bytes: u64) -> Option<(fs::File, u64, [u8; MAC])> {
     (file.metadata().ok()?.len() == bytes).then_some((file, bytes, code))
 }
 
-fn offer(bytes: u64, code: [u8; MAC]) -> [u8; OFFER] {
-    let mut out = [0; OFFER];
-    out[..8].copy_from_slice(&bytes.to_le_bytes());
-    out[8..].copy_from_slice(&code);
+/// The record of an offer, to be sealed.
+fn offer(bytes: u64, code: [u8; MAC]) -> [u8; OVERHEAD + OFFER] {
+    let mut out = [0; OVERHEAD + OFFER];
+    let (length, rest) = out[HEAD..HEAD + OFFER].split_at_mut(8);
+    length.copy_from_slice(&bytes.to_le_bytes());
+    rest.copy_from_slice(&code);
     out
 }
 
@@ -225,27 +233,28 @@ pub fn fetch(
     let (number, bytes) = image;
     let no_room = |error| FetchError::Room { image: number, bytes, dir: dir.to_owned(), error };
     let failed = |error| FetchError::Service(from, error);
-    let client = Client::open(from, key, speaker, Channel::Fetch, LOGIN).map_err(failed)?;
-    let mut socket = client.socket();
-    socket.write_all(&number.to_le_bytes()).map_err(failed)?;
-    socket.set_read_timeout(Some(LOOK)).map_err(failed)?;
-    let mut receiver = Receiver { socket, given_up };
-    let mut head = [0; OFFER];
-    receiver.fill(&mut head).map_err(|error| error.of(from))?;
-    let (length, code) = head.split_at(8);
+    let mut client = Client::open(from, key, speaker, Channel::Fetch, LOGIN).map_err(failed)?;
+    client.send_bytes(&number.to_le_bytes()).map_err(failed)?;
+    client.socket().set_read_timeout(Some(LOOK)).map_err(failed)?;
+    let (socket, opener) = client.into_receiver();
+    let mut receiver = Receiver { socket, opener, piece: vec![0; PIECE], given_up };
+    let mut body = Vec::with_capacity(RECORD);
+    receiver.next_body(&mut body).map_err(|error| error.of(from))?;
+    let offer: [u8; OFFER] = body[..].try_into().map_err(|_| FetchError::NotHeld(from, number))?;
+    let (length, code) = offer.split_at(8);
     if length != bytes.to_le_bytes() || bytes == NOT_HELD {
         return Err(FetchError::NotHeld(from, number));
     }
     let file = reserved(dir, bytes).map_err(no_room)?;
     let mut sum = verify::begin(key, speaker.process, number);
-    let mut piece = vec![0; PIECE.min(bytes as usize)];
     let mut left = bytes;
-    while left > 0 {
-        let most = left.min(piece.len() as u64) as usize;
-        let came = receiver.read(&mut piece[..most]).map_err(|error| error.of(from))?;
-        sum.update(&piece[..came]);
-        (&file).write_all(&piece[..came]).map_err(no_room)?;
-        left -= came as u64;
+    while receiver.next_body(&mut body).map_err(|error| error.of(from))? {
+        left = left.checked_sub(body.len() as u64).ok_or(FetchError::NotHeld(from, number))?;
+        sum.update(&body);
+        (&file).write_all(&body).map_err(no_room)?;
+    }
+    if left > 0 {
+        return Err(FetchError::NotHeld(from, number));
     }
     if sum.finish() != *code {
         return Err(FetchError::Bad(number, BadImage::Code));
@@ -270,27 +279,39 @@ impl Ended {
 }
 
 struct Receiver<'a> {
-    socket: &'a TcpStream,
+    socket: TcpStream,
+    opener: Opener,
+    piece: Vec<u8>,
     given_up: &'a AtomicBool,
 }
 
 impl Receiver<'_> {
-    fn fill(&mut self, mut out: &mut [u8]) -> Result<(), Ended> {
-        while !out.is_empty() {
-            let came = self.read(out)?;
-            out = &mut out[came..];
+    /// Puts the body of the next record into `body`. False: the last one has come.
+    fn next_body(&mut self, body: &mut Vec<u8>) -> Result<bool, Ended> {
+        body.clear();
+        while !self.opener.has_ended() {
+            let next = self.opener.next_body().map_err(|error| Ended::Io(io::Error::new(ErrorKind::InvalidData, error)))?;
+            if let Some(next) = next {
+                body.extend_from_slice(next);
+                if !body.is_empty() {
+                    return Ok(true);
+                }
+                continue;
+            }
+            let came = self.read()?;
+            self.opener.push(&self.piece[..came]);
         }
-        Ok(())
+        Ok(false)
     }
 
-    /// At least one byte.
-    fn read(&mut self, out: &mut [u8]) -> Result<usize, Ended> {
+    /// At least one byte of the piece.
+    fn read(&mut self) -> Result<usize, Ended> {
         let end = Instant::now() + SILENCE;
         loop {
             if self.given_up.load(Ordering::Relaxed) {
                 return Err(Ended::GivenUp);
             }
-            match self.socket.read(out) {
+            match self.socket.read(&mut self.piece) {
                 Ok(0) => return Err(Ended::Io(io::Error::new(ErrorKind::UnexpectedEof, "it has closed the connection"))),
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -39,8 +39,8 @@
 //! - After the login ([`radic_wire::login`]) the journal's connection begins with a hello. Payload is sent on a bulk connection after the
 //!   welcome; a hello there is passed over. All answers, also about payload and images, go to the newest journal connection of
 //!   that life; an older one is closed.
-//! - An image has a connection of its own: `ImageBegin` as a frame, then its bytes to the end of the connection (`shutdown` or `close`).
-//!   It is closed early when the image is refused. A connection that is reset refuses the image; one that ends early does so by its verification.
+//! - An image has a connection of its own: `ImageBegin` as a frame in records of its own, then its bytes to the last record ([`radic_wire::record`]).
+//!   It is closed early when the image is refused. A connection that ends in another way, or is reset, refuses the image.
 //! - After a hello comes, behind the welcome, `Committed` with the newest image, whose word may have been lost, or `ImageWanted`. Behind any
 //!   `Committed` may come `WholeWanted`: the increments have become longer than what they are upon.
 //! - `AskStable` and `Forget` are not answered here: an observer asks the protector of its own node, which knows where the other end is.
@@ -58,8 +58,9 @@
 //! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written brings nobody back
 //!   ([`What::Unreadable`]): its job begins anew.
 //! - *No image without a code*: it is written when the image has been verified whole and before it is committed ([`check_code`]).
-//! - *Whoever has not proven that it has the job's key* costs one of 256 places for at most 3 s, and is answered once. A process of an ended job
-//!   is not let in.
+//! - *Whoever has not proven that it has the job's key* costs one of 256 places for at most 3 s. It is not answered; if it repeats a login that it has
+//!   overheard, it gets a random number. A process of an ended job is not let in.
+//! - *What only nodes ask for is proven with a key that only nodes have*: whole images, and what is forwarded.
 //! - Replication: from [`Logs::set_replica`] on nothing new is acknowledged without the replica, connected or not. After an exec or another restart
 //!   of the process from nothing, `remove_process` belongs to both services.
 //!
@@ -92,6 +93,7 @@ use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{HeldLog, LogPart};
 use radic_wire::process::Protection;
+use radic_wire::record::Cover;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::fetch::{FetchError, Images, MEMORY, fetch};
@@ -117,6 +119,8 @@ pub struct Config {
     pub processes: usize,
     /// Most connections.
     pub connections: usize,
+    /// How what is said on connections is protected. What this service asks of another one is protected as that one wants.
+    pub cover: Cover,
 }
 
 /// Something that the log of the node should have.
@@ -192,7 +196,17 @@ pub fn start(config: Config) -> Result<(Logs, mpsc::Receiver<Event>), StartError
 impl Config {
     /// The usual bounds.
     pub fn new(address: IpAddr, dir: PathBuf, key: ClusterKey) -> Self {
-        Config { address, dir, key, durable: false, memory: 32 << 20, image: 1 << 40, processes: 16_384, connections: 65_536 }
+        Config {
+            address,
+            dir,
+            key,
+            durable: false,
+            memory: 32 << 20,
+            image: 1 << 40,
+            processes: 16_384,
+            connections: 65_536,
+            cover: Cover::Encrypted,
+        }
     }
 }
 

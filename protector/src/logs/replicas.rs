@@ -17,8 +17,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, conne
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
-use radic_wire::login::{Channel, Login, NONCE, PROOF};
-use radic_wire::mac::JobKey;
+use radic_wire::login::{Channel, Login, NONCE};
+use radic_wire::record::Cover;
 
 use super::What;
 use super::connection::{Connection, Partial, Role};
@@ -143,7 +143,7 @@ impl Service {
         getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
         let incarnation = self.store.incarnation(process).unwrap_or(Incarnation(0));
         let login = Login { process, incarnation, channel: Channel::Replica, nonce };
-        let key = JobKey::derive(&self.config.key, process.job);
+        let key = login.channel.key(&self.config.key, process.job);
         let mut connection = Connection::new(begin_connect(address)?, Role::Dialed(process, login, key));
         connection.interest = connection.wanted_interest();
         self.add(connection, EpollFlags::EPOLLOUT | EpollFlags::EPOLLIN)
@@ -169,7 +169,7 @@ impl Service {
             self.close_because(token, process, &error.to_string());
             return;
         }
-        connection.queue_raw(&login.encode());
+        connection.queue_words(&login.encode(&key));
         connection.role = Role::Asked(process, login, key, Partial::new());
         self.flush(token);
     }
@@ -180,10 +180,22 @@ impl Service {
         self.dial_again(process, why);
     }
 
-    /// The replica is one: it gets the proof, and what it must know.
-    pub fn handle_challenge(&mut self, token: u64, process: ProcessId, proof: &[u8; PROOF]) {
+    /// The replica has said its nonce: it gets the proof.
+    pub fn handle_nonce(&mut self, token: u64, nonce: [u8; NONCE]) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        connection.queue_raw(proof);
+        let Role::Asked(process, login, ref key, _) = connection.role else { return };
+        let key = key.clone();
+        connection.queue_words(&login.prove(&key, &nonce));
+        connection.role = Role::Proving(process, login, key, nonce, Partial::new());
+        self.touched.push(token);
+    }
+
+    /// The replica is one: it gets what it must know.
+    pub fn handle_welcome(&mut self, token: u64, cover: Cover) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let Role::Proving(process, login, ref key, nonce, _) = connection.role else { return };
+        let records = login.records_of_caller(key, &nonce, cover);
+        connection.begin_records(records);
         connection.role = Role::Replica(process);
         self.touched.push(token);
         if let Some(replica) = self.replicas.get_mut(&process) {

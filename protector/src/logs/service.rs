@@ -343,7 +343,8 @@ impl Service {
             }
         }
         while let Some((_, token)) = pop_due(&mut self.dialed, now) {
-            let waits = |connection: &Connection| matches!(connection.role, Role::Dialed(..) | Role::Asked(..));
+            let waits =
+                |connection: &Connection| matches!(connection.role, Role::Dialed(..) | Role::Asked(..) | Role::Proving(..));
             if self.connections.get(&token).is_some_and(waits) {
                 self.close(token);
             }

@@ -1,7 +1,7 @@
 //! Verification of images, on a thread of its own: it may take seconds, and a gate must not wait for it.
 //!
-//! An image that is whole and undamaged gets a code ([`Purpose::Image`]) over its process, its number and all its bytes. A restart checks
-//! it: [`check_code`].
+//! An image that is whole and undamaged gets a code ([`Purpose::Image`]) over its process, its number and all its bytes, with a key that no process has
+//! ([`JobKey::derive_for_nodes`]). A restart checks it: [`check_code`].
 
 use std::fs;
 use std::io::{self, BufRead, Read, Seek, Write};
@@ -69,7 +69,7 @@ pub fn run(
     waker: Waker,
 ) {
     for Task { ticket, process, image, parent } in tasks {
-        let key = JobKey::derive(key, process.job);
+        let key = JobKey::derive_for_nodes(key, process.job);
         let parent = parent.map(|parent| image_path(dir, process, parent));
         let result = verify(&image_path(dir, process, image), parent.as_deref(), &key, process, image, durable);
         if verdicts.send(Verdict { ticket, process, image, result }).is_err() {

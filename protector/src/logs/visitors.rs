@@ -7,10 +7,10 @@ use nix::sys::epoll::EpollFlags;
 use radic_wire::ids::{JobId, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
-use radic_wire::login::{Channel, Login, NONCE};
-use radic_wire::mac::JobKey;
+use radic_wire::login::{Channel, LOGIN, Login, NONCE, WISH};
+use radic_wire::record::RecordError;
 
-use super::connection::{Came, Connection, Head, Partial, Role};
+use super::connection::{Came, Connection, Partial, Role};
 use super::fetch::Fetch;
 use super::service::Service;
 use crate::store::{Speaker, Store, StoreError};
@@ -31,6 +31,8 @@ enum Refusal {
     Frame(#[from] radic_wire::frame::FrameTooLarge),
     #[error("{0}")]
     Malformed(#[from] radic_wire::bytes::Malformed),
+    #[error("{0}")]
+    Record(#[from] RecordError),
     #[error("{0}")]
     Protocol(&'static str),
     #[error("it has ended")]
@@ -155,38 +157,62 @@ impl Service {
         match connection.read(scratch)? {
             Came::Nothing if buffered > 0 => self.take_frames(token),
             Came::Nothing => Ok(()),
-            Came::Frames => self.take_frames(token),
-            Came::End => self.handle_end(token),
-            Came::Bytes(length) => self.take_image(token, length),
-            Came::Head(body) => {
-                let body = body.to_vec();
-                self.begin_image(token, &body)
+            Came::Records => self.take_records(token),
+            // An image whose last record has not come is none: closing its connection refuses it.
+            Came::End => Err(Refusal::Ended),
+            Came::Login(login, bytes) => self.challenge(token, login, &bytes),
+            Came::Proof(true) => self.admit(token),
+            Came::Proof(false) => Err(Refusal::Protocol("its proof is wrong: it has another key, or repeats what it overheard")),
+            Came::Nonce(nonce) => {
+                self.handle_nonce(token, nonce);
+                Ok(())
             }
-            Came::Login(login) => self.challenge(token, login),
-            Came::Proof(login, true) => self.admit(token, login),
-            Came::Proof(_, false) => {
-                Err(Refusal::Protocol("its proof is wrong: it has another key, or repeats what it overheard"))
-            }
-            Came::Wish(image) => self.begin_fetch(token, image),
-            Came::Challenge(process, proof) => {
-                let proof = proof.ok_or(Refusal::Protocol("the replica's proof is wrong: it has another key"))?;
-                self.handle_challenge(token, process, &proof);
+            Came::Welcome(cover) => {
+                let cover = cover.ok_or(Refusal::Protocol("the replica's proof is wrong: it has another key"))?;
+                self.handle_welcome(token, cover);
                 Ok(())
             }
         }
     }
 
-    fn challenge(&mut self, token: u64, login: Login) -> Result<(), Refusal> {
+    /// Only whoever has the job's key, or has overheard a login, gets an answer, in which there is nothing but chance.
+    fn challenge(&mut self, token: u64, login: Login, bytes: &[u8; LOGIN]) -> Result<(), Refusal> {
+        let key = login.channel.key(&self.config.key, login.process.job);
+        if !login.is_coded(&key, bytes) {
+            return Err(Refusal::Protocol("its login has no right code: it has another key"));
+        }
         self.check_job(login.process.job)?;
         let mut nonce = [0; NONCE];
         getrandom::fill(&mut nonce).map_err(|error| Refusal::Io(io::Error::other(error.to_string())))?;
-        let key = JobKey::derive(&self.config.key, login.process.job);
         if let Some(connection) = self.connections.get_mut(&token) {
-            connection.queue_raw(&login.challenge(&key, nonce));
+            connection.queue_words(&nonce);
             connection.role = Role::Challenged(login, key, nonce, Partial::new());
             self.touched.push(token);
         }
         Ok(())
+    }
+
+    /// Opens the records that have come, and does what is said in them.
+    fn take_records(&mut self, token: u64) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        match connection.role {
+            Role::Image(..) => self.take_image(token),
+            Role::ImageHead(_) => self.take_image_head(token),
+            Role::Fetcher(_) => {
+                let wish = connection.opener().map(|opener| opener.next_body()).transpose()?.flatten();
+                let Some(wish) = wish else { return Ok(()) };
+                let wish: &[u8; WISH] = wish.try_into().map_err(|_| Refusal::Protocol("what it wants is no image"))?;
+                let image = u64::from_le_bytes(*wish);
+                self.begin_fetch(token, image)
+            }
+            _ => {
+                if connection.open_all()? {
+                    self.take_frames(token)
+                } else {
+                    Ok(())
+                }
+            }
+        }
     }
 
     fn check_job(&self, job: JobId) -> Result<(), Refusal> {
@@ -194,8 +220,11 @@ impl Service {
         if ended { Err(Refusal::Protocol("its job has ended")) } else { Ok(()) }
     }
 
-    /// Who has proven that it has the job's key may speak.
-    fn admit(&mut self, token: u64, login: Login) -> Result<(), Refusal> {
+    /// Who has proven that it has the channel's key may speak, and is told so with a proof of the same.
+    fn admit(&mut self, token: u64) -> Result<(), Refusal> {
+        let role = self.connections.get(&token).map(|connection| &connection.role);
+        let Some(&Role::Challenged(ref login, ref key, nonce, _)) = role else { return Ok(()) };
+        let (login, key, cover) = (*login, key.clone(), self.config.cover);
         let Login { process, incarnation, channel, .. } = login;
         self.unproven.retain(|(_, unproven)| *unproven != token);
         self.check_job(process.job)?;
@@ -211,20 +240,25 @@ impl Service {
         }
         let speaker = Speaker { process, incarnation };
         let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+        connection.queue_words(&login.welcome(&key, &nonce, cover));
+        connection.begin_records(login.records_of_protector(&key, &nonce, cover));
         connection.role = match channel {
             Channel::Journal => Role::Journal(speaker, false),
             Channel::Bulk => Role::Bulk(speaker),
-            Channel::Image => Role::ImageHead(speaker, Head::default()),
+            Channel::Image => Role::ImageHead(speaker),
             Channel::Replica => Role::Forwarder(process, None),
-            Channel::Fetch => Role::Fetcher(process, Partial::new()),
+            Channel::Fetch => Role::Fetcher(process),
         };
+        // The beginnings of images are longer than other frames.
+        if matches!(channel, Channel::Replica | Channel::Image) {
+            connection.input.set_limit(limits::LOG_FRAME);
+        }
         match channel {
             Channel::Journal => self.give_voice(token, speaker),
             Channel::Bulk | Channel::Image => self.make_bulk(token)?,
-            // It brings the beginnings of images too.
-            Channel::Replica => connection.input.set_limit(limits::LOG_FRAME),
-            Channel::Fetch => {}
+            Channel::Replica | Channel::Fetch => {}
         }
+        self.touched.push(token);
         Ok(())
     }
 
@@ -319,6 +353,25 @@ impl Service {
         }
     }
 
+    /// The beginning of an image: one frame, whose end is that of a record. What follows is the image.
+    fn take_image_head(&mut self, token: u64) -> Result<(), Refusal> {
+        loop {
+            let Some(Connection { input, .. }) = self.connections.get_mut(&token) else { return Ok(()) };
+            if let Some(body) = input.next_frame()? {
+                let body = body.to_vec();
+                if input.buffered() > 0 {
+                    return Err(Refusal::Protocol("an image's first record holds more than its beginning"));
+                }
+                self.begin_image(token, &body)?;
+                return self.take_image(token);
+            }
+            let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
+            if !connection.open_one()? {
+                return Ok(());
+            }
+        }
+    }
+
     fn begin_image(&mut self, token: u64, body: &[u8]) -> Result<(), Refusal> {
         let speaker = self.connections.get(&token).and_then(|connection| connection.role.speaker());
         let speaker = speaker.ok_or(Refusal::Protocol("an image of nobody"))?;
@@ -340,32 +393,37 @@ impl Service {
     fn begin_fetch(&mut self, token: u64, image: u64) -> Result<(), Refusal> {
         let Some(connection) = self.connections.remove(&token) else { return Ok(()) };
         self.stop_watching(&connection)?;
-        let Role::Fetcher(process, _) = connection.role else { return Ok(()) };
+        let Role::Fetcher(process) = connection.role else { return Ok(()) };
+        let (socket, Some(sealer)) = connection.into_sender() else { return Ok(()) };
         let bytes = self.store.committed_image(process, image);
-        if !self.fetches.begin(Fetch::new(connection.socket, process, image, bytes)) {
+        if !self.fetches.begin(Fetch::new(socket, sealer, process, image, bytes)) {
             self.intruder("an image was not sent: too many are wanted at once");
         }
         Ok(())
     }
 
-    /// Bytes of an image lie in the scratch.
-    fn take_image(&mut self, token: u64, length: usize) -> Result<(), Refusal> {
-        let Service { connections, store, scratch, .. } = self;
-        let Some(Role::Image(speaker, image, offset)) = connections.get_mut(&token).map(|c| &mut c.role) else { return Ok(()) };
-        let chunk = ToProtector::ImageChunk { image: *image, offset: *offset, bytes: &scratch[..length] };
-        *offset += length as u64;
-        store.handle_message(*speaker, &chunk)?;
-        // It was refused, or another has begun: whoever sends this need not go on.
-        if store.takes_image(speaker.process, *image) { Ok(()) } else { Err(Refusal::Ended) }
-    }
-
-    /// The other side has ended. An image is complete then, or its sender died: the verification will say.
-    fn handle_end(&mut self, token: u64) -> Result<(), Refusal> {
-        let role = self.connections.get(&token).map(|connection| &connection.role);
-        if let Some(&Role::Image(speaker, image, length)) = role {
-            self.store.handle_message(speaker, &ToProtector::ImageEnd { image, length })?;
+    /// Takes what has come of an image. After its last record it is complete: the verification will say whether it is sound.
+    fn take_image(&mut self, token: u64) -> Result<(), Refusal> {
+        let Service { connections, store, .. } = self;
+        let Some(connection) = connections.get_mut(&token) else { return Ok(()) };
+        let Role::Image(speaker, image, mut offset) = connection.role else { return Ok(()) };
+        let Some(opener) = connection.opener() else { return Ok(()) };
+        while let Some(bytes) = opener.next_body()? {
+            if !bytes.is_empty() {
+                store.handle_message(speaker, &ToProtector::ImageChunk { image, offset, bytes })?;
+                offset += bytes.len() as u64;
+            }
+            // It was refused, or another has begun: whoever sends this need not go on.
+            if !store.takes_image(speaker.process, image) {
+                return Err(Refusal::Ended);
+            }
         }
-        Err(Refusal::Ended)
+        if opener.has_ended() {
+            store.handle_message(speaker, &ToProtector::ImageEnd { image, length: offset })?;
+            return Err(Refusal::Ended);
+        }
+        connection.role = Role::Image(speaker, image, offset);
+        Ok(())
     }
 
     /// Sends what can be sent, and goes on with what had to wait for that.
@@ -401,7 +459,7 @@ impl Service {
                 self.reason = Some("its connection broke".into());
                 self.store.refuse_image(speaker.process, image);
             }
-            Role::Dialed(process, ..) | Role::Asked(process, ..) | Role::Replica(process) => {
+            Role::Dialed(process, ..) | Role::Asked(process, ..) | Role::Proving(process, ..) | Role::Replica(process) => {
                 self.handle_replica_lost(process, token);
             }
             Role::Unproven(_) | Role::Challenged(..) => self.unproven.retain(|(_, unproven)| *unproven != token),

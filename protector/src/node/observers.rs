@@ -202,7 +202,7 @@ impl Node {
         let joined = FromNode::Joined {
             // A program that is executed by a process in a later life speaks in that life.
             incarnation: host.incarnation().max(self.life_of(process)),
-            key: JobKey::derive(&self.config.key, process.job).to_bytes(),
+            key: JobKey::derive(&self.config.key, process.job),
             protector: self.log_address(),
             protection: host.protection().clone(),
             inherited: self.observers.processes.get(&process).is_some_and(|observed| observed.inherited),
@@ -534,8 +534,8 @@ impl Node {
     }
 
     /// What the opener of a connection with a process of this job proves itself with.
-    fn greeting_key(&self, job: JobId, connection: ConnectionId) -> [u8; 32] {
-        JobKey::derive(&self.config.key, job).greeting_key(&connection).to_bytes()
+    fn greeting_key(&self, job: JobId, connection: ConnectionId) -> JobKey {
+        JobKey::derive(&self.config.key, job).greeting_key(&connection)
     }
 
     fn tell_peer(

@@ -806,7 +806,7 @@ impl Node {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let restart = Restart {
             incarnation: order.incarnation,
-            key: radic_wire::mac::JobKey::derive(&self.config.key, process.job).to_bytes(),
+            key: radic_wire::mac::JobKey::derive(&self.config.key, process.job),
             protector: order.log,
             protection: host.protection().clone(),
             log_end: order.log_end,

@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, IntoRawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-use radic_ckpt::{Hooks, Mode, Refusal, Request, set_hooks};
+use radic_ckpt::{Hooks, Mode, Refusal, Wanted, set_hooks};
 
 static IMAGE: AtomicI32 = AtomicI32::new(-1);
 
@@ -20,7 +20,7 @@ fn note(name: &str, line: &str) {
     assert!(written.is_ok());
 }
 
-fn nudged() -> Option<(i32, Request)> {
+fn nudged() -> Option<Wanted> {
     note("asked", "asked\n");
     if Path::new("not-now").exists() {
         return None;
@@ -30,7 +30,7 @@ fn nudged() -> Option<(i32, Request)> {
     }
     let fd = File::create("image").map(File::into_raw_fd).ok()?;
     IMAGE.store(fd, Relaxed);
-    Some((fd, Mode::Fork.into()))
+    Some(Wanted { fd, request: Mode::Fork.into(), through: None })
 }
 
 fn saved(result: Result<(u64, u64), Refusal>) {
