@@ -7,7 +7,7 @@ use crate::arena::{self, FILE_LIMIT, Fd, KernelAction, Kind, Lock, LockKind, Pos
 use crate::maps::{self, decimal, field, hex, lines};
 use crate::request::{self, Advised};
 use crate::sys::{self, Errno, call, plain};
-use crate::{stop, track};
+use crate::{death, stop, track};
 
 /// Why a process cannot be saved: what, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,8 +202,7 @@ fn children(tables: &mut Tables, threads: usize) {
 
 fn signals(tables: &mut Tables) -> Result<(), Errno> {
     for signal in 1..=64 {
-        // SAFETY: only reads.
-        tables.actions[signal as usize - 1] = unsafe { stop::action(signal, None) }.unwrap_or(KernelAction::default());
+        tables.actions[signal as usize - 1] = death::program_action(signal).unwrap_or(KernelAction::default());
     }
     Ok(())
 }

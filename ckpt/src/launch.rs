@@ -15,7 +15,8 @@ use crate::image::meta::{Backing, Region};
 use crate::image::{Reader, meta};
 use crate::maps::{self, Line};
 use crate::plan::{
-    self, MAX_OBJECTS, MAX_REGIONS, Object, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE, RESTORER_SPAN, Special,
+    self, MAX_OBJECTS, MAX_REGIONS, Object, PATH_BYTES, PLAN_BASE, PLAN_SPAN, Plan, PlanRegion, RESTORER_BASE, RESTORER_SPAN,
+    Special,
 };
 use crate::sys::{self, call};
 use crate::{crc::crc32c, describe, identity, output, stop};
@@ -28,6 +29,9 @@ pub const ALONE_VARIABLE: &str = "RADIC_CKPT_ALONE";
 
 /// Says who has started a process that is to be restored: 16 hexadecimal digits, which [`launcher`](crate::launcher) gives the restored process.
 pub const LAUNCHER_VARIABLE: &str = "RADIC_CKPT_LAUNCHER";
+
+/// Names the file for the report of a restored process that dies before it lives again ([`settled`](crate::settled)). It must not be there yet.
+pub const DEATH_VARIABLE: &str = "RADIC_CKPT_DEATH";
 
 static RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/restorer"));
 
@@ -135,6 +139,7 @@ fn restore(fd: i32, lines: &[Line<'_>]) -> Result<(), String> {
         objects_used: files.objects.len() as u32,
         alone: u32::from(alone),
         launcher: launcher()?,
+        death: death()?,
         entry: header.entry,
         stack: header.stack,
         specials,
@@ -147,6 +152,17 @@ fn launcher() -> Result<u64, String> {
     let Some(digits) = std::env::var_os(LAUNCHER_VARIABLE) else { return Ok(0) };
     let number = digits.to_str().and_then(|digits| u64::from_str_radix(digits, 16).ok());
     number.ok_or(format!("{LAUNCHER_VARIABLE} is not a hexadecimal number"))
+}
+
+fn death() -> Result<[u8; PATH_BYTES], String> {
+    let mut path = [0; PATH_BYTES];
+    if let Some(given) = std::env::var_os(DEATH_VARIABLE) {
+        let given = given.as_bytes();
+        let room = path[..PATH_BYTES - 1].get_mut(..given.len()).filter(|_| given.starts_with(b"/"));
+        // The process has another working directory when it needs it.
+        room.ok_or(format!("{DEATH_VARIABLE} is no absolute path of fewer than {PATH_BYTES} bytes"))?.copy_from_slice(given);
+    }
+    Ok(path)
 }
 
 /// The descriptors of a restart come behind those of the program, which may reach up to its limit.

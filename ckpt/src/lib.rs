@@ -18,6 +18,8 @@ mod arena;
 pub mod control;
 #[allow(unsafe_code)]
 mod crc;
+#[allow(unsafe_code)]
+pub mod death;
 mod dense;
 #[allow(unsafe_code)]
 mod describe;
@@ -64,6 +66,7 @@ mod track;
 pub mod trusted;
 
 pub use arena::leave_out;
+pub use death::settled;
 pub use gather::Refusal;
 pub use interrupted::indirect_syscall;
 pub use request::{Mode, Request, Tracking};

@@ -18,6 +18,8 @@ pub const ASIDE_BASE: u64 = RESTORER_BASE + (40 << 20);
 /// Room for each of them.
 pub const ASIDE_SPAN: u64 = 1 << 20;
 
+/// Bytes of a path with the zero byte at its end, as the kernel takes it.
+pub const PATH_BYTES: usize = 4096;
 /// Most shared objects of one process.
 pub const MAX_OBJECTS: usize = 256;
 /// Most regions of one process: the kernel's default bound (vm.max_map_count).
@@ -84,6 +86,8 @@ pub struct Plan {
     pub alone: u32,
     /// Who has started it, for the restored process to know; 0: nobody says.
     pub launcher: u64,
+    /// Where the death of the process is reported, with a zero byte at its end; empty: nowhere.
+    pub death: [u8; PATH_BYTES],
     /// The library's restart entry.
     pub entry: u64,
     /// Its stack pointer.

@@ -11,7 +11,7 @@ use crate::gather::numbered;
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
 use crate::save::hook;
 use crate::sys::{self, Errno, call, plain};
-use crate::{owners, signals, stop};
+use crate::{death, owners, signals, stop};
 
 const RSEQ_SIGNATURE: u32 = 0x5305_3053;
 
@@ -49,6 +49,7 @@ fn fail(what: &str, error: Errno) -> ! {
     let mut number = [0u8; 64];
     let number = numbered(&mut number, b": error ", error.0, b"\n");
     say(&[b"radic: the process cannot be restored: ", what.as_bytes(), &number[..number.len() - 1]]);
+    death::note(&["it cannot be restored: ", what, str::from_utf8(&number[..number.len() - 2]).unwrap_or("")]);
     sys::exit_group(125)
 }
 
@@ -77,6 +78,7 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
         call!(libc::SYS_arch_prctl, 0x1002, leader.fs).or_fail("the thread pointer");
         call!(libc::SYS_arch_prctl, 0x1001, leader.gs).or_fail("the GS base");
     }
+    death::begin(&plan.death, tables).or_fail("a signal disposition");
     memory(tables).or_fail("the addresses of heap, arguments and environment (the kernel needs CONFIG_CHECKPOINT_RESTORE)");
     descriptors(tables, plan);
     shared(tables);
@@ -85,7 +87,7 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
     environment(tables);
     for (index, action) in tables.actions.iter().enumerate() {
         let signal = index as i32 + 1;
-        if signal != libc::SIGKILL && signal != libc::SIGSTOP {
+        if signal != libc::SIGKILL && signal != libc::SIGSTOP && !death::is_before(signal, action) {
             // SAFETY: the program's own handlers.
             unsafe { stop::action(signal, Some(action)) }.or_fail("a signal disposition");
         }
@@ -133,6 +135,7 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
     state().restored.fetch_add(1, Relaxed);
     hook(|h| h.after_restore);
     state().released.store(state().round.load(Relaxed), Relaxed);
+    death::handle_restored();
     // They go on from where they were, not from where they have parked.
     state().parking.store(0, Relaxed);
     state().busy.store(0, Release);
@@ -635,6 +638,8 @@ extern "C" fn begin_thread(index: usize) -> ! {
 
 /// Goes on where the signal had interrupted the thread.
 fn resume(thread: &Thread) -> ! {
+    // Faults were let through so far.
+    sys::mask_signals(libc::SIG_BLOCK, u64::MAX);
     raise(thread.pending);
     // A signal that the program has taken care of ends a call that waited for it.
     signals::settle(thread.context as *mut libc::ucontext_t, thread.rewound == 1);

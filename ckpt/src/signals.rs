@@ -11,9 +11,10 @@ use core::sync::atomic::AtomicI32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::arena::{Thread, state};
+use crate::death;
 use crate::interrupted;
 use crate::maps::{field, hex};
-use crate::stop::{self, SIGNAL};
+use crate::stop::SIGNAL;
 use crate::sys::{self, call};
 
 /// A signal on its way to a thread.
@@ -42,8 +43,7 @@ fn each(mask: u64) -> impl Iterator<Item = i32> {
 
 /// The program's handler of a signal: its flags; none if it has no handler.
 fn handled(signal: i32) -> Option<u64> {
-    // SAFETY: only reads.
-    let action = unsafe { stop::action(signal, None) }.ok()?;
+    let action = death::program_action(signal).ok()?;
     (action.handler > 1).then_some(action.flags)
 }
 

@@ -5,6 +5,7 @@ use core::arch::{asm, naked_asm};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::arena::{self, KernelAction, MAX_THREADS, Thread, state};
+use crate::death;
 use crate::gather::Refusal;
 use crate::interrupted::rewind;
 use crate::signals;
@@ -32,8 +33,9 @@ const MOST_DRAINED: usize = 4096;
 /// How long those of the stop before may take to be on their way again.
 const LEAVING_NS: u64 = 200_000_000;
 
+/// What handlers of the engine return to.
 #[unsafe(naked)]
-extern "C" fn return_from_signal() {
+pub extern "C" fn return_from_signal() {
     naked_asm!("mov eax, 15", "syscall")
 }
 
@@ -99,6 +101,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     } else if code != libc::SI_QUEUE {
         let previous = state().previous.load(Relaxed);
         if previous > 1 {
+            death::open_faults();
             // SAFETY: glibc's handler, which it installed with SA_SIGINFO.
             let previous: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::ucontext_t) =
                 unsafe { core::mem::transmute(previous) };

@@ -454,6 +454,7 @@ pub fn fail(what: &str) -> ! {
     // Without an allocation: this may be a signal's handler in the middle of one.
     let parts = ["radic: this process cannot go on: ", what, "\n"].map(|part| IoSlice::new(part.as_bytes()));
     _ = rustix::io::writev(sys::borrow(2), &parts);
+    radic_ckpt::death::note(&[what]);
     end_process(125)
 }
 

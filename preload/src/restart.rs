@@ -364,6 +364,8 @@ impl Layer {
         counters::set(Counter::Replayed, catching.log_end.saturating_sub(self.observer.left_of_log()));
         if self.observer.settle() {
             catching.told = true;
+            // Before the node hears that it lives: from then on it awaits no report.
+            radic_ckpt::settled();
             let (events, different) = (self.observer.replayed(), counters::get(Counter::Different));
             _ = self.node.send(&ToNode::Live { events, different, input: self.input_read() });
             self.tell_protector(&ToProtector::Live);

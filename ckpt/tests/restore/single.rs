@@ -13,19 +13,19 @@ use tempfile::TempDir;
 use crate::harness::{self, Images, Process, Way, compile, library};
 
 /// A program in a folder of its own, which says "ready" at first.
-struct Home {
+pub struct Home {
     folder: TempDir,
     program: PathBuf,
 }
 
 impl Home {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = compile(name, folder.path());
         Self { folder, program }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -34,7 +34,7 @@ impl Home {
         self.start_with(place, under, &[])
     }
 
-    fn start_with(&self, place: &str, under: &[&str], arguments: &[&str]) -> Process {
+    pub fn start_with(&self, place: &str, under: &[&str], arguments: &[&str]) -> Process {
         let folder = self.path(place);
         fs::create_dir(&folder).unwrap();
         let mut command = Command::new(under.first().unwrap_or(&"/usr/bin/env"));
@@ -51,13 +51,13 @@ impl Home {
         self.path(place).with_extension("output")
     }
 
-    fn ready(&self, place: &str, process: &mut Process) {
+    pub fn ready(&self, place: &str, process: &mut Process) {
         let output = self.output(place);
         process.until("is ready", || fs::read_to_string(&output).unwrap().starts_with("ready\n"));
     }
 
     /// What it has said, and how it ended.
-    fn finish(&self, place: &str, mut process: Process) -> (String, ExitStatus) {
+    pub fn finish(&self, place: &str, mut process: Process) -> (String, ExitStatus) {
         let status = process.wait();
         (fs::read_to_string(self.output(place)).unwrap(), status)
     }
