@@ -33,36 +33,42 @@ static RESTORED: AtomicBool = AtomicBool::new(false);
 /// A nudge has found something held that it needs: whoever lets go makes up for it.
 static MISSED: AtomicBool = AtomicBool::new(false);
 
-/// What an image is sealed with on its way, by whoever writes it. It lies where secrets do, so no image has it.
+/// A record in the making. It lies where secrets do: no image has it, for it changes while one is written.
 #[repr(align(1024))]
-struct Sealing {
-    sealer: Option<Sealer>,
-    /// Bytes in the body of the record.
+struct Record {
+    bytes: [u8; OVERHEAD + RECORD],
+    /// Of them, in the body.
     filled: usize,
-    record: [u8; OVERHEAD + RECORD],
 }
 
-const _: () = assert!(align_of::<Sealing>() == SECRET_ALIGN);
+const _: () = assert!(align_of::<Record>() == SECRET_ALIGN);
+
+/// What an image is sealed with on its way, by whoever writes it, which changes nothing here: this is in the image.
+struct Sealing {
+    sealer: Option<Sealer>,
+    record: Box<Record>,
+}
 
 impl std::fmt::Debug for Sealing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Sealing({:?}, {} bytes)", self.sealer, self.filled)
+        write!(f, "Sealing({:?}, {} bytes)", self.sealer, self.record.filled)
     }
 }
 
 impl Sealing {
     fn new() -> Box<Self> {
-        Box::new(Sealing { sealer: None, filled: 0, record: [0; OVERHEAD + RECORD] })
+        Box::new(Sealing { sealer: None, record: Box::new(Record { bytes: [0; OVERHEAD + RECORD], filled: 0 }) })
     }
 
     /// More of the image, which goes to `fd`.
     fn put(&mut self, fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min(RECORD - self.filled));
-            self.record[HEAD + self.filled..][..now.len()].copy_from_slice(now);
-            self.filled += now.len();
+            let record = &mut *self.record;
+            let (now, later) = bytes.split_at(bytes.len().min(RECORD - record.filled));
+            record.bytes[HEAD + record.filled..][..now.len()].copy_from_slice(now);
+            record.filled += now.len();
             bytes = later;
-            if self.filled == RECORD {
+            if record.filled == RECORD {
                 self.write(fd, false)?;
             }
         }
@@ -70,7 +76,8 @@ impl Sealing {
     }
 
     fn write(&mut self, fd: BorrowedFd<'_>, is_last: bool) -> Result<(), Errno> {
-        let record = &mut self.record[..OVERHEAD + std::mem::take(&mut self.filled)];
+        let filled = std::mem::take(&mut self.record.filled);
+        let record = &mut self.record.bytes[..OVERHEAD + filled];
         self.sealer.as_mut().ok_or(Errno::PROTO)?.seal(record, is_last);
         let mut left = &*record;
         while !left.is_empty() {
@@ -378,7 +385,7 @@ fn prepare(layer: &mut Layer) -> Result<Wanted, String> {
     images.connection = Some(connection);
     let parent = parent.map_or(0, |(_, engine)| engine);
     let sealing = &mut images.sealings[0];
-    (sealing.sealer, sealing.filled) = (Some(sealer), 0);
+    (sealing.sealer, sealing.record.filled) = (Some(sealer), 0);
     let request = Request { mode: Mode::Fork, tracking: Tracking::Best, compress: false, parent };
     Ok(Wanted { fd, request, through: Some(sealing.through()) })
 }

@@ -7,8 +7,8 @@
 //! nearly nothing (`observer/tests/no_allocation.rs`). No call of the C library, no thread-local.
 //!
 //! Secrets lie apart ([`SECRET_BASE`]), in memory that no image has: whatever is aligned as [`radic_wire::mac::SECRET_ALIGN`] says is one. What a computation
-//! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes, and the process gets
-//! them from its node again.
+//! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes, of
+//! which each type that lies there is a value, and the process gets them from its node again.
 //!
 //! A signal's handler may allocate if [`is_held`] says that no thread is in here: it may have interrupted just that one, and would wait for itself. The
 //! engine itself needs nothing of this for a checkpoint; what the layer does before and after it does.
@@ -180,8 +180,8 @@ pub fn forget_secrets() {
     }
 }
 
-/// Bytes of the stack that are overwritten after a computation with a secret: twice of what any of them uses, a signal's frame in its midst included.
-const DISCREET: usize = 16 << 10;
+/// Bytes of the stack that are overwritten after a computation with a secret: more than any of them uses, and a signal's frame in its midst.
+const DISCREET: usize = 8 << 10;
 
 /// Computes something with a secret, and then overwrites what that has left on the stack, below the caller, and in registers. The result must hold no secret, but it may
 /// point to one that lies where secrets do.

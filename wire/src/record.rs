@@ -61,35 +61,45 @@ pub enum RecordError {
     AfterLast,
 }
 
+/// All of a sender or receiver that changes with a record, beside what it has buffered: whoever makes an image of itself and seals that on its way must not change
+/// what is in the image meanwhile.
 #[repr(align(1024))]
-struct Cipher(Aes256Gcm);
+struct Cipher {
+    aes: Aes256Gcm,
+    /// The number of the next record.
+    next: u64,
+}
 
 const _: () = assert!(align_of::<Cipher>() == SECRET_ALIGN);
 
 impl Cipher {
     fn new(key: &[u8]) -> Box<Self> {
-        Box::new(Cipher(Aes256Gcm::new(key.into())))
+        Box::new(Cipher { aes: Aes256Gcm::new(key.into()), next: 0 })
     }
 
     /// The tag of the record whose head and body these bytes are. The body is encrypted, if it is to be.
-    fn seal(&self, cover: Cover, number: u64, record: &mut [u8]) -> Option<Tag> {
+    fn seal(&mut self, cover: Cover, record: &mut [u8]) -> Option<Tag> {
+        let nonce = nonce(self.next);
+        self.next += 1;
         match cover {
             Cover::Encrypted => {
                 let (head, body) = record.split_at_mut(HEAD);
-                self.0.encrypt_in_place_detached(&nonce(number), head, body).ok()
+                self.aes.encrypt_in_place_detached(&nonce, head, body).ok()
             }
-            Cover::Authenticated => self.0.encrypt_in_place_detached(&nonce(number), record, &mut []).ok(),
+            Cover::Authenticated => self.aes.encrypt_in_place_detached(&nonce, record, &mut []).ok(),
         }
     }
 
     /// Whether the tag is that of the record whose head and body these bytes are. The body is decrypted then, if it was encrypted.
-    fn open(&self, cover: Cover, number: u64, record: &mut [u8], tag: &Tag) -> bool {
+    fn open(&mut self, cover: Cover, record: &mut [u8], tag: &Tag) -> bool {
+        let nonce = nonce(self.next);
+        self.next += 1;
         match cover {
             Cover::Encrypted => {
                 let (head, body) = record.split_at_mut(HEAD);
-                self.0.decrypt_in_place_detached(&nonce(number), head, body, tag).is_ok()
+                self.aes.decrypt_in_place_detached(&nonce, head, body, tag).is_ok()
             }
-            Cover::Authenticated => self.0.decrypt_in_place_detached(&nonce(number), record, &mut [], tag).is_ok(),
+            Cover::Authenticated => self.aes.decrypt_in_place_detached(&nonce, record, &mut [], tag).is_ok(),
         }
     }
 }
@@ -104,18 +114,17 @@ fn nonce(number: u64) -> Nonce<aes_gcm::aead::consts::U12> {
 pub struct Sealer {
     cipher: Box<Cipher>,
     cover: Cover,
-    next: u64,
 }
 
 impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sealer({:?}, {})", self.cover, self.next)
+        write!(f, "Sealer({:?})", self.cover)
     }
 }
 
 impl Sealer {
     fn new(key: &[u8], cover: Cover) -> Self {
-        Sealer { cipher: Cipher::new(key), cover, next: 0 }
+        Sealer { cipher: Cipher::new(key), cover }
     }
 
     /// Makes a record of these bytes: room for the head, the body, room for the tag.
@@ -128,9 +137,8 @@ impl Sealer {
         let head = body as u32 | if is_last { LAST } else { 0 };
         let (text, tag) = record.split_at_mut(HEAD + body);
         text[..HEAD].copy_from_slice(&head.to_le_bytes());
-        let sealed = self.cipher.seal(self.cover, self.next, text).expect("a record is far shorter than the cipher's bound");
+        let sealed = self.cipher.seal(self.cover, text).expect("a record is far shorter than the cipher's bound");
         tag.copy_from_slice(&sealed);
-        self.next += 1;
     }
 
     /// Appends the records of these parts, one after the other, to `out`.
@@ -173,7 +181,6 @@ impl Sealer {
 pub struct Opener {
     cipher: Box<Cipher>,
     cover: Cover,
-    next: u64,
     buffer: Vec<u8>,
     /// Bytes of `buffer` that were handed out already.
     taken: usize,
@@ -182,13 +189,13 @@ pub struct Opener {
 
 impl fmt::Debug for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opener({:?}, {}, {} bytes)", self.cover, self.next, self.buffered())
+        write!(f, "Opener({:?}, {} bytes)", self.cover, self.buffered())
     }
 }
 
 impl Opener {
     fn new(key: &[u8], cover: Cover) -> Self {
-        Opener { cipher: Cipher::new(key), cover, next: 0, buffer: Vec::new(), taken: 0, ended: false }
+        Opener { cipher: Cipher::new(key), cover, buffer: Vec::new(), taken: 0, ended: false }
     }
 
     /// Takes bytes as they came from the socket.
@@ -219,11 +226,11 @@ impl Opener {
         }
         let Some(record) = rest.get_mut(..OVERHEAD + body) else { return Ok(None) };
         let (text, tag) = record.split_at_mut(HEAD + body);
-        if !self.cipher.open(self.cover, self.next, text, Tag::from_slice(tag)) {
+        if !self.cipher.open(self.cover, text, Tag::from_slice(tag)) {
             return Err(RecordError::Forged);
         }
         let start = self.taken + HEAD;
-        (self.next, self.taken, self.ended) = (self.next + 1, self.taken + OVERHEAD + body, is_last);
+        (self.taken, self.ended) = (self.taken + OVERHEAD + body, is_last);
         Ok(Some(&self.buffer[start..start + body]))
     }
 
