@@ -45,10 +45,18 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
         .spawn()
         .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
     // Now, before anybody waits for it: its id may be another process's afterwards.
-    let target = Target::open(child.id().cast_signed())?;
+    let target = match interval.map(|_| Target::open(child.id().cast_signed())).transpose() {
+        Ok(target) => target,
+        Err(error) => {
+            child.kill()?;
+            child.wait()?;
+            return Err(error).context("the program cannot be saved regularly, and is ended");
+        }
+    };
     let (ended, end) = mpsc::channel::<()>();
-    let saver = interval
-        .map(|interval| std::thread::spawn(move || Saver::new(target, images, first_number).save_regularly(interval, &end)));
+    let saver = interval.zip(target).map(|(interval, target)| {
+        std::thread::spawn(move || Saver::new(target, images, first_number).save_regularly(interval, &end))
+    });
     let status = child.wait()?;
     drop(ended);
     if let Some(saver) = saver {
