@@ -104,7 +104,7 @@ fn a_job_is_not_suspended_into_a_folder_of_somebody_else() {
         let planting = attack(planting, &[&victim, &folder]);
         let refused = cluster.radic(["suspend".as_ref(), id.as_ref(), folder.as_os_str()]).run();
         drop(planting.wait());
-        assert_eq!(fs::read_to_string(&victim).expect("it is there"), PRECIOUS, "it was overwritten through a link");
+        assert_eq!(fs::read(&victim).expect("it is there"), PRECIOUS.as_bytes(), "it was overwritten through a link");
         refused.expect(exit_code::RADIC).expect_stderr(&[why, name]);
     }
     assert_eq!(only_job(&cluster), id, "it goes on");
@@ -185,7 +185,7 @@ fn a_protector_writes_into_no_folder_of_somebody_else() {
     fs::create_dir(ours.join("nodes/n1")).expect("a new folder");
     chown(ours.join("nodes/n1"), Some(ATTACKER), None).expect("the test runs as root");
     refused(&cluster, &ours, &[], &["ours/nodes/n1", "belongs to uid 64001"]);
-    assert_eq!(fs::read_to_string(&victim).expect("it is there"), PRECIOUS, "it was overwritten through a link");
+    assert_eq!(fs::read(&victim).expect("it is there"), PRECIOUS.as_bytes(), "it was overwritten through a link");
     for command in [["cluster", "start", "--nodes", "1", "--dir"].as_slice(), &["cluster", "stop", "--dir"]] {
         let words = command.iter().map(OsString::from).chain([theirs.clone().into_os_string()]);
         cluster.radic(words).run().expect(exit_code::RADIC).expect_stderr(&["theirs", "belongs to uid 64001"]);
@@ -202,7 +202,7 @@ fn a_protector_s_folders_are_private() {
     DirBuilder::new().recursive(true).mode(0o700).create(&node).expect("a new folder");
     symlink(&victim, node.join("pid")).expect("a link");
     cluster.start_node("n1", &[]);
-    assert_eq!(fs::read_to_string(&victim).expect("it is there"), PRECIOUS);
+    assert_eq!(fs::read(&victim).expect("it is there"), PRECIOUS.as_bytes());
     cluster.protector("n1");
     let mode = |path: &Path| fs::symlink_metadata(path).expect("it is there").mode() & 0o7777;
     assert_eq!((mode(&node.join("pid")), mode(&node.join("store"))), (0o600, 0o700));
