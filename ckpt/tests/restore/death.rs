@@ -10,6 +10,7 @@ use radic_ckpt::Mode;
 use radic_ckpt::control::{self, Ids};
 use radic_ckpt::death::Report;
 use radic_ckpt::launch::DEATH_VARIABLE;
+use radic_ckpt::trusted::Owners;
 
 use crate::harness::{Process, library};
 use crate::single::Home;
@@ -37,7 +38,7 @@ fn handled(pid: i32) -> u64 {
 
 /// Restores an image, with a path for a report if there is one.
 fn restored(image: &Path, report: Option<&Path>, ids: Ids) -> Process {
-    let mut command = control::restart_as(ids, image, &library(), &mut |_, _| {}).unwrap();
+    let mut command = control::restart_as(ids, Owners::Trusted, image, &library(), &mut |_, _| {}).unwrap();
     command.envs(report.map(|path| (DEATH_VARIABLE, path)));
     let mut process = Process::start("the restored one", command.stdin(Stdio::null()).stdout(Stdio::null()));
     process.pid();
