@@ -395,6 +395,8 @@ impl Process {
         self.closing = false;
         self.unstable.clear();
         (self.payload, self.payload_start, self.payload_stable, self.payload_told) = (0, 0, 0, 0);
+        // Positions in the payload log are of a life: what an image of an earlier one covers was before this one's first.
+        self.images.iter_mut().for_each(|image| image.payload = 0);
         self.streams.values_mut().for_each(|stream| stream.stable = stream.stable.max(stream.held()));
     }
 

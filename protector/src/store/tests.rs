@@ -123,6 +123,28 @@ fn a_process_that_lives_again_has_a_good_image() {
     }
 }
 
+/// Positions in the payload log are of a life: the older image's is of the one before.
+#[test]
+fn an_image_of_an_earlier_life_covers_no_payload_of_this_one() {
+    let mut store = two_images(CONFIG);
+    let id = speaker(0).process;
+    assert_eq!(restarted_as(&mut store, 1..2), [(1, 4)]);
+    let (journal, payload) = (Span { start: 4, end: 6 }, Span { start: 0, end: 0 });
+    let hello = ToProtector::Hello { process: id, incarnation: Incarnation(1), journal, payload };
+    store.handle_message(speaker(1), &hello).unwrap();
+    let (streams, ended) = (CutStreams::new(&[(stream(1), 8)]).unwrap(), CutStreams::new(&[]).unwrap());
+    let begin = ToProtector::ImageBegin { image: 2, parent: None, cut: 6, payload: 0, streams, ended };
+    let chunk = ToProtector::ImageChunk { image: 2, offset: 0, bytes: b"image" };
+    for message in [begin, chunk, ToProtector::ImageEnd { image: 2, length: 5 }] {
+        store.handle_message(speaker(1), &message).unwrap();
+    }
+    store.handle_verified(id, 2, true);
+    assert!(said(&mut store).contains(&"Committed { image: 2, oldest: 1 }".to_owned()));
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 8, bytes: b"more" };
+    store.handle_message(speaker(1), &payload).unwrap();
+    assert!(store.holds(id, stream(1), 11), "it is new, not covered");
+}
+
 #[test]
 fn the_next_commit_drops_what_only_the_image_before_needed() {
     let mut store = two_images(CONFIG);
