@@ -4,9 +4,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind};
@@ -107,6 +108,16 @@ fn replay_all(library: &Library, to_the_byte: bool) {
     cluster.stop();
 }
 
+/// A process that ends with this value.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
 /// The socket where `radic replay` waits for the process has a name that every user may see. Whoever else calls there hears nothing, and stops nothing.
 #[test]
 fn a_rank_s_log_is_for_the_process_alone() {
@@ -127,15 +138,16 @@ fn a_rank_s_log_is_for_the_process_alone() {
 
     let mut intruder = Command::new(&program);
     intruder.args(["call".as_ref(), "radic-replay-".as_ref(), says.as_os_str()]).uid(64_002).gid(64_002).stdout(Stdio::piped());
-    let mut intruder = intruder.spawn().expect("the other user's program");
+    let mut intruder = Ended(intruder.spawn().expect("the other user's program"));
     // It looks all the time, and the process takes its time to come back. Should it miss the moment once, it does not again.
     let called = (0..RANKS).cycle().take(8).any(|rank| {
         let words = ["replay", &id.to_string(), &rank.to_string(), "--strict", "--json"].map(str::to_owned);
         cluster.radic(words).limit(LIMIT).run().expect(0);
-        intruder.try_wait().expect("a child").is_some()
+        intruder.0.try_wait().expect("a child").is_some()
     });
-    _ = intruder.kill();
-    let heard = String::from_utf8(intruder.wait_with_output().expect("what it says").stdout).expect("text");
+    _ = intruder.0.kill();
+    let mut heard = String::new();
+    intruder.0.stdout.take().expect("a pipe").read_to_string(&mut heard).expect("what it says");
     assert!(called && heard.starts_with("first\n") && heard.ends_with(" 0 bytes \n"), "{heard}");
     cluster.assert_idle();
     cluster.stop();
