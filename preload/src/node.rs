@@ -179,7 +179,8 @@ impl Node {
     }
 }
 
-/// Whoever can bind a name can pose as the node: nothing is said to another user than root and our own, for the job's key goes through here.
+/// Whoever can bind a name can pose as the node: nothing is said to another user than root and our own, for the job's key goes through
+/// here.
 fn check_peer(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let there = sys::peer_user(fd)?;
     let ours = there == 0 || there == rustix::process::geteuid().as_raw();

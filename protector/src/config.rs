@@ -307,8 +307,8 @@ impl Config {
         node_dir(&self.dir, &self.name)
     }
 
-    /// The node's own folder and that of its store, made if need be. Neither they nor the folders above the node's own, up to the cluster's, may be another
-    /// user's, or open to others.
+    /// The node's own folder and that of its store, made if need be. Neither they nor the folders above the node's own, up to the
+    /// cluster's, may be another user's, or open to others.
     pub fn make_folders(&self) -> Result<(Folder, Folder), FolderError> {
         let node = Folder::make_all(&self.dir)?.subfolder(NODES)?.subfolder(self.name.as_str())?;
         Ok((node, Folder::make_all(&self.store)?))

@@ -1,8 +1,8 @@
 //! Folders that nobody else can write to, and the files in them.
 //!
-//! All that `radic` and `radicd` write goes through here. A folder that another user owns or may write to can hold links to files of ours, and a file
-//! that is written there can be exchanged. So a folder is opened once, judged by its descriptor, and what is in it is opened by that descriptor and
-//! never through a link: what becomes of the folder's name meanwhile does not matter.
+//! All that `radic` and `radicd` write goes through here. A folder that another user owns or may write to can hold links to files of
+//! ours, and a file that is written there can be exchanged. So a folder is opened once, judged by its descriptor, and what is in it is
+//! opened by that descriptor and never through a link: what becomes of the folder's name meanwhile does not matter.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};

@@ -100,8 +100,9 @@ fn a_job_is_not_suspended_into_a_folder_of_somebody_else() {
     {
         let folder = place.folder(name, owner, mode);
         // It is empty when the command looks, and the links are there when the files are made.
-        let planting = "sleep 0.05; for r in 0 1; do for f in journal received; do ln -s \"$1\" \"$2/rank-$r.$f\"; done; done; ln -s \"$1\" \"$2/manifest.new\"";
-        let planting = attack(planting, &[&victim, &folder]);
+        let names = "rank-0.journal rank-0.received rank-1.journal rank-1.received manifest.new";
+        let planting = format!("sleep 0.05; for name in {names}; do ln -s \"$1\" \"$2/$name\"; done");
+        let planting = attack(&planting, &[&victim, &folder]);
         let refused = cluster.radic(["suspend".as_ref(), id.as_ref(), folder.as_os_str()]).run();
         drop(planting.wait());
         assert_eq!(fs::read(&victim).expect("it is there"), PRECIOUS.as_bytes(), "it was overwritten through a link");

@@ -45,11 +45,13 @@ pub(crate) enum ClientError {
     #[error("the protector of {node} did not answer within {} s", limit.as_secs())]
     Late { node: String, limit: Duration },
     #[error(
-        "RADIC_KEY names the key {named}, and {own} is another one: unset RADIC_KEY if the cluster was started by `radic cluster start`, else move {own} away"
+        "RADIC_KEY names the key {named}, and {own} is another one: unset RADIC_KEY if the cluster was started \
+         by `radic cluster start`, else move {own} away"
     )]
     TwoKeys { named: PathBuf, own: PathBuf },
     #[error(
-        "the cluster's folder, {0}, is no text (UTF-8), which the variables of ranks must be: choose another with --cluster DIR or RADIC_CLUSTER"
+        "the cluster's folder, {0}, is no text (UTF-8), which the variables of ranks must be: \
+         choose another with --cluster DIR or RADIC_CLUSTER"
     )]
     NoText(PathBuf),
     #[error("{0}")]
@@ -96,8 +98,8 @@ impl Cluster {
         self.dir.join("key")
     }
 
-    /// The key that the cluster's protectors have: that of `RADIC_KEY`, as for `radicd`, else the one in this folder. If there are two, and they differ, nobody
-    /// here knows which of them it is, and what is signed with the wrong one can never be used.
+    /// The key that the cluster's protectors have: that of `RADIC_KEY`, as for `radicd`, else the one in this folder. If there are two,
+    /// and they differ, nobody here knows which of them it is, and what is signed with the wrong one can never be used.
     pub(crate) fn key_in_force(&self) -> Result<PathBuf, ClientError> {
         self.choose_key(std::env::var_os("RADIC_KEY").filter(|path| !path.is_empty()).map(PathBuf::from))
     }

@@ -360,8 +360,8 @@ struct Process {
     fd: OwnedFd,
 }
 
-/// The protectors of the cluster in this folder that run, whatever has become of the folder. They are looked for among all processes of this user: the
-/// files that name them may be gone.
+/// The protectors of the cluster in this folder that run, whatever has become of the folder. They are looked for among all processes of
+/// this user: the files that name them may be gone.
 fn processes(cluster: &Cluster) -> Vec<Process> {
     let me = nix::unistd::geteuid().as_raw();
     let named: Vec<(i32, String)> =
@@ -392,8 +392,9 @@ fn noted_pid(cluster: &Cluster, name: &str) -> Option<i32> {
     text.trim().parse().ok()
 }
 
-/// Which protector of the cluster in `dir` has this command line (NUL after each word), if it is one. `noted` is the name of the node whose folder names
-/// the process, for those that were given the cluster's folder in another way than by `--dir`. A dead process that nobody has waited for has no words.
+/// Which protector of the cluster in `dir` has this command line (NUL after each word), if it is one. `noted` is the name of the node
+/// whose folder names the process, for those that were given the cluster's folder in another way than by `--dir`. A dead process that
+/// nobody has waited for has no words.
 fn protector_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<String> {
     let words: Vec<&OsStr> = command.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
     let is_keeper = words.get(1).is_some_and(|word| *word == keeper::ARGUMENT);
@@ -424,7 +425,8 @@ pub(crate) struct Stopped {
     pub(crate) nodes: usize,
     /// Those of them that had to be killed.
     pub(crate) killed: Vec<String>,
-    /// Those of them that were told to end and that this command cannot see end: they were started from other folders, on other machines perhaps.
+    /// Those of them that were told to end and that this command cannot see end: they were started from other folders, on other machines
+    /// perhaps.
     pub(crate) elsewhere: Vec<String>,
     /// Those of them whose folder had been removed while they ran.
     pub(crate) unseen: Vec<String>,

@@ -1,7 +1,8 @@
 //! Whether the node's folders are still there.
 //!
-//! A cluster's folder that is deleted while it runs leaves protectors that nobody finds any more. There is no event for that on all file systems, and none
-//! for a rename of a folder above, so they are looked at; in a thread of its own, for a file server that does not answer must not pass for our death.
+//! A cluster's folder that is deleted while it runs leaves protectors that nobody finds any more. There is no event for that on all file
+//! systems, and none for a rename of a folder above, so they are looked at; in a thread of its own, for a file server that does not
+//! answer must not pass for our death.
 
 use std::io;
 use std::path::PathBuf;

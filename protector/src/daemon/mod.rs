@@ -224,12 +224,12 @@ impl Daemon {
         self.node.handle(self.started.elapsed(), input);
     }
 
-    /// No command finds this protector any more, no rank that is started joins it, and nothing that is logged could be read again: as its node's death it
-    /// is survived.
+    /// No command finds this protector any more, no rank that is started joins it, and nothing that is logged could be read again: as its
+    /// node's death it is survived.
     fn lose_folder(&mut self, path: &Path) {
         let why = format!(
-            "{} was removed, renamed or replaced while this protector ran: this node leaves the cluster; start it again with `radicd` or `radic cluster start`, \
-             and end clusters with `radic cluster stop` before their folder is removed",
+            "{} was removed, renamed or replaced while this protector ran: this node leaves the cluster; start it again with `radicd` \
+             or `radic cluster start`, and end clusters with `radic cluster stop` before their folder is removed",
             path.display()
         );
         self.handle(Input::Note(EventName::Limit, why.clone()));

@@ -433,8 +433,8 @@ fn not_permitted(rank: Rank, node: &NodeName, pid: i32, signal: Signal) -> Strin
     let user = std::os::unix::fs::MetadataExt::uid;
     let user = std::fs::metadata(format!("/proc/{pid}")).map_or("another user".to_owned(), |meta| format!("uid {}", user(&meta)));
     format!(
-        "{signal} for rank {rank} on {node}, pid {pid}, {NOT_PERMITTED}: it has become {user}, and this protector runs as uid {}; end it on {node} \
-         as that user or as root (`kill -KILL -- -{pid}`)",
+        "{signal} for rank {rank} on {node}, pid {pid}, {NOT_PERMITTED}: it has become {user}, and this protector runs as uid {}; \
+         end it on {node} as that user or as root (`kill -KILL -- -{pid}`)",
         nix::unistd::geteuid()
     )
 }

@@ -187,8 +187,8 @@ fn changes(file: &Path, shown: &str, meta: &Metadata) -> Vec<Finding> {
     findings
 }
 
-/// The same for the file's capabilities, as its attribute has them: a version with flags, then at least 32 bits each of what is permitted and what may be
-/// inherited. The kernel ignores them for root, who has them all.
+/// The same for the file's capabilities, as its attribute has them: a version with flags, then at least 32 bits each of what is permitted
+/// and what may be inherited. The kernel ignores them for root, who has them all.
 fn capabilities(shown: &str, attribute: &[u8], uid: u32) -> Option<Finding> {
     const EFFECTIVE: u8 = 1;
     // Revision 1 and 2 end with the sets, 3 has a user id behind them.
@@ -303,7 +303,8 @@ mod tests {
     #[test]
     fn capabilities_are_in_the_way_of_everybody_but_root() {
         let judged = |bytes: &[u8], uid| capabilities("x", bytes, uid).map(|finding| finding.level);
-        // Revision 2: cap_net_raw, permitted and effective, as `setcap cap_net_raw+ep` sets it; the same without +e; only inheritable; none at all.
+        // Revision 2: cap_net_raw, permitted and effective, as `setcap cap_net_raw+ep` sets it; the same without +e; only inheritable;
+        // none at all.
         let value = |flags: u8, permitted: u8, inheritable: u8| {
             let mut bytes = [0; 20];
             (bytes[0], bytes[3], bytes[5], bytes[9]) = (flags, 2, permitted, inheritable);
