@@ -434,12 +434,12 @@ pub(crate) struct Stopped {
 
 /// Ends every protector of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
-    let mut alive = processes(cluster);
-    let there = cluster.nodes_dir().is_dir();
-    ensure!(there || !alive.is_empty(), "no cluster in {}: there is nothing to stop", cluster.dir().display());
+    let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
+    ensure!(is_there, "no cluster in {}: there is nothing to stop", cluster.dir().display());
     // Of a folder that was removed there is nothing to lock, and nobody starts anything in it while its protectors live.
     let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
     let _lock = folder.as_ref().map(lock).transpose()?;
+    let mut alive = processes(cluster);
     let names: Vec<String> = alive.iter().map(|process| process.name.clone()).collect();
     let unseen: Vec<String> = names.iter().filter(|name| !cluster.node_dir(name).join("pid").exists()).cloned().collect();
     let elsewhere = match end_by_request(cluster, &names) {

@@ -193,7 +193,7 @@ fn capabilities(shown: &str, attribute: &[u8], uid: u32) -> Option<Finding> {
     const EFFECTIVE: u8 = 1;
     // Revision 1 and 2 end with the sets, 3 has a user id behind them.
     let sets = attribute.get(4..attribute.len().min(20)).unwrap_or_default();
-    if !attribute.first().is_some_and(|flags| flags & EFFECTIVE != 0) && sets.iter().all(|byte| *byte == 0) {
+    if attribute.first().is_none_or(|flags| flags & EFFECTIVE == 0) && sets.iter().all(|byte| *byte == 0) {
         return None;
     }
     let remedy = "use a copy of your own (cp takes none along), or remove them (setcap -r)";
