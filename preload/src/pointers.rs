@@ -41,6 +41,13 @@ pub fn is_writable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Write)
 }
 
+/// Whether bytes can be received there. There may be room for fewer than so many: the kernel looks at that when as many have come.
+#[inline]
+pub fn can_take<T>(start: *const T, length: usize) -> bool {
+    let ends = || (start as usize).checked_add(length).is_some_and(|end| end <= HIGHEST);
+    is_writable(start, length.min(1)) && (length == 0 || ends())
+}
+
 /// What lies there; none: nothing does.
 pub fn read<T: Copy>(from: *const T) -> Option<T> {
     // SAFETY: it can be read, and every caller's type is plain numbers, of which any bytes are valid ones.
@@ -137,6 +144,9 @@ mod tests {
                 assert_eq!(seen(nowhere as *const u8, 0), (true, true));
             }
             assert_eq!(seen(pages, usize::MAX), (false, false));
+            let takes =
+                [(0, PAGE), (0, 1 << 30), (0, usize::MAX), (1, 1), (3, 1), (3, 0)].map(|(at, length)| can_take(page(at), length));
+            assert_eq!(takes, [true, true, false, false, false, true]);
             assert_eq!((read(pages.cast::<u64>()), read(page(3).cast::<u64>())), (Some(7), None));
             munmap(pages.cast(), 3 * PAGE).unwrap();
             munmap(page(4).cast(), PAGE).unwrap();

@@ -47,7 +47,7 @@ fn check_address(address: *const sockaddr, length: socklen_t) -> Result<(), Errn
 
 unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
-        if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && pointers::is_writable(bytes, length) {
+        if fds::kind(fd) == Kind::Pmi && length > 0 && flags & !libc::MSG_DONTWAIT == 0 && pointers::can_take(bytes, length) {
             let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
             return pmi::receive(fd, &mut [IoSliceMut::new(room)], flags != 0).map(finish);
         }
@@ -55,7 +55,7 @@ unsafe fn receive_one(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_in
         return None;
     }
     let how = match how(flags) {
-        _ if !pointers::is_writable(bytes, length) => return Some(finish(Err(Errno::FAULT))),
+        _ if !pointers::can_take(bytes, length) => return Some(finish(Err(Errno::FAULT))),
         Ok(how) => how,
         Err(error) => return Some(finish(Err(error))),
     };
@@ -76,7 +76,7 @@ unsafe fn receive_many(fd: c_int, parts: *const iovec, count: usize, flags: c_in
         layer::tend_in_passing();
         return None;
     }
-    let how = match unsafe { check_parts(parts, count, too_many, pointers::is_writable) }.and_then(|()| how(flags)) {
+    let how = match unsafe { check_parts(parts, count, too_many, pointers::can_take) }.and_then(|()| how(flags)) {
         Ok(how) => how,
         Err(error) => return Some(finish(Err(error))),
     };
@@ -94,7 +94,7 @@ unsafe fn send_one(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int
         layer::tend_in_passing();
         return None;
     }
-    if flags & libc::MSG_OOB != 0 {
+    if flags & libc::MSG_OOB != 0 && length > 0 {
         return Some(finish(Err(Errno::OPNOTSUPP)));
     }
     if !pointers::is_readable(bytes, length) {
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn recvmmsg(
 
 /// `read` and its kin: they are for pipes, too.
 unsafe fn read_one(fd: c_int, bytes: *mut c_void, length: size_t) -> Option<ssize_t> {
-    if fds::kind(fd) == Kind::Input && length > 0 && pointers::is_writable(bytes, length) {
+    if fds::kind(fd) == Kind::Input && length > 0 && pointers::can_take(bytes, length) {
         let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
         return input::read(fd, &mut [IoSliceMut::new(room)]).map(finish);
     }
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, length: size_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
-        Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::is_writable) }.is_ok() => {
+        Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::can_take) }.is_ok() => {
             // An IoSliceMut is an iovec in memory.
             input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) }).map(finish)
         }
@@ -405,7 +405,8 @@ pub unsafe extern "C" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     let is_pipe = fds::kind(to) == Kind::Output || fds::kind(from) == Kind::Input;
-    if is_connection(from) || is_connection(to) || is_pipe && layer::is_active() {
+    let are_open = || [from, to].iter().all(|fd| rustix::io::fcntl_getfd(sys::borrow(*fd)).is_ok());
+    if (is_connection(from) || is_connection(to) || is_pipe && layer::is_active()) && are_open() {
         // As for a descriptor that cannot be spliced: callers copy then, or report it.
         static SAID: AtomicBool = AtomicBool::new(false);
         note_once(
