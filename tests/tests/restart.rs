@@ -124,10 +124,15 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
         let mut events = cluster.events_at("n1");
         let flags = format!("--nodes n1,n2 --protect on --ckpt-interval 1.5 --on-loss {on_loss}");
         let job = cluster.job(2, &flags, &[&program, "rank", dir.to_str().expect("text")]).limit(LIMIT).start();
-        events.expect("a checkpoint of rank 1", SOON, |e| e.event == EventName::Checkpoint && e.rank == Some(Rank(1)));
+        // Its nodes also tell of the job before.
+        let place = dir.display().to_string();
+        let id = events.expect("the job's start", SOON, |e| e.event == EventName::JobStart && e.text.contains(&place)).job;
+        let mut of_rank_1 =
+            |what: &str, event: EventName| events.expect(what, SOON, |e| (e.event, e.job, e.rank) == (event, id, Some(Rank(1))));
+        of_rank_1("a checkpoint of rank 1", EventName::Checkpoint);
         fs::write(dir.join("go"), "").expect("a new file");
-        events.expect("rank 1 to catch up", SOON, |e| e.event == EventName::Replay && e.rank == Some(Rank(1)));
-        let lost = events.expect("rank 1 to be given up", SOON, |e| e.event == EventName::Lost && e.rank == Some(Rank(1)));
+        of_rank_1("rank 1 to catch up", EventName::Replay);
+        let lost = of_rank_1("rank 1 to be given up", EventName::Lost);
         assert!(lost.text.contains("rank 1: it does not catch up: it stands at "), "{}", lost.text);
         assert!(lost.text.contains("the limit is 3.0 s"), "{}", lost.text);
         let finished = job.wait();
