@@ -477,7 +477,8 @@ mod tests {
                         (0 | 1, _) | (_, None) => {
                             let zeroed = what == 1;
                             let block = if zeroed { ALLOCATOR.alloc_zeroed(layout) } else { ALLOCATOR.alloc(layout) };
-                            prop_assert!(block.addr() >= BASE && block.addr().is_multiple_of(layout.align()));
+                            let base = if layout.align() == SECRET_ALIGN { SECRET_BASE } else { BASE };
+                            prop_assert!(block.addr() >= base && block.addr().is_multiple_of(layout.align()));
                             prop_assert!(!zeroed || std::slice::from_raw_parts(block, size).iter().all(|byte| *byte == 0));
                             block.write_bytes(mark, size);
                             live.insert(block.expose_provenance(), (layout, mark));

@@ -257,8 +257,12 @@ mod tests {
 
     const COVERS: [Cover; 2] = [Cover::Encrypted, Cover::Authenticated];
 
+    fn keys() -> [u8; 64] {
+        std::array::from_fn(|at| at as u8)
+    }
+
     fn pair(cover: Cover) -> (Sealer, Opener) {
-        (both(&mut [7; 64], cover, true).0, both(&mut [7; 64], cover, false).1)
+        (both(&mut keys(), cover, true).0, both(&mut keys(), cover, false).1)
     }
 
     /// All that comes of these bytes: the bodies, whether the end came, what is wrong.
@@ -308,7 +312,7 @@ mod tests {
                 let (_, _, error) = opened(&mut pair(cover).1, &bytes, 1000);
                 assert_eq!(error, Some(RecordError::Forged), "{order:?}");
             }
-            let mut back = both(&mut [7; 64], cover, true).1;
+            let mut back = both(&mut keys(), cover, true).1;
             assert_eq!(opened(&mut back, &records[0], 1000).2, Some(RecordError::Forged), "what it said itself");
             let other = if cover == Cover::Encrypted { Cover::Authenticated } else { Cover::Encrypted };
             assert_eq!(opened(&mut pair(other).1, &records[0], 1000).2, Some(RecordError::Forged), "another cover");
