@@ -1,13 +1,16 @@
-//! What is kept of a restored process that dies before it lives again: registers, memory map and the faulting address, in a file whose path came with the
-//! restart ([`DEATH_VARIABLE`](crate::launch::DEATH_VARIABLE)). Without a path nothing here does anything.
+//! What is kept of a restored process that dies before it lives again: registers, memory map and the faulting address, in a file whose
+//! path came with the restart ([`DEATH_VARIABLE`](crate::launch::DEATH_VARIABLE)). Without a path nothing here does anything.
 //!
-//! From the first moment of the restart on, handlers of the engine stand before the program's for the signals by which processes die of themselves. A handler
-//! writes the report, puts the program's own disposition back and lets the signal go its way: a fault happens again, any other signal is sent again with all
-//! that it carries. So the program's handler, or the default, decides how the process ends. When the process lives, [`settled`] puts back what is left.
+//! From the first moment of the restart on, handlers of the engine stand before the program's for the signals by which processes die of
+//! themselves. A handler writes the report, puts the program's own disposition back and lets the signal go its way: a fault happens
+//! again, any other signal is sent again with all that it carries. So the program's handler, or the default, decides how the process
+//! ends. When the process lives, [`settled`] puts back what is left.
 //!
-//! No image has such a handler for the program's: who asks for the program's disposition asks [`program_action`].
+//! No image has such a handler for the program's: the engine itself learns of dispositions only by [`program_action`]. A program that
+//! asks while it catches up sees ours, and may set it again later: then it does what the program's own would.
 //!
-//! No libc, no allocation, no lock that is waited for without a bound: the process may have died in any of them. All buffers are static.
+//! No libc, no allocation, no lock that is waited for without a bound: the process may have died in any of them. All large buffers are
+//! static.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -117,7 +120,8 @@ fn is_ours(action: &KernelAction) -> bool {
     action.handler == handler as *const () as u64
 }
 
-/// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: nobody wants one. Only the calling thread is there.
+/// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: nobody wants one. Only the calling
+/// thread is there.
 pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errno> {
     // What the image says of these is of an earlier life.
     let phase = if path[0] == 0 { Phase::Settled } else { Phase::Restoring };
@@ -301,7 +305,8 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// Whether the instruction that was interrupted causes the signal again: not after a trap, which comes when it is done, nor when the signal was sent.
+/// Whether the instruction that was interrupted causes the signal again: not after a trap, which comes when it is done, nor when the signal
+/// was sent.
 fn comes_again(signal: i32, code: i32) -> bool {
     match signal {
         libc::SIGSEGV | libc::SIGILL | libc::SIGFPE => code > 0,

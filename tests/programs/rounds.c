@@ -5,6 +5,9 @@
  *
  * With --linger M each rank says that it is in MPI_Finalize, and stays there for M milliseconds times its rank before it does what the library wants to do;
  * then it stays as long once more, before it exits.
+ *
+ * With --die rank 1 dies of a fault for each of the files "die/a" and "die/b" in the working directory, which it removes: a round that is done once more finds
+ * what is left of them.
  */
 #define _DEFAULT_SOURCE
 #include "check.h"
@@ -41,6 +44,14 @@ static int finalizing(MPI_Comm comm, int key, void *value, void *state)
     return MPI_SUCCESS;
 }
 
+/* Removes a file, then writes where nothing is. */
+static void die(void)
+{
+    int *volatile nowhere = (int *)0x10;
+    if (unlink("die/a") == 0 || unlink("die/b") == 0)
+        *nowhere = 1;
+}
+
 /* Changes some pages, others in each round, and returns what was there. */
 static uint64_t stir(uint64_t *memory, size_t pages, uint64_t seed)
 {
@@ -55,8 +66,8 @@ static uint64_t stir(uint64_t *memory, size_t pages, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    struct option options[] = {{"rounds", 1000, 1}, {"mib", 0, 0}, {"note", 0, FLAG}, {"linger", 0, 0}, {"pause", 0, 0}};
-    start(argc, argv, options, 5, 2);
+    struct option options[] = {{"rounds", 1000, 1}, {"mib", 0, 0}, {"note", 0, FLAG}, {"linger", 0, 0}, {"pause", 0, 0}, {"die", 0, FLAG}};
+    start(argc, argv, options, 6, 2);
     const long rounds = options[0].value;
     const size_t words = (size_t)options[1].value << 17;
     uint64_t *memory = allocate(words * sizeof *memory);
@@ -79,6 +90,8 @@ int main(int argc, char **argv)
         mine = mix(mine ^ theirs ^ stir(memory, words / PAGE_WORDS, theirs));
         if (options[2].value)
             note(round);
+        if (options[5].value && rank == 1)
+            die();
         if (options[4].value)
             pause_ms(options[4].value);
     }

@@ -173,6 +173,46 @@ fn only_lost_ranks_go_back() {
     assert!(again > 0, "no lost rank has done anything again");
 }
 
+/// A rank that dies once more on its way back leaves its registers, and an event names them. The life after that one goes well.
+#[test]
+fn a_death_on_the_way_back_is_explained() {
+    let cluster = cluster(Kind::Logical, 0);
+    let dir = cluster.dir().join("notes");
+    fs::create_dir(&dir).expect("a new directory");
+    let command = rounds(&MPICH, "--rounds 8000 --pause 1 --note --die");
+    let due = result(&start(&MPICH, &cluster, PLAIN, &rounds(&MPICH, "--rounds 8000")).wait().expect(0));
+    let mut events = cluster.events_at("n1");
+    let job = start_in(&dir, &MPICH, &cluster, ASKED, &command);
+    let id = first_checkpoints(&mut events, RANKS);
+    // There is a log to catch up with, and the second death comes in its midst.
+    let rounds_done = || fs::read(dir.join("rounds.1")).map_or(0, |notes| notes.iter().filter(|byte| **byte == b'\n').count());
+    let checkpointed = rounds_done();
+    eventually(SOON, "rank 1 has done 100 rounds since its checkpoint", || rounds_done() > checkpointed + 100);
+    let deaths = dir.join("deaths");
+    fs::create_dir(&deaths).expect("a new directory");
+    ["a", "b"].iter().for_each(|name| fs::write(deaths.join(name), "").expect("a new file"));
+    fs::rename(&deaths, dir.join("die")).expect("both at once");
+    let told = events.expect("the death before the life", SOON, |e| e.event == EventName::Death);
+    assert_eq!((told.job, told.rank), (Some(id), Some(Rank(1))), "{told:?}");
+    let known = ["rank 1, life 1: died of SIGSEGV ", ", before it lived: SIGSEGV at address 0x10, in /", "/rounds+0x"];
+    assert!(known.iter().all(|part| told.text.contains(part)), "{}", told.text);
+    let (_, path) = told.text.split_once("; report: ").expect("the report has a name");
+    let report = fs::read_to_string(path).expect("the report is there");
+    for part in ["\nphase: catching-up\n", "\nrip: 0x", "\nmaps:\n", "libradic.so"] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    expect_same(&cluster, job, &due, "two deaths of one rank");
+    let of = |name: EventName| events_of(&cluster, id).iter().filter(|e| e.event == name).count();
+    assert_eq!((of(EventName::Death), of(EventName::Live), of(EventName::Restart)), (1, 1, 0));
+    let shown = cluster.radic(["events", "--json"]).run().expect(0);
+    assert!(shown.stdout().contains("\"event\":\"death\""), "{shown}");
+    // The life that went well has left nothing.
+    let reports = fs::read_dir(Path::new(path).parent().expect("a folder")).expect("it is there").count();
+    assert_eq!(reports, 1, "beside {path}");
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 /// Between the death and the last new checkpoint the job is said to be degraded: the rank that was lost, and the one that was protected there.
 #[test]
 fn a_job_is_degraded_until_it_is_protected_again() {

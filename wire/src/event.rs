@@ -65,6 +65,8 @@ pub enum EventName {
     Restart,
     /// A process is lost and cannot be brought back.
     Lost,
+    /// A process that was brought back has ended before it lived again.
+    Death,
 }
 
 impl EventName {
@@ -99,6 +101,7 @@ impl EventName {
             EventName::Reprotected => "re-protected",
             EventName::Restart => "restart",
             EventName::Lost => "lost",
+            EventName::Death => "death",
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The reading of a report. The process that has written it may have written anything: every length has a bound, and nothing is taken for more than text.
+//! The reading of a report. The process that has written it may have written anything: every length has a bound, and nothing is taken for
+//! more than text.
 
 use crate::maps;
 

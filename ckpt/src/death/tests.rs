@@ -81,8 +81,15 @@ proptest! {
     #[test]
     fn any_bytes_are_read_or_not(
         lines in proptest::collection::vec(
-            (prop_oneof![Just("reason"), Just("signal"), Just("code"), Just("rip"), Just("mapping-of-rip"), Just("address")],
-                prop_oneof![proptest::collection::vec(any::<u8>(), 0..400), "(0x)?[0-9a-f]{1,18}(-[0-9a-f]{1,18} r-xp [0-9a-f]{1,17} 0:0 0 /x)?".prop_map(String::into_bytes)]),
+            (
+                prop_oneof![
+                    Just("reason"), Just("signal"), Just("code"), Just("rip"), Just("mapping-of-rip"), Just("address"), Just("phase"),
+                ],
+                prop_oneof![
+                    proptest::collection::vec(any::<u8>(), 0..400),
+                    "(0x)?[0-9a-f]{1,18}(-[0-9a-f]{1,18} r-xp [0-9a-f]{1,17} 0:0 0 /x)?".prop_map(String::into_bytes),
+                ],
+            ),
             0..8,
         ),
     ) {

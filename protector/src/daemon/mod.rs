@@ -5,6 +5,7 @@
 
 mod commands;
 pub mod counters;
+mod deaths;
 pub mod faults;
 mod folders;
 pub mod keeper;
@@ -215,7 +216,8 @@ impl Daemon {
     fn handle(&mut self, input: Input) {
         log_signal(&input);
         match &input {
-            Input::Exited(process, _) => self.processes.handle_exited(*process),
+            Input::Exited(process, status) => self.processes.handle_exited(*process, *status),
+            Input::Observer(_, pid, ToNode::Live { .. }) => self.processes.handle_live(*pid),
             Input::Observer(_, pid, ToNode::Restored { process, .. }) => self.processes.handle_restored(*process, *pid),
             Input::ClientGone(client) => self.commands.handle_gone(client.0),
             Input::ObserverGone(observer) => self.observers.handle_gone(observer.0),
@@ -377,6 +379,7 @@ fn log(event: &radic_wire::event::Event) {
         | EventName::Limit
         | EventName::CheckpointFailed
         | EventName::Unprotected
+        | EventName::Death
         | EventName::Store => {
             tracing::warn!(event = name, subject, job, rank, "{}", event.text);
         }

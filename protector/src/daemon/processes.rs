@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus as StdExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::Instant;
@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use radic_ckpt::control::{self, Ids, Restorable};
+use radic_ckpt::launch::DEATH_VARIABLE;
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream, exit_code};
@@ -28,8 +29,9 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{Notify, mpsc};
-use tokio::task::{AbortHandle, spawn_local};
+use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 
+use super::deaths::Return;
 use super::keeper::{Keeper, Ward};
 use super::local::Handover;
 use super::orphans;
@@ -70,6 +72,8 @@ struct Process {
     waiter: AbortHandle,
     /// The key space by which its library names the files it may leave behind.
     kvsname: String,
+    /// It was brought back, and does not live yet: its end is to be explained.
+    back: Option<Return>,
 }
 
 /// A stream of output.
@@ -107,6 +111,14 @@ impl Process {
     fn abandon(mut self) {
         self.waiter.abort();
         self.readers.drain().for_each(|(_, reader)| reader.close());
+    }
+
+    /// Its end needs no explanation any more.
+    fn forget_return(&mut self) {
+        if let Some(back) = self.back.take() {
+            // The disk is not waited for.
+            spawn_blocking(move || back.forget());
+        }
     }
 }
 
@@ -163,6 +175,9 @@ impl Processes {
             }
             HostOutput::Signal(rank, signal) => {
                 let ends = matches!(signal, libc::SIGKILL | libc::SIGTERM);
+                if let Some(process) = self.processes.get_mut(&id(rank)).filter(|_| ends) {
+                    process.forget_return();
+                }
                 if !(ends && self.restores.give_up(id(rank))) {
                     let refused = self.signal(id(rank), signal);
                     return refused.map(|why| Input::StoreEvent(EventName::Refused, Some(id(rank)), why));
@@ -189,11 +204,19 @@ impl Processes {
 
     /// The process has ended: its group gets its last signal, its files are removed, and if it was the last of its job here,
     /// what has left the group ends, too.
-    pub fn handle_exited(&mut self, id: ProcessId) {
+    pub fn handle_exited(&mut self, id: ProcessId, status: ExitStatus) {
         _ = self.signal(id, libc::SIGKILL);
-        self.release(id);
+        let said = self.release(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.alive = false;
+        if let Some(back) = process.back.take() {
+            let (inputs, after) = (self.inputs.clone(), back.age());
+            spawn_blocking(move || {
+                let text = back.explain(status, after, &said);
+                // Nobody hears it only when the daemon ends.
+                _ = inputs.blocking_send(Input::StoreEvent(EventName::Death, Some(id), text));
+            });
+        }
         process.stdin = None;
         remove_leftovers(&process.kvsname, id.rank);
         if let Some(keeper) = self.keeper.borrow_mut().as_mut() {
@@ -290,7 +313,7 @@ impl Processes {
         let stdin = child.stdin.take().map(|pipe| self.feeder(id.job, pipe));
         let pmi = Some(self.serve_pmi(id, ours, Vec::new()));
         let (waiter, kvsname) = (self.wait(id, child), order.kvsname.clone());
-        self.processes.insert(id, Process { pid, child: pid, alive: true, stdin, pmi, readers, waiter, kvsname });
+        self.processes.insert(id, Process { pid, child: pid, alive: true, stdin, pmi, readers, waiter, kvsname, back: None });
         Ok(pid as u32)
     }
 
@@ -303,14 +326,14 @@ impl Processes {
         match ready.result {
             Err(error) => inputs.push(Input::Fetched(order.process, Err(error))),
             Ok(image) => {
-                let result = self.restore(&order, image);
+                let result = self.restore(&order, image, ready.report);
                 inputs.extend([Input::Fetched(order.process, Ok(())), Input::Spawned(order.process, result)]);
             }
         }
         inputs
     }
 
-    fn restore(&mut self, order: &RestoreOrder, image: Restorable) -> Result<u32, SpawnError> {
+    fn restore(&mut self, order: &RestoreOrder, image: Restorable, report: Result<PathBuf, String>) -> Result<u32, SpawnError> {
         let id = order.process;
         let program = OsStr::from_bytes(&image.process().exe).to_owned();
         check_surroundings(Path::new(&program), Path::new(OsStr::from_bytes(&image.process().cwd)))?;
@@ -319,7 +342,10 @@ impl Processes {
         _ = self.signal(id, libc::SIGKILL);
         self.processes.remove(&id).into_iter().for_each(Process::abandon);
         let preparation = sys::Preparation { pmi_fd: None, limit: self.limit, umask: 0o077, fixed_addresses: false };
-        let prepare = |command: &mut std::process::Command| sys::prepare_rank(command, preparation);
+        let prepare = |command: &mut std::process::Command| {
+            sys::prepare_rank(command, preparation);
+            command.envs(report.as_ref().ok().map(|path| (DEATH_VARIABLE, path)));
+        };
         let mut command = image.command(Ids::Old, Path::new(&order.library), Some(self.launcher), prepare);
         sys::lead_session(&mut command);
         let mut command = Command::from(command);
@@ -332,7 +358,8 @@ impl Processes {
         let stdin = child.stdin.take().map(|pipe| self.feeder(id.job, pipe));
         let readers = readers(&mut child);
         let (waiter, kvsname) = (self.wait(id, child), order.kvsname.clone());
-        self.processes.insert(id, Process { pid, child: keeper, alive: true, stdin, pmi: None, readers, waiter, kvsname });
+        let back = Some(Return::new(id, order.incarnation, report));
+        self.processes.insert(id, Process { pid, child: keeper, alive: true, stdin, pmi: None, readers, waiter, kvsname, back });
         Ok(pid as u32)
     }
 
@@ -343,16 +370,27 @@ impl Processes {
         }
     }
 
-    /// Reads what the engine has said on its pipes, for the log, and lets its output pass.
-    fn release(&mut self, id: ProcessId) {
-        let Some(process) = self.processes.get_mut(&id) else { return };
+    /// A process says that it lives. Others than those that were brought back do not.
+    pub fn handle_live(&mut self, pid: u32) {
+        if let Some(process) = self.processes.values_mut().find(|process| process.alive && process.pid as u32 == pid) {
+            process.forget_return();
+        }
+    }
+
+    /// Reads what the engine has said on its pipes, for the log, and lets its output pass. What it has said.
+    fn release(&mut self, id: ProcessId) -> String {
+        let mut all = String::new();
+        let Some(process) = self.processes.get_mut(&id) else { return all };
         for (stream, reader) in &mut process.readers {
             let said = reader.held.as_ref().map(read_now).unwrap_or_default();
             if !said.is_empty() {
-                tracing::warn!(job = %id.job, rank = %id.rank, "on its way back: {}", String::from_utf8_lossy(&said).trim_end());
+                let said = String::from_utf8_lossy(&said);
+                tracing::warn!(job = %id.job, rank = %id.rank, "on its way back: {}", said.trim_end());
+                all += &said;
             }
             reader.begin(id, *stream, &self.inputs);
         }
+        all
     }
 
     /// A connection of a process that was brought back carries its PMI from now on. Only the process that was launched may say so.

@@ -212,7 +212,7 @@ impl Driver {
         loop {
             match tokio::time::timeout(LIMIT, self.inputs.recv()).await.unwrap().unwrap() {
                 Input::Exited(process, status) => {
-                    self.processes.handle_exited(process);
+                    self.processes.handle_exited(process, status);
                     return status;
                 }
                 // Whatever was still to be read.
@@ -267,6 +267,7 @@ fn comes_back(local: bool, killed: bool, last_word: &'static str, expected: Exit
         assert!(driver.processes.processes[&id()].readers.values().all(|reader| reader.held.is_some()), "that was another");
         // Before it writes anything, as a process that is really brought back waits for its answer.
         driver.processes.handle_restored(id(), pid);
+        driver.processes.handle_live(pid);
         let listener = meeting(&program);
         assert_eq!(caller(&listener), pid, "the kernel and we agree who it is");
         assert!(killed || pid != old);

@@ -15,6 +15,7 @@ use radic_wire::key::ClusterKey;
 use radic_wire::mac::JobKey;
 use tokio::sync::mpsc;
 
+use super::deaths;
 use crate::logs::{FetchError, Images, MEMORY, fetch};
 use crate::node::host::RestoreOrder;
 use crate::store::Speaker;
@@ -36,6 +37,8 @@ pub struct Ready {
     /// What was wrong with images that were had elsewhere.
     pub damage: Vec<String>,
     pub result: Result<Restorable, String>,
+    /// Where the process reports its death, or why it cannot.
+    pub report: Result<PathBuf, String>,
 }
 
 impl Ready {
@@ -127,13 +130,14 @@ impl Restores {
             let (begun, sender) = (task.clone(), self.ready.clone());
             let work = move || {
                 let mut damage = Vec::new();
-                let result = prepare(&task, &key, store, &mut damage);
+                let result = prepare(&task, &key, store.clone(), &mut damage);
+                let report = deaths::make_room(&store, task.order.process, task.order.incarnation);
                 // Nobody hears it only when the daemon ends.
-                _ = ready.blocking_send(Ready { task, damage, result });
+                _ = ready.blocking_send(Ready { task, damage, result, report });
             };
             if let Err(error) = thread::Builder::new().name("restore".into()).spawn(work) {
                 let result = Err(format!("there is no thread to prepare it: {error}"));
-                let ready = Ready { task: begun, damage: Vec::new(), result };
+                let ready = Ready { task: begun, damage: Vec::new(), result, report: Err("it was not begun".to_owned()) };
                 tokio::task::spawn_local(async move { _ = sender.send(ready).await });
             }
         }

@@ -150,8 +150,9 @@ pub enum HostOutput {
     Warning(Rank, String),
     /// A protected rank has crashed, and what it had written was read: it is to be brought back.
     Lost(Rank, i32),
-    /// A rank died each time that it was brought back, before it lived again. The answer is [`Host::handle_not_restored`].
-    Unrestorable(Rank, String),
+    /// A rank died each time that it was brought back, before it lived again. The signal: it lived when that signal ended it first, and now died of the same.
+    /// The answer is [`Host::handle_not_restored`].
+    Unrestorable(Rank, String, Option<i32>),
     /// A rank has ended by itself, and nothing that it has printed is only here: its protector is to know.
     Left(Rank),
     /// A fence was released: the protector of the ranks is to know its keys.
@@ -237,15 +238,12 @@ impl LocalRank {
         self.crashes.push((now, signal));
     }
 
-    /// It has died between its restore and living again: that is no failure of the program, but of the restore. It is brought back a few times more. True:
+    /// It has died between its restore and living again: that is no failure of the program, but of the restore. It is brought back a few times more. False:
     /// it was brought back often enough.
-    ///
-    /// One exception: a rank that lived when this very signal ended it first. Two images lead to the same end then, so the program's own fault does.
     fn handle_restore_failed(&mut self, signal: i32) -> bool {
         self.failed_restores += 1;
-        let is_over = self.failed_restores >= RESTORES;
-        self.crashed = (!is_over).then_some(signal);
-        is_over && self.crashes.last().is_none_or(|(_, own)| *own != signal)
+        self.crashed = (self.failed_restores < RESTORES).then_some(signal);
+        self.crashed.is_some()
     }
 
     /// Asks for what may be read.
@@ -796,10 +794,11 @@ impl Host {
         {
             if !state.catching_up {
                 state.handle_crashed(now, signal);
-            } else if state.handle_restore_failed(signal) {
+            } else if !state.handle_restore_failed(signal) {
                 state.hopeless = true;
+                let own = state.crashes.last().map(|(_, own)| *own).filter(|own| *own == signal);
                 let why = format!("it died {RESTORES} times between its restore and living again; the last time it {status}");
-                self.outputs.push_back(HostOutput::Unrestorable(rank, why));
+                self.outputs.push_back(HostOutput::Unrestorable(rank, why, own));
             }
         }
         if std::mem::take(&mut state.returning) {

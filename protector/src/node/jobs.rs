@@ -62,7 +62,7 @@ impl Node {
                     }
                     self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal }));
                 }
-                HostOutput::Unrestorable(rank, why) => self.handle_unrestorable(now, ProcessId { job, rank }, why),
+                HostOutput::Unrestorable(rank, why, own) => self.handle_unrestorable(now, ProcessId { job, rank }, why, own),
                 HostOutput::Left(rank) => self.handle_rank_left(now, ProcessId { job, rank }),
                 HostOutput::Fenced => {
                     let Some(ward) = self.hosts.get(&job).filter(|h| h.protection().protect == Protect::On).map(Host::ward)

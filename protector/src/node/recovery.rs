@@ -436,14 +436,14 @@ impl Node {
     }
 
     pub(super) fn tell_home_of_lost_log(&mut self, process: ProcessId) {
-        self.tell_home_of_no_image(process, "its log was lost while it was brought back".to_owned());
+        self.tell_home_of_no_image(process, "its log was lost while it was brought back".to_owned(), None);
     }
 
     /// Tells the home that a process of this node is not brought back.
-    pub(super) fn tell_home_of_no_image(&mut self, process: ProcessId, why: String) {
+    pub(super) fn tell_home_of_no_image(&mut self, process: ProcessId, why: String, signal: Option<i32>) {
         let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
         let (rank, life) = (process.rank, self.life_here(process));
-        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal: None }));
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal }));
     }
 
     /// Tells the home of a job how those have ended whose node is lost, and who is not brought back: nobody else can, and it may have died before it was told.
@@ -776,15 +776,16 @@ impl Node {
                 About::rank(process.job, process.rank),
                 format!("rank {}: its images are here", process.rank),
             ),
-            Err(why) => self.handle_unrestorable(now, process, format!("its images cannot be had: {why}")),
+            Err(why) => self.handle_unrestorable(now, process, format!("its images cannot be had: {why}"), None),
         }
     }
 
-    /// No image brings a process of this node back: its job begins anew.
-    pub(super) fn handle_unrestorable(&mut self, now: Duration, process: ProcessId, why: String) {
+    /// No image brings a process of this node back: its job begins anew. `own`: it had crashed by this signal before; if it does so once more in the job's
+    /// next life, the program has failed.
+    pub(super) fn handle_unrestorable(&mut self, now: Duration, process: ProcessId, why: String, own: Option<i32>) {
         let about = About::rank(process.job, process.rank);
         self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
-        self.tell_home_of_no_image(process, why.clone());
+        self.tell_home_of_no_image(process, why.clone(), own);
         // Which the home need not hear: the job begins anew.
         self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
     }
@@ -833,7 +834,7 @@ impl Node {
         let (job, rank) = (process.job, process.rank);
         let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
-        self.tell_home_of_no_image(process, why.clone());
+        self.tell_home_of_no_image(process, why.clone(), None);
         self.refuse(observer, why.clone());
         // The home may be lost before it has heard so: the next one is told, too. (A run of `make chaos`: this node tried again three times, and the next home ended the job for that.)
         self.with_host(now, job, |host| host.handle_not_restored(now, rank, why));

@@ -7,13 +7,11 @@
 
 use std::time::Duration;
 
-use radic_wire::event::EventName;
 use radic_wire::ids::ProcessId;
 use radic_wire::process::Counters;
 
 use super::Node;
 use super::checkpoints::LONGEST;
-use super::events::About;
 
 /// The least time that a process has which only waits.
 const LEAST: Duration = Duration::from_secs(60);
@@ -138,17 +136,9 @@ impl Node {
             if watched.look(now, limit, counted, activity) {
                 let why = watched.why(now, limit);
                 self.replays.remove(&process);
-                self.give_up_replay(now, process, why);
+                self.handle_unrestorable(now, process, why, None);
             }
         }
-    }
-
-    /// The process ends, and its home hears that it cannot be brought back: the job begins anew, or ends, as it was asked to.
-    fn give_up_replay(&mut self, now: Duration, process: ProcessId, why: String) {
-        self.record(now, EventName::Lost, About::rank(process.job, process.rank), format!("rank {}: {why}", process.rank));
-        self.tell_home_of_no_image(process, why.clone());
-        // The home may be lost before it has heard so: the next one is told, too.
-        self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
     }
 }
 

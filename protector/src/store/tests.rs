@@ -132,7 +132,8 @@ fn an_image_of_an_earlier_life_covers_no_payload_of_this_one() {
     let (journal, payload) = (Span { start: 4, end: 6 }, Span { start: 0, end: 0 });
     let hello = ToProtector::Hello { process: id, incarnation: Incarnation(1), journal, payload };
     store.handle_message(speaker(1), &hello).unwrap();
-    let (streams, ended) = (CutStreams::new(&[(stream(1), 8)]).unwrap(), CutStreams::new(&[]).unwrap());
+    let read = [(stream(1), 8)];
+    let (streams, ended) = (CutStreams::new(&read).unwrap(), CutStreams::new(&[]).unwrap());
     let begin = ToProtector::ImageBegin { image: 2, parent: None, cut: 6, payload: 0, streams, ended };
     let chunk = ToProtector::ImageChunk { image: 2, offset: 0, bytes: b"image" };
     for message in [begin, chunk, ToProtector::ImageEnd { image: 2, length: 5 }] {

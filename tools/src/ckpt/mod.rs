@@ -12,6 +12,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use radic_ckpt::control::{self, ControlError, Ids, Saved};
 use radic_ckpt::image::chain::{Candidates, header_of, read_header};
 use radic_ckpt::image::{self, Header};
+use radic_ckpt::launch::DEATH_VARIABLE;
 use radic_ckpt::trusted::{self, Owners};
 use radic_ckpt::{Mode, Request, Tracking};
 use serde::Serialize;
@@ -83,6 +84,9 @@ pub(crate) enum CkptCommand {
         /// Do not ask for the old process and thread ids: for a copy beside the program that still runs
         #[arg(long)]
         new_ids: bool,
+        /// Write the registers and the memory map to this new file, if the program dies of a fault
+        #[arg(long, value_name = "FILE")]
+        death_report: Option<PathBuf>,
         /// The image
         image: PathBuf,
     },
@@ -180,13 +184,17 @@ pub(crate) fn dispatch(command: CkptCommand) -> Result<u8> {
         CkptCommand::Save { pid, output, parent, how, json } => {
             save(pid, &output.unwrap_or_else(|| format!("image.{pid}").into()), parent.as_deref(), how, json)?;
         }
-        CkptCommand::Restart { trust, new_ids, image } => {
+        CkptCommand::Restart { trust, new_ids, death_report, image } => {
             let ids = if new_ids { Ids::New } else { Ids::Old };
             let mut meter = Meter::new("unpacked");
             let command = control::restart_as(ids, trust.owners(), &image, &library()?, &mut |done, all| meter.show(done, all));
             drop(meter);
             // Replaces this command; what comes back is an error.
-            let error = named(command, &image)?.exec();
+            let mut command = named(command, &image)?;
+            if let Some(report) = death_report {
+                command.env(DEATH_VARIABLE, std::path::absolute(report).context("--death-report")?);
+            }
+            let error = command.exec();
             return Err(error).with_context(|| format!("the program of {} cannot be executed", image.display()));
         }
         CkptCommand::Inspect { trust, image, json } => inspect(&image, trust.owners(), json)?,
