@@ -179,8 +179,8 @@ fn a_death_on_the_way_back_is_explained() {
     let cluster = cluster(Kind::Logical, 0);
     let dir = cluster.dir().join("notes");
     fs::create_dir(&dir).expect("a new directory");
-    let command = rounds(&MPICH, "--rounds 8000 --pause 1 --note --die");
-    let due = result(&start(&MPICH, &cluster, PLAIN, &rounds(&MPICH, "--rounds 8000")).wait().expect(0));
+    let command = rounds(&MPICH, "--rounds 3000 --pause 1 --note --die");
+    let due = result(&start(&MPICH, &cluster, PLAIN, &rounds(&MPICH, "--rounds 3000")).wait().expect(0));
     let mut events = cluster.events_at("n1");
     let job = start_in(&dir, &MPICH, &cluster, ASKED, &command);
     let id = first_checkpoints(&mut events, RANKS);

@@ -135,6 +135,22 @@ fn nothing_is_written_through_a_link_or_into_what_is_there() {
     assert_eq!(fs::read(&victim).unwrap(), b"as before");
 }
 
+/// What ends itself says why in the same place.
+#[test]
+fn a_process_that_cannot_be_restored_leaves_its_reason() {
+    let home = Home::new("dies");
+    let (image, _) = saved(&home, "missing");
+    fs::remove_file(home.path("missing").join("read")).unwrap();
+    let report = home.path("report");
+    let mut command = control::restart(&image, &library()).unwrap();
+    command.env(DEATH_VARIABLE, &report).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    assert_eq!(Process::start("the restored one", &mut command).wait().code(), Some(125));
+    let text = fs::read_to_string(report).unwrap();
+    assert!(text.starts_with("reason: ") && text.contains("\nmaps:\n"), "{text}");
+    let said = Report::parse(text.as_bytes()).unwrap().to_string();
+    assert_eq!(said, "it cannot be restored: this file was open and cannot be opened any more: error 2");
+}
+
 #[test]
 fn an_image_of_a_watched_process_has_the_program_s_own_dispositions() {
     let home = Home::new("dies");
