@@ -3,7 +3,7 @@
 
 use core::cmp::Ordering;
 
-use crate::arena::{self, FILE_LIMIT, Fd, KernelAction, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
+use crate::arena::{self, FILE_LIMIT, Fd, Kind, Lock, LockKind, PosixTimer, Tables, Text, Watch, state};
 use crate::maps::{self, decimal, field, hex, lines};
 use crate::request::{self, Advised};
 use crate::sys::{self, Errno, call, plain};
@@ -202,7 +202,7 @@ fn children(tables: &mut Tables, threads: usize) {
 
 fn signals(tables: &mut Tables) -> Result<(), Errno> {
     for signal in 1..=64 {
-        tables.actions[signal as usize - 1] = death::program_action(signal).unwrap_or(KernelAction::default());
+        tables.actions[signal as usize - 1] = death::program_action(signal).unwrap_or_default();
     }
     Ok(())
 }
