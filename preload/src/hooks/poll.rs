@@ -43,8 +43,12 @@ pub(super) fn nanoseconds(seconds: i64, rest: i64) -> Option<u64> {
 
 /// The signals of a call with this pointer, which may be null; none: it leads nowhere, and the kernel says so.
 unsafe fn signals<'a>(mask: *const sigset_t) -> Option<Option<&'a sigset_t>> {
+    if mask.is_null() {
+        return Some(None);
+    }
     // As long as it is for the C library: the layer copies it.
-    pointers::is_readable(mask, size_of::<sigset_t>()).then(|| unsafe { mask.as_ref() }).or(mask.is_null().then_some(None))
+    let there = pointers::is_readable(mask, size_of::<sigset_t>());
+    if there { Some(unsafe { mask.as_ref() }) } else { None }
 }
 
 /// The limit of a call with these pointers, which may be null; none: the time is not valid, or a pointer leads nowhere.
