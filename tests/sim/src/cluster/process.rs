@@ -370,7 +370,7 @@ impl World {
         let id = self.processes[pid as usize].id;
         let (_, saved) = self.processes[pid as usize].restored.expect("it was ordered");
         if self.plan.is_useless(saved) {
-            return self.end_process(pid, ExitStatus::Signal(libc::SIGSEGV));
+            return self.end_process(pid, ExitStatus::Signal(libc::SIGBUS));
         }
         let Saved { observer, program, initialized } = self.saved[saved].clone();
         let voice = self.checks.is_voice(id, restart.incarnation);

@@ -938,6 +938,7 @@ impl World {
                 .store
                 .handle_message(speaker, &message)
                 .unwrap_or_else(|error| panic!("replica of {node}: {error}: {message:?}"));
+            replica.store.follow(speaker.process);
         }
         while let Some(output) = replica.store.poll_output() {
             match output {
@@ -971,7 +972,8 @@ impl World {
         if promote && replica_ready {
             // Its protector dies with it: the second one goes on alone.
             self.run_replica(node, 99);
-            let replica = self.nodes[node].replica.take().expect("it was looked at");
+            let mut replica = self.nodes[node].replica.take().expect("it was looked at");
+            replica.store.take_over(process(node));
             (self.nodes[node].store, self.nodes[node].files) = (replica.store, replica.files);
         }
         if !promote && self.dice.below(3) == 0 {
