@@ -41,10 +41,12 @@ pub fn close_own(fd: OwnedFd) {
 /// A descriptor of the program, for the time of a call. Any number will do: of one that is none the kernel says so (EBADF).
 #[allow(unsafe_code)]
 pub fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
-    /// As open as any negative number, which this type cannot hold: descriptors end below (the kernel's highest possible `fs.nr_open` is 64 less).
+    /// As open as any negative number, which this type cannot hold: descriptors end below (the kernel's highest possible `fs.nr_open` is 64
+    /// less).
     const NEVER_OPEN: i32 = i32::MAX;
     let fd = if fd < 0 { NEVER_OPEN } else { fd };
-    // SAFETY: it is not -1, and only handed to system calls, which check it; the program may close it at any time, as it may in its own calls.
+    // SAFETY: it is not -1, and only handed to system calls, which check it; the program may close it at any time, as it may in its own
+    // calls.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 

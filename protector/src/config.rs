@@ -117,8 +117,8 @@ pub struct Settings {
     /// Heartbeats in a row that may be missing before a node is suspected [default: 5]
     #[arg(long, env = "RADIC_MISSED", value_name = "N")]
     pub missed: Option<u32>,
-    /// Time that a process which is brought back may wait for something that is not in its log before it is given up, in seconds; one that computes has ten times as long
-    /// [default: three times the time between two checkpoints, at least 60]
+    /// Time that a process which is brought back may wait for something that is not in its log before it is given up, in seconds; one that
+    /// computes has ten times as long [default: three times the time between two checkpoints, at least 60]
     #[arg(long, env = "RADIC_REPLAY_LIMIT", value_name = "SECONDS")]
     pub replay_limit: Option<u64>,
     /// How log lines look, on stderr [default: text]

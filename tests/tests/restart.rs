@@ -110,7 +110,8 @@ fn a_jacobi_survives_the_death_of_a_rank() {
     survives("jacobi", &["--iterations", "4000"], 4, &[1, 3]);
 }
 
-/// In its second life a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job begins anew, or ends with a reason.
+/// In its second life a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job
+/// begins anew, or ends with a reason.
 #[test]
 fn a_rank_that_does_not_catch_up_is_given_up() {
     const REPLAY_LIMIT: &str = "--replay-limit=3";

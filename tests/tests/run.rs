@@ -340,8 +340,8 @@ fn many_ranks_and_several_jobs_at_once() {
     cluster.stop();
 }
 
-/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of them): the libraries are not told of
-/// any interface, and choose.
+/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of
+/// them): the libraries are not told of any interface, and choose.
 #[test]
 fn a_node_with_an_address_that_no_interface_carries() {
     let mut cluster = Cluster::empty(Kind::Logical);

@@ -38,8 +38,8 @@ unsafe fn address_from(address: *const sockaddr, length: socklen_t) -> Option<So
     }
 }
 
-/// Tells the program an address, where and as it wants it: cut to its room, with the length that it has. `fd` is any socket; of that the kernel is asked the same, for it says
-/// what is wrong with the pointers.
+/// Tells the program an address, where and as it wants it: cut to its room, with the length that it has. `fd` is any socket; of that the
+/// kernel is asked the same, for it says what is wrong with the pointers.
 unsafe fn tell_address(fd: c_int, from: &SocketAddr, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     let room = pointers::read(length);
     let result = unsafe { real::getsockname(fd, address, length) };

@@ -1,7 +1,8 @@
-//! Where nobody listens, somebody may be about to: a process that is lost, or has not caught up, listens again when it is back. Whoever wants its address meanwhile waits; whoever
-//! wants another one does not, however long that process stays away.
+//! Where nobody listens, somebody may be about to: a process that is lost, or has not caught up, listens again when it is back. Whoever
+//! wants its address meanwhile waits; whoever wants another one does not, however long that process stays away.
 //!
-//! Each node knows where its own processes listened ([`registry`]). Where a process listened that comes from a node that is gone, nobody knows; but it was on nodes where it ran.
+//! Each node knows where its own processes listened ([`registry`]). Where a process listened that comes from a node that is gone, nobody
+//! knows; but it was on nodes where it ran.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -26,7 +27,8 @@ pub(super) struct Vacancy {
 }
 
 impl Node {
-    /// Whether a process that may have listened there is about to be back: one of this node, or one of a job whose home is here, or is to be.
+    /// Whether a process that may have listened there is about to be back: one of this node, or one of a job whose home is here, or is to
+    /// be.
     pub(super) fn is_any_away(&mut self, now: Duration, vacancy: &Vacancy) -> bool {
         let away = |host: &Host, rank| host.is_away(rank) && self.may_have_listened(ProcessId { job: host.job(), rank }, vacancy);
         let is_any_here = self.hosts.values().any(|host| host.ranks().any(|rank| away(host, rank)));
@@ -81,8 +83,8 @@ impl Node {
         !self.homes.contains_key(&job) && self.hosts.get(&job).is_some_and(|host| host.home() == self.me())
     }
 
-    /// Whether a process here that may have listened there has no observer any more, and has not been seen to end: it may have crashed. Not for long: it may execute something
-    /// that is not protected.
+    /// Whether a process here that may have listened there has no observer any more, and has not been seen to end: it may have crashed. Not
+    /// for long: it may execute something that is not protected.
     fn is_any_ending(&mut self, now: Duration, vacancy: &Vacancy) -> bool {
         let runs = |process: &ProcessId| self.hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some());
         let gone = self.observers.processes.iter().filter(|(process, o)| o.known && o.observer().is_none() && runs(process));

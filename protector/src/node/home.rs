@@ -152,7 +152,8 @@ pub struct Home {
     anew: bool,
     /// Another home had it before, which may have begun the job anew.
     adopted: bool,
-    /// Of a job that was suspended: the addresses of the nodes where its ranks were first launched. They may be members still, and the ranks elsewhere.
+    /// Of a job that was suspended: the addresses of the nodes where its ranks were first launched. They may be members still, and the
+    /// ranks elsewhere.
     origins: Vec<IpAddr>,
     /// How often each rank has crashed before its first checkpoint.
     early_crashes: BTreeMap<Rank, u32>,

@@ -991,7 +991,8 @@ fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment
         (placeholder::JOBNUM, job_number(job).to_string()),
     ];
     let expand = |template: &str| values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value));
-    // Where no interface carries the address there is no value for such a variable, and the library chooses: with an empty one it would find no network at all.
+    // Where no interface carries the address there is no value for such a variable, and the library chooses: with an empty one it would
+    // find no network at all.
     let of_interface = |template: &str| [placeholder::IFACE, placeholder::PREFIX].iter().any(|name| template.contains(name));
     let has_value = |template: &str| !host.iface.is_empty() || !of_interface(template);
     let templates = spec.templates.iter().filter(|(_, template)| has_value(template));

@@ -487,7 +487,8 @@ impl Node {
         from: SocketAddr,
         to: SocketAddr,
     ) -> Answer {
-        // Of another machine's loopback only those know that are on it. The home of the caller's job is asked all the same: it knows who is lost.
+        // Of another machine's loopback only those know that are on it. The home of the caller's job is asked all the same: it knows who is
+        // lost.
         let is_here = !to.ip().is_loopback() || self.is_on_this_machine(asker);
         let found = if is_here { self.meet(&Call { connection, from, to }) } else { None };
         let (process, at) = found.unzip();
@@ -497,7 +498,8 @@ impl Node {
         Answer::Listener { connection, from, process, at: at.flatten(), away, view }
     }
 
-    /// Whether somebody may listen where nobody was found: a process that may have listened there is lost and not back yet, or who answered has not heard of the last death.
+    /// Whether somebody may listen where nobody was found: a process that may have listened there is lost and not back yet, or who answered
+    /// has not heard of the last death.
     pub(super) fn may_listen_later<'a>(
         &mut self,
         now: Duration,

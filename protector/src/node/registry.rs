@@ -46,7 +46,8 @@ pub struct Registry {
 struct Left {
     /// By address: whether the process had moved away from there.
     addresses: BTreeMap<SocketAddr, bool>,
-    /// All of its addresses are among these. Not of a process that comes from another node, nor of one that has left more than [`limits::LISTENERS`].
+    /// All of its addresses are among these. Not of a process that comes from another node, nor of one that has left more than
+    /// [`limits::LISTENERS`].
     whole: bool,
 }
 
@@ -197,8 +198,8 @@ impl Registry {
         self.left.retain(|process, _| process.job != job);
     }
 
-    /// The process has ended. It may be brought back, and listen there again. `again`: it had not come to all of its listeners since it was brought back the last time, so
-    /// those of before count, too.
+    /// The process has ended. It may be brought back, and listen there again. `again`: it had not come to all of its listeners since it was
+    /// brought back the last time, so those of before count, too.
     pub fn leave(&mut self, process: ProcessId, again: bool) {
         let before = self.left.remove(&process).filter(|_| again);
         let mut left = before.unwrap_or(Left { addresses: BTreeMap::new(), whole: true });
@@ -222,7 +223,8 @@ impl Registry {
         self.left.entry(process).or_default();
     }
 
-    /// Whether a process that has ended here, or comes back here, listened at `to`, which may be one of this node's own addresses (`mine`). None: that is not known.
+    /// Whether a process that has ended here, or comes back here, listened at `to`, which may be one of this node's own addresses (`mine`).
+    /// None: that is not known.
     pub fn has_listened(&self, process: ProcessId, to: SocketAddr, mine: bool) -> Option<bool> {
         let left = self.left.get(&process)?;
         // As for those that are here (`Registry::name_of`).
@@ -294,8 +296,8 @@ pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<N
     others().filter(|member| member.address.ip() == ip).map(|member| member.id.clone()).collect()
 }
 
-/// Whether a process that first ran at `origin`, and then on nodes that are gone since, may have listened at `ip`. A node that is there and has never been gone is none of
-/// those; an address that is no member's may have been one of theirs.
+/// Whether a process that first ran at `origin`, and then on nodes that are gone since, may have listened at `ip`. A node that is there and
+/// has never been gone is none of those; an address that is no member's may have been one of theirs.
 pub fn may_have_been_at(view: &View, origin: Option<IpAddr>, ip: IpAddr) -> bool {
     origin == Some(ip) || !has_member(view, ip) || has_died(view, ip)
 }

@@ -1,9 +1,11 @@
-//! Whether those that catch up get on. A process that was brought back executes again what it did, and what it waits for is in its log; but a program may go another way the
-//! second time, and wait for something that never comes. Its job waits with it, so that is given up after a while, and the job begins anew: the last resort.
+//! Whether those that catch up get on. A process that was brought back executes again what it did, and what it waits for is in its log; but
+//! a program may go another way the second time, and wait for something that never comes. Its job waits with it, so that is given up after
+//! a while, and the job begins anew: the last resort.
 //!
-//! A long computation between two outcomes is no stop. Three things are looked at: where the process stands in its log and what it has counted, which only ever grows while it gets
-//! on; how much of a processor it uses; and whether somebody has stopped it. Who does none of that waits, and has `limit`; who computes, or waits for its peers at the end of its log
-//! (one of them may be on its way back, and large), has [`PATIENCE`] times that.
+//! A long computation between two outcomes is no stop. Three things are looked at: where the process stands in its log and what it has
+//! counted, which only ever grows while it gets on; how much of a processor it uses; and whether somebody has stopped it. Who does none of
+//! that waits, and has `limit`; who computes, or waits for its peers at the end of its log (one of them may be on its way back, and large),
+//! has [`PATIENCE`] times that.
 
 use std::time::Duration;
 
@@ -15,7 +17,8 @@ use super::checkpoints::LONGEST;
 
 /// The least time that a process has which only waits.
 const LEAST: Duration = Duration::from_secs(60);
-/// And this many times as long as its program takes from one checkpoint to the next: no pause of it that is to be gone through again was longer, as a rule.
+/// And this many times as long as its program takes from one checkpoint to the next: no pause of it that is to be gone through again was
+/// longer, as a rule.
 const INTERVALS: u32 = 3;
 /// How many times the limit a process may be without progress that computes, or whose log is over.
 const PATIENCE: u32 = 10;

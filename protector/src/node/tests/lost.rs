@@ -802,7 +802,8 @@ fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_those_who_want_an_
     }
 }
 
-/// A rank catches up, and waits for what is not in its log: it is given up, and its job begins anew, or ends with a reason if it was asked to.
+/// A rank catches up, and waits for what is not in its log: it is given up, and its job begins anew, or ends with a reason if it was asked
+/// to.
 #[test]
 fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
     for on_loss in [OnLoss::Restart, OnLoss::Fail] {
