@@ -49,15 +49,18 @@ pub struct Wanted {
     pub through: Option<Through>,
 }
 
-/// Functions of whoever embeds the engine that write an image in another form than its own. They run where it is written, perhaps in a child that shares the program's
-/// memory while the program goes on: no allocation, no lock, no libc. An error is one of the system's numbers.
+/// Takes the next bytes of an image, two pieces, for this descriptor. The number is [`Through::context`]; an error is one of the system's.
+pub type WritePieces = fn(u64, i32, &[u8], &[u8]) -> Result<(), i32>;
+
+/// Functions of a library that embeds the engine, which write an image in another form than its own. They run where it is written, perhaps in a child that
+/// shares the program's memory while the program goes on: no allocation, no lock, no libc.
 #[derive(Clone, Copy, Debug)]
 pub struct Through {
     /// Given to both: where they have what they need.
     pub context: u64,
-    /// Takes the next bytes, two pieces, for this descriptor.
-    pub write: fn(u64, i32, &[u8], &[u8]) -> Result<(), i32>,
-    /// All bytes were given.
+    /// Writes the next bytes.
+    pub write: WritePieces,
+    /// All bytes were given: the descriptor. An error is one of the system's numbers.
     pub end: fn(u64, i32) -> Result<(), i32>,
 }
 
