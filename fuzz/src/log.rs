@@ -50,6 +50,7 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     each("image-chunk", ToProtector::ImageChunk { image: 1, offset: 0, bytes: b"piece" });
     each("image-end", ToProtector::ImageEnd { image: 1, length: 5 });
     each("image-abandoned", ToProtector::ImageAbandoned { image: 1 });
+    each("image-useless", ToProtector::ImageUseless { image: 1 });
     each("ask-stable", ToProtector::AskStable { stream });
     each("fetch-journal", ToProtector::FetchJournal { position: 0 });
     each("fetch-payload", ToProtector::FetchPayload { stream, offset: 0 });

@@ -204,6 +204,11 @@ pub enum ToProtector<'a> {
         /// Which.
         image: u64,
     },
+    /// A committed image did not restore: to a replica, which had committed it, too.
+    ImageUseless {
+        /// Which.
+        image: u64,
+    },
     /// How much of this stream, which the observer sends, is with its receiver's protector?
     AskStable {
         /// The stream.
@@ -287,6 +292,10 @@ impl<'a> ToProtector<'a> {
                 out.u8(7);
                 out.varint(image);
             }
+            ToProtector::ImageUseless { image } => {
+                out.u8(14);
+                out.varint(image);
+            }
             ToProtector::AskStable { stream } => {
                 out.u8(8);
                 write_stream(out, &stream);
@@ -343,6 +352,7 @@ impl<'a> ToProtector<'a> {
             11 => ToProtector::Live,
             12 => ToProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
             13 => ToProtector::Closing,
+            14 => ToProtector::ImageUseless { image: from.varint()? },
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;
@@ -722,6 +732,7 @@ mod tests {
                 ToProtector::ImageChunk { image: a, offset: b, bytes },
                 ToProtector::ImageEnd { image: a, length: b },
                 ToProtector::ImageAbandoned { image: a },
+                ToProtector::ImageUseless { image: a },
                 ToProtector::AskStable { stream },
                 ToProtector::FetchJournal { position: a },
                 ToProtector::FetchPayload { stream, offset: a },

@@ -308,6 +308,8 @@ struct Process {
     oldest: Option<u64>,
     /// Numbers of images below this one were given.
     next_image: u64,
+    /// The newest image that did not restore, if none was committed since: the process goes another way now than on which that was made.
+    useless: Option<u64>,
     /// Restarts from the newest image since it was committed, or since the process lived last.
     restores: u32,
     incoming: Option<Image>,
@@ -372,6 +374,7 @@ impl Process {
             images: Vec::new(),
             oldest: None,
             next_image: 0,
+            useless: None,
             restores: 0,
             incoming: None,
             replica: None,
@@ -645,6 +648,7 @@ impl Store {
             ToProtector::FetchJournal { position } => self.fetch(speaker, File::Journal(process), position)?,
             ToProtector::FetchPayload { stream, offset } => self.fetch(speaker, File::Stream(process, stream), offset)?,
             ToProtector::Live => self.process(process)?.restores = 0,
+            ToProtector::ImageUseless { image } => self.drop_useless(process, image),
             ToProtector::Closing => self.process(process)?.closing = true,
         }
         self.forward(process, message);
@@ -1018,7 +1022,7 @@ impl Store {
         // One that follows another protector does not know what that one has let the process forget.
         let leads = process.elsewhere == Elsewhere::No;
         let before = before.filter(|_| leads && process.has_all_before(&image) && !process.keeps_little(bound));
-        process.restores = 0;
+        (process.restores, process.useless) = (0, None);
         process.next_image = process.next_image.max(number.saturating_add(1));
         process.images.push(image);
         if before.is_some() {
@@ -1069,15 +1073,32 @@ impl Store {
         process.recount();
     }
 
-    /// The newest image does not restore: the one before it is the newest again, with the log since.
+    /// The protector that leads has gone back to before this image. The log here begins at that one, so nothing here restarts the process before its next image
+    /// is committed.
+    fn drop_useless(&mut self, id: ProcessId, number: u64) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        if process.images.last().is_none_or(|newest| newest.number < number) {
+            return;
+        }
+        let gone = std::mem::take(&mut process.images);
+        process.oldest = None;
+        process.recount();
+        self.outputs.extend(gone.iter().map(|image| Output::Delete(File::Image(id, image.number))));
+    }
+
+    /// The newest image does not restore: the one before it is the newest again, with the log since. A replica hears of it before anything of the next life.
+    /// Between the two images nothing that left the process depends on more than the log; but what the process found nothing of is in no log, so the next life
+    /// may come to another state where the newest image was made.
     fn go_back(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let Some(oldest) = process.oldest else { return };
         let Some(at) = process.images.iter().position(|image| image.number == oldest) else { return };
         let gone: Vec<u64> = process.images.drain(at + 1..).map(|image| image.number).collect();
         process.restores = 0;
+        process.useless = gone.first().copied();
         process.recount();
         for number in gone {
+            self.forward_always(id, &ToProtector::ImageUseless { image: number });
             self.outputs.push_back(Output::Delete(File::Image(id, number)));
             self.note(Notice::Useless(id, number));
         }
@@ -1449,6 +1470,9 @@ impl Store {
         let mut messages = Vec::new();
         let hello = ToProtector::Hello { process: id, incarnation: process.counted, journal, payload };
         messages.push(encoded(|out| hello.write(out)));
+        if let Some(image) = process.useless {
+            messages.push(encoded(|out| ToProtector::ImageUseless { image }.write(out)));
+        }
         let mut position = journal.start;
         while let Some(bytes) = process.journal.read(position, limits::LOG_CHUNK).ok().filter(|bytes| !bytes.is_empty()) {
             messages.push(encoded(|out| ToProtector::Journal { position, bytes: &bytes }.write(out)));

@@ -50,8 +50,13 @@ fn said(store: &mut Store) -> Vec<String> {
 /// The replica hears what is forwarded to it.
 fn pass_on(store: &mut Store, replica: &mut Store) {
     for output in std::iter::from_fn(|| store.poll_output()) {
-        if let Output::Forward(_, message) = output {
-            replica.handle_message(speaker(0), &ToProtector::read(&message).unwrap()).unwrap();
+        if let Output::Forward(id, message) = output {
+            let message = ToProtector::read(&message).unwrap();
+            let incarnation = match message {
+                ToProtector::Hello { incarnation, .. } => incarnation,
+                _ => replica.incarnation(id).unwrap(),
+            };
+            replica.handle_message(Speaker { process: id, incarnation }, &message).unwrap();
         }
     }
 }
@@ -111,6 +116,35 @@ fn a_process_that_does_not_live_again_comes_back_from_the_image_before() {
     assert_eq!(store.find(id, LogPart::Stream(stream(1)), 3, 9), Some(Place::Memory(b"eived".to_vec())));
     // There is nothing before that one.
     assert_eq!(restarted_as(&mut store, 5..9), [(0, 2); 4]);
+}
+
+/// The next life need not come to the state that the newest image holds: what it finds nothing of is in no log. So a replica cannot go on from that image, whether it
+/// has heard of it at once or only when it was there again.
+#[test]
+fn a_replica_drops_an_image_that_does_not_restore() {
+    for at_once in [true, false] {
+        let (mut store, mut replica) = (begun(CONFIG), Store::new(CONFIG));
+        let id = speaker(0).process;
+        store.set_replica(id, true);
+        pass_on(&mut store, &mut replica);
+        replica.follow(id);
+        for number in 0..2 {
+            image(&mut store, number, 0, &[]);
+            store.handle_verified(id, number, true);
+            pass_on(&mut store, &mut replica);
+            replica.handle_verified(id, number, true);
+            store.handle_replica(id, &FromProtector::Committed { image: number, oldest: number });
+        }
+        assert!(replica.has_image(id));
+        assert_eq!(restarted_as(&mut store, 1..4), [(1, 0), (1, 0), (0, 0)]);
+        if !at_once {
+            said(&mut store);
+            store.set_replica(id, true);
+        }
+        pass_on(&mut store, &mut replica);
+        replica.take_over(id);
+        assert!(!replica.has_image(id), "at once: {at_once}");
+    }
 }
 
 #[test]

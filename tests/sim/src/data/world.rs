@@ -968,10 +968,13 @@ impl World {
         self.counts.restarts += 1;
         (self.nodes[node].dead, self.nodes[node].fenced) = (true, false);
         let promote = self.plan.replicas && self.dice.below(3) == 0;
+        if promote {
+            // Its protector may have gone back to an image before the newest, which leaves none there.
+            self.run_replica(node, 99);
+        }
         let replica_ready = self.nodes[node].replica.as_ref().is_some_and(|replica| replica.store.has_image(process(node)));
         if promote && replica_ready {
             // Its protector dies with it: the second one goes on alone.
-            self.run_replica(node, 99);
             let mut replica = self.nodes[node].replica.take().expect("it was looked at");
             replica.store.take_over(process(node));
             (self.nodes[node].store, self.nodes[node].files) = (replica.store, replica.files);
