@@ -18,7 +18,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
-use crate::memory::discreetly;
+use crate::memory::{discreetly, discreetly_with_records};
 use crate::sys;
 
 /// Time for a protector to answer a login, in milliseconds.
@@ -90,7 +90,7 @@ pub fn write(fd: BorrowedFd<'_>, sealer: &mut Sealer, message: &ToProtector<'_>)
         if let Some(length) = out.finish() {
             frame[..HEADER].copy_from_slice(&(length as u32).to_le_bytes());
             let mut records = Vec::new();
-            discreetly(|| sealer.seal_into(&[&frame[..HEADER + length]], &mut records));
+            discreetly_with_records(|| sealer.seal_into(&[&frame[..HEADER + length]], &mut records));
             return sys::send_all(fd, &records, LOGIN_MS);
         }
         if frame.len() > limits::LOG_FRAME {
@@ -186,7 +186,7 @@ impl Channel {
     /// Puts these parts into records, writes as much as the socket takes, and keeps the rest.
     fn push(&mut self, parts: &[&[u8]]) -> Result<(), Errno> {
         let Channel { sealer, out, .. } = self;
-        discreetly(|| sealer.seal_into(parts, out));
+        discreetly_with_records(|| sealer.seal_into(parts, out));
         self.flush()
     }
 
@@ -226,7 +226,7 @@ impl Channel {
             Ok((_, count)) => {
                 let Channel { opener, frames, buffer, .. } = self;
                 opener.push(&buffer[..count]);
-                discreetly(|| {
+                discreetly_with_records(|| {
                     while let Some(body) = opener.next_body().map_err(|_| Errno::PROTO)? {
                         frames.push(body);
                     }

@@ -7,8 +7,8 @@
 //! nearly nothing (`observer/tests/no_allocation.rs`). No call of the C library, no thread-local.
 //!
 //! Secrets lie apart ([`SECRET_BASE`]), in memory that no image has: whatever is aligned as [`radic_wire::mac::SECRET_ALIGN`] says is one. What a computation
-//! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes, of
-//! which each type that lies there is a value, and the process gets them from its node again.
+//! with a secret leaves on the stack and in registers is overwritten at its end: [`discreetly`]. After a restore all secrets are zeroes: the
+//! process gets them from its node again, and looks at none before that.
 //!
 //! A signal's handler may allocate if [`is_held`] says that no thread is in here: it may have interrupted just that one, and would wait for itself. The
 //! engine itself needs nothing of this for a checkpoint; what the layer does before and after it does.
@@ -180,16 +180,26 @@ pub fn forget_secrets() {
     }
 }
 
-/// Bytes of the stack that are overwritten after a computation with a secret: more than any of them uses, and a signal's frame in its midst.
-const DISCREET: usize = 8 << 10;
+/// Bytes of the stack that are overwritten after a key was made, or used for a code: more than any such computation takes, also with a signal's frame in its midst.
+const MADE: usize = 16 << 10;
+/// The same after records were sealed or opened, which is done in any thread, however small its stack is, and often.
+const SEALED: usize = 8 << 10;
 
-/// Computes something with a secret, and then overwrites what that has left on the stack, below the caller, and in registers. The result must hold no secret, but it may
-/// point to one that lies where secrets do.
+/// Makes or uses a key, and then overwrites what that has left on the stack, below the caller, and in registers. The result must hold no secret, but it may point to one
+/// that lies where secrets do.
 ///
 /// Without that an image of this process would have them: the stack is in it, and the registers of threads that a checkpoint's signal has interrupted.
 pub fn discreetly<R>(compute: impl FnOnce() -> R) -> R {
     let result = called(compute);
-    overwrite_stack();
+    overwrite_stack::<MADE>();
+    overwrite_registers();
+    result
+}
+
+/// The same for sealing and opening records.
+pub fn discreetly_with_records<R>(compute: impl FnOnce() -> R) -> R {
+    let result = called(compute);
+    overwrite_stack::<SEALED>();
     overwrite_registers();
     result
 }
@@ -201,11 +211,11 @@ fn called<R>(compute: impl FnOnce() -> R) -> R {
 }
 
 #[inline(never)]
-fn overwrite_stack() {
-    let mut room = MaybeUninit::<[u8; DISCREET]>::uninit();
+fn overwrite_stack<const BYTES: usize>() {
+    let mut room = MaybeUninit::<[u8; BYTES]>::uninit();
     // SAFETY: all of the array, of which any bytes are a value; the direction flag is clear, as the calling convention says.
     unsafe {
-        asm!("rep stosb", inout("rcx") DISCREET => _, inout("rdi") room.as_mut_ptr() => _, in("al") 0u8,
+        asm!("rep stosb", inout("rcx") BYTES => _, inout("rdi") room.as_mut_ptr() => _, in("al") 0u8,
             options(nostack, preserves_flags));
     }
 }
@@ -382,7 +392,7 @@ mod tests {
     }
 
     /// All that a process does with its keys.
-    fn use_keys(through: fn(&mut dyn FnMut())) {
+    fn use_keys(through: fn(&mut dyn FnMut()), with_records: fn(&mut dyn FnMut())) {
         let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
         let login = Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] };
         let connection = ConnectionId { opener: process, number: 1 };
@@ -394,9 +404,9 @@ mod tests {
         through(&mut || _ = login.prove(&key, &[4; NONCE]));
         through(&mut || records = Some(login.records_of_caller(&key, &[4; NONCE], Cover::Encrypted)));
         let (mut sealer, mut opener) = records.unwrap();
-        through(&mut || sealer.seal_into(&[&[1; 5_000]], &mut out));
+        with_records(&mut || sealer.seal_into(&[&[1; 5_000]], &mut out));
         opener.push(&out);
-        through(&mut || _ = opener.next_body());
+        with_records(&mut || _ = opener.next_body());
         through(&mut || _ = key.greeting_key(&connection).mac(Purpose::Greeting, &[b"greeting"]));
         through(&mut || _ = key.clone());
     }
@@ -416,24 +426,27 @@ mod tests {
         let is_random = |piece: &&[u8]| piece.iter().collect::<BTreeSet<_>>().len() > 8;
         let secrets: BTreeSet<&[u8]> = secrets.chunks(16).filter(is_random).collect();
         assert!(secrets.len() > 4, "there are keys");
-        stack.windows(16).filter(|window| secrets.contains(window)).count()
+        let found = stack.windows(16).enumerate().filter(|(_, window)| secrets.contains(window)).map(|(at, _)| STACK - at);
+        let found: Vec<usize> = found.collect();
+        println!("left behind, so many bytes below: {:?}", found.iter().max().zip(found.iter().min()));
+        found.len()
     }
 
     /// An image of a process has its stacks, and the registers of its threads: what a computation with a key has left there must be gone.
     #[test]
     fn what_a_key_leaves_behind_is_overwritten() {
         let memory = fs::File::open("/proc/self/mem").unwrap();
-        let of = |through: fn(&mut dyn FnMut())| {
+        let of = |through: fn(&mut dyn FnMut()), with_records: fn(&mut dyn FnMut())| {
             let memory = memory.try_clone().unwrap();
             let run = move || {
-                use_keys(through);
+                use_keys(through, with_records);
                 left_behind(&memory)
             };
             // A stack on which nobody was before.
             std::thread::Builder::new().stack_size(1 << 20).spawn(run).unwrap().join().unwrap()
         };
-        assert!(of(|compute| compute()) > 0, "without discretion something is found");
-        assert_eq!(of(|compute| discreetly(compute)), 0);
+        assert!(of(|compute| compute(), |compute| compute()) > 0, "without discretion something is found");
+        assert_eq!(of(|compute| discreetly(compute), |compute| discreetly_with_records(compute)), 0);
     }
 
     #[test]
