@@ -11,7 +11,7 @@
 //! a ninth of what ChaCha20-Poly1305 of the `chacha20poly1305` crate takes, and for long ones a seventh of AES-256-GCM of the `aes-gcm` crate. BLAKE3 takes 90 ns and
 //! 7 us.
 //!
-//! A sender or a receiver has its key in a block aligned to [`SECRET_ALIGN`](crate::mac::SECRET_ALIGN). Sealing and opening allocate nothing.
+//! A sender or a receiver has its key in a block aligned to [`SECRET_ALIGN`]. Sealing and opening allocate nothing.
 
 use std::fmt;
 
