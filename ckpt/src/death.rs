@@ -6,7 +6,7 @@
 //! again, any other signal is sent again with all that it carries. So the program's handler, or the default, decides how the process
 //! ends. When the process lives, [`settled`] puts back what is left.
 //!
-//! No image has such a handler for the program's: the engine itself learns of dispositions only by [`program_action`]. A program that
+//! No image has such a handler for the program's: the engine itself learns of dispositions only by `program_action`. A program that
 //! asks while it catches up sees ours, and may set it again later: then it does what the program's own would.
 //!
 //! No libc, no allocation, no lock that is waited for without a bound: the process may have died in any of them. All large buffers are

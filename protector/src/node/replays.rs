@@ -5,7 +5,7 @@
 //! A long computation between two outcomes is no stop. Three things are looked at: where the process stands in its log and what it has
 //! counted, which only ever grows while it gets on; how much of a processor it uses; and whether somebody has stopped it. Who does none of
 //! that waits, and has `limit`; who computes, or waits for its peers at the end of its log (one of them may be on its way back, and large),
-//! has [`PATIENCE`] times that.
+//! has `PATIENCE` times that.
 
 use std::time::Duration;
 
