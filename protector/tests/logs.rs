@@ -418,9 +418,12 @@ fn a_commit_deletes_files_and_a_job_leaves_none() {
     observer.expect_committed(0);
     eventually("one segment", || segments() == 1);
     assert_eq!(service.read(process, LogPart::Stream(stream(1)), covered[0].1).unwrap(), bytes(covered[0].1, 10));
-    service.image(observer.speaker, &begin(1, None, 0, &covered), &image(2, 0, 1));
-    observer.expect_committed(1);
-    eventually("one image", || service.files(process).iter().filter(|name| name.starts_with("image")).count() == 2);
+    // The image before the newest stays. Each has a file with its code.
+    for number in 1..=3 {
+        service.image(observer.speaker, &begin(number, None, 0, &covered), &image(number + 1, 0, 1));
+        observer.expect_committed(number);
+        eventually("two images", || service.files(process).iter().filter(|name| name.starts_with("image")).count() == 4);
+    }
 
     service.logs.remove_job(job());
     assert!(observer.journal.receive().is_err(), "its connection is closed");
@@ -1226,8 +1229,11 @@ fn an_image_that_is_replaced_while_it_is_fetched_arrives_all_the_same() {
     assert_eq!(opener.next_body().unwrap().unwrap()[..8], images[0].1.to_le_bytes());
     let mut observer = Observer { speaker, journal: service.open(speaker, Channel::Journal) };
     observer.send(&hello(speaker, 0, 0));
-    service.image(speaker, &begin(4, None, 0, &[]), &image(9, 0, 3));
-    while !is_committed(&observer.next(), 4) {}
+    // The image before the newest stays: only the second commit removes the old ones.
+    for number in 4..=5 {
+        service.image(speaker, &begin(number, None, 0, &[]), &image(number + 5, 0, 3));
+        while !is_committed(&observer.next(), number) {}
+    }
     eventually("the old images", || service.files(speaker.process).iter().all(|file| !file.starts_with("image.0")));
     let (mut rest, mut came) = (Vec::new(), Vec::new());
     socket.read_to_end(&mut rest).unwrap();

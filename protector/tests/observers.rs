@@ -438,6 +438,6 @@ fn a_process_s_counters_are_read_from_its_memory() {
     // SAFETY: the mapping is that long, writable, aligned to pages, and nobody else's.
     unsafe { std::slice::from_raw_parts_mut(memory.cast::<u64>(), words.len()) }.copy_from_slice(&words);
     let read = radic_protector::daemon::counters::read(std::process::id()).expect("they are there");
-    assert_eq!((read.bytes_in, read.different), (1, counters::WORDS as u64));
+    assert_eq!((read.bytes_in, read.replayed), (1, counters::WORDS as u64));
     assert_eq!(radic_protector::daemon::counters::read(0), None);
 }
