@@ -16,7 +16,7 @@ const SAID: usize = 8;
 pub fn check(data: &[u8]) -> bool {
     let mut input = Input(data);
     let cover = if input.u8() & 1 == 0 { Cover::Encrypted } else { Cover::Authenticated };
-    let (mut sealer, mut opener) = pair(cover);
+    let (mut sealer, mut opener) = pair(1, cover);
     let (mut records, mut said) = (Vec::new(), Vec::new());
     for _ in 0..usize::from(input.u8()) % SAID {
         let length = usize::from(input.u16());
@@ -37,16 +37,16 @@ pub fn check(data: &[u8]) -> bool {
     if sent == whole {
         assert!(error.is_none() && ended);
     }
-    // Whatever comes from elsewhere is nothing.
-    let (came, ended, _) = heard(&mut pair(cover).1, input.0, steps);
+    // Bytes from elsewhere are nothing. The key is another one: the fuzzer sees the records above when they are compared, and repeats them.
+    let (came, ended, _) = heard(&mut pair(2, cover).1, input.0, steps);
     assert!(came.is_empty() && !ended, "made-up bytes are a record");
     sent == whole
 }
 
-fn pair(cover: Cover) -> (Sealer, Opener) {
+fn pair(key: u8, cover: Cover) -> (Sealer, Opener) {
     let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
     let login = Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] };
-    let key = JobKey::from_bytes([1; 32]);
+    let key = JobKey::from_bytes([key; 32]);
     (login.records_of_caller(&key, &[4; NONCE], cover).0, login.records_of_protector(&key, &[4; NONCE], cover).1)
 }
 
