@@ -23,7 +23,7 @@ const NODES: usize = 4;
 /// Breaks without which nothing is said.
 const FEW: usize = 5;
 /// Runs in which there must have been so many.
-const MOST_RUNS: usize = 10;
+const MOST_RUNS: usize = 40;
 /// The program's descriptors are below, the library's own above.
 const HIGH: i32 = 1_000;
 
