@@ -41,9 +41,9 @@ fn survives(library: &Library, setup: Setup, deaths: usize, random: &mut Random)
         events.expect(&format!("{node} to be missed"), SOON, is_missed);
         eventually(SOON, &format!("everybody to be protected again after death {death}"), || {
             let status = cluster.status_at("n1");
-            let job = status.jobs.iter().find(|known| known.job == id).expect("the job is known");
-            assert!(job.outcome.is_none(), "{what}: it ended before death {}", death + 1);
-            job.degraded.is_empty() && job.running == job.ranks
+            let known = status.jobs.iter().find(|known| known.job == id).expect("the job is known");
+            assert!(known.outcome.is_none(), "{what}: it ended before death {}: {}", death + 1, job.stderr());
+            known.degraded.is_empty() && known.running == known.ranks
         });
     }
     let left = cluster.status_at("n1").nodes.into_iter().filter(|node| node.state == NodeState::Alive && node.role == Role::Node);
