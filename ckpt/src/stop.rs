@@ -82,9 +82,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     } else if code == libc::SI_QUEUE && what == REQUEST {
         let rewound = rewind(context);
         // SAFETY: a siginfo has 128 bytes. The kernel copies 48 of a queued signal, and clears the rest.
-        let words = unsafe { info.cast::<[u64; 16]>().read() };
-        state().secret.iter().zip(&words[SECRET_AT..]).for_each(|(kept, word)| kept.store(*word, SeqCst));
-        state().asked.store(u64::from(which) | (sys::getpid() as u64) << 32, SeqCst);
+        note_request(unsafe { &*info.cast::<[u64; 16]>() });
         answer(context, rewound);
         signals::settle(context, rewound);
     } else if code == libc::SI_QUEUE && what == CALL && sender == sys::getpid() {
@@ -108,6 +106,12 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
             previous(signal, info, context);
         }
     }
+}
+
+/// Notes what a request's siginfo says: which socket, for which process, and its secret, which the request itself must show.
+fn note_request(info: &[u64; 16]) {
+    state().secret.iter().zip(&info[SECRET_AT..]).for_each(|(kept, word)| kept.store(*word, SeqCst));
+    state().asked.store(u64::from(info[3] as u32) | (sys::getpid() as u64) << 32, SeqCst);
 }
 
 /// Becomes the one who saves the process; false: another thread is.
@@ -190,7 +194,7 @@ fn drain() -> bool {
         match (value >> 32) as u32 {
             _ if code != libc::SI_QUEUE => foreign = Some(info),
             NUDGE => state().nudged.store(me, SeqCst),
-            REQUEST => state().asked.store(value & u64::from(u32::MAX) | u64::from(me) << 32, SeqCst),
+            REQUEST => note_request(&info),
             // A late word to park, of a stop that is over.
             _ => {}
         }
