@@ -111,6 +111,8 @@ pub struct Incoming {
     pub(crate) finish: Option<u64>,
     /// The sender has nothing before this any more: an earlier life of this process had closed the connection and would never want it.
     pub(crate) gone: u64,
+    /// The program has shut down reading: a `recv` that finds no byte returns 0. That is no end of the stream, and none is consumed from here on.
+    pub(crate) shut: bool,
 }
 
 impl Incoming {
@@ -124,18 +126,16 @@ impl Incoming {
         self.finish
     }
 
+    /// Whether the program has shut down reading.
+    pub fn is_shut(&self) -> bool {
+        self.shut
+    }
+
     /// Bytes that the protector holds and the program has not taken.
     pub(crate) fn in_log(&self) -> u64 {
         self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
     }
 
-    fn handle_finish(&mut self, offset: u64) -> bool {
-        let fits = self.finish.is_none_or(|known| known == offset) && offset.saturating_add(1) >= self.wanted();
-        if fits {
-            self.finish = Some(offset);
-        }
-        fits
-    }
 }
 
 /// One connection.
@@ -255,6 +255,16 @@ impl Connection {
         if wanted < kept { Err(Error::Lost { connection: self.id, wanted, kept }) } else { Ok(()) }
     }
 
+    /// The peer says where the stream that comes in ends.
+    fn handle_finish(&mut self, offset: u64) -> Result<(), Error> {
+        let (known, received) = (self.incoming.finish, self.incoming.wanted());
+        if known.is_some_and(|known| known != offset) || offset.saturating_add(1) < received {
+            return Err(Error::End { connection: self.id, known, says: offset, received });
+        }
+        self.incoming.finish = Some(offset);
+        Ok(())
+    }
+
     fn peer_error(&self, what: &'static str) -> Error {
         Error::Peer { connection: self.id, what }
     }
@@ -281,9 +291,7 @@ impl Connection {
         if received > end && phase == Phase::Live {
             return Err(Error::Orphan { connection: self.id, received, sent: end });
         }
-        if greeting.finish.is_some_and(|finish| !self.incoming.handle_finish(finish)) {
-            return Err(self.peer_error("its end is not where it was"));
-        }
+        greeting.finish.map_or(Ok(()), |offset| self.handle_finish(offset))?;
         // A protector may hold more than its process wants again only by a mistake, which must not cost bytes.
         let stable = if greeting.stable == NO_MORE { NO_MORE } else { greeting.stable.min(received) };
         self.handle_stable(outbox, stable);
@@ -739,7 +747,7 @@ impl Table {
     /// Where the end of a stream is that comes in, as its sender says (a socket that ends may mean that its process died).
     pub fn handle_finish(&mut self, slot: Slot, offset: u64) -> Result<(), Error> {
         let Some(connection) = self.get_mut(slot) else { return Ok(()) };
-        if connection.incoming.handle_finish(offset) { Ok(()) } else { Err(connection.peer_error("its end is not where it was")) }
+        connection.handle_finish(offset)
     }
 
     /// Gate B: whether every connection has been reached and was sent again at least what its peer has.

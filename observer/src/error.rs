@@ -30,6 +30,21 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
+    /// A peer ends its stream elsewhere than it had said before, or before what was received of it.
+    #[error(
+        "connection {} of {}: its peer ends the stream after {says} bytes, and {received} units of it were received{}",
+        .connection.number, .connection.opener, .known.map_or(String::new(), |known| format!("; it had ended after {known}"))
+    )]
+    End {
+        /// The connection.
+        connection: ConnectionId,
+        /// The end that was known, in bytes.
+        known: Option<u64>,
+        /// The end that is said now, in bytes.
+        says: u64,
+        /// Units that were received; the end is one.
+        received: u64,
+    },
     /// Bytes that a peer wants were trimmed: G2 is broken.
     #[error("connection {} of {}: bytes from {wanted} are wanted, but kept only from {kept}", .connection.number, .connection.opener)]
     Lost {

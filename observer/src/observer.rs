@@ -10,7 +10,7 @@ use radic_wire::limits;
 use radic_wire::log::{CutStreams, FromProtector, Greeting, ImageRange, Span, ToProtector};
 
 use crate::checkpoint::{Checkpoints, Mark};
-use crate::connection::{Connection, Forgettable, Link, Phase, Slot, Table, Welcome};
+use crate::connection::{Connection, Forgettable, Incoming, Link, Phase, Slot, Table, Welcome};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::journal::{Journal, Ship};
@@ -491,10 +491,8 @@ impl Observer {
         if room == 0 {
             return Ok(Receive::Wait(Wait::Payload));
         }
-        if incoming.finish == Some(offset) {
-            self.journal.append(thread, &Determinant::Eof { fd })?;
-            self.end_received(slot);
-            return Ok(Receive::End);
+        if incoming.finish == Some(offset) || incoming.shut && link != Link::Up {
+            return self.receive_end(thread, slot, fd);
         }
         match link {
             Link::Up => {
@@ -506,9 +504,16 @@ impl Observer {
         }
     }
 
-    /// The program was told that the stream has ended: one unit, consumed and logged like a byte.
+    fn receive_end(&mut self, thread: u32, slot: Slot, fd: u32) -> Result<Receive, Error> {
+        self.journal.append(thread, &Determinant::Eof { fd })?;
+        self.end_received(slot);
+        Ok(Receive::End)
+    }
+
+    /// The program was told that the stream has ended: one unit, consumed and logged like a byte. Where it has shut down reading it is told so whether that is so or not, and
+    /// nothing is consumed: the peer may not have ended yet.
     fn end_received(&mut self, slot: Slot) {
-        let Some(connection) = self.table.get_mut(slot) else { return };
+        let Some(connection) = self.table.get_mut(slot).filter(|connection| !connection.incoming.shut) else { return };
         let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
         let offset = incoming.consumed;
         if incoming.held <= offset {
@@ -537,7 +542,9 @@ impl Observer {
                     0 => Receive::Wait(Wait::Event),
                 })
             }
-            Determinant::Eof { .. } if incoming.held <= incoming.consumed && room == 0 => Ok(Receive::Wait(Wait::Payload)),
+            Determinant::Eof { .. } if !incoming.shut && incoming.held <= incoming.consumed && room == 0 => {
+                Ok(Receive::Wait(Wait::Payload))
+            }
             Determinant::Eof { .. } => {
                 self.end_received(slot);
                 self.handle_served();
@@ -549,6 +556,20 @@ impl Observer {
             }
             _ => Err(self.diverged("recv had another kind of outcome then")),
         }
+    }
+
+    /// `shutdown` of the incoming direction. Nothing leaves.
+    pub fn shut_reading(&mut self, fd: u32) -> Result<(), Error> {
+        self.check_voice()?;
+        self.table.on(fd)?.incoming.shut = true;
+        Ok(())
+    }
+
+    /// The link had no byte for [`Receive::Take`], and never waits for one: the program has shut down reading.
+    pub fn handle_shut(&mut self, thread: u32, fd: u32) -> Result<Receive, Error> {
+        let slot = self.table.slot_of(fd)?;
+        assert!(self.connection(slot)?.incoming.shut, "only the program's own shutdown makes an end that no peer has said");
+        self.receive_end(thread, slot, fd)
     }
 
     /// Bytes were taken as [`Receive::Take`] said. Returns what the program is told, once all of it is there.
@@ -646,9 +667,15 @@ impl Observer {
         let (most, owed) = match verdict {
             Verdict::Wait(wait) => return Ok(Receive::Wait(wait)),
             Verdict::Nothing => return Ok(Receive::Nothing),
-            Verdict::Live if in_log == 0 && incoming.finish == Some(offset) => return Ok(Receive::End),
+            Verdict::Live if in_log == 0 && (incoming.finish == Some(offset) || incoming.shut && link != Link::Up) => {
+                return self.handle_peeked_end(thread, fd);
+            }
             Verdict::Live => (max, in_log > 0),
             Verdict::Outcome => match self.outcome()? {
+                Determinant::Peek { len: 0, .. } => {
+                    self.handle_served();
+                    return Ok(Receive::End);
+                }
                 Determinant::Peek { len, .. } if len as usize > max => {
                     return Err(self.diverged("a peek asks for less than it got then"));
                 }
@@ -665,6 +692,12 @@ impl Observer {
             (0, _) if blocking || owed => Receive::Wait(Wait::Event),
             (0, _) => return self.handle_nothing(thread).map(|()| Receive::Nothing),
         })
+    }
+
+    /// A look has found the end: the stream's, or that the program has shut down reading and there is nothing.
+    pub fn handle_peeked_end(&mut self, thread: u32, fd: u32) -> Result<Receive, Error> {
+        self.journal.append(thread, &Determinant::Peek { fd, len: 0 })?;
+        Ok(Receive::End)
     }
 
     /// So many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
@@ -687,9 +720,10 @@ impl Observer {
         self.table.rebind(from, to)
     }
 
-    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log, or the stream's end.
+    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log, the stream's end, or that the program reads no more.
     pub fn is_readable(&self, slot: Slot) -> bool {
-        self.table.get(slot).is_some_and(|c| c.incoming.in_log() > 0 || c.incoming.finish == Some(c.incoming.taken))
+        let has = |i: &Incoming| i.in_log() > 0 || i.finish == Some(i.taken) || i.shut;
+        self.table.get(slot).is_some_and(|connection| has(&connection.incoming))
     }
 
     /// A call found nothing (`EAGAIN`, a `poll` that returned 0).
@@ -1325,6 +1359,39 @@ mod tests {
         assert_eq!(stable(&mut observer, 1), 0);
         observer.handle_protector(&FromProtector::PayloadStable { position: 6 }).unwrap();
         assert_eq!(stable(&mut observer, 2), u64::MAX);
+    }
+
+    /// The program has shut down reading, and is told that nothing comes. Its peer goes on, and closes later, somewhere else.
+    #[test]
+    fn a_shutdown_of_reading_is_no_end_of_the_stream() {
+        let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+        let mut observer = reader(opener);
+        let image = observer.clone();
+        let begin = observer.journal().end();
+        observer.shut_reading(4).unwrap();
+        assert!(matches!(observer.receive(0, 4, 100, true), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
+        assert_eq!(observer.handle_shut(0, 4), Ok(Receive::End));
+        assert_eq!(observer.handle_peeked_end(0, 4), Ok(Receive::End));
+        observer.handle_broken(0);
+        assert_eq!(observer.receive(0, 4, 100, true), Ok(Receive::End), "there is no link");
+        assert_eq!(observer.peek(0, 4, 100, true), Ok(Receive::End), "there is no link");
+        assert_eq!(observer.table().get(0).unwrap().incoming().finish(), None);
+        let again = Greeting { attempt: 1, received: 0, finish: Some(50), ..first_greeting(opener, Incarnation(1)) };
+        assert!(matches!(observer.handle_greeting(&again), Ok(Welcome::Link(_, Some(Greeting { received: 6, .. })))));
+        assert!(matches!(observer.receive(0, 4, 100, true), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
+        assert_eq!(observer.handle_received(0, 4, Source::Link, b"later"), Ok(Some(5)));
+        // Its next life is told the same.
+        let log = observer.poll_journal().unwrap().head.to_vec();
+        let mut next = image;
+        next.restart(Incarnation(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
+        next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
+        next.shut_reading(4).unwrap();
+        assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::End));
+        assert_eq!(next.peek(0, 4, 100, true), Ok(Receive::End));
+        assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::End));
+        assert_eq!(next.peek(0, 4, 100, true), Ok(Receive::End));
+        assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::Wait(Wait::Event)), "bytes that have to come again");
+        assert_eq!(next.table().get(0).unwrap().incoming().finish(), None);
     }
 
     /// A life before wanted nothing more, and this one does all the same: it is told, and gets no other bytes in the place of those.

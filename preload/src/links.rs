@@ -137,8 +137,6 @@ pub struct Links {
     door: Option<(OwnedFd, SocketAddr)>,
     visitors: VecDeque<Visitor>,
     repairs: Vec<Repair>,
-    /// Ends of which the program has shut down reading: its own doing, no end of the stream.
-    deaf: Vec<StreamId>,
     /// Something is as the waiting call does not know yet.
     changed: bool,
     /// This life began with a restart: connections that replay makes, and those that it gives up, have no link.
@@ -463,6 +461,10 @@ impl Layer {
         let flags = old.as_ref().and_then(|old| rustix::fs::fcntl_getfl(old).ok());
         let blocking = flags.map_or(fds::is_blocking(primary), |flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
         rustix::io::ioctl_fionbio(new, !blocking)?;
+        if self.observer.table().slot_of(primary as u32).is_ok_and(|slot| self.is_shut(slot)) {
+            // ENOTCONN: its peer is gone already, and nothing comes from there in any case.
+            _ = rustix::net::shutdown(new, Shutdown::Read);
+        }
         let aliases: Vec<i32> = self.aliases.iter().filter(|(_, of)| *of == primary).map(|(alias, _)| *alias).collect();
         for fd in std::iter::once(primary).chain(aliases) {
             ready::leaving(fd);
@@ -549,9 +551,6 @@ impl Layer {
         if self.links.find(end.name).is_some() {
             return;
         }
-        if why == Ending::End && self.links.deaf.contains(&end.name) {
-            return sure(self.observer.handle_finish(slot, end.finish.unwrap_or(end.wanted)));
-        }
         let there = end.wanted + end.fd.map_or(0, unread);
         if end.finish.is_some_and(|finish| finish <= there) && (why == Ending::End || self.broken(slot).is_some()) {
             return;
@@ -593,7 +592,7 @@ impl Layer {
         let fd = self.primary(fd);
         let Ok(slot) = self.observer.table().slot_of(fd as u32) else { return };
         let Some(end) = self.end(slot) else { return };
-        if self.links.find(end.name).is_some() || self.links.deaf.contains(&end.name) {
+        if self.links.find(end.name).is_some() || self.is_shut(slot) {
             return;
         }
         if !is_error {
@@ -631,20 +630,15 @@ impl Layer {
         repair.and_then(|repair| repair.socket.as_ref()).map_or(fd, AsRawFd::as_raw_fd)
     }
 
-    /// The program has shut down reading on this connection.
-    pub fn note_deaf(&mut self, slot: Slot) {
-        if let Some(end) = self.end(slot).filter(|end| !self.links.deaf.contains(&end.name)) {
-            self.links.deaf.push(end.name);
-        }
+    /// Whether the program has shut down reading on this connection: what the socket says of an end is its own doing, no end of the stream.
+    pub fn is_shut(&self, slot: Slot) -> bool {
+        self.observer.table().get(slot).is_some_and(|connection| connection.incoming().is_shut())
     }
 
     /// Tells the node where an outgoing stream ends, before its end can leave.
     pub fn tell_finished(&mut self, slot: Slot, closed: bool) {
         let Some(connection) = self.observer.table().get(slot) else { return };
         let (stream, Some(offset)) = (connection.stream_out(), connection.outgoing().finish()) else { return };
-        if closed {
-            self.links.deaf.retain(|end| *end != stream);
-        }
         let end = StreamEnd { offset, closed, received: connection.incoming().wanted() };
         if let Err(error) = self.node.send(&ToNode::Finished { stream, end }) {
             fail(&format!("its node does not learn where it ends a stream: {error}"));

@@ -393,6 +393,40 @@ static void shut_read(void)
     EXPECT(close(fd), 0);
 }
 
+/* A side that does not want to read any more is no end of what the other one sends: that one goes on, and closes later. */
+static void shut_read_and_go_on(void)
+{
+    const int fd = meet();
+    char byte = 0;
+    ssize_t got;
+    if (server) {
+        recv_pattern(fd, 100, 9);
+        EXPECT(shutdown(fd, SHUT_RD), 0);
+        EXPECT(recv(fd, &byte, 1, MSG_PEEK), 0);
+        EXPECT(recv(fd, &byte, 1, 0), 0);
+        together();
+        /* What comes after that is there to be read, as ever. */
+        while ((got = MUST(recv(fd, &byte, 1, MSG_PEEK))) == 0)
+            pause_ms(1);
+        recv_pattern(fd, 1000, 10);
+        EXPECT(recv(fd, &byte, 1, 0), 0);
+        together();
+        together();
+        EXPECT(recv(fd, &byte, 1, 0), 0);
+        send_pattern(fd, 1000, 8);
+    } else {
+        send_pattern(fd, 100, 9);
+        together();
+        send_pattern(fd, 1000, 10);
+        together();
+        EXPECT(shutdown(fd, SHUT_WR), 0);
+        together();
+        recv_pattern(fd, 1000, 8);
+    }
+    together();
+    EXPECT(close(fd), 0);
+}
+
 /* Everything that was sent before close() arrives, however late it is read. */
 static void close_with_bytes_under_way(void)
 {
@@ -749,6 +783,7 @@ int main(int argc, char **argv)
         {"half_close", half_close, 0},
         {"shut_both", shut_both, 0},
         {"shut_read", shut_read, 0},
+        {"shut_read_and_go_on", shut_read_and_go_on, 0},
         {"close_with_bytes_under_way", close_with_bytes_under_way, 0},
         {"peer_gone", peer_gone, 0},
         {"peer_long_gone", peer_long_gone, 0},

@@ -3,7 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use radic_observer::connection::{Connection, Link, Slot};
-use radic_observer::{Error, Receive, Send, Source, Wait};
+use radic_observer::{Error, Observer, Receive, Send, Source, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -125,10 +125,7 @@ impl Receiving {
             }
         };
         match received {
-            Ok(0) => {
-                self.ended(layer, Ending::End);
-                Ok(Taken::Some)
-            }
+            Ok(0) => self.end(layer),
             Ok(count) => Ok(match self.report(layer, buffers, Source::Link, count) {
                 Some(_) => Taken::All,
                 None => Taken::Some,
@@ -150,6 +147,22 @@ impl Receiving {
                 Ok(Taken::Some)
             }
         }
+    }
+
+    /// The socket says that nothing more comes: the program has wanted that, or the socket has ended.
+    fn end(&self, layer: &mut Layer) -> Result<Taken, Errno> {
+        let slot = sure(layer.observer.table().slot_of(self.fd as u32));
+        if !layer.is_shut(slot) {
+            self.ended(layer, Ending::End);
+            return Ok(Taken::Some);
+        }
+        if self.filled == 0 {
+            let (thread, fd) = (self.thread, self.fd as u32);
+            let end = if self.how.peek { Observer::handle_peeked_end } else { Observer::handle_shut };
+            sure(end(&mut layer.observer, thread, fd));
+            layer.ship();
+        }
+        Ok(Taken::All)
     }
 
     /// The socket has ended; whether the stream has, the sender's node knows.
@@ -410,7 +423,7 @@ pub fn shutdown(fd: i32, how: i32) -> Option<Result<(), Errno>> {
     if how != libc::SHUT_WR {
         // ENOTCONN: it has ended already. That is no outcome, so the program must not see whether it has.
         _ = rustix::net::shutdown(sys::borrow(fd), rustix::net::Shutdown::Read);
-        layer.note_deaf(slot);
+        sure(layer.observer.shut_reading(fd as u32));
     }
     if how != libc::SHUT_RD {
         finish(&mut layer, fd, slot, false);

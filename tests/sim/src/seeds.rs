@@ -68,10 +68,11 @@ pub fn text_of(payload: &dyn std::any::Any) -> &str {
     payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
-/// The rule that a message names.
+/// The rule that a message names: its first part, or the one after what `assert_eq` puts before it.
 pub fn rule_of(what: &str) -> &str {
     const RULES: [&str; 9] = ["G1", "G2", "G3", "G4", "G5", "G6", "views", "end", "hang"];
-    let named = what.split_once(':').map(|(rule, _)| rule.trim_start_matches("assertion failed").trim());
+    let mut parts = what.splitn(3, ':').map(str::trim);
+    let named = parts.find(|part| !part.starts_with("assertion"));
     named.filter(|rule| RULES.contains(rule)).unwrap_or("assertion")
 }
 
