@@ -126,6 +126,13 @@ impl Incoming {
         self.finish
     }
 
+    /// A life is over, the sender's or this process's own: where the stream was said to end counts only if that was received. Until then nothing depends on it, and the sender's
+    /// next life may end the stream elsewhere.
+    fn handle_lives_over(&mut self) {
+        let wanted = self.wanted();
+        self.finish.take_if(|finish| *finish >= wanted);
+    }
+
     /// Whether the program has shut down reading.
     pub fn is_shut(&self) -> bool {
         self.shut
@@ -290,6 +297,9 @@ impl Connection {
         }
         if received > end && phase == Phase::Live {
             return Err(Error::Orphan { connection: self.id, received, sent: end });
+        }
+        if greeting.incarnation > self.peer_incarnation {
+            self.incoming.handle_lives_over();
         }
         greeting.finish.map_or(Ok(()), |offset| self.handle_finish(offset))?;
         // A protector may hold more than its process wants again only by a mistake, which must not cost bytes.
@@ -793,6 +803,7 @@ impl Table {
         }
         self.restarted.insert(process, incarnation);
         for connection in self.iter_mut().filter(|c| c.peer == process && c.peer_incarnation < incarnation) {
+            connection.incoming.handle_lives_over();
             connection.dropped = connection.link != Link::Down;
             connection.link = Link::Down;
         }
@@ -803,8 +814,10 @@ impl Table {
         for connection in self.slots.iter_mut().flatten() {
             connection.link = Link::Down;
             let (held, finish) = held(connection.stream_in());
-            connection.incoming.held = connection.incoming.held.max(held);
-            connection.incoming.finish = connection.incoming.finish.or(finish);
+            let incoming = &mut connection.incoming;
+            incoming.handle_lives_over();
+            incoming.held = incoming.held.max(held);
+            incoming.finish = incoming.finish.or(finish);
         }
     }
 }

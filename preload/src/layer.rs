@@ -827,7 +827,7 @@ impl Layer {
         counters::add(Counter::Empty, 1);
         self.idle += 1;
         // A process that looks for something that cannot come has all the time to help it come.
-        if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN {
+        if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
             self.idle = 0;
             self.check_way();
             self.tend();
@@ -972,6 +972,14 @@ impl Layer {
     /// From now on this is why.
     pub fn set_broken(&mut self, slot: Slot, error: Errno) {
         self.broken.iter_mut().filter(|(known, _)| *known == slot).for_each(|(_, known)| *known = error);
+    }
+
+    /// The program was told that nothing more can be sent on `slot`.
+    pub fn note_refused(&mut self, slot: Slot) {
+        match self.broken(slot) {
+            Some(_) => self.set_broken(slot, Errno::PIPE),
+            None => self.broken.push((slot, Errno::PIPE)),
+        }
     }
 
     /// The error that the program has not been told yet, as SO_ERROR tells it; 0: none.

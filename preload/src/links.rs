@@ -48,8 +48,8 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 const AT_ONCE_MS: u64 = 5;
 /// Attempts to reach the peer of a connection that the program has closed. A peer that has forgotten it, too, does not answer.
 const CLOSED_ATTEMPTS: u32 = 100;
-/// Messages between two looks by a program that never waits.
-const EVERY: u32 = 256;
+/// Time between two looks by a program that never waits, in nanoseconds: a peer that comes back does not live before it is answered.
+const LOOK_NS: u64 = 2_000_000;
 
 /// How a socket has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,7 +144,8 @@ pub struct Links {
     looked: u64,
     /// Words that a process has come back.
     returned: u64,
-    countdown: u32,
+    /// When everything was looked after last.
+    tended: u64,
     /// Since the process is at its end.
     leaving: Option<Leaving>,
 }
@@ -916,6 +917,7 @@ impl Layer {
         if self.replayer.is_some() {
             return;
         }
+        self.links.tended = sys::now();
         self.look_for_broken();
         self.answer_door();
         // Backwards: what takes the place of one that goes was looked after already.
@@ -930,12 +932,15 @@ impl Layer {
 
     /// Something was received or sent: a program that never waits looks now and then.
     pub fn tend_links_in_passing(&mut self) {
-        self.links.countdown += 1;
-        if self.links.countdown >= EVERY {
-            self.links.countdown = 0;
+        if self.is_time_to_tend() {
             self.hear_node();
             self.tend_links();
         }
+    }
+
+    /// Whether links were not looked after for a while.
+    pub fn is_time_to_tend(&self) -> bool {
+        sys::now() - self.links.tended >= LOOK_NS
     }
 
     /// The peer has left, and now the program has closed its end.

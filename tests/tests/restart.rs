@@ -110,6 +110,22 @@ fn a_jacobi_survives_the_death_of_a_rank() {
     survives("jacobi", &["--iterations", "4000"], 4, &[1, 3]);
 }
 
+/// Sends that its peer refuses, and a direction that it does not read any more: a rank that is brought back is told of them what it was told.
+#[test]
+fn what_was_refused_is_refused_again() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let dir = cluster.dir().join("refused");
+    fs::create_dir(&dir).expect("a new directory");
+    let command = [&compiled("net", "net_refused"), "rank", dir.to_str().expect("text")];
+    let job = cluster.job(2, "--protect on --ckpt-interval 0.3", &command).limit(LIMIT).start();
+    for rank in [1, 1, 0] {
+        kill(&cluster, rank, 1);
+    }
+    let finished = job.wait().expect(0);
+    assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
+    cluster.assert_idle();
+}
+
 /// In its second life a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job
 /// begins anew, or ends with a reason.
 #[test]

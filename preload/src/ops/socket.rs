@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use radic_observer::connection::{Connection, Link, Slot};
+use radic_observer::connection::{Connection, Link, Phase, Slot};
 use radic_observer::{Error, Observer, Receive, Send, Source, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
@@ -340,16 +340,22 @@ impl Sending {
         self.waits && self.deadline.is_none_or(|deadline| sys::now() < deadline)
     }
 
-    /// Nothing can be sent any more.
+    /// Nothing can be sent any more. While there is a log, it says what a call has found; what follows the log is found when this process lives.
     fn refused(&self, layer: &mut Layer) -> Option<Errno> {
-        let closed = layer.observer.table().get(self.slot).is_some_and(|c| c.outgoing().finish().is_some());
-        let error = if closed { Some(Errno::PIPE) } else { layer.broken(self.slot) }?;
+        if layer.observer.table().get(self.slot).is_some_and(|connection| connection.outgoing().finish().is_some()) {
+            return Some(Errno::PIPE);
+        }
+        let error = layer.broken(self.slot)?;
+        while !layer.observer.settle() {
+            if layer.observer.phase() == Phase::Replaying {
+                return None;
+            }
+            layer.wait_for(Wait::Peers);
+        }
         // After the first error a socket says EPIPE.
         layer.set_broken(self.slot, Errno::PIPE);
-        if !closed {
-            sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Send, error.raw_os_error() as u32));
-            layer.ship();
-        }
+        sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Send, error.raw_os_error() as u32));
+        layer.ship();
         Some(error)
     }
 
@@ -367,8 +373,11 @@ impl Sending {
                 }
                 Send::Failed(errno) => {
                     layer.note_sent();
-                    if errno == libc::EAGAIN as u32 {
-                        super::ready::refused(self.fd);
+                    match errno as i32 {
+                        libc::EAGAIN => super::ready::refused(self.fd),
+                        libc::EINTR => {}
+                        // Of then: an image of before it does not know.
+                        _ => layer.note_refused(self.slot),
                     }
                     return Err(Errno::from_raw_os_error(errno as i32));
                 }

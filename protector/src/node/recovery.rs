@@ -804,6 +804,8 @@ impl Node {
             // Whoever was there when it started has gone on: it cannot go through MPI_Init once more by itself.
             return self.give_up_image(now, observer, process);
         }
+        // Where its life before had ended streams is not so any more: this one says it itself.
+        self.recovery.finals.remove(&process);
         let Some(host) = self.hosts.get(&process.job) else { return };
         let restart = Restart {
             incarnation: order.incarnation,

@@ -7,6 +7,8 @@ use radic_wire::determinant::ReadyFd;
 use radic_wire::ids::ProcessId;
 
 pub const LISTENER: u32 = 1;
+/// Of so many calls on a connection one ends its stream.
+const EARLY: u64 = 32;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Socket {
@@ -24,7 +26,7 @@ pub struct App {
     pub connects: Vec<ProcessId>,
     /// How many connections it accepts.
     pub accepts: usize,
-    /// Bytes that it sends on every connection.
+    /// Bytes that it sends on every connection, at most: as it happens, it ends a stream before.
     pub quota: u64,
     /// Whether its sends may wait. Only one process's may: two that both wait for the other to read would wait for ever.
     pub patient: bool,
@@ -81,7 +83,8 @@ impl App {
         }
         let socket = (dice >> 8) as usize % self.sockets.len();
         let this = &self.sockets[socket];
-        if this.sent == self.quota && !this.finished {
+        let early = this.sent > 0 && (dice >> 40).is_multiple_of(EARLY);
+        if !this.finished && (this.sent == self.quota || early) {
             return Op::Finish { socket };
         }
         if this.finished && this.ended && !this.closed {
@@ -91,7 +94,7 @@ impl App {
         let idle = self.sockets.iter().all(|socket| socket.finished);
         let only = idle && self.sockets.iter().filter(|socket| !socket.ended).count() == 1;
         match dice % 4 {
-            0 | 1 if this.sent < self.quota => {
+            0 | 1 if self.owes(this) => {
                 let len = 1 + (dice >> 16) % 24.min(self.quota - this.sent);
                 let bytes = (0..len).map(|i| mix(self.state, i + 2) as u8).collect();
                 Op::Send { socket, bytes, blocking: self.patient && dice & 0x80 == 0 }
@@ -108,7 +111,7 @@ impl App {
     }
 
     fn last_op(&self) -> Op {
-        if let Some(socket) = self.sockets.iter().position(|socket| socket.sent < self.quota) {
+        if let Some(socket) = self.sockets.iter().position(|socket| self.owes(socket)) {
             let bytes = vec![self.state as u8; 1];
             return Op::Send { socket, bytes, blocking: self.patient };
         }
@@ -116,6 +119,10 @@ impl App {
             return Op::Finish { socket };
         }
         self.sockets.iter().position(|socket| !socket.closed).map_or(Op::Done, |socket| Op::Close { socket })
+    }
+
+    fn owes(&self, socket: &Socket) -> bool {
+        !socket.finished && socket.sent < self.quota
     }
 
     fn open(&mut self, fd: u32) {
