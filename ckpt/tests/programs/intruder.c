@@ -59,7 +59,14 @@ int main(int count, char **words) {
     if (!strcmp(words[1], "call")) {
         for (;;) {
             int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-            if (fd < 0 || connect(fd, (struct sockaddr *)&address, size)) break;
+            if (fd < 0) break;
+            if (connect(fd, (struct sockaddr *)&address, size)) {
+                if (calls > 0) break;
+                /* Nobody listens there any more: it was over, or it is an accepted connection that has the name. */
+                close(fd);
+                address = find(words[2], &size);
+                continue;
+            }
             if (calls++ == 0) puts("first"), fflush(stdout);
             got += talk(fd, first);
         }
