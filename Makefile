@@ -2,8 +2,9 @@
 # make test    what CI runs: format, lints, documentation, unit and integration tests, 10,000 simulated clusters, some seconds of fuzzing
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim
+# make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
-.PHONY: demo test deps build lint unit integration long fuzz sim chaos clean
+.PHONY: demo test deps build lint unit integration long fuzz sim chaos lives clean
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -61,6 +62,10 @@ sim: $(if $(filter release,$(PROFILE)),build)
 MINUTES ?= 10
 chaos: deps build
 	RADIC_CHAOS_MINUTES=$(MINUTES) $(if $(SEED),RADIC_SEED=$(SEED)) $(CARGO) test --profile tests --workspace --test chaos -- --nocapture
+
+RESTORES ?= 10000
+lives: deps build
+	RADIC_RESTORES=$(RESTORES) $(if $(SEED),RADIC_SEED=$(SEED)) $(CARGO) test --profile tests --workspace --test lives -- --nocapture
 
 # Scenarios with the long variants: every combination of the checkpoint tests (15 minutes), no false death in five minutes, and so on.
 long: build

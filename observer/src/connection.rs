@@ -142,7 +142,6 @@ impl Incoming {
     pub(crate) fn in_log(&self) -> u64 {
         self.held.min(self.finish.unwrap_or(u64::MAX)).saturating_sub(self.taken)
     }
-
 }
 
 /// One connection.

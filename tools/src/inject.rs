@@ -17,8 +17,9 @@ const EVENT: Duration = Duration::from_secs(600);
 
 #[derive(Subcommand)]
 pub(crate) enum InjectCommand {
-    /// Kill one rank of a job with SIGKILL, as if it had crashed: it goes on from its last checkpoint, on its own node
-    #[command(after_help = "Example:\n  radic inject kill-rank 4f3c 2\n  radic events --follow")]
+    /// Kill one rank of a job with SIGKILL: it goes on from its last checkpoint, on its own node
+    #[command(after_help = "Example:\n  radic inject kill-rank 4f3c 2\n  radic events --follow\n\n\
+        A rank may be killed so as often as you like. One that dies by itself four times within a minute is not brought back: it has a bug.")]
     KillRank {
         /// The job, or its first digits
         job: String,

@@ -192,8 +192,17 @@ struct LocalRank {
     lost: Option<i32>,
     /// It cannot be brought back.
     hopeless: bool,
-    /// It was killed for a mistake of its library's, or since it cannot be brought back: no crash.
-    condemned: bool,
+    /// Why this node has killed it, if it has.
+    killed: Option<Killed>,
+}
+
+/// Why a node kills a rank of its own accord: none of it is a crash of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Killed {
+    /// Its library has made a mistake, or it cannot be brought back: it stays dead.
+    ForGood,
+    /// `radic inject kill-rank`: it is brought back, however often.
+    AsAsked,
 }
 
 impl LocalRank {
@@ -215,7 +224,7 @@ impl LocalRank {
             reads_log: false,
             lost: None,
             hopeless: false,
-            condemned: false,
+            killed: None,
         }
     }
 
@@ -439,7 +448,7 @@ impl Host {
             (state.returning, state.hopeless) = (false, true);
             state.outlets.iter_mut().for_each(Outlet::close);
             if state.pid.is_some() && state.exited.is_none() {
-                state.condemned = true;
+                state.killed = Some(Killed::ForGood);
                 self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
             } else {
                 state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now));
@@ -768,6 +777,14 @@ impl Host {
         self.report_ended();
     }
 
+    /// Kills a rank, as asked: it is to be brought back.
+    pub fn kill(&mut self, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.exited.is_none()) {
+            state.killed.get_or_insert(Killed::AsAsked);
+            self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+        }
+    }
+
     /// Rank 0 has taken this piece of standard input (or will never read it).
     pub fn handle_stdin_taken(&mut self, number: u64) {
         self.outputs.push_back(HostOutput::ToHome(FromHost::StdinTaken(number)));
@@ -790,9 +807,11 @@ impl Host {
         };
         if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.ending)
             && !self.sent.contains(&signal)
-            && !state.condemned
+            && state.killed != Some(Killed::ForGood)
         {
-            if !state.catching_up {
+            if state.killed == Some(Killed::AsAsked) {
+                state.crashed = Some(signal);
+            } else if !state.catching_up {
                 state.handle_crashed(now, signal);
             } else if !state.handle_restore_failed(signal) {
                 state.hopeless = true;
@@ -852,10 +871,10 @@ impl Host {
 
     /// Bytes came on a rank's PMI connection.
     pub fn handle_pmi(&mut self, rank: Rank, bytes: &[u8]) {
-        let Some(state) = self.ranks.get_mut(&rank).filter(|state| !state.condemned) else { return };
+        let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.killed != Some(Killed::ForGood)) else { return };
         if let Err(error) = state.session.handle_input(bytes) {
             // The library and we no longer understand each other: going on could only hang.
-            state.condemned = true;
+            state.killed = Some(Killed::ForGood);
             self.outputs.push_back(HostOutput::Warning(rank, format!("its PMI connection is broken ({error}): killed")));
             self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
             return;

@@ -25,7 +25,7 @@ use super::clients::Purpose;
 use super::events::About;
 use super::finals;
 use super::home::Home;
-use super::host::{Host, HostOutput};
+use super::host::Host;
 use super::observers::ObserverId;
 use super::placement;
 use super::stores::StoreOrder;
@@ -1032,8 +1032,7 @@ impl Node {
         if self.hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some()) {
             let text = format!("rank {} is killed, as asked", process.rank);
             self.record(now, EventName::Inject, About::rank(process.job, process.rank), text);
-            let kill = HostOutput::Signal(process.rank, libc::SIGKILL);
-            self.outputs.push_back(Output::Process(process.job, kill));
+            self.with_host(now, process.job, |host| host.kill(process.rank));
         }
     }
 
