@@ -16,7 +16,9 @@ use radic_wire::ids::JobId;
 use radic_wire::local::ProcessInfo;
 
 /// Images in quick succession: as soon as a process lives, and all the time.
-const FLAGS: &str = "--protect on --ckpt-interval 0.03";
+const FLAGS: &str = "--protect on --ckpt-interval 0.06";
+/// Time for one job, which gets on only between deaths.
+const LIMIT: Duration = Duration::from_secs(1200);
 /// Restores when nothing else is said: some of each library.
 const SAMPLE: usize = 36;
 /// Restores in one job; then it is left alone until it ends.
@@ -102,7 +104,8 @@ fn run(library: &Library, program: (&str, &[&str]), most: usize, random: &mut Ra
     let command = command_of(library, program);
     let due = result(&start(library, &cluster, "--protect none", &command).wait().expect(0));
     let mut events = cluster.events_at("n1");
-    let running = start(library, &cluster, FLAGS, &command);
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let running = library.job(&cluster, RANKS, FLAGS, &words).limit(LIMIT).start();
     let job = first_checkpoints(&mut events, RANKS);
     // An image of before MPI_Init restarts nothing, as documented: what each makes once all have sent something is of after it.
     eventually(SOON, "each rank to have sent something", || {
