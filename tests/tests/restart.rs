@@ -118,8 +118,9 @@ fn what_was_refused_is_refused_again() {
     fs::create_dir(&dir).expect("a new directory");
     let command = [&compiled("net", "net_refused"), "rank", dir.to_str().expect("text")];
     let job = cluster.job(2, "--protect on --ckpt-interval 0.3", &command).limit(LIMIT).start();
-    for rank in [1, 1, 0] {
-        kill(&cluster, rank, 1);
+    // Before its image knows of the refusals, after, and once more on the other side.
+    for (rank, checkpoints) in [(1, 1), (1, 4), (0, 1)] {
+        kill(&cluster, rank, checkpoints);
     }
     let finished = job.wait().expect(0);
     assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");

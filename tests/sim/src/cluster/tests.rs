@@ -89,7 +89,7 @@ fn the_checker_of_the_end_bites() {
 
 #[test]
 fn a_cluster_that_is_lost_as_a_whole_is_settled() {
-    let at = std::time::Duration::from_millis(150);
+    let at = std::time::Duration::from_millis(50);
     let kill = |machine| (When::At(at), Fault::Kill(machine));
     let mut plan = Plan::new(87082);
     plan.faults = (0..plan.machines).map(kill).collect();
