@@ -126,8 +126,8 @@ impl Incoming {
         self.finish
     }
 
-    /// A life is over, the sender's or this process's own: where the stream was said to end counts only if that was received. Until then nothing depends on it, and the sender's
-    /// next life may end the stream elsewhere.
+    /// A life is over, the sender's or this process's own: where the stream was said to end counts only if that was received. Until then
+    /// nothing depends on it, and the sender's next life may end the stream elsewhere.
     fn handle_lives_over(&mut self) {
         let wanted = self.wanted();
         self.finish.take_if(|finish| *finish >= wanted);

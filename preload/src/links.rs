@@ -914,10 +914,10 @@ impl Layer {
 
     /// Looks after what is not up.
     pub fn tend_links(&mut self) {
+        self.links.tended = sys::now();
         if self.replayer.is_some() {
             return;
         }
-        self.links.tended = sys::now();
         self.look_for_broken();
         self.answer_door();
         // Backwards: what takes the place of one that goes was looked after already.
