@@ -133,6 +133,11 @@ impl Incoming {
         self.finish.take_if(|finish| *finish >= wanted);
     }
 
+    /// Whether the program was told of the stream's end. The end is an outcome once; each later `recv` finds it again without one.
+    pub(crate) fn has_told_end(&self) -> bool {
+        self.finish.is_some_and(|finish| finish < self.consumed)
+    }
+
     /// Whether the program has shut down reading.
     pub fn is_shut(&self) -> bool {
         self.shut
@@ -254,8 +259,14 @@ impl Connection {
         &self.incoming
     }
 
-    /// Whether what the link brings is what is wanted next. If it begins later, what is between is nowhere any more: nobody who goes the way of the life before comes to want that, and who does would
-    /// get other bytes in its place.
+    /// Whether a `recv` finds nothing and never will: the stream ends here, or the program has shut down reading and no link is left that could bring bytes.
+    pub(crate) fn has_no_more(&self) -> bool {
+        let incoming = &self.incoming;
+        incoming.in_log() == 0 && (incoming.finish == Some(incoming.taken) || incoming.shut && self.link != Link::Up)
+    }
+
+    /// Fails if the link would resume beyond the next byte needed: the sender discarded the gap because an earlier incarnation had closed the connection, so going on would deliver
+    /// wrong bytes.
     pub(crate) fn expect_link(&self) -> Result<(), Error> {
         let (wanted, kept) = (self.incoming.wanted(), self.incoming.gone);
         if wanted < kept { Err(Error::Lost { connection: self.id, wanted, kept }) } else { Ok(()) }

@@ -461,9 +461,7 @@ impl Observer {
     /// `recv` of at most `max` bytes (above 0) on `fd`.
     pub fn receive(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
         let slot = self.table.slot_of(fd)?;
-        let incoming = &self.connection(slot)?.incoming;
-        if incoming.finish.is_some_and(|finish| finish < incoming.consumed) {
-            // Told before, hence no new outcome.
+        if self.connection(slot)?.incoming.has_told_end() {
             self.check_voice()?;
             return Ok(Receive::End);
         }
@@ -491,7 +489,7 @@ impl Observer {
         if room == 0 {
             return Ok(Receive::Wait(Wait::Payload));
         }
-        if incoming.finish == Some(offset) || incoming.shut && link != Link::Up {
+        if connection.has_no_more() {
             return self.receive_end(thread, slot, fd);
         }
         match link {
@@ -660,6 +658,10 @@ impl Observer {
     /// [`Observer::handle_peeked`] is told. The stream's end is no outcome: whoever peeks at it will see it again.
     pub fn peek(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
         let slot = self.table.slot_of(fd)?;
+        if self.connection(slot)?.incoming.has_told_end() {
+            self.check_voice()?;
+            return Ok(Receive::End);
+        }
         let verdict = self.consult(thread, Ask::Peek { fd }, blocking)?;
         let connection = self.connection(slot)?;
         let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
@@ -667,7 +669,7 @@ impl Observer {
         let (most, owed) = match verdict {
             Verdict::Wait(wait) => return Ok(Receive::Wait(wait)),
             Verdict::Nothing => return Ok(Receive::Nothing),
-            Verdict::Live if in_log == 0 && (incoming.finish == Some(offset) || incoming.shut && link != Link::Up) => {
+            Verdict::Live if connection.has_no_more() => {
                 return self.handle_peeked_end(thread, fd);
             }
             Verdict::Live => (max, in_log > 0),
@@ -1218,7 +1220,7 @@ impl Observer {
             let (stream, incoming) = (connection.stream_in(), &connection.incoming);
             // A closed one is never read again: all of it may go.
             streams.push((stream, if connection.closed { u64::MAX } else { incoming.consumed }));
-            ended.extend(incoming.finish.filter(|finish| *finish < incoming.consumed).map(|finish| (stream, finish)));
+            ended.extend(incoming.finish.filter(|_| incoming.has_told_end()).map(|finish| (stream, finish)));
         }
         self.table.handle_checkpoint(mark.image);
         let full = Error::Full("cut");

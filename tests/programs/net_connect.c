@@ -427,6 +427,29 @@ static void shut_read_and_go_on(void)
     EXPECT(close(fd), 0);
 }
 
+/* The end of a stream is found again by every call, whichever way it looks. */
+static void the_end_is_found_again(void)
+{
+    const int fd = meet();
+    char byte = 0;
+    if (server) {
+        recv_pattern(fd, 100, 9);
+        for (int i = 0; i < 3; i++) {
+            EXPECT(recv(fd, &byte, 1, MSG_PEEK), 0);
+            EXPECT(recv(fd, &byte, 1, 0), 0);
+            EXPECT(recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT), 0);
+        }
+        send_pattern(fd, 1000, 8);
+    } else {
+        send_pattern(fd, 100, 9);
+        EXPECT(shutdown(fd, SHUT_WR), 0);
+        recv_pattern(fd, 1000, 8);
+        expect_end(fd);
+        EXPECT(recv(fd, &byte, 1, MSG_PEEK), 0);
+    }
+    EXPECT(close(fd), 0);
+}
+
 /* Everything that was sent before close() arrives, however late it is read. */
 static void close_with_bytes_under_way(void)
 {
@@ -784,6 +807,7 @@ int main(int argc, char **argv)
         {"shut_both", shut_both, 0},
         {"shut_read", shut_read, 0},
         {"shut_read_and_go_on", shut_read_and_go_on, 0},
+        {"the_end_is_found_again", the_end_is_found_again, 0},
         {"close_with_bytes_under_way", close_with_bytes_under_way, 0},
         {"peer_gone", peer_gone, 0},
         {"peer_long_gone", peer_long_gone, 0},

@@ -135,6 +135,13 @@ impl Node {
         self.outputs.push_back(Output::Nudge(process));
     }
 
+    /// Tells a process to make a checkpoint that begins after this, even if another was asked for already. The number of the request; none: the process is not connected.
+    pub(super) fn ask_checkpoint_anew(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
+        let request = self.request_checkpoint(now, process)?;
+        self.outputs.push_back(Output::Nudge(process));
+        Some(request)
+    }
+
     /// Tells a process to make a checkpoint that begins after this. The number of the request; none: nobody is there to be told.
     fn request_checkpoint(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
         let observed = self.observers.processes.get_mut(&process)?;
@@ -156,7 +163,7 @@ impl Node {
         let cut = |why: String| why.chars().map(|c| if c.is_control() { '?' } else { c }).take(REASON).collect::<String>();
         let result = result.map_err(cut);
         if result.is_ok() {
-            self.handle_protected(now, process);
+            self.handle_protected(now, process, request);
         }
         if let Err(why) = &result {
             let text = format!("rank {}: {why}", process.rank);

@@ -116,8 +116,9 @@ pub(super) struct Recovery {
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, StreamEnd>>,
     /// Of processes of this node that were first launched elsewhere: the address there.
     origins: BTreeMap<ProcessId, IpAddr>,
-    /// Processes that wait for their first checkpoint at a new protector.
-    degraded: BTreeSet<ProcessId>,
+    /// Processes that wait for their first checkpoint at a new protector, each with the number of the request that asked for it. An answer to an earlier request
+    /// is about an image at the protector before.
+    degraded: BTreeMap<ProcessId, u64>,
     /// What was said of the life of a job that is to begin here as soon as a process of the life before has ended, and by whom.
     postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
     /// Jobs whose home is lost, until the next one has said that it is there.
@@ -744,7 +745,7 @@ impl Node {
         self.recovery.origins.insert(process, order.origin);
         self.recovery.holders.insert(process, from.clone());
         self.recovery.lives.insert(process, order.incarnation);
-        self.recovery.degraded.insert(process);
+        self.recovery.degraded.insert(process, u64::MAX);
         self.recovery.orders.insert(process, order);
         self.with_host(now, job, |_| ());
     }
@@ -892,10 +893,10 @@ impl Node {
     /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
     fn reprotect(&mut self, now: Duration, process: ProcessId) {
         let Some(holder) = self.recovery.holders.get(&process).cloned() else { return };
-        self.recovery.degraded.insert(process);
+        self.recovery.degraded.insert(process, u64::MAX);
         if holder == self.protector().id {
             self.leave_holder(process);
-            return self.ask_checkpoint(now, process);
+            return self.degrade(now, process);
         }
         let purpose = Purpose::Release { process, holder: holder.clone() };
         self.gather_from(now, purpose, &Query::Release(process), vec![holder], RELEASE);
@@ -923,8 +924,8 @@ impl Node {
         let address = self.log_address();
         if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer()) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Protector(address)));
-            self.ask_checkpoint(now, process);
         }
+        self.degrade(now, process);
     }
 
     /// The log of a process that was brought back is with this node's protector from now on, whoever that is.
@@ -959,14 +960,21 @@ impl Node {
             if self.is_elsewhere(process) {
                 continue;
             }
-            self.recovery.degraded.insert(process);
-            self.ask_checkpoint(now, process);
+            self.degrade(now, process);
         }
     }
 
-    /// A checkpoint of a process of this node was committed.
-    pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId) {
-        if !self.is_elsewhere(process) && self.recovery.degraded.remove(&process) {
+    /// A process of this node has no image at its protector. It is asked for one; if it cannot be asked now, the next one it makes is the first there.
+    fn degrade(&mut self, now: Duration, process: ProcessId) {
+        let since = self.ask_checkpoint_anew(now, process).unwrap_or(0);
+        self.recovery.degraded.insert(process, since);
+    }
+
+    /// A checkpoint of a process of this node was committed, as the answer to `request`.
+    pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId, request: u64) {
+        let counts = self.recovery.degraded.get(&process).is_some_and(|since| request >= *since);
+        if !self.is_elsewhere(process) && counts {
+            self.recovery.degraded.remove(&process);
             let text = format!("rank {}: a checkpoint is committed at {}", process.rank, self.protector().id.name);
             self.record(now, EventName::Reprotected, About::rank(process.job, process.rank), text);
         }
@@ -1007,7 +1015,7 @@ impl Node {
 
     /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its protector yet.
     pub(super) fn is_degraded(&self, process: ProcessId) -> bool {
-        self.recovery.degraded.contains(&process)
+        self.recovery.degraded.contains_key(&process)
     }
 
     /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
@@ -1019,7 +1027,7 @@ impl Node {
         orders.retain(|process, _| process.job != job);
         finals.retain(|process, _| process.job != job);
         origins.retain(|process, _| process.job != job);
-        degraded.retain(|process| process.job != job);
+        degraded.retain(|process, _| process.job != job);
     }
 
     /// Who has the log of a process of this node.

@@ -1259,3 +1259,23 @@ fn nobody_says_that_there_is_no_job_where_nobody_can_know() {
     let unknown = ask(&mut cluster, 2);
     assert!(unknown.contains("know of no job 0123, and have no majority"), "{unknown}");
 }
+
+/// An image that was committed at the protector that is lost protects nobody, though the rank's word of it comes when the loss is known: the node waits for the first image at the next one.
+#[test]
+fn an_image_at_the_protector_before_does_not_protect() {
+    let mut cluster = Cluster::new(4);
+    let job = cluster.start_recoverable(1, 1);
+    cluster.say(job, 0, ToNode::Initialized);
+    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint { request: 1 }));
+    let before = cluster.nodes[&name(1)].holder_of(at(job, 0)).name;
+    cluster.kill(&before);
+    cluster.run_until(|c| c.told(0).contains(&FromNode::Checkpoint { request: 2 }));
+    let degraded = |cluster: &Cluster| cluster.nodes[&name(1)].is_degraded(at(job, 0));
+    let expected = [(1, Ok(4), true), (2, Err("no room".to_owned()), true), (2, Ok(5), false)];
+    for (request, result, is_degraded) in expected {
+        assert!(degraded(&cluster));
+        cluster.say(job, 0, ToNode::Checkpointed { request, result });
+        cluster.run_for(SOON);
+        assert_eq!((degraded(&cluster), cluster.recorded(EventName::Reprotected)), (is_degraded, usize::from(!is_degraded)), "request {request}");
+    }
+}

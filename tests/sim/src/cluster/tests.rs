@@ -60,7 +60,7 @@ fn the_checker_of_output_bites() {
 fn the_checker_of_fences_bites() {
     let hang = Fault::Hang(1, std::time::Duration::from_secs(4));
     let breaks = Breaks { fence: true, ..Breaks::default() };
-    let violated: Vec<String> = violations(1..20, breaks, with(hang)).collect();
+    let violated: Vec<String> = violations(1..600, breaks, with(hang)).collect();
     // Of some seeds another rule is violated before.
     assert!(violated.iter().any(|rule| rule == "G4"), "{violated:?}");
 }
