@@ -1276,6 +1276,10 @@ fn an_image_at_the_protector_before_does_not_protect() {
         assert!(degraded(&cluster));
         cluster.say(job, 0, ToNode::Checkpointed { request, result });
         cluster.run_for(SOON);
-        assert_eq!((degraded(&cluster), cluster.recorded(EventName::Reprotected)), (is_degraded, usize::from(!is_degraded)), "request {request}");
+        assert_eq!(
+            (degraded(&cluster), cluster.recorded(EventName::Reprotected)),
+            (is_degraded, usize::from(!is_degraded)),
+            "request {request}"
+        );
     }
 }
