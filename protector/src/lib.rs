@@ -2,13 +2,14 @@
 //!
 //! - [`node`]: one protector as a state machine, composed of [`membership`], jobs, [`pmi`] and the connected commands;
 //! - [`store`]: the logs and images of the processes it protects;
-//! - [`logs`]: the service that drives the store: sockets, files, threads of its own;
+//! - [`logserver`]: what decides about those, by which connections they come and go;
+//! - [`logs`]: the service that drives it: sockets, files, threads of its own;
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
 //! - [`config`]: flags, environment and file;
 //! - [`folder`]: folders that nobody else can write to, and the files in them, for `radic`, too.
 //!
-//! Everything but [`daemon`], [`config`] and [`folder`] is without input and output, so that a test or a simulation drives it by hand.
+//! Everything but [`daemon`], [`logs`], [`config`] and [`folder`] is without input and output, so that a test or a simulation drives it by hand.
 #![deny(unsafe_code)]
 
 pub mod config;
@@ -16,6 +17,7 @@ pub mod daemon;
 pub mod folder;
 pub mod link;
 pub mod logs;
+pub mod logserver;
 pub mod membership;
 pub mod node;
 pub mod pmi;

@@ -91,7 +91,7 @@ impl Service {
         loop {
             let event = runtime.block_on(async { tokio::time::timeout(LIMIT, self.events.recv()).await });
             let event = event.unwrap_or_else(|_| panic!("no event {what:?}")).expect("the service lives");
-            if event.what == what {
+            if std::mem::discriminant(&event.what) == std::mem::discriminant(&what) {
                 return event;
             }
         }
@@ -315,7 +315,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     observer.expect("JournalStable { position: 100 }");
     service.image(speaker, &begin(0, None, 60, &[]), &image(1, 0, 700));
     observer.expect_committed(0);
-    assert!(service.event(What::Committed).text.contains("image 0"));
+    assert!(service.event(What::Committed(0)).text.contains("image 0"));
     assert!(service.read(process, LogPart::Journal, 59).is_err());
     assert_eq!(service.read(process, LogPart::Journal, 60).unwrap(), bytes(60, 40));
     assert_eq!(service.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 700));
@@ -349,7 +349,7 @@ fn an_image_whose_code_cannot_be_written_is_refused_and_the_store_is_named() {
     let (speaker, process) = (observer.speaker, observer.speaker.process);
     service.image(speaker, &begin(0, None, 0, &[]), &image(1, 0, 3));
     observer.expect_committed(0);
-    service.event(What::Committed);
+    service.event(What::Committed(0));
     let mut code = service.logs.image_path(process, 1).into_os_string();
     code.push(".mac");
     fs::create_dir(&code).unwrap();

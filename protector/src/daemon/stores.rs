@@ -141,7 +141,7 @@ async fn pass_on(mut events: mpsc::Receiver<Event>, inputs: mpsc::Sender<Input>)
             continue;
         }
         let name = match what {
-            What::Committed => EventName::Checkpoint,
+            What::Committed(_) => EventName::Checkpoint,
             What::Refused | What::Useless => EventName::CheckpointFailed,
             What::LogBound => EventName::Limit,
             What::Disk | What::DiskWell | What::Unreadable | What::Replica => EventName::Store,

@@ -1,152 +1,169 @@
-//! What the store wants done, and what the other threads have done.
+//! Carrying out what the log server wants, and telling it what the node asks and what the other threads have done.
 
 use std::io;
-use std::time::Instant;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use radic_wire::bytes::Writer;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, HeldImage};
+use radic_wire::log::LogPart;
+use radic_wire::login::{Channel, Login};
 
-use super::What;
-use super::connection::Role;
+use super::callers::random;
+use super::connection::{Connection, Interest, Stage};
 use super::disk::{Done, Order};
 use super::service::Service;
 use super::verify::{BadImage, Task, Verdict};
-use crate::store::{File, Notice, Output, Speaker};
+use super::{Answer, Request};
+use crate::logserver::{Action, ConnectionNumber, Gone, Precedence};
+use crate::store::{Place, Speaker};
 
 impl Service {
-    /// Does what the store wants, and sends what that makes: acknowledgements leave here, in the round of their message.
+    /// Does what the server wants, and sends what that makes: acknowledgements leave here, in the round of their message.
     pub fn carry_out(&mut self) {
-        while let Some(output) = self.store.poll_output() {
-            match output {
-                Output::Send(to, message) => self.send(to, &message),
-                Output::Forward(process, message) => self.forward(process, &message),
-                Output::Verify(process, image) => _ = self.verifying.insert((process, image), None),
-                Output::Read(to, file, position, length) => {
-                    let Some(token) = self.voices.get(&to).copied() else { continue };
-                    self.connections.get_mut(&token).into_iter().for_each(|connection| connection.fetches += 1);
-                    self.ask_disk(Order::Fetch(token, file, position, length));
+        loop {
+            while let Some(action) = self.server.poll_action() {
+                self.act(action);
+            }
+            let Some(number) = self.touched.pop() else { return };
+            self.flush(number);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Answer(number, _, message) => self.queue(number, |connection| connection.queue(&message)),
+            Action::Forward(number, precedence, message) => self.queue(number, |connection| match precedence {
+                Precedence::Barrier => {
+                    connection.fence();
+                    connection.queue_urgent(&message);
                 }
-                Output::Truncate(file, position) => self.ask_disk(Order::Truncate(file, position)),
-                Output::Delete(file) => {
-                    self.cancel_writes(|of| *of == file);
-                    if let File::Image(process, image) = file {
-                        self.verifying.remove(&(process, image));
-                    }
-                    self.ask_disk(Order::Delete(file));
-                }
-                // Observers ask the protector of their own node, which knows where the other end is.
-                Output::AskStable(..) | Output::Forget(..) => {}
+                Precedence::Urgent => connection.queue_urgent(&message),
+                Precedence::Later => connection.queue_later(&message),
+            }),
+            Action::Close(number, _) => {
+                // What it was told last, as that it is fenced, goes if it can at once.
+                self.connections.remove(&number).into_iter().for_each(|mut connection| _ = connection.flush());
             }
-        }
-        while let Some(notice) = self.store.poll_notice() {
-            self.handle_notice(notice);
-        }
-        self.pump_writes();
-        self.verify_what_is_written();
-        while let Some(token) = self.touched.pop() {
-            self.flush(token);
+            Action::Resume(number) => {
+                self.again.push(number);
+                self.watch(number);
+            }
+            Action::Dial(speaker, address) => self.dial(speaker, address),
+            Action::Write(ticket, write) => self.ask_disk(Order::Write(ticket, write)),
+            Action::Read(number, file, position, length) => self.ask_disk(Order::Fetch(number, file, position, length)),
+            Action::Truncate(file, position) => self.ask_disk(Order::Truncate(file, position)),
+            Action::Delete(file) => self.ask_disk(Order::Delete(file)),
+            Action::RemoveProcess(process) => self.ask_disk(Order::RemoveProcess(process)),
+            Action::RemoveJob(job) => self.ask_disk(Order::RemoveJob(job)),
+            Action::Verify(verification) => self.ask_verifier(Task(verification)),
+            Action::Tell(event) => self.tell(event),
         }
     }
 
-    fn send(&mut self, to: Speaker, message: &[u8]) {
-        let Some(token) = self.voices.get(&to).copied() else { return };
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        // Before its hello, a connection knows nothing that an answer could refer to; the welcome says where things are.
-        if !matches!(connection.role, Role::Journal(_, false)) {
-            connection.queue(message);
-            if self.touched.last() != Some(&token) {
-                self.touched.push(token);
-            }
+    fn queue(&mut self, number: ConnectionNumber, queue: impl FnOnce(&mut Connection)) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        queue(connection);
+        if self.touched.last() != Some(&number) {
+            self.touched.push(number);
         }
     }
 
-    fn handle_notice(&mut self, notice: Notice) {
-        self.freed = true;
-        match notice {
-            Notice::Committed(process, HeldImage { image, parent, bytes, cut, .. }) => {
-                self.commits.insert(process, Instant::now());
-                let kind = parent.map_or("full".to_owned(), |parent| format!("on image {parent}"));
-                let text = format!("image {image} of {process} is committed: {bytes} bytes, {kind}, journal cut at {cut}");
-                self.tell(What::Committed, Some(process), text);
-            }
-            Notice::Refused(process, image) => {
-                let why = self.reason.take().unwrap_or("it is not whole, too large, or not what came before".into());
-                self.tell(What::Refused, Some(process), format!("image {image} of {process} was refused: {why}"));
-            }
-            Notice::Useless(process, image) => {
-                let text = format!("image {image} of {process} did not restore: the one before it is taken, with the log since");
-                self.tell(What::Useless, Some(process), text);
-            }
-            Notice::LogBound(process) => {
-                let text = format!("the log of {process} nears its bound: an image was asked for");
-                self.tell(What::LogBound, Some(process), text);
-            }
+    fn dial(&mut self, speaker: Speaker, address: SocketAddr) {
+        if let Err(error) = self.begin_dial(speaker, address) {
+            self.server.handle_dial_failed(self.now(), speaker.process, &error.to_string());
         }
     }
 
-    fn verify_what_is_written(&mut self) {
-        let waiting = self.verifying.iter().filter(|(_, ticket)| ticket.is_none()).map(|(of, _)| *of);
-        let written: Vec<_> = waiting.filter(|(process, image)| self.store.image_is_written(*process, *image)).collect();
-        for (process, image) in written {
-            let ticket = self.ticket();
-            self.verifying.insert((process, image), Some(ticket));
-            let parent = self.store.image_parent(process, image);
-            self.ask_verifier(Task { ticket, process, image, parent });
+    fn begin_dial(&mut self, Speaker { process, incarnation }: Speaker, address: SocketAddr) -> io::Result<()> {
+        let login = Login { process, incarnation, channel: Channel::Replica, nonce: random()? };
+        let key = login.channel.key(&self.config.key, process.job);
+        let interest = Interest { read: true, write: true };
+        let connection = Connection::new(begin_connect(address)?, Stage::Dialed(login, key), interest);
+        let (now, number) = (self.now(), self.number());
+        if self.server.handle_dialing(now, process, address, number)
+            && let Err(error) = self.add(number, connection)
+        {
+            self.lose(number, Gone::Broke(&error.to_string()));
+        }
+        Ok(())
+    }
+
+    // ---- what the node asks
+
+    /// Answers. A receiver that is gone has lost interest.
+    pub fn answer(&mut self, request: Request) {
+        let now = self.now();
+        let server = &mut self.server;
+        match request {
+            Request::Join => server.handle_member(),
+            Request::Configure(job, protection) => server.configure(job, protection),
+            Request::SetReplica(process, address) => server.set_replica(now, process, address),
+            Request::LetGo(process) => server.let_go(process),
+            Request::TakeOver(process) => server.take_over(process),
+            Request::RemoveJob(job) => server.remove_job(now, job),
+            Request::ReviveJob(job, protection) => server.revive_job(now, job, protection),
+            Request::RemoveProcess(process) => server.remove_process(now, process),
+            Request::StableOf(receiver, life, stream, answer) => {
+                _ = answer.send(server.store().stable_in(receiver, life, stream));
+            }
+            Request::List(process, answer) => _ = answer.send(server.store().list(process)),
+            Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),
+            Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
+            Request::Fence(process, incarnation, answer) => _ = answer.send(server.fence(now, process, incarnation)),
+            // The round ends with it.
+            Request::End => {}
         }
     }
 
-    /// An image was verified. A verdict on one that was given up meanwhile means nothing.
-    pub fn handle_verdict(&mut self, verdict: Verdict) {
-        let Verdict { ticket, process, image, result } = verdict;
-        if self.verifying.get(&(process, image)) == Some(&Some(ticket)) {
-            self.verifying.remove(&(process, image));
-            self.reason = result.as_ref().err().map(|error| match error {
-                // Its code is written beside it.
-                BadImage::Io(error) => {
-                    format!("it cannot be read back, or its code written: {}; the one before stays", self.remedy(error))
-                }
-                error => error.to_string(),
-            });
-            self.store.handle_verified(process, image, result.is_ok());
+    fn read_part(
+        &mut self,
+        process: ProcessId,
+        part: LogPart,
+        position: u64,
+        most: usize,
+        answer: Answer<Result<Vec<u8>, String>>,
+    ) {
+        match self.server.store().find(process, part, position, most.min(limits::LOG_CHUNK)) {
+            Some(Place::Memory(bytes)) => _ = answer.send(Ok(bytes)),
+            Some(Place::File(file, length)) => self.ask_disk(Order::Read(file, position, length, answer)),
+            None => _ = answer.send(Err(format!("{part:?} of {process} is not held from {position}"))),
         }
+    }
+
+    // ---- what the other threads have done
+
+    /// An image was verified.
+    pub fn handle_verdict(&mut self, Verdict { of, result }: Verdict) {
+        let result = result.map(drop).map_err(|error| match error {
+            // Its code is written beside it.
+            BadImage::Io(error) => {
+                format!("it cannot be read back, or its code written: {}; the one before stays", self.remedy(&error))
+            }
+            error => error.to_string(),
+        });
+        self.server.handle_verdict(self.now(), of, result);
     }
 
     /// The disk's thread has done something.
     pub fn handle_done(&mut self, done: Done) {
+        let now = self.now();
         match done {
-            Done::Written(ticket) => {
-                let Some(write) = self.writes.remove(&ticket) else { return };
-                self.writing -= if write.counted { write.bytes } else { 0 };
-                self.store.handle_written(write.file, write.end);
-                self.freed = true;
+            Done::Written(ticket) => self.server.handle_written(now, ticket),
+            Done::Failed(ticket, process, error) => {
+                let why = self.remedy(&error);
+                self.server.handle_write_failed(now, ticket, process, &why);
             }
-            Done::Failed(ticket, process, error) => self.handle_failed(ticket, process, &error),
-            Done::Well(process) => {
-                if self.unwell.remove(&process).is_some() {
-                    self.tell(What::DiskWell, Some(process), format!("the log of {process} can be written again"));
-                }
-            }
+            Done::Well(process) => self.server.handle_well(process),
             Done::Sent(number) => self.fetches.handle_sent(number),
-            Done::Fetched(token, file, position, bytes) => self.handle_fetched(token, file, position, bytes),
-        }
-    }
-
-    fn handle_failed(&mut self, ticket: u64, process: ProcessId, error: &io::Error) {
-        let Some(write) = self.writes.get_mut(&ticket) else { return };
-        self.writing -= if write.counted { write.bytes } else { 0 };
-        write.counted = false;
-        self.store.drop_fallback(process);
-        if let File::Image(_, image) = write.file {
-            self.writes.remove(&ticket);
-            self.reason = Some(format!("it cannot be written: {}; the one before stays", self.remedy(error)));
-            self.store.refuse_image(process, image);
-        } else {
-            let why = format!("its log cannot be written: {}", self.remedy(error));
-            if self.unwell.insert(process, why.clone()).is_none() {
-                let text = format!("{process}: {why}; what memory does not hold waits, and it is tried again");
-                self.tell(What::Disk, Some(process), text);
+            Done::Fetched(number, file, position, Ok(bytes)) => {
+                self.server.handle_read(now, number, file, position, Ok(&bytes));
+            }
+            Done::Fetched(number, file, position, Err(error)) => {
+                let why = format!("{} ({file:?})", self.remedy(&error));
+                self.server.handle_read(now, number, file, position, Err(&why));
             }
         }
     }
@@ -159,31 +176,18 @@ impl Service {
             _ => format!("{error}: see to {dir}"),
         }
     }
+}
 
-    /// The answer to a question, for the connection on which it was asked and no later one.
-    fn handle_fetched(&mut self, token: u64, file: File, position: u64, bytes: io::Result<Vec<u8>>) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        connection.fetches = connection.fetches.saturating_sub(1);
-        match bytes {
-            Ok(bytes) => {
-                let bytes = &bytes[..];
-                let message = match file {
-                    File::Stream(_, stream) => FromProtector::Payload { stream, offset: position, bytes },
-                    File::Journal(_) | File::Image(..) => FromProtector::Journal { position, bytes },
-                };
-                let mut body = vec![0; limits::LOG_CHUNK + 128];
-                let mut writer = Writer::new(&mut body);
-                message.write(&mut writer);
-                let length = writer.finish().expect("a chunk and what goes before it fit");
-                connection.queue(&body[..length]);
-                self.touched.push(token);
-            }
-            Err(error) => {
-                // Whoever asks is on its way back, and would ask again for ever.
-                let text = format!("its log cannot be read from {position}: {} ({file:?})", self.remedy(&error));
-                self.tell(What::Unreadable, Some(file.process()), text);
-                self.close(token);
-            }
-        }
+/// Begins to connect; the socket is writable when that has succeeded or failed.
+fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket: OwnedFd = socket(family, SockType::Stream, flags, None)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => {}
+        Err(error) => return Err(error.into()),
     }
+    let socket = TcpStream::from(socket);
+    socket.set_nodelay(true)?;
+    Ok(socket)
 }

@@ -1,4 +1,4 @@
-//! One connection of the service: what it has proven, what came in pieces, what waits to be sent.
+//! One connection of the service: how far its login is, what came in pieces, what waits to be sent. What it is for, the log server knows ([`crate::logserver::Role`]).
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -6,19 +6,14 @@ use std::net::TcpStream;
 
 use radic_wire::bytes::Writer;
 use radic_wire::frame::{self, FrameReader, HEADER};
-use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
-use radic_wire::login::{LOGIN, Login, NONCE, PROOF, WELCOME};
+use radic_wire::login::{Channel, LOGIN, Login, NONCE, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
 use radic_wire::record::{Cover, Opener, RecordError, Sealer};
 
-use crate::store::Speaker;
-
 /// Longest frame but for the beginning of an image: a chunk and what goes before it.
 pub const FRAME: usize = limits::LOG_CHUNK + 128;
-/// Bytes that may wait to be sent before nothing more is read that asks for answers.
-const CLOGGED: usize = 1 << 20;
 /// Bytes that may wait to be sent at all: whoever takes nothing is not there.
 const LOST: usize = 64 << 20;
 
@@ -46,67 +41,58 @@ impl<const N: usize> Partial<N> {
     }
 }
 
-/// What a connection is, and how far it has come.
+/// How far a connection is, and what comes next on it.
 #[derive(Debug)]
-pub enum Role {
-    /// Somebody who may become one of the others.
+pub enum Stage {
+    /// A login is to come.
     Unproven(Partial<LOGIN>),
-    /// Somebody who was asked for a proof.
+    /// The proof of what the login said.
     Challenged(Login, JobKey, [u8; NONCE], Partial<PROOF>),
-    /// An observer's journal, and where its answers go; whether it has said hello.
-    Journal(Speaker, bool),
-    /// An observer's payload.
-    Bulk(Speaker),
-    /// An image that begins: its first frame is about to come, in records of its own.
-    ImageHead(Speaker),
-    /// An image: its number and how much of it came.
-    Image(Speaker, u64, u64),
-    /// A protector before this one in the chain, and as whom it speaks.
-    Forwarder(ProcessId, Option<Speaker>),
-    /// A node that brings this process back, and is about to say which image it wants.
-    Fetcher(ProcessId),
-    /// The replica, to which a connection is being made.
-    Dialed(ProcessId, Login, JobKey),
-    /// The replica, which is to say its nonce.
-    Asked(ProcessId, Login, JobKey, Partial<NONCE>),
-    /// The replica, which is to prove what it is.
-    Proving(ProcessId, Login, JobKey, [u8; NONCE], Partial<WELCOME>),
-    /// The replica.
-    Replica(ProcessId),
+    /// The kernel connects to a replica.
+    Dialed(Login, JobKey),
+    /// The replica is to say its nonce.
+    Asked(Login, JobKey, Partial<NONCE>),
+    /// The replica is to prove what it is.
+    Proving(Login, JobKey, [u8; NONCE], Partial<WELCOME>),
+    /// Frames, in records.
+    Frames,
+    /// The beginning of an image: one frame, in records of its own.
+    ImageHead,
+    /// An image, in records.
+    Image,
+    /// The number of an image that is wanted, in a record.
+    Wish,
 }
 
-impl Role {
-    /// For whose process it is there, as far as that is proven.
-    pub fn process(&self) -> Option<ProcessId> {
-        match self {
-            Role::Unproven(_) | Role::Challenged(..) => None,
-            Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker) | Role::Image(speaker, ..) => {
-                Some(speaker.process)
-            }
-            Role::Forwarder(process, _)
-            | Role::Fetcher(process)
-            | Role::Dialed(process, ..)
-            | Role::Asked(process, ..)
-            | Role::Proving(process, ..)
-            | Role::Replica(process) => Some(*process),
+impl Stage {
+    /// What comes on a connection that was let in.
+    pub fn of(channel: Channel) -> Stage {
+        match channel {
+            Channel::Journal | Channel::Bulk | Channel::Replica => Stage::Frames,
+            Channel::Image => Stage::ImageHead,
+            Channel::Fetch => Stage::Wish,
         }
     }
+}
 
-    /// The observer that speaks, if it is one.
-    pub fn speaker(&self) -> Option<Speaker> {
-        match self {
-            Role::Journal(speaker, _) | Role::Bulk(speaker) | Role::ImageHead(speaker) | Role::Image(speaker, ..) => {
-                Some(*speaker)
-            }
-            Role::Forwarder(_, speaker) => *speaker,
-            _ => None,
-        }
-    }
+/// The events that a connection is watched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interest {
+    /// There is something to read.
+    pub read: bool,
+    /// There is room to write.
+    pub write: bool,
+}
 
-    /// Whether it waits behind those on which gates depend.
-    pub fn is_bulk(&self) -> bool {
-        matches!(self, Role::Bulk(_) | Role::ImageHead(_) | Role::Image(..))
-    }
+/// In which set of descriptors a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    /// Those on which gates depend.
+    Urgent(Interest),
+    /// Payload and images.
+    Bulk(Interest),
+    /// Payload or an image for which there is no room. A set reports a peer that is gone whether it was asked or not, again and again; and what that peer has sent counts.
+    Not,
 }
 
 /// What waits to be sent.
@@ -198,25 +184,18 @@ pub enum Came {
 #[derive(Debug)]
 pub struct Connection {
     pub socket: TcpStream,
-    pub role: Role,
+    pub stage: Stage,
+    pub watch: Watch,
     pub input: FrameReader,
     out: Outgoing,
     /// What its records are made and opened with, once both sides have proven what they are.
     records: Option<(Sealer, Opener)>,
-    /// Answers that are being read from files.
-    pub fetches: usize,
-    /// It is not read because it takes no answers.
-    pub stalled: bool,
-    /// It is not read because the store has no room.
-    pub paused: bool,
-    /// The events that are asked for: those of reading, those of writing.
-    pub interest: (bool, bool),
 }
 
 impl Connection {
-    pub fn new(socket: TcpStream, role: Role) -> Self {
+    pub fn new(socket: TcpStream, stage: Stage, interest: Interest) -> Self {
         let (input, out) = (FrameReader::new(FRAME), Outgoing::default());
-        Connection { socket, role, input, out, records: None, fetches: 0, stalled: false, paused: false, interest: (true, false) }
+        Connection { socket, stage, watch: Watch::Urgent(interest), input, out, records: None }
     }
 
     /// Both sides have proven what they are: from here on there are records.
@@ -288,11 +267,6 @@ impl Connection {
         self.out.len()
     }
 
-    /// Too many answers wait for it.
-    pub fn is_clogged(&self) -> bool {
-        self.out.len() + self.fetches * limits::LOG_CHUNK > CLOGGED
-    }
-
     /// Sends what can be sent. An error: the connection is lost.
     pub fn flush(&mut self) -> io::Result<()> {
         while self.out.refill(self.records.as_mut().map(|(sealer, _)| sealer)) {
@@ -307,9 +281,9 @@ impl Connection {
         if self.out.len() > LOST { Err(io::Error::new(ErrorKind::TimedOut, "it takes no answers")) } else { Ok(()) }
     }
 
-    /// The events that it needs: those of reading, those of writing.
-    pub fn wanted_interest(&self) -> (bool, bool) {
-        (!self.stalled && !self.paused, !self.out.is_empty() || matches!(self.role, Role::Dialed(..)))
+    /// Whether it needs to know when there is room to write.
+    pub fn wants_to_write(&self) -> bool {
+        !self.out.is_empty() || matches!(self.stage, Stage::Dialed(..))
     }
 
     /// Reads once. Bytes of records are with the opener afterwards.
@@ -322,28 +296,22 @@ impl Connection {
     }
 
     fn read_once(&mut self, scratch: &mut [u8]) -> io::Result<Came> {
-        let Connection { socket, role, records, .. } = self;
+        let Connection { socket, stage, records, .. } = self;
         let invalid = |error| io::Error::new(ErrorKind::InvalidData, error);
-        let came = match role {
-            Role::Unproven(partial) => match partial.read(socket)? {
+        let came = match stage {
+            Stage::Unproven(partial) => match partial.read(socket)? {
                 Some(bytes) => Some(Came::Login(Login::decode(bytes).map_err(invalid)?, *bytes)),
                 None => None,
             },
-            Role::Challenged(login, key, nonce, partial) => {
+            Stage::Challenged(login, key, nonce, partial) => {
                 partial.read(socket)?.map(|proof| Came::Proof(login.is_proven(key, nonce, proof)))
             }
-            Role::Asked(_, _, _, partial) => partial.read(socket)?.map(|nonce| Came::Nonce(*nonce)),
-            Role::Proving(_, login, key, nonce, partial) => {
+            Stage::Dialed(..) => None,
+            Stage::Asked(_, _, partial) => partial.read(socket)?.map(|nonce| Came::Nonce(*nonce)),
+            Stage::Proving(login, key, nonce, partial) => {
                 partial.read(socket)?.map(|welcome| Came::Welcome(login.welcomed(key, nonce, welcome)))
             }
-            Role::Dialed(..) => None,
-            Role::Journal(..)
-            | Role::Bulk(_)
-            | Role::ImageHead(_)
-            | Role::Image(..)
-            | Role::Forwarder(..)
-            | Role::Fetcher(_)
-            | Role::Replica(_) => match (socket.read(scratch)?, records) {
+            Stage::Frames | Stage::ImageHead | Stage::Image | Stage::Wish => match (socket.read(scratch)?, records) {
                 (0, _) | (_, None) => Some(Came::End),
                 (length, Some((_, opener))) => {
                     opener.push(&scratch[..length]);

@@ -1,6 +1,6 @@
 //! The log service: takes what the observers of protected processes log, on sockets, and keeps it in memory and files.
 //!
-//! It drives a [`crate::store::Store`] on threads of its own, because latency decides here: each time a process sends after it received, it
+//! It drives a [`crate::logserver::LogServer`], which decides everything, on threads of its own, because latency decides here: each time a process sends after it received, it
 //! waits for one round trip to this service (G1). Its address goes into `Member::log_port`. The rest of the protector talks to it through
 //! [`Logs`] and hears from it by [`Event`]s:
 //!
@@ -24,11 +24,9 @@
 //! | module | what | thread |
 //! |---|---|---|
 //! | `service` | start and end; the rounds: two sets of descriptors, what is urgent first | `logs` |
-//! | `visitors` | accepting, logging in, frames into the store, closing | `logs` |
-//! | `connection` | one socket: its role, partial input, what waits to be sent | `logs` |
-//! | `carry_out` | what the store wants done, what the other threads have done | `logs` |
-//! | `answers` | what the node asks | `logs` |
-//! | `replicas` | connections to the next protector of a chain | `logs` |
+//! | `callers` | accepting, logging in, frames into the [`crate::logserver`] | `logs` |
+//! | `connection` | one socket: how far its login is, partial input, what waits to be sent | `logs` |
+//! | `carry_out` | what the log server wants done, what the node asks, what the other threads have done | `logs` |
 //! | `disk`, `files` | writing, reading, retrying; names, segments, the directory's lock | `logs disk` |
 //! | `verify` | checksums and codes of images | `logs verify` |
 //! | `fetch` | whole images for nodes that bring processes back: sending, receiving, opening | `logs fetch`, the caller's |
@@ -73,17 +71,15 @@
 //! gate`): a message of 60 bytes of journal is acknowledged in 4.3 us (median; 90 %: 4.7, 99 %: 13); while another process ships images of
 //! 103 MB, each verified and committed (0.45 s), in 4.6 us (90 %: 5.6 to 91; 99 %: 3 to 4 ms, the scheduler's share: both cores are busy).
 
-mod answers;
+mod callers;
 mod carry_out;
 pub mod client;
 mod connection;
 mod disk;
 mod fetch;
 mod files;
-mod replicas;
 mod service;
 mod verify;
-mod visitors;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -98,7 +94,8 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use self::fetch::{FetchError, Images, MEMORY, fetch};
 pub use self::verify::{BadImage, check_code};
-use crate::store::{NoRestart, Restart, Usage};
+pub use crate::logserver::{Event, Status, What};
+use crate::store::{NoRestart, Restart};
 
 /// What the service needs to know at its start.
 #[derive(Debug, Clone)]
@@ -121,55 +118,6 @@ pub struct Config {
     pub connections: usize,
     /// How what is said on connections is protected. What this service asks of another one is protected as that one wants.
     pub cover: Cover,
-}
-
-/// Something that the log of the node should have.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// What.
-    pub what: What,
-    /// About which process.
-    pub process: Option<ProcessId>,
-    /// For people.
-    pub text: String,
-}
-
-/// What an [`Event`] is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
-    /// An image was committed.
-    Committed,
-    /// An image was refused: not whole, damaged, too large, or no room for it.
-    Refused,
-    /// A process did not live again from its newest image: the one before it is the newest now.
-    Useless,
-    /// The log of a process nears its bound; an image was asked for.
-    LogBound,
-    /// A file could not be written; the process waits until it can, or its image is given up.
-    Disk,
-    /// Files can be written again.
-    DiskWell,
-    /// The log of a process that is on its way back cannot be read, or is not what was written: it cannot be brought back from here.
-    Unreadable,
-    /// A connection that proved nothing, or said something that contradicts what came before, was closed. At most one a second is told.
-    Intruder,
-    /// The replica of a process is out of reach (its gate waits), or there again.
-    Replica,
-}
-
-/// How the logs of one process are, in numbers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
-    /// What it has here.
-    pub usage: Usage,
-    /// Time since it was committed, in milliseconds.
-    pub committed_ms: Option<u64>,
-    /// Its journal connection is there.
-    pub connected: bool,
-    /// It is replicated: whether the connection to its replica is there.
-    pub replica: Option<bool>,
-    /// Why what it logs is not taken, or not acknowledged, for now.
-    pub waits: Option<String>,
 }
 
 /// Why the service could not start.

@@ -4,7 +4,7 @@
 //! observers' payload and images. Of those one is served a round, with at most a quarter of a MiB, so that a stream of payload delays a gate by
 //! no more than that; the kernel gives them in turn.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -19,21 +19,20 @@ use nix::errno::Errno;
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, socket};
-use radic_wire::ids::{JobId, ProcessId};
 use radic_wire::limits;
 use radic_wire::process::Protection;
 use tokio::sync::{mpsc as tokio_mpsc, oneshot};
 
-use super::connection::{Connection, Role};
+use super::connection::{Connection, Interest, Watch};
 use super::disk::{self, Done, Order, Waker};
 use super::fetch::Fetches;
 use super::files::{self, Files};
-use super::replicas::Replica;
 use super::verify::{self, Task, Verdict};
-use super::{Answer, Config, Event, Logs, Request, StartError, What};
-use crate::store::{self, File, Speaker, Store};
+use super::{Answer, Config, Event, Logs, Request, StartError};
+use crate::logserver::{self, ConnectionNumber, Gone, LogServer, Reading, What};
+use crate::store;
 
-/// Requests that may wait; who asks more waits.
+/// Requests that may wait; then asking blocks.
 const REQUESTS: usize = 4_096;
 /// Events that may wait; more are lost.
 const EVENTS: usize = 1_024;
@@ -47,9 +46,6 @@ const SCRATCH: usize = limits::LOG_CHUNK;
 const WRITING: usize = 32 << 20;
 /// Bytes of one write.
 const WRITE: usize = limits::LOG_CHUNK;
-/// Time between two events about connections that were closed.
-const INTRUDERS: Duration = Duration::from_secs(1);
-
 const LISTENER: u64 = 0;
 const WAKER: u64 = 1;
 const BULK: u64 = 2;
@@ -119,20 +115,13 @@ fn bound(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener.into())
 }
 
-/// A write that was handed to the disk's thread.
-#[derive(Debug)]
-pub struct Writing {
-    pub file: File,
-    pub end: u64,
-    pub bytes: usize,
-    /// It counts for [`WRITING`]: not any more when it is stuck, so that others go on.
-    pub counted: bool,
-}
-
 /// Everything that the thread has.
 pub struct Service {
     pub config: Config,
-    pub store: Store,
+    /// What decides.
+    pub server: LogServer,
+    /// The server's time is that since then.
+    begun: Instant,
     /// The directory is this service's while it lives.
     _lock: Flock<fs::File>,
     urgent: Epoll,
@@ -141,41 +130,12 @@ pub struct Service {
     pub listener: TcpListener,
     /// When to accept again, after the system had no room for one more.
     pub accept_again: Option<Instant>,
-    pub connections: HashMap<u64, Connection>,
-    next_token: u64,
-    /// Where the answers for whom go.
-    pub voices: HashMap<Speaker, u64>,
-    /// Accepted and not proven, with the time until they must be, oldest first.
-    pub unproven: VecDeque<(Instant, u64)>,
-    /// The same of those that were dialed.
-    pub dialed: VecDeque<(Instant, u64)>,
-    /// Connections, by process, that are not read because the store has no room.
-    pub paused: HashMap<ProcessId, Vec<u64>>,
-    /// There may be room again.
-    pub freed: bool,
-    /// Connections on which something may be done without an event.
-    pub again: Vec<u64>,
-    /// Connections on which something was queued.
-    pub touched: Vec<u64>,
-    pub replicas: HashMap<ProcessId, Replica>,
-    /// Processes whose words another log service forwards.
-    pub followed: HashSet<ProcessId>,
-    /// When to connect to a replica.
-    pub dials: BTreeSet<(Instant, ProcessId)>,
-    /// The node is a member.
-    pub is_member: bool,
-    pub jobs: HashMap<JobId, Protection>,
-    /// Processes of which the node has said who else holds what they say, or that they come back from here; and jobs that go on from a folder. Nobody else is
-    /// listened to: what a process is told is stable must be so along the whole chain.
-    pub told: HashSet<ProcessId>,
-    pub revived: HashSet<JobId>,
-    /// Jobs that have ended, oldest first, and whether they keep their logs.
-    pub ended: VecDeque<(JobId, bool)>,
-    /// Complete images: those that are not in their file yet, and those being verified, with their ticket.
-    pub verifying: HashMap<(ProcessId, u64), Option<u64>>,
-    pub commits: HashMap<ProcessId, Instant>,
-    /// Why the image is refused that the store refuses next.
-    pub reason: Option<String>,
+    pub connections: HashMap<ConnectionNumber, Connection>,
+    next_number: ConnectionNumber,
+    /// Connections of which more is to be handled than the kernel knows of.
+    pub again: Vec<ConnectionNumber>,
+    /// Connections for which something was queued.
+    pub touched: Vec<ConnectionNumber>,
     pub orders: Option<Sender<Order>>,
     tasks: Option<Sender<Task>>,
     workers: Vec<JoinHandle<()>>,
@@ -184,12 +144,7 @@ pub struct Service {
     requests: Receiver<Request>,
     /// Images on their way to nodes that bring processes back.
     pub fetches: Fetches,
-    pub writes: HashMap<u64, Writing>,
-    pub writing: usize,
-    /// Processes whose files cannot be written, and why.
-    pub unwell: HashMap<ProcessId, String>,
     events: tokio_mpsc::Sender<Event>,
-    next_intruder: Instant,
     pub scratch: Vec<u8>,
 }
 
@@ -218,11 +173,10 @@ impl Service {
         let (dir, key, durable, wake) = (config.dir.clone(), config.key.clone(), config.durable, waker.clone());
         let verifier = thread::Builder::new().name("logs verify".into());
         let verifier = verifier.spawn(move || verify::run(&dir, &key, durable, task_receiver, verdict_sender, wake))?;
-        let log = Protection::default().log;
-        let store = store::Config { memory: config.memory, log, image: config.image, durable: config.durable };
         Ok(Service {
-            store: Store::new(store),
+            server: LogServer::new(bounds(&config)),
             config,
+            begun: Instant::now(),
             _lock: lock,
             urgent,
             bulk,
@@ -230,25 +184,9 @@ impl Service {
             listener,
             accept_again: None,
             connections: HashMap::new(),
-            next_token: FIRST,
-            voices: HashMap::new(),
-            unproven: VecDeque::new(),
-            dialed: VecDeque::new(),
-            paused: HashMap::new(),
-            freed: false,
+            next_number: FIRST,
             again: Vec::new(),
             touched: Vec::new(),
-            replicas: HashMap::new(),
-            followed: HashSet::new(),
-            dials: BTreeSet::new(),
-            is_member: false,
-            jobs: HashMap::new(),
-            told: HashSet::new(),
-            revived: HashSet::new(),
-            ended: VecDeque::new(),
-            verifying: HashMap::new(),
-            commits: HashMap::new(),
-            reason: None,
             orders: Some(orders),
             tasks: Some(tasks),
             workers: vec![disk, verifier],
@@ -256,11 +194,7 @@ impl Service {
             verdicts,
             requests,
             fetches,
-            writes: HashMap::new(),
-            writing: 0,
-            unwell: HashMap::new(),
             events,
-            next_intruder: Instant::now(),
             scratch: vec![0; SCRATCH],
         })
     }
@@ -281,7 +215,8 @@ impl Service {
             Ok(count) => count,
             Err(Errno::EINTR) => 0,
             Err(error) => {
-                self.tell(What::Disk, None, format!("the log service ends: it cannot wait for events: {error}"));
+                let text = format!("the log service ends: it cannot wait for events: {error}");
+                self.tell(Event { what: What::Disk, process: None, text });
                 return false;
             }
         };
@@ -291,7 +226,7 @@ impl Service {
                 LISTENER => accept = true,
                 WAKER => woken = true,
                 BULK => bulk = true,
-                token => self.serve(token, event.events()),
+                number => self.serve(number, event.events()),
             }
         }
         if woken {
@@ -301,8 +236,8 @@ impl Service {
                 return false;
             }
         }
-        for token in std::mem::take(&mut self.again) {
-            self.serve(token, EpollFlags::EPOLLIN);
+        for number in std::mem::take(&mut self.again) {
+            self.serve(number, EpollFlags::EPOLLIN);
         }
         if bulk {
             let mut one = [EpollEvent::empty()];
@@ -310,20 +245,17 @@ impl Service {
                 self.serve(one[0].data(), one[0].events());
             }
         }
-        if accept {
-            self.accept();
-        }
-        self.handle_timeouts();
-        self.resume();
+        self.handle_timeouts(accept);
+        self.server.handle_round();
+        self.carry_out();
         true
     }
 
     fn timeout(&self) -> EpollTimeout {
-        let unproven = self.unproven.front().into_iter().chain(self.dialed.front()).map(|(at, _)| *at);
-        let next = unproven.chain(self.dials.first().map(|(at, _)| *at)).chain(self.accept_again).min();
-        if !self.again.is_empty() || (self.freed && !self.paused.is_empty()) {
+        if !self.again.is_empty() {
             return EpollTimeout::ZERO;
         }
+        let next = self.server.poll_timeout().map(|at| self.begun + at).into_iter().chain(self.accept_again).min();
         // Rounded up: a round before its time would find nothing to do.
         next.map_or(EpollTimeout::NONE, |at| {
             let wait = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
@@ -331,29 +263,15 @@ impl Service {
         })
     }
 
-    fn handle_timeouts(&mut self) {
-        if self.unproven.is_empty() && self.dialed.is_empty() && self.dials.is_empty() && self.accept_again.is_none() {
-            return;
-        }
-        let now = Instant::now();
-        while let Some((_, token)) = pop_due(&mut self.unproven, now) {
-            if self.connections.get(&token).is_some_and(|connection| connection.role.process().is_none()) {
-                self.intruder("a connection proved nothing in time");
-                self.close(token);
+    fn handle_timeouts(&mut self, mut accept: bool) {
+        if let Some(at) = self.server.poll_timeout() {
+            let now = self.now();
+            if at <= now {
+                self.server.handle_timeout(now);
             }
         }
-        while let Some((_, token)) = pop_due(&mut self.dialed, now) {
-            let waits =
-                |connection: &Connection| matches!(connection.role, Role::Dialed(..) | Role::Asked(..) | Role::Proving(..));
-            if self.connections.get(&token).is_some_and(waits) {
-                self.close(token);
-            }
-        }
-        while let Some((_, process)) = self.dials.first().copied().filter(|(at, _)| *at <= now) {
-            self.dials.pop_first();
-            self.dial(process);
-        }
-        if self.accept_again.take_if(|at| *at <= now).is_some() {
+        accept |= self.accept_again.take_if(|at| *at <= Instant::now()).is_some();
+        if accept {
             self.accept();
         }
     }
@@ -379,96 +297,69 @@ impl Service {
         true
     }
 
-    /// A number that no connection, write or verification had before.
-    pub fn ticket(&mut self) -> u64 {
-        self.next_token += 1;
-        self.next_token
+    /// The server's time.
+    pub fn now(&self) -> Duration {
+        self.begun.elapsed()
     }
 
-    /// A new connection, watched.
-    pub fn add(&mut self, connection: Connection, interest: EpollFlags) -> io::Result<u64> {
-        let token = self.ticket();
-        self.urgent.add(&connection.socket, EpollEvent::new(interest, token))?;
-        self.connections.insert(token, connection);
-        Ok(token)
+    /// A number that no connection had before.
+    pub fn number(&mut self) -> ConnectionNumber {
+        self.next_number += 1;
+        self.next_number
     }
 
-    /// Watches a connection for what it needs now.
-    pub fn watch(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        let interest = connection.wanted_interest();
-        if interest == connection.interest || connection.paused && connection.role.is_bulk() {
-            return;
-        }
-        connection.interest = interest;
-        let mut event = EpollEvent::new(flags(interest), token);
-        let set = if connection.role.is_bulk() { &self.bulk } else { &self.urgent };
-        // It is in the set: nothing else takes it out while it is not paused.
-        _ = set.modify(&connection.socket, &mut event);
-    }
-
-    /// Does not watch a connection any more that is given away.
-    pub fn stop_watching(&self, connection: &Connection) -> io::Result<()> {
-        let set = if connection.role.is_bulk() { &self.bulk } else { &self.urgent };
-        Ok(set.delete(&connection.socket)?)
-    }
-
-    /// Moves a connection that has become a bulk one to the others of its kind.
-    pub fn make_bulk(&mut self, token: u64) -> io::Result<()> {
-        let Some(connection) = self.connections.get_mut(&token) else { return Ok(()) };
-        self.urgent.delete(&connection.socket)?;
-        connection.interest = connection.wanted_interest();
-        self.bulk.add(&connection.socket, EpollEvent::new(flags(connection.interest), token))?;
+    /// Watches a new connection, which becomes one of the urgent.
+    pub fn add(&mut self, number: ConnectionNumber, connection: Connection) -> io::Result<()> {
+        let Watch::Urgent(interest) = connection.watch else { return Ok(()) };
+        self.urgent.add(&connection.socket, EpollEvent::new(flags(interest), number))?;
+        self.connections.insert(number, connection);
         Ok(())
     }
 
-    /// Does not read a connection until [`Service::resume`].
-    pub fn pause(&mut self, token: u64, process: ProcessId) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        if std::mem::replace(&mut connection.paused, true) {
-            return;
-        }
-        self.paused.entry(process).or_default().push(token);
-        if connection.role.is_bulk() {
-            // Not watched at all: a set reports a peer that is gone whether it was asked or not, again and again. What it sent counts.
-            _ = self.bulk.delete(&connection.socket);
-        } else {
-            self.watch(token);
-        }
-    }
-
-    /// Watches the connections again for whose bytes there is room now.
-    fn resume(&mut self) {
-        if !std::mem::take(&mut self.freed) || self.paused.is_empty() {
-            return;
-        }
-        let paused = std::mem::take(&mut self.paused);
-        for (process, tokens) in paused {
-            for token in tokens {
-                let Some(connection) = self.connections.get(&token) else { continue };
-                if self.has_room(process, &connection.role) {
-                    self.unpause(token);
-                } else {
-                    self.paused.entry(process).or_default().push(token);
-                }
-            }
+    /// Watches a connection for what it needs now.
+    pub fn watch(&mut self, number: ConnectionNumber) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(reading) = self.server.reading(number) else { return };
+        let interest = Interest { read: reading == Reading::Open, write: connection.wants_to_write() };
+        let mut event = EpollEvent::new(flags(interest), number);
+        let (now, result) = match connection.watch {
+            Watch::Urgent(before) | Watch::Bulk(before) if before == interest => return,
+            Watch::Urgent(_) => (Watch::Urgent(interest), self.urgent.modify(&connection.socket, &mut event)),
+            Watch::Bulk(_) if reading == Reading::NoRoom => (Watch::Not, self.bulk.delete(&connection.socket)),
+            Watch::Bulk(_) => (Watch::Bulk(interest), self.bulk.modify(&connection.socket, &mut event)),
+            Watch::Not if reading == Reading::NoRoom => return,
+            Watch::Not => (Watch::Bulk(interest), self.bulk.add(&connection.socket, event)),
+        };
+        connection.watch = now;
+        if let Err(error) = result {
+            self.lose(number, Gone::Broke(&error.to_string()));
         }
     }
 
-    fn unpause(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        connection.paused = false;
-        if connection.input.buffered() > 0 {
-            self.again.push(token);
-        }
-        if !connection.role.is_bulk() {
-            return self.watch(token);
-        }
-        connection.interest = connection.wanted_interest();
-        let event = EpollEvent::new(flags(connection.interest), token);
-        if self.bulk.add(&connection.socket, event).is_err() {
-            self.close(token);
-        }
+    /// Does not watch a connection any more that is given away.
+    pub fn stop_watching(&self, connection: &Connection) {
+        // The kernel takes it out of a set of itself when the last copy of the socket is closed: this fails only if it is in none.
+        _ = match connection.watch {
+            Watch::Urgent(_) => self.urgent.delete(&connection.socket),
+            Watch::Bulk(_) => self.bulk.delete(&connection.socket),
+            Watch::Not => Ok(()),
+        };
+    }
+
+    /// Moves a connection that has become a bulk one to the others of its kind.
+    pub fn make_bulk(&mut self, number: ConnectionNumber) -> io::Result<()> {
+        let Some(connection) = self.connections.get_mut(&number) else { return Ok(()) };
+        self.urgent.delete(&connection.socket)?;
+        let interest = Interest { read: true, write: connection.wants_to_write() };
+        self.bulk.add(&connection.socket, EpollEvent::new(flags(interest), number))?;
+        connection.watch = Watch::Bulk(interest);
+        Ok(())
+    }
+
+    /// A connection is gone, or is closed for what came on it.
+    pub fn lose(&mut self, number: ConnectionNumber, why: Gone<'_>) {
+        self.server.handle_closed(self.now(), number, why);
+        self.connections.remove(&number);
     }
 
     /// Asks the disk's thread.
@@ -486,52 +377,22 @@ impl Service {
         }
     }
 
-    /// Hands what the store wants written to the disk's thread.
-    pub fn pump_writes(&mut self) {
-        while self.writing < WRITING
-            && let Some(write) = self.store.poll_write(WRITE)
-        {
-            let ticket = self.ticket();
-            let (bytes, end) = (write.bytes.len(), write.position + write.bytes.len() as u64);
-            self.writing += bytes;
-            self.writes.insert(ticket, Writing { file: write.file, end, bytes, counted: true });
-            self.ask_disk(Order::Write(ticket, write));
-        }
-    }
-
-    /// Forgets writes of files that are not needed any more: what is said of them later means nothing.
-    pub fn cancel_writes(&mut self, is_gone: impl Fn(&File) -> bool) {
-        let writing = &mut self.writing;
-        self.writes.retain(|_, write| {
-            let gone = is_gone(&write.file);
-            *writing -= if gone && write.counted { write.bytes } else { 0 };
-            !gone
-        });
-    }
-
     /// Tells the node something.
-    pub fn tell(&mut self, what: What, process: Option<ProcessId>, text: String) {
+    pub fn tell(&mut self, event: Event) {
         // Nobody reads: then nobody misses it.
-        _ = self.events.try_send(Event { what, process, text });
-    }
-
-    /// Tells of a connection that was closed, but not of each in a flood.
-    pub fn intruder(&mut self, text: &str) {
-        let now = Instant::now();
-        if now >= self.next_intruder {
-            self.next_intruder = now + INTRUDERS;
-            self.tell(What::Intruder, None, text.to_owned());
-        }
+        _ = self.events.try_send(event);
     }
 }
 
-/// The first of a queue in the order of time, if its time has come.
-fn pop_due(queue: &mut VecDeque<(Instant, u64)>, now: Instant) -> Option<(Instant, u64)> {
-    if queue.front()?.0 <= now { queue.pop_front() } else { None }
+fn bounds(config: &Config) -> logserver::Config {
+    let log = Protection::default().log;
+    let store = store::Config { memory: config.memory, log, image: config.image, durable: config.durable };
+    let Config { processes, connections, .. } = *config;
+    logserver::Config { store, processes, connections, writing: WRITING, write: WRITE }
 }
 
-fn flags((read, write): (bool, bool)) -> EpollFlags {
-    let read = if read { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
-    let write = if write { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+fn flags(interest: Interest) -> EpollFlags {
+    let read = if interest.read { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+    let write = if interest.write { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
     read | write
 }

@@ -16,6 +16,7 @@ use radic_wire::mac::{Code, JobKey, MAC, Purpose};
 
 use super::disk::Waker;
 use super::files::{code_path, image_path};
+use crate::logserver::Verification;
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
@@ -42,20 +43,12 @@ pub enum BadImage {
 
 /// An image that is to be verified.
 #[derive(Debug)]
-pub struct Task {
-    /// Given back: an image of the same number may be another one by then.
-    pub ticket: u64,
-    pub process: ProcessId,
-    pub image: u64,
-    pub parent: Option<u64>,
-}
+pub struct Task(pub Verification);
 
 /// What came of it: its length in bytes, or what is wrong.
 #[derive(Debug)]
 pub struct Verdict {
-    pub ticket: u64,
-    pub process: ProcessId,
-    pub image: u64,
+    pub of: Verification,
     pub result: Result<u64, BadImage>,
 }
 
@@ -68,11 +61,12 @@ pub fn run(
     verdicts: mpsc::Sender<Verdict>,
     waker: Waker,
 ) {
-    for Task { ticket, process, image, parent } in tasks {
+    for Task(of) in tasks {
+        let Verification { process, image, parent, .. } = of;
         let key = JobKey::derive_for_nodes(key, process.job);
         let parent = parent.map(|parent| image_path(dir, process, parent));
         let result = verify(&image_path(dir, process, image), parent.as_deref(), &key, process, image, durable);
-        if verdicts.send(Verdict { ticket, process, image, result }).is_err() {
+        if verdicts.send(Verdict { of, result }).is_err() {
             return;
         }
         waker.wake();

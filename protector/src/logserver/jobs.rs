@@ -1,0 +1,195 @@
+//! What the node orders and asks.
+
+use std::time::Duration;
+
+use radic_wire::bytes::Writer;
+use radic_wire::ids::{Incarnation, JobId, ProcessId};
+use radic_wire::limits;
+use radic_wire::log::FromProtector;
+use radic_wire::process::Protection;
+
+use super::{Action, LogServer, Reason, Role, Status};
+use crate::store::{NoRestart, Restart, Speaker};
+
+/// Jobs that have ended and are remembered: their processes are not listened to.
+const ENDED: usize = 1_024;
+/// Of them, jobs whose logs are kept; those of the oldest are removed.
+const KEPT: usize = limits::FINISHED_JOBS;
+
+impl LogServer {
+    /// The node is a member: from now on what other log servers forward is taken. A daemon that is back under its old address is found before by those that still take it
+    /// for the replica that it was, perhaps of a job that ends without its hearing so: their copies would stay for ever.
+    pub fn handle_member(&mut self) {
+        self.is_member = true;
+    }
+
+    /// How the processes of this job are protected, from now on. Without it: as [`Protection::default`] says.
+    pub fn configure(&mut self, job: JobId, protection: Protection) {
+        for process in self.store.of_job(job) {
+            self.store.configure(process, protection.log, protection.keep_logs);
+        }
+        self.jobs.insert(job, protection);
+    }
+
+    /// Another log server has this process from now on. This one leads until the process has left it, which may need its log for a while, and what it says then acknowledged:
+    /// see [`Store::let_go`](crate::store::Store::let_go).
+    pub fn let_go(&mut self, process: ProcessId) {
+        self.store.let_go(process);
+    }
+
+    /// The log server that has forwarded what this process says is lost: see [`Store::take_over`](crate::store::Store::take_over).
+    pub fn take_over(&mut self, process: ProcessId) {
+        self.store.take_over(process);
+        self.listen_to(process);
+    }
+
+    /// The node has said what there is to know of a process: its hello is heard now, if it waits.
+    pub(super) fn listen_to(&mut self, process: ProcessId) {
+        self.freed |= self.told.insert(process);
+    }
+
+    /// Whether the node has said enough of this process.
+    pub(super) fn listens_to(&self, process: ProcessId) -> bool {
+        self.told.contains(&process) || self.revived.contains(&process.job)
+    }
+
+    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs. The node asks again while the answer is [`NoRestart::Unstable`].
+    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
+        self.now = now;
+        let restart = self.store.restart(process, incarnation);
+        self.listen_to(process);
+        let is_older = |role: Role| role.speaker().is_some_and(|s| s.process == process && s.incarnation < incarnation);
+        let mut older = self.connections_with(|_, role| is_older(role));
+        older.sort_unstable();
+        for connection in older {
+            if let Some(Role::Journal(speaker, _)) = self.role(connection) {
+                let mut body = [0; 16];
+                let mut writer = Writer::new(&mut body);
+                FromProtector::Fenced { newest: incarnation }.write(&mut writer);
+                let length = writer.finish().expect("a tag and a number of 32 bits fit");
+                self.actions.push_back(Action::Answer(connection, speaker, body[..length].to_vec()));
+            }
+            self.close(connection, Reason::Fenced);
+        }
+        restart
+    }
+
+    /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.
+    pub fn remove_job(&mut self, now: Duration, job: JobId) {
+        self.now = now;
+        self.told.retain(|process| process.job != job);
+        self.revived.remove(&job);
+        let keeps = self.jobs.remove(&job).is_some_and(|protection| protection.keep_logs);
+        self.replicated(job).into_iter().for_each(|process| self.forget_replica(process));
+        self.close_job(job);
+        self.followed.retain(|process| process.job != job);
+        if keeps {
+            self.store.of_job(job).into_iter().for_each(|process| self.store.end(process));
+        } else {
+            self.remove_files(job);
+        }
+        self.remember_ended(job, keeps);
+    }
+
+    fn remember_ended(&mut self, job: JobId, keeps: bool) {
+        if !self.has_ended(job) {
+            self.ended.push_back((job, keeps));
+        }
+        let kept = self.ended.iter().filter(|(_, keeps)| *keeps).count();
+        if kept > KEPT
+            && let Some(oldest) = self.ended.iter_mut().find(|(_, keeps)| *keeps)
+        {
+            oldest.1 = false;
+            let oldest = oldest.0;
+            self.remove_files(oldest);
+        }
+        if self.ended.len() > ENDED
+            && let Some((oldest, true)) = self.ended.pop_front()
+        {
+            self.remove_files(oldest);
+        }
+    }
+
+    /// Whether the job has ended, as the node has said.
+    pub fn has_ended(&self, job: JobId) -> bool {
+        self.ended.iter().any(|(ended, _)| *ended == job)
+    }
+
+    /// A job that was suspended goes on, protected in this manner: what is held of it is removed, and its processes may log in again.
+    pub fn revive_job(&mut self, now: Duration, job: JobId, protection: Protection) {
+        self.now = now;
+        self.replicated(job).into_iter().for_each(|process| self.hang_up(process));
+        self.close_job(job);
+        self.remove_files(job);
+        self.ended.retain(|(ended, _)| *ended != job);
+        self.jobs.insert(job, protection);
+        self.revived.insert(job);
+    }
+
+    /// This process begins anew, with nothing (after an exec, or a restart of its job from the beginning). With a replica, both log servers are told.
+    pub fn remove_process(&mut self, now: Duration, process: ProcessId) {
+        self.now = now;
+        // It is made anew when the process says hello ([`LogServer::lead`]).
+        self.hang_up(process);
+        self.close_all(&Reason::Forgotten, |_, role| role.process() == Some(process));
+        self.forget_process(process);
+    }
+
+    fn close_job(&mut self, job: JobId) {
+        self.close_all(&Reason::Forgotten, |_, role| role.process().is_some_and(|process| process.job == job));
+    }
+
+    fn replicated(&self, job: JobId) -> Vec<ProcessId> {
+        let mut theirs: Vec<ProcessId> = self.replicas.keys().copied().filter(|process| process.job == job).collect();
+        theirs.sort_unstable();
+        theirs
+    }
+
+    /// Forgets what is held of a process, in memory and on the disk.
+    pub(super) fn forget_process(&mut self, process: ProcessId) {
+        self.store.remove(process);
+        self.forget_files(|of| of == process);
+        self.actions.push_back(Action::RemoveProcess(process));
+    }
+
+    fn remove_files(&mut self, job: JobId) {
+        self.store.of_job(job).into_iter().for_each(|process| self.store.remove(process));
+        self.forget_files(|of| of.job == job);
+        self.actions.push_back(Action::RemoveJob(job));
+    }
+
+    fn forget_files(&mut self, is_gone: impl Fn(ProcessId) -> bool) {
+        self.cancel_writes(|file| is_gone(file.process()));
+        self.verifying.retain(|(process, _), _| !is_gone(*process));
+        self.commits.retain(|process, _| !is_gone(*process));
+        self.unwell.retain(|process, _| !is_gone(*process));
+        self.freed = true;
+    }
+
+    /// Why what a process logs is not taken, or not acknowledged, for now.
+    fn why_waits(&self, process: ProcessId) -> Option<String> {
+        let replica = self.replicas.get(&process).filter(|replica| !replica.is_up());
+        let bound = || self.store.is_over_bound(process).then(|| "its log is at its bound: it waits for a checkpoint".to_owned());
+        let replica = || replica.map(|replica| format!("the replica of its log at {} is out of reach", replica.address));
+        self.unwell.get(&process).cloned().or_else(bound).or_else(replica)
+    }
+
+    /// How the logs of the processes of this job are that are held here, by rank.
+    pub fn status(&self, now: Duration, job: JobId) -> Vec<(ProcessId, Status)> {
+        let mut processes = self.store.of_job(job);
+        processes.sort_unstable();
+        let status = |process: ProcessId| {
+            let usage = self.store.usage(process)?;
+            let committed_ms = self.commits.get(&process).map(|at| now.saturating_sub(*at).as_millis() as u64);
+            let connected = self.store.incarnation(process).is_some_and(|incarnation| {
+                let connection = self.voices.get(&Speaker { process, incarnation });
+                let role = connection.and_then(|connection| self.role(*connection));
+                matches!(role, Some(Role::Journal(_, true)))
+            });
+            let replica = self.replicas.get(&process).map(super::chain::Replica::is_up);
+            let waits = self.why_waits(process);
+            Some((process, Status { usage, committed_ms, connected, replica, waits }))
+        };
+        processes.into_iter().filter_map(status).collect()
+    }
+}
