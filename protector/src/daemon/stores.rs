@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_local;
 
 use crate::config::Config;
-use crate::logs::{self, Event, Logs, StartError, Status, What};
+use crate::logs::{self, Event, Logs, StartError, Status};
 use crate::node::Input;
 use crate::node::stores::StoreOrder;
 use crate::store::NoRestart;
@@ -135,19 +135,8 @@ impl Stores {
 }
 
 async fn pass_on(mut events: mpsc::Receiver<Event>, inputs: mpsc::Sender<Input>) {
-    while let Some(Event { what, process, text }) = events.recv().await {
-        if let (What::Unreadable, Some(process)) = (what, process) {
-            _ = inputs.send(Input::Unreadable(process, text)).await;
-            continue;
-        }
-        let name = match what {
-            What::Committed(_) => EventName::Checkpoint,
-            What::Refused | What::Useless => EventName::CheckpointFailed,
-            What::LogBound => EventName::Limit,
-            What::Disk | What::DiskWell | What::Unreadable | What::Replica => EventName::Store,
-            What::Intruder => EventName::Refused,
-        };
-        _ = inputs.send(Input::StoreEvent(name, process, text)).await;
+    while let Some(event) = events.recv().await {
+        _ = inputs.send(event.into()).await;
     }
     // Whoever is protected here would wait for ever. As another member's protector says: its death is its node's.
     let text = "the log service has ended: this node leaves the cluster".to_owned();

@@ -14,7 +14,8 @@ use radic_wire::process::{FromNode, Protect, Protection};
 
 use super::events::About;
 use super::host::Host;
-use super::{Node, Output};
+use super::{Input, Node, Output};
+use crate::logserver::{Event, What};
 use crate::membership::ring::watcher_of;
 
 /// What this node's log service is to do. A question names who asks, and the number of the question there.
@@ -45,6 +46,21 @@ pub enum StoreOrder {
     List(NodeId, u64, ProcessId),
     /// Answer with bytes of that, from a position on, at most so many: [`Answer::LogBytes`].
     Read(NodeId, u64, ProcessId, LogPart, u64, usize),
+}
+
+impl From<Event> for Input {
+    /// What the log service has to say, for the node.
+    fn from(Event { what, process, text }: Event) -> Input {
+        let name = match (what, process) {
+            (What::Unreadable, Some(process)) => return Input::Unreadable(process, text),
+            (What::Committed(_), _) => EventName::Checkpoint,
+            (What::Refused | What::Useless, _) => EventName::CheckpointFailed,
+            (What::LogBound, _) => EventName::Limit,
+            (What::Disk | What::DiskWell | What::Unreadable | What::Replica, _) => EventName::Store,
+            (What::Intruder, _) => EventName::Refused,
+        };
+        Input::StoreEvent(name, process, text)
+    }
 }
 
 /// Time between two events of one kind about one process, if there may be many: the log of events is for what is rare.

@@ -207,7 +207,7 @@ impl World {
                 continue;
             }
             // Until it has an image at a new protector, the loss of its node begins the job anew.
-            let protector = self.newest(receiver).map(|lib| &self.machines[machine_of(lib.protector())].logs.store);
+            let protector = self.newest(receiver).map(|lib| self.machines[machine_of(lib.protector())].logs.server.store());
             // What is there of a life before the job began anew is dropped when it is to be used, or when this life is heard.
             let is_of_now =
                 |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.0 / LIVES == self.checks.job_life);
@@ -279,7 +279,7 @@ impl World {
     /// G6: a log is cut, or something of it removed.
     pub fn check_truncation(&mut self, at: usize, file: File, position: Option<u64>) {
         let process = file.process();
-        let store = &self.machines[at].logs.store;
+        let store = self.machines[at].logs.server.store();
         // What was held of the life before the job began anew goes when the first one of after it speaks.
         let is_of_before = self.machines[at].logs.of_before.contains(&process);
         let begins = |life: Incarnation| (is_of_before || life.0 > 0 && life == life.first_of_job()) && !store.has_image(process);
@@ -318,7 +318,7 @@ impl World {
     /// G6: an image is committed.
     pub fn check_commit(&mut self, at: usize, process: ProcessId, image: u64) {
         let logs = &self.machines[at].logs;
-        if logs.store.incarnation(process).is_none_or(|life| !self.checks.is_voice(process, life)) {
+        if logs.server.store().incarnation(process).is_none_or(|life| !self.checks.is_voice(process, life)) {
             return; // A machine that hung, and does not know yet that it is none of the cluster any more.
         }
         if self.is_protected_elsewhere(process, at) {
@@ -329,8 +329,8 @@ impl World {
         if let Some(replica) = logs.replica(process) {
             let replica = &self.machines[replica].logs;
             // It forgets a job that is over, perhaps before the word of its commit is here; and knows nothing if it has died and is back by then.
-            let is_back = replica.store.incarnation(process).is_none();
-            let there = replica.store.committed_image(process, image).is_some() || replica.has_ended(process.job) || is_back;
+            let is_back = replica.server.store().incarnation(process).is_none();
+            let there = replica.server.store().committed_image(process, image).is_some() || replica.has_ended(process.job) || is_back;
             assert!(there, "G6: image {image} of {process} is committed, and its replica has it not");
         }
     }

@@ -155,7 +155,7 @@ impl World {
             Output::Forget(node) => self.forget_peer(at, node),
             Output::Log(event) => self.handle_event(at, &event),
             Output::Ready(view) => {
-                self.machines[at].logs.is_member = true;
+                self.machines[at].logs.server.handle_member();
                 self.trace(|| format!("n{} is a member in view {view}", at + 1));
             }
             Output::Stop(why) => {

@@ -858,7 +858,7 @@ impl World {
                 continue;
             }
             assert!(!node.knows(job), "end: n{} still has something of the job", at + 1);
-            assert!(logs.store.of_job(job).is_empty(), "end: n{} still has logs of the job", at + 1);
+            assert!(logs.server.store().of_job(job).is_empty(), "end: n{} still has logs of the job", at + 1);
         }
         let alive: Vec<_> = self.processes.iter().filter(|p| p.ended.is_none() && self.is_up(p.machine)).map(|p| p.id).collect();
         assert!(alive.is_empty(), "end: {alive:?} still run");
@@ -925,7 +925,7 @@ impl World {
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
                     let Process { id, machine, .. } = self.processes[pid];
                     self.crashes.entry((id.rank, machine, self.checks.job_life)).or_default().push(now);
-                    let can_restart = |at: usize| self.is_up(at) && self.machines[at].logs.store.can_restart(id);
+                    let can_restart = |at: usize| self.is_up(at) && self.machines[at].logs.server.store().can_restart(id);
                     if !(0..self.machines.len()).any(can_restart) {
                         *self.early_crashes.entry(id.rank).or_default() += 1;
                     }
