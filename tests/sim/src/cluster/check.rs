@@ -298,6 +298,9 @@ impl World {
         let is_elsewhere = self.is_protected_elsewhere(process, at);
         let acked =
             self.checks.acked.range((process, Incarnation(0))..=(process, Incarnation(u32::MAX))).map(|(_, acked)| *acked);
+        if newest.is_none() && self.machines[at].logs.let_go.contains(&process) {
+            return;
+        }
         let is_behind = is_elsewhere || self.machines[at].logs.behind.contains(&process);
         if is_behind && newest.is_none() && acked.max().is_some_and(|acked| held.journal.start <= acked) {
             return;
@@ -330,7 +333,8 @@ impl World {
             let replica = &self.machines[replica].logs;
             // It forgets a job that is over, perhaps before the word of its commit is here; and knows nothing if it has died and is back by then.
             let is_back = replica.server.store().incarnation(process).is_none();
-            let there = replica.server.store().committed_image(process, image).is_some() || replica.has_ended(process.job) || is_back;
+            let there =
+                replica.server.store().committed_image(process, image).is_some() || replica.has_ended(process.job) || is_back;
             assert!(there, "G6: image {image} of {process} is committed, and its replica has it not");
         }
     }

@@ -58,6 +58,8 @@ pub struct Logs {
     pub behind: BTreeSet<ProcessId>,
     /// For the judge: processes that were fenced for a life of their job that begins anew, or were heard in it where a life of before was held: what was held may go.
     pub of_before: BTreeSet<ProcessId>,
+    /// For the judge: processes whose last hello found a log that another protector goes on with: it restarts nothing, and begins anew.
+    pub let_go: BTreeSet<ProcessId>,
     /// For the judge: incarnations that have said hello here themselves since the machine was switched on.
     greeted: BTreeSet<Speaker>,
 }
@@ -77,6 +79,7 @@ impl Logs {
             dialed: BTreeMap::new(),
             behind: BTreeSet::new(),
             of_before: BTreeSet::new(),
+            let_go: BTreeSet::new(),
             greeted: BTreeSet::new(),
         }
     }
@@ -167,11 +170,8 @@ impl World {
         if logs.server.store().incarnation(process).is_some_and(is_of_before) {
             logs.of_before.insert(process);
         }
-        let result = if breaks.fence {
-            logs.server.clone().fence(now, process, life)
-        } else {
-            logs.server.fence(now, process, life)
-        };
+        let result =
+            if breaks.fence { logs.server.clone().fence(now, process, life) } else { logs.server.fence(now, process, life) };
         if result == Err(NoRestart::Unstable) && now < until {
             return self.logs_later(at, STABLE.1, Done::Fence(process, life, until));
         }
@@ -297,7 +297,14 @@ impl World {
         if !matches!(role, Some(Role::Journal(..) | Role::Forwarder(..))) {
             return;
         }
-        self.trace(|| format!("n{}: hello of {process} in life {}, {role:?}", at + 1, incarnation.0));
+        let held = self.logs(at).server.store().list(process).map(|held| (held.incarnation, held.journal, held.images));
+        self.trace(|| {
+            format!(
+                "n{}: hello of {process} in life {} from {journal:?} {payload:?}, {role:?}, held {held:?}",
+                at + 1,
+                incarnation.0
+            )
+        });
         let logs = self.logs(at);
         // Its next life began elsewhere: positions in its payload are not those of the life that is held. (Seed 25179.)
         let held = logs.server.store().incarnation(process);
@@ -310,6 +317,11 @@ impl World {
             logs.behind.insert(process);
         } else {
             logs.behind.remove(&process);
+        }
+        if is_of_before && logs.server.store().has_let_go(process) {
+            logs.let_go.insert(process);
+        } else {
+            logs.let_go.remove(&process);
         }
         if let Some(Role::Journal(speaker, _)) = role {
             logs.greeted.insert(speaker);
