@@ -40,6 +40,9 @@ mod link;
 #[path = "../../protector/src/logs/mod.rs"]
 mod logs;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
+#[path = "../../protector/src/logserver/mod.rs"]
+mod logserver;
+#[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
 #[path = "../../protector/src/pmi/mod.rs"]
 mod pmi;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]

@@ -132,6 +132,8 @@ pub enum PeerMessage {
         process: ProcessId,
         /// No image of the other end's process has it any more.
         for_good: bool,
+        /// The life of the job: the next one gives the same numbers to other connections.
+        life: Incarnation,
     },
     /// The caller that [`Query::Listener`] has announced does not come, or its connection is not with a protected process.
     Withdraw {

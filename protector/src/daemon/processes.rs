@@ -209,7 +209,9 @@ impl Processes {
         let said = self.release(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.alive = false;
-        if let Some(back) = process.back.take() {
+        // A program may come to its end while it catches up; then it has not died.
+        let has_died = matches!(status, ExitStatus::Signal(_) | ExitStatus::Code(exit_code::RADIC));
+        if let Some(back) = process.back.take().filter(|_| has_died) {
             let (inputs, after) = (self.inputs.clone(), back.age());
             spawn_blocking(move || {
                 let text = back.explain(status, after, &said);

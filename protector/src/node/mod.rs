@@ -445,7 +445,9 @@ impl Node {
             PeerMessage::ToSession(session, message) => self.handle_to_session(now, &session, message),
             PeerMessage::Query(number, query) => self.handle_query(now, from, number, &query),
             PeerMessage::ToStore(job, message) => self.handle_to_store(now, from, job, message),
-            PeerMessage::Forget { connection, process, for_good } => self.handle_forget(connection, process, for_good),
+            PeerMessage::Forget { connection, process, for_good, life } => {
+                self.handle_forget(connection, process, for_good, life)
+            }
             PeerMessage::Withdraw { connection, from } => self.registry.withdraw(from, connection),
             PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),

@@ -293,7 +293,8 @@ impl Node {
             ToNode::Greeted(from) => self.registry.greeted(process, from),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
-                self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good });
+                let life = self.running_life(process.job);
+                self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good, life });
             }
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
@@ -590,8 +591,16 @@ impl Node {
         }
     }
 
-    /// The peer of a connection has closed it, and will never ask for it again.
-    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId, for_good: bool) {
+    /// The life of a job that runs on this node.
+    fn running_life(&self, job: JobId) -> Incarnation {
+        self.hosts.get(&job).map_or(Incarnation(0), Host::incarnation).first_of_job()
+    }
+
+    /// The peer of a connection has closed it, and will never ask for it again. If the job has begun anew since, that connection is none of this life's.
+    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId, for_good: bool, life: Incarnation) {
+        if life != self.running_life(process.job) {
+            return;
+        }
         if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer) {
             self.outputs.push_back(Output::Observer(observer, FromNode::Forget { connection, for_good }));
         }
