@@ -1,7 +1,7 @@
 //! The log server: everything that the log service decides, without sockets, files, threads or a clock.
 //!
 //! The driver says what happens (`handle_*`), carries out what [`LogServer::poll_action`] says, and calls [`LogServer::handle_timeout`] at
-//! [`LogServer::poll_timeout`]. There are two drivers: [`crate::logs`], with epoll, TLS-like records and disk threads, and the simulation.
+//! [`LogServer::poll_timeout`]. There are two drivers: [`crate::logs`], with epoll, authenticated records and disk threads, and the simulation.
 //!
 //! # Map
 //!

@@ -165,7 +165,7 @@ impl World {
                 let (observer, app) =
                     (Observer::new(process(node), &CONFIG), App::new(seed, connects, accepts, quota, node == 0));
                 let (files, speaker, queue, answers) = Default::default();
-                // Only the first of a chain waits at the bound (`logs::visitors`).
+                // Only the first of a chain waits at the bound (`LogServer::greet`).
                 let replica =
                     Replica { store: Store::new(store::Config { log: u64::MAX, ..config }), speaker, queue, answers, files };
                 Node {
