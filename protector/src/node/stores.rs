@@ -35,7 +35,7 @@ pub enum StoreOrder {
     Revive(JobId, Protection),
     /// Forget the log and images of this process, then answer [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
-    /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`](super::Input::Fenced). It takes time
+    /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`]. It takes time
     /// while its log becomes stable; [`NoRestart::Unstable`](crate::store::NoRestart::Unstable) is the answer if that does not come to pass.
     Fence(ProcessId, Incarnation),
     /// Answer up to where the stream is stable in this life of its receiver, or a later one: [`Answer::Stable`].
@@ -198,7 +198,7 @@ impl Node {
         }
     }
 
-    /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`](super::Input::StoreAnswer).
+    /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`].
     pub(super) fn handle_store_query(&mut self, from: &NodeId, number: u64, query: &Query) {
         if let Query::Stable { receiver, life, .. } = *query
             && !self.is_behind(receiver.job, life)
