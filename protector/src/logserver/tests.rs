@@ -1,5 +1,6 @@
 //! What the server decides about connections, with no network at all. What is held and acknowledged is the store's, and has its tests there.
 
+use proptest::prelude::*;
 use radic_wire::bytes::Writer;
 use radic_wire::ids::Rank;
 use radic_wire::log::Span;
@@ -193,4 +194,154 @@ fn what_a_role_does_not_allow_closes_its_connection() {
     assert_eq!(connect(&mut server, 5, speaker(1, 0), Channel::Journal), Next::Read);
     assert_eq!(server.handle_frame(at(2), 5, &[255, 255]), Next::Closed);
     assert!(matches!(closed(&mut server)[..], [(5, Reason::Malformed(_))]));
+}
+
+/// What may happen to a server.
+#[derive(Debug, Clone)]
+enum Happens {
+    Accepted,
+    Proven(u32, u32, usize),
+    Hello(u32, u32),
+    Frame(Vec<u8>),
+    Journal(u64, Vec<u8>),
+    ImageBegin(u64),
+    ImageBytes(Vec<u8>),
+    ImageEnd,
+    Wish(u64),
+    Closed,
+    Connected,
+    Sent(usize),
+    Replica(u32, Option<u16>),
+    Fence(u32, u32),
+    LetGo(u32),
+    TakeOver(u32),
+    RemoveProcess(u32),
+    RemoveJob,
+    ReviveJob,
+    /// Everything that the server wants is done, well or not.
+    CarriedOut(bool),
+    Later(u64),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    let bytes = || prop::collection::vec(any::<u8>(), 0..40);
+    let (rank, life) = (|| 0u32..3, || 0u32..4);
+    prop_oneof![
+        6 => Just(Happens::Accepted),
+        8 => (rank(), life(), 0usize..5).prop_map(|(rank, life, channel)| Happens::Proven(rank, life, channel)),
+        8 => (rank(), life()).prop_map(|(rank, life)| Happens::Hello(rank, life)),
+        2 => bytes().prop_map(Happens::Frame),
+        4 => (0u64..60, bytes()).prop_map(|(position, bytes)| Happens::Journal(position, bytes)),
+        3 => (0u64..3).prop_map(Happens::ImageBegin),
+        3 => bytes().prop_map(Happens::ImageBytes),
+        2 => Just(Happens::ImageEnd),
+        1 => (0u64..3).prop_map(Happens::Wish),
+        3 => Just(Happens::Closed),
+        3 => Just(Happens::Connected),
+        2 => (0usize..3_000_000).prop_map(Happens::Sent),
+        4 => (rank(), prop::option::of(1u16..3)).prop_map(|(rank, port)| Happens::Replica(rank, port)),
+        2 => (rank(), life()).prop_map(|(rank, life)| Happens::Fence(rank, life)),
+        1 => rank().prop_map(Happens::LetGo),
+        1 => rank().prop_map(Happens::TakeOver),
+        1 => rank().prop_map(Happens::RemoveProcess),
+        1 => Just(Happens::RemoveJob),
+        1 => Just(Happens::ReviveJob),
+        6 => any::<bool>().prop_map(Happens::CarriedOut),
+        3 => (1u64..4_000).prop_map(Happens::Later),
+    ]
+}
+
+const CHANNELS: [Channel; 5] = [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica, Channel::Fetch];
+
+/// Carries out what is wanted, and closes what is to be closed.
+fn carry_out(server: &mut LogServer, now: Duration, next: &mut ConnectionNumber, well: bool) {
+    while let Some(action) = server.poll_action() {
+        match action {
+            Action::Dial(speaker, address) if well => {
+                *next += 1;
+                _ = server.handle_dialing(now, speaker.process, address, *next);
+            }
+            Action::Dial(speaker, _) => server.handle_dial_failed(now, speaker.process, "nobody listens there"),
+            Action::Write(ticket, _) if well => server.handle_written(now, ticket),
+            Action::Write(ticket, write) => server.handle_write_failed(now, ticket, write.file.process(), "no room"),
+            Action::Read(connection, file, position, _) => {
+                server.handle_read(now, connection, file, position, if well { Ok(b"bytes") } else { Err("gone") });
+            }
+            Action::Verify(of) => server.handle_verdict(now, of, if well { Ok(()) } else { Err("damaged".into()) }),
+            Action::Close(connection, _) => assert_eq!(server.role(connection), None, "what is to be closed is forgotten"),
+            _ => {}
+        }
+    }
+}
+
+fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumber, connection: ConnectionNumber, what: Happens) {
+    let at = *now;
+    match what {
+        Happens::Accepted => {
+            *next += 1;
+            _ = server.handle_accepted(at, *next);
+        }
+        Happens::Proven(rank, life, channel) if server.role(connection) == Some(Role::Unproven) => {
+            _ = server.handle_proven(at, connection, speaker(rank, life), CHANNELS[channel]);
+        }
+        Happens::Proven(..) => {}
+        Happens::Hello(rank, life) if server.may_read(connection) => {
+            _ = server.handle_frame(at, connection, &hello(speaker(rank, life)));
+        }
+        Happens::Hello(..) => {}
+        Happens::Frame(bytes) => _ = server.handle_frame(at, connection, &bytes),
+        Happens::Journal(position, bytes) => {
+            let message = radic_wire::log::ToProtector::Journal { position, bytes: &bytes };
+            _ = server.handle_frame(at, connection, &encoded(&message));
+        }
+        Happens::ImageBegin(image) => {
+            let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
+            let (streams, ended) = (streams(), streams());
+            let begin = radic_wire::log::ToProtector::ImageBegin { image, parent: None, cut: 0, payload: 0, streams, ended };
+            _ = server.handle_frame(at, connection, &encoded(&begin));
+        }
+        Happens::ImageBytes(bytes) => _ = server.handle_image_bytes(at, connection, &bytes),
+        Happens::ImageEnd => server.handle_image_end(at, connection),
+        Happens::Wish(image) => _ = server.handle_wish(at, connection, image),
+        Happens::Closed => server.handle_closed(at, connection, Gone::Broke("reset")),
+        Happens::Connected => server.handle_welcome(at, connection),
+        Happens::Sent(waiting) => {
+            server.handle_sent(connection, waiting);
+            _ = server.may_go_on(connection);
+        }
+        Happens::Replica(rank, port) => server.set_replica(at, process(rank), port.map(|port| ([10, 0, 0, 2], port).into())),
+        Happens::Fence(rank, life) => _ = server.fence(at, process(rank), Incarnation(life)),
+        Happens::LetGo(rank) => server.let_go(process(rank)),
+        Happens::TakeOver(rank) => server.take_over(process(rank)),
+        Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),
+        Happens::RemoveJob => server.remove_job(at, process(0).job),
+        Happens::ReviveJob => server.revive_job(at, process(0).job, Protection::default()),
+        Happens::CarriedOut(well) => carry_out(server, at, next, well),
+        Happens::Later(ms) => {
+            *now += Duration::from_millis(ms);
+            server.handle_timeout(*now);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+    /// Whatever callers say and the node orders, in whatever order: the parts of the server agree, and all that waits comes to an end.
+    #[test]
+    fn its_parts_agree(steps in prop::collection::vec((0u64..9, happens()), 1..120)) {
+        let (mut server, mut now, mut next) = (server(), at(1), 0);
+        for (back, what) in steps {
+            let connection = next - back.min(next);
+            happen(&mut server, &mut now, &mut next, connection, what);
+            server.handle_round();
+            server.check_invariants();
+        }
+        carry_out(&mut server, now, &mut next, true);
+        server.remove_job(now, process(0).job);
+        carry_out(&mut server, now, &mut next, true);
+        server.check_invariants();
+        assert!(server.store().of_job(process(0).job).is_empty(), "a job that has ended leaves nothing");
+        server.handle_timeout(now + Duration::from_millis(limits::HANDSHAKE_MS));
+        assert_eq!(server.poll_timeout(), None, "nothing is waited for");
+    }
 }
