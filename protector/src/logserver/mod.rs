@@ -41,7 +41,7 @@ use radic_wire::limits;
 use radic_wire::login::Channel;
 use radic_wire::process::Protection;
 
-use self::chain::Replica;
+use self::chain::{Link, Replica};
 use self::effects::Writing;
 use crate::store::{self, File, Speaker, Store, StoreError, Usage, Write};
 
@@ -716,6 +716,8 @@ impl LogServer {
         for (process, replica) in &self.replicas {
             self.check_replica(*process, replica);
         }
+        let due = self.replicas.values().filter(|replica| matches!(replica.link, Link::Due(_))).count();
+        assert_eq!(self.dials.len(), due, "each time at which a replica is dialed is that of a replica that is due");
         let links = self.connections.values().filter(|c| matches!(c.role, Role::Dialed(_) | Role::Replica(_))).count();
         let known = self.replicas.values().filter(|replica| replica.link.connection().is_some()).count();
         assert_eq!(links, known, "each connection to a replica is that of a process");
