@@ -436,6 +436,30 @@ fn a_replica_that_has_all_already_opens_the_gate() {
     assert_eq!(acknowledged, ["JournalStable { position: 3 }", "PayloadStable { position: 8 }"]);
 }
 
+/// The protector is new and the replica is not: the protector claims what the process has said that it will tell, also before that has come. (`make sim`, seed 224138.)
+#[test]
+fn a_replica_that_knows_more_than_a_new_protector_is_not_contradicted() {
+    let (mut store, mut replica) = (Store::new(CONFIG), begun(CONFIG));
+    let id = speaker(0).process;
+    let journal = ToProtector::Journal { position: 0, bytes: b"abc" };
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
+    for message in [journal, payload] {
+        replica.handle_message(speaker(0), &message).unwrap();
+    }
+    for message in [hello(speaker(0), 8), journal] {
+        store.handle_message(speaker(0), &message).unwrap();
+    }
+    said(&mut store);
+    store.set_replica(id, true);
+    pass_on(&mut store, &mut replica);
+    while let Some(output) = replica.poll_output() {
+        if let Output::Send(_, message) = output {
+            store.handle_replica(id, &FromProtector::read(&message).unwrap());
+        }
+    }
+    assert_eq!(said(&mut store), ["JournalStable { position: 3 }"], "payload that is not here is not acknowledged");
+}
+
 /// A process is fenced, and its log is not settled yet: a replica that joins now gets what the life before has said, in its name. In the next one's name it would hold payload
 /// of which that one knows nothing, and refuse it for ever. (Found by the simulation.)
 #[test]
