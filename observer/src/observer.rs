@@ -655,7 +655,7 @@ impl Observer {
     }
 
     /// `recv` with `MSG_PEEK` of at most `max` bytes (above 0) on `fd`: as [`Observer::receive`], but nothing is consumed, and
-    /// [`Observer::handle_peeked`] is told. The stream's end is no outcome: whoever peeks at it will see it again.
+    /// [`Observer::handle_peeked`] is told. The stream's end is an outcome until the program was told of it by a `recv`.
     pub fn peek(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
         let slot = self.table.slot_of(fd)?;
         if self.connection(slot)?.incoming.has_told_end() {

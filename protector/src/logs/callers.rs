@@ -132,13 +132,14 @@ impl Service {
         connection.queue_words(&login.welcome(&key, &nonce, cover));
         connection.begin_records(login.records_of_protector(&key, &nonce, cover));
         connection.stage = Stage::of(channel);
-        let is_bulk = self.server.role(number).is_some_and(|role| role.is_bulk());
-        // The beginnings of images are longer than other frames.
-        if self.server.takes_images(number) {
+        let Some(role) = self.server.role(number) else { return };
+        if role.takes_images() {
             connection.input.set_limit(limits::LOG_FRAME);
         }
         self.touched.push(number);
-        if is_bulk && let Err(error) = self.make_bulk(number) {
+        if role.is_bulk()
+            && let Err(error) = self.make_bulk(number)
+        {
             self.lose(number, Gone::Broke(&error.to_string()));
         }
     }

@@ -59,9 +59,7 @@ impl LogServer {
         let restart = self.store.restart(process, incarnation);
         self.listen_to(process);
         let is_older = |role: Role| role.speaker().is_some_and(|s| s.process == process && s.incarnation < incarnation);
-        let mut older = self.connections_with(|_, role| is_older(role));
-        older.sort_unstable();
-        for connection in older {
+        for connection in self.connections_with(|_, role| is_older(role)) {
             if let Some(Role::Journal(speaker, _)) = self.role(connection) {
                 let mut body = [0; 16];
                 let mut writer = Writer::new(&mut body);

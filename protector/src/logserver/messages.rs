@@ -67,11 +67,6 @@ impl LogServer {
         Ok(Next::Read)
     }
 
-    /// Whether the beginnings of images come on a connection, which are longer than other frames.
-    pub fn takes_images(&self, connection: ConnectionNumber) -> bool {
-        matches!(self.role(connection), Some(Role::Image(..) | Role::Forwarder(..)))
-    }
-
     /// A hello was heard: the answers go to its connection, and the process gets what is configured for it.
     fn greet(&mut self, connection: ConnectionNumber, speaker: Speaker) {
         self.give_voice(connection, speaker);
@@ -96,13 +91,11 @@ impl LogServer {
         before.filter(|before| *before != connection).into_iter().for_each(|before| self.close(before, Reason::Replaced));
     }
 
-    /// Answers for this incarnation go to this connection no more. False: they went to another.
-    pub(super) fn take_voice(&mut self, connection: ConnectionNumber, speaker: Speaker) -> bool {
-        let is_its = self.voices.get(&speaker) == Some(&connection);
-        if is_its {
+    /// Answers for this incarnation go to this connection no more, if they did.
+    pub(super) fn take_voice(&mut self, connection: ConnectionNumber, speaker: Speaker) {
+        if self.voices.get(&speaker) == Some(&connection) {
             self.voices.remove(&speaker);
         }
-        is_its
     }
 
     // ---- images

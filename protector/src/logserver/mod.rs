@@ -114,6 +114,11 @@ impl Role {
     pub fn is_bulk(self) -> bool {
         matches!(self, Role::Bulk(_) | Role::Image(..))
     }
+
+    /// Whether the beginnings of images come on it, which are longer than other frames.
+    pub fn takes_images(self) -> bool {
+        matches!(self, Role::Image(..) | Role::Forwarder(..))
+    }
 }
 
 /// Whether a connection is read.
@@ -503,8 +508,7 @@ impl LogServer {
     }
 
     fn check_job(&self, job: JobId) -> Result<(), Reason> {
-        let has_ended = self.ended.iter().any(|(ended, _)| *ended == job);
-        if has_ended { Err(Reason::Protocol("its job has ended")) } else { Ok(()) }
+        if self.has_ended(job) { Err(Reason::Protocol("its job has ended")) } else { Ok(()) }
     }
 
     fn admit(&mut self, connection: ConnectionNumber, speaker: Speaker, channel: Channel) -> Result<(), Reason> {
@@ -651,13 +655,15 @@ impl LogServer {
 
     /// Closes all connections with such a role.
     fn close_all(&mut self, reason: &Reason, of: impl Fn(ConnectionNumber, Role) -> bool) {
-        let mut theirs = self.connections_with(of);
-        theirs.sort_unstable();
-        theirs.into_iter().for_each(|connection| self.close(connection, reason.clone()));
+        self.connections_with(of).into_iter().for_each(|connection| self.close(connection, reason.clone()));
     }
 
+    /// In the order in which they came: the same inputs give the same actions.
     fn connections_with(&self, of: impl Fn(ConnectionNumber, Role) -> bool) -> Vec<ConnectionNumber> {
-        self.connections.iter().filter(|(number, connection)| of(**number, connection.role)).map(|(number, _)| *number).collect()
+        let theirs = self.connections.iter().filter(|(number, connection)| of(**number, connection.role));
+        let mut theirs: Vec<ConnectionNumber> = theirs.map(|(number, _)| *number).collect();
+        theirs.sort_unstable();
+        theirs
     }
 
     /// A connection is over. An image that was under way on it will not be. False: it was over before.
@@ -668,7 +674,7 @@ impl LogServer {
         }
         match role {
             Role::Unproven => self.unproven.retain(|(_, unproven)| *unproven != connection),
-            Role::Journal(speaker, _) => _ = self.take_voice(connection, speaker),
+            Role::Journal(speaker, _) => self.take_voice(connection, speaker),
             // It may have spoken for several lives.
             Role::Forwarder(..) => self.voices.retain(|_, of| *of != connection),
             Role::Image(speaker, Some((image, _))) if self.store.takes_image(speaker.process, image) => {

@@ -236,9 +236,8 @@ impl Node {
             match self.why_no_checkpoint(process) {
                 Some(why) => self.settle_rank(index, rank, u64::MAX, Err(why.to_owned())),
                 None => {
-                    let request = self.request_checkpoint(now, process).unwrap_or(0);
+                    let request = self.ask_checkpoint_anew(now, process).unwrap_or(0);
                     self.checkpoints[index].left.insert(rank, request);
-                    self.outputs.push_back(Output::Nudge(process));
                 }
             }
         }

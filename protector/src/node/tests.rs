@@ -1157,8 +1157,8 @@ fn offsets_and_closed_connections_find_their_way() {
     assert_eq!(*cluster.last_told(1), FromNode::Forget { connection, for_good: true });
 }
 
-/// A word of a life of the job that is over, which was on its way for long, is about a connection that this life does not have. (`make sim`, seed 38785: bytes were forgotten that a rank
-/// of the next life was still to receive.)
+/// A word of a life of the job that is over, which was on its way for long, is about a connection that this life does not have: bytes would be forgotten
+/// that a rank of the next life is still to receive.
 #[test]
 fn what_was_closed_in_a_life_before_is_not_closed_in_this_one() {
     let mut cluster = Cluster::new(2);

@@ -1466,8 +1466,8 @@ impl Store {
     /// Tells a new replica what this protector has and has not acknowledged.
     fn bring_up(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get(&id) else { return };
-        // Also what the process has said that it will tell: the replica may have that from a protector before this one, and is contradicted by none who knows less. (`make sim`, seed
-        // 224138: it refused the hello, and this protector had no room for the payload that it lacked until the replica had acknowledged the journal.)
+        // Also what the process has said that it will tell: the replica may have that from the protector before, and refuses a hello that claims less. Then this protector might have
+        // no room for the payload that it lacks before the replica has acknowledged the journal.
         let journal = Span { start: process.journal_stable, end: process.journal.end().max(process.told.0) };
         let payload = Span { start: process.payload_stable, end: process.payload.max(process.told.1) };
         let mut messages = Vec::new();

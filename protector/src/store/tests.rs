@@ -436,7 +436,7 @@ fn a_replica_that_has_all_already_opens_the_gate() {
     assert_eq!(acknowledged, ["JournalStable { position: 3 }", "PayloadStable { position: 8 }"]);
 }
 
-/// The protector is new and the replica is not: the protector claims what the process has said that it will tell, also before that has come. (`make sim`, seed 224138.)
+/// The protector is new and the replica is not: the protector claims what the process has said that it will tell, also before that has come.
 #[test]
 fn a_replica_that_knows_more_than_a_new_protector_is_not_contradicted() {
     let (mut store, mut replica) = (Store::new(CONFIG), begun(CONFIG));
