@@ -19,6 +19,7 @@ pub mod connection;
 mod error;
 pub mod gate;
 pub mod journal;
+pub mod links;
 mod observer;
 pub mod outbox;
 pub mod payload;

@@ -12,8 +12,9 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use radic_observer::connection::{Forgettable, Slot};
-use radic_observer::{Config, Error, Observer, Transmit, Wait};
+use radic_observer::connection::Slot;
+use radic_observer::links::{Failure, Links};
+use radic_observer::{Config, Observer, Transmit, Wait};
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
@@ -29,7 +30,7 @@ use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::image::{self, Images};
 use crate::input::InputPipe;
-use crate::links::{Ending, Links};
+use crate::links::{Sockets, reset};
 use crate::lock::{Guard, Lock};
 use crate::memory::discreetly;
 use crate::node::Node;
@@ -277,6 +278,8 @@ pub struct Layer {
     pub pmi: Pmi,
     /// Links that are not up, and how they come up again.
     pub links: Links,
+    /// Their sockets.
+    pub sockets: Sockets,
     /// Checkpoints.
     pub images: Images,
     /// What was accepted and not given to the program yet.
@@ -387,6 +390,7 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
     let mut layer = Layer {
         replayer: None,
         links: Links::default(),
+        sockets: Sockets::default(),
         catching: None,
         outputs: Outputs::new(),
         input: InputPipe::new(inherited),
@@ -460,20 +464,20 @@ pub fn fail(what: &str) -> ! {
 
 /// Ends the process for an error of the observer. If another life speaks for it, that must not look like an exit: a home that does not know yet that this node was taken
 /// for lost would end the job. A crash is the protector's to judge, which knows. It says nothing: what it prints is in the place of what the other life prints.
-pub fn fail_with(error: &Error) -> ! {
-    if let Error::Fenced(_) = error {
+fn fail_with(failure: &Failure) -> ! {
+    if failure.is_fenced() {
         switch_off();
         // The kernel's word for it: the program may have another one.
         _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
-    fail(&error.to_string())
+    fail(&failure.to_string())
 }
 
 /// The value, or the end of the process.
-pub fn sure<T>(result: Result<T, Error>) -> T {
+pub fn sure<T>(result: Result<T, impl Into<Failure>>) -> T {
     match result {
         Ok(value) => value,
-        Err(error) => fail_with(&error),
+        Err(failure) => fail_with(&failure.into()),
     }
 }
 
@@ -496,7 +500,7 @@ impl Layer {
                 sure(self.observer.handle_protector(&message));
                 if welcome {
                     // Perhaps another protector.
-                    return if self.links.is_leaving() { self.journal.send(&ToProtector::Closing) } else { Ok(()) };
+                    return if self.sockets.is_leaving() { self.journal.send(&ToProtector::Closing) } else { Ok(()) };
                 }
             }
         }
@@ -609,12 +613,6 @@ impl Layer {
         Ok(())
     }
 
-    /// Tells a peer, by the nodes, that it may forget a connection.
-    pub fn say_forgettable(&mut self, word: Forgettable) {
-        let Forgettable { connection, peer, for_good } = word;
-        _ = self.node.send(&ToNode::Forget { connection, peer, for_good });
-    }
-
     /// Peers of connections whose closing is covered by an image need not keep them. Some at a time: nodes keep what others do not read only up to
     /// a bound.
     fn forget_closed(&mut self) {
@@ -709,7 +707,7 @@ impl Layer {
             | FromNode::Caller { .. } => fail("its node answers what nobody has asked"),
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}
             message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => {
-                self.handle_link_message(message)
+                self.handle_link_message(&message)
             }
         }
     }
@@ -907,7 +905,7 @@ impl Layer {
         let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
         let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
         let own = [(self.journal.fd().as_raw_fd(), self.journal.awaited()), (self.node.fd().as_raw_fd(), PollFlags::IN)];
-        own.into_iter().chain(bulk).chain(self.links.awaited()).chain(unsent).take(AWAITED)
+        own.into_iter().chain(bulk).chain(self.awaited_of_links()).chain(unsent).take(AWAITED)
     }
 
     fn fd_of(&self, slot: Slot) -> Option<i32> {
@@ -928,7 +926,7 @@ impl Layer {
                     self.unsent.push(slot);
                 }
             }
-            Err(error) => self.link_ended(slot, Ending::Reset(error)),
+            Err(error) => self.link_ended(slot, reset(error)),
         }
         UNSENT.store(!self.unsent.is_empty(), Ordering::Relaxed);
     }
@@ -1059,7 +1057,7 @@ impl Layer {
         let lingering = self.lingering.iter_mut().map(|lingering| &mut lingering.fd);
         let own = [self.journal.fd_mut(), self.bulk.fd_mut(), self.node.fd_mut()];
         let fd =
-            own.into_iter().chain(lingering).chain(self.links.own()).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
+            own.into_iter().chain(lingering).chain(self.sockets.own()).find(|fd| fd.as_raw_fd() == number).ok_or(Errno::BADF)?;
         let dup = |from: i32| rustix::io::fcntl_dupfd_cloexec(&*fd, from);
         let moved = dup(number + 1).or_else(|_| dup(3))?;
         _ = fds::set(moved.as_raw_fd(), Kind::Own, true);

@@ -38,4 +38,5 @@ mod restart;
 mod signals;
 #[allow(unsafe_code)]
 mod start;
-pub mod sys;
+pub mod swap;
+mod sys;

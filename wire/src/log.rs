@@ -571,6 +571,11 @@ pub struct Greeting {
 pub const GREETING: usize = 160;
 
 impl Greeting {
+    /// Whether the acceptor of the connection greets: it says that the link is broken, and nothing else.
+    pub fn is_call(&self) -> bool {
+        self.process != self.connection.opener
+    }
+
     /// Writes it: at most [`GREETING`] bytes.
     pub fn write(&self, out: &mut Writer<'_>) {
         write_process(out, &self.process);

@@ -20,7 +20,7 @@ use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting::{self, To};
 use crate::layer::{self, Held, Layer, Names, sure};
-use crate::links::Ending;
+use crate::links::reset;
 use crate::memory::discreetly;
 use crate::sys;
 
@@ -402,7 +402,7 @@ impl Connecting {
         let Some(hello) = layer.hello(slot) else { layer::fail("a new connection has no greeting") };
         let to = To { process: self.peer.process, life: None };
         if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), to, &hello) {
-            layer.link_ended(slot, Ending::Reset(error));
+            layer.link_ended(slot, reset(error));
         }
         begin(self.fd, self.blocking);
         counters::add(Counter::Connections, 1);

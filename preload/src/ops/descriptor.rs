@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::fds::{self, Kind, Mark};
 use crate::layer::{self, Layer, Names, sure};
-use crate::links::Ending;
+use crate::links::reset;
 use crate::sys;
 
 /// Before the program closes `fd`: afterwards the real close passes through. An error: the program must not close it.
@@ -197,7 +197,7 @@ pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
     let errno = match sockopt::socket_error(sys::borrow(fd)) {
         Ok(Ok(())) => layer.take_broken(slot),
         Ok(Err(error)) => {
-            layer.link_ended(slot, Ending::Reset(error));
+            layer.link_ended(slot, reset(error));
             layer.take_broken(slot)
         }
         Err(error) => return Some(Err(error)),

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use radic_observer::connection::{Connection, Link, Phase, Slot};
+use radic_observer::links::Ending;
 use radic_observer::{Error, Observer, Receive, Send, Source, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
@@ -13,7 +14,7 @@ use super::{clip, clip_mut, pieces, wait, wait_awhile};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Mark};
 use crate::layer::{self, Held, Layer, sure};
-use crate::links::Ending;
+use crate::links::reset;
 use crate::sys;
 
 /// What a receiving call wants besides bytes.
@@ -143,7 +144,7 @@ impl Receiving {
                 Ok(Taken::All) // The next call finds it.
             }
             Err(error) => {
-                self.ended(layer, Ending::Reset(error));
+                self.ended(layer, reset(error));
                 Ok(Taken::Some)
             }
         }
@@ -407,7 +408,7 @@ impl Sending {
         match sent {
             Ok(count) => layer.observer.handle_transmitted(self.slot, count as u64),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => layer.link_ended(self.slot, Ending::Reset(error)),
+            Err(error) => layer.link_ended(self.slot, reset(error)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connection::{Forgettable, Slot};
+use radic_observer::connection::Slot;
 use radic_observer::replay::Ask;
 use radic_observer::{Accept, Address, Error, Observer, Ready, Receive, Send, Source, Transmit};
 use radic_protector::node::Input;
@@ -19,7 +19,9 @@ use radic_wire::login::Channel;
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use serde_bytes::ByteBuf;
 
-use super::links::Links;
+use radic_observer::links::Links;
+
+use super::links::Sockets;
 use super::net::{ConnId, Owner, Packet, Word};
 use super::world::{Event, World, code, framed};
 use crate::data::app::{App, LISTENER, Op, mix};
@@ -128,6 +130,7 @@ pub struct Lib {
     from_protector: VecDeque<Vec<u8>>,
     pub from_node: VecDeque<FromNode>,
     pub links: Links,
+    pub sockets: Sockets,
     images: Images,
     catching: Option<Catching>,
     due: bool,
@@ -177,6 +180,10 @@ impl Lib {
         }
     }
 
+    fn has_bytes(&self, slot: Slot) -> bool {
+        self.observer.table().get(slot).is_some_and(|connection| self.sockets.has_bytes(connection.stream_out()))
+    }
+
     /// Where its log goes.
     pub fn protector(&self) -> SocketAddr {
         self.protector
@@ -198,7 +205,7 @@ impl Lib {
             observer.gate(),
             self.leaving,
             observer.outbox().used(),
-            self.links,
+            (&self.links, &self.sockets),
             app.sockets,
             table.join("\n    ")
         )
@@ -216,7 +223,7 @@ impl World {
         self.processes[pid as usize].lib.as_mut().expect("a process that goes on has its library")
     }
 
-    fn is_running(&self, pid: u32) -> bool {
+    pub(super) fn is_running(&self, pid: u32) -> bool {
         self.processes[pid as usize].ended.is_none()
     }
 
@@ -301,13 +308,17 @@ impl World {
                 let process = &self.processes[pid as usize];
                 let life = process.incarnation().expect("it has an observer").0;
                 assert!(!self.is_voice(pid), "observer of {}, life {life}: {error}\n{}", process.id, self.standing());
-                match error {
-                    // As the library does: its protector judges of a crash, its home of an exit.
-                    Error::Fenced(_) => self.end_process(pid, ExitStatus::Signal(libc::SIGKILL)),
-                    error => self.fail(pid, &error.to_string()),
-                }
+                self.end_by(pid, &error);
                 None
             }
+        }
+    }
+
+    /// The end of a process, as the library does it: its protector judges of a crash, its home of an exit.
+    pub fn end_by(&mut self, pid: u32, error: &Error) {
+        match error {
+            Error::Fenced(_) => self.end_process(pid, ExitStatus::Signal(libc::SIGKILL)),
+            error => self.fail(pid, &error.to_string()),
         }
     }
 
@@ -391,7 +402,7 @@ impl World {
 
     fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, protector: SocketAddr, catching: Option<Catching>) {
         let (rest, partial, next_protector, from_protector, from_node) = Default::default();
-        let (links, images, asked) = Default::default();
+        let (links, sockets, images, asked) = Default::default();
         let log = Log::Down { due: self.now };
         let lib = Lib {
             observer,
@@ -406,6 +417,7 @@ impl World {
             from_protector,
             from_node,
             links,
+            sockets,
             images,
             catching,
             due: false,
@@ -447,7 +459,7 @@ impl World {
                     images.asked = Some(images.under_way.as_ref().map_or(0, |(number, ..)| number + 1));
                     self.lib(pid).due = true;
                 }
-                message => self.handle_link_message(pid, message),
+                message => self.handle_link_message(pid, &message),
             }
         }
     }
@@ -795,12 +807,6 @@ impl World {
         self.close_forgotten(pid);
     }
 
-    /// Tells a peer, by the nodes, that it may forget a connection.
-    pub fn say_forgettable(&mut self, pid: u32, word: Forgettable) {
-        let Forgettable { connection, peer, for_good } = word;
-        self.tell_node(pid, ToNode::Forget { connection, peer, for_good });
-    }
-
     fn ask_stable(&mut self, pid: u32) {
         let lib = self.lib(pid);
         let kept = lib.observer.table().iter().filter(|(_, c)| c.outgoing().kept() > 0);
@@ -963,7 +969,7 @@ impl World {
                 let mut count = 0;
                 for socket in lib.program.app.sockets.iter().filter(|socket| !socket.closed) {
                     let slot = lib.observer.table().slot_of(socket.fd)?;
-                    if lib.observer.is_readable(slot) || lib.links.has_bytes(slot) {
+                    if lib.observer.is_readable(slot) || lib.has_bytes(slot) {
                         ready[count] = ReadyFd { fd: socket.fd, events: 1 };
                         count += 1;
                     }
@@ -1021,7 +1027,10 @@ impl World {
                 Some(bytes) => bytes,
                 None => return Ok(()),
             },
-            Source::Link => self.lib(pid).links.take_bytes(slot, most),
+            Source::Link => {
+                let end = self.end_of(pid, slot);
+                end.map_or_else(Vec::new, |end| self.lib(pid).sockets.take_bytes(end, most))
+            }
         };
         if bytes.is_empty() {
             let lib = self.lib(pid);
@@ -1165,7 +1174,8 @@ impl World {
 
     /// False: there is nothing to send, or no link.
     fn transmit(&mut self, pid: u32, slot: Slot) -> bool {
-        let Some((conn, side)) = self.lib(pid).links.conn(slot) else { return false };
+        let link = self.end_of(pid, slot).and_then(|end| self.lib(pid).sockets.conn(end));
+        let Some((conn, side)) = link else { return false };
         match self.lib(pid).observer.poll_transmit(slot) {
             Some(Transmit::Bytes(offset)) => {
                 let bytes: Vec<u8> = self.lib(pid).observer.outgoing(slot, offset).flatten().copied().collect();

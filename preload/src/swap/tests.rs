@@ -1,9 +1,9 @@
-//! What needs no node: sockets behind descriptors, and the bounds.
+//! Sockets behind descriptors.
 
 use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
 
-use radic_wire::ids::{Incarnation, JobId, Rank};
+use rustix::event::PollFlags;
 use rustix::net::{SendFlags, sockopt::Timeout};
 
 use super::*;
@@ -56,7 +56,7 @@ fn what_the_program_has_set_is_set_on_the_next_socket() {
 #[test]
 fn whoever_dials_asks_whether_the_other_side_is_there_and_the_program_need_not_know() {
     let (_listener, at) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
-    let ((programs, _far), dialed) = (pair(), dialer(&at).unwrap());
+    let ((programs, _far), dialed) = (pair(), dial(&at).unwrap());
     let every = std::time::Duration::from_secs(1);
     assert!(sockopt::socket_keepalive(&dialed).unwrap());
     assert_eq!((sockopt::tcp_keepidle(&dialed), sockopt::tcp_keepintvl(&dialed)), (Ok(every), Ok(every)));
@@ -92,29 +92,4 @@ fn a_visitor_that_has_gone_is_recognised() {
     rustix::net::recv(&one, &mut [0; 1][..], RecvFlags::empty()).unwrap();
     sys::wait_for(one.as_fd(), PollFlags::IN, 1_000).unwrap();
     assert!(is_given_up(&one));
-}
-
-fn repair(number: u64, stage: Stage) -> Repair {
-    let peer = ProcessId { job: JobId::from_bits(7), rank: Rank(1) };
-    let end = StreamId { connection: ConnectionId { opener: peer, number }, from_opener: true };
-    Repair { end, peer, why: Ending::End, stage, socket: None, attempts: 0 }
-}
-
-#[test]
-fn each_stage_knows_what_the_program_has_and_when_it_is_due() {
-    let asked = |parked| repair(1, Stage::Asked { ask: 1, parked });
-    assert!(!asked(false).is_away() && asked(true).is_away());
-    let down = repair(2, Stage::Down { due: 7 });
-    assert!(down.is_away() && !down.is_dialing() && down.due() == 7);
-    let (socket, door) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
-    let number = socket.as_raw_fd();
-    let dialing = repair(3, Stage::Connecting { socket, door, life: Incarnation(0), deadline: 9 });
-    assert!(dialing.is_away() && dialing.is_dialing() && dialing.due() == 9);
-    let mut links = Links { repairs: vec![asked(true), down, dialing], ..Links::default() };
-    assert_eq!(links.awaited().collect::<Vec<_>>(), [(number, PollFlags::OUT)]);
-    assert_eq!(links.own().map(|fd| fd.as_raw_fd()).collect::<Vec<_>>(), [number]);
-    assert_eq!(links.find(repair(2, Stage::Over).end), Some(1));
-    links.changed = true;
-    assert!(links.take_changed() && !links.take_changed());
-    assert_eq!(repair(4, Stage::Over).due(), u64::MAX, "nobody waits for what is over");
 }

@@ -1,0 +1,349 @@
+use std::net::Ipv4Addr;
+
+use radic_wire::determinant::{ConnectionId, Determinant};
+use radic_wire::ids::{JobId, Rank};
+use radic_wire::log::FromProtector;
+use radic_wire::process::Place;
+
+use super::*;
+use crate::Config;
+
+const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
+
+fn process(rank: u32) -> ProcessId {
+    ProcessId { job: JobId::from_bits(7), rank: Rank(rank) }
+}
+
+/// A process with its links, and what it has told its driver and not been asked about.
+struct Side {
+    observer: Observer,
+    links: Links,
+    now: Duration,
+}
+
+impl Side {
+    fn new(rank: u32) -> Side {
+        let config = Config { connections: 8, descriptors: 16, ..Config::default() };
+        Side { observer: Observer::new(process(rank), &config), links: Links::default(), now: Duration::from_secs(1) }
+    }
+
+    fn drive<T>(&mut self, input: impl FnOnce(&mut Links, &mut Context<'_>) -> T) -> (T, Vec<Action>) {
+        let value = input(&mut self.links, &mut Context { observer: &mut self.observer, now: self.now });
+        let actions = std::iter::from_fn(|| self.links.poll_action()).collect();
+        (value, actions)
+    }
+
+    fn tick(&mut self, pause: Duration) -> Vec<Action> {
+        self.now += pause;
+        let (result, actions) = self.drive(Links::handle_timeout);
+        result.expect("nothing contradicts");
+        actions
+    }
+
+    fn hears(&mut self, message: FromNode, unread: u64) -> (Result<(), Failure>, Vec<Action>) {
+        self.drive(|links, cx| links.handle_node(cx, &message, unread))
+    }
+
+    fn breaks(&mut self, slot: Slot) -> Vec<Action> {
+        self.drive(|links, cx| links.break_link(cx, slot, GIVEN_UP)).1
+    }
+
+    /// From a link that is down to a socket that is being dialed.
+    fn dials(&mut self) -> SocketId {
+        let asked = self.tick(Duration::ZERO);
+        let [Action::Tell(ToNode::Where { ask, .. })] = asked[..] else { panic!("{asked:?}") };
+        let (result, dialed) = self.hears(here(ask), 0);
+        result.expect("nothing contradicts");
+        let [Action::Dial(socket, DOOR)] = dialed[..] else { panic!("{dialed:?}") };
+        socket
+    }
+
+    /// From a link that is down to the greeting.
+    fn greets(&mut self) -> (SocketId, Greeting) {
+        let socket = self.dials();
+        let ((), actions) = self.drive(|links, cx| links.handle_connected(cx, socket, true));
+        match &actions[..] {
+            [Action::Greet { greeting, .. }, ..] => (socket, **greeting),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A greeting comes to the door.
+    fn is_visited(&mut self, greeting: &Greeting) -> (SocketId, Result<(), Failure>, Vec<Action>) {
+        let socket = self.links.handle_visitor(self.now);
+        let (result, actions) = self.drive(|links, cx| links.handle_greeting(cx, socket, greeting, false));
+        (socket, result, actions)
+    }
+}
+
+fn here(ask: u64) -> FromNode {
+    FromNode::Place { ask, place: Place::Here { incarnation: Incarnation(0), door: DOOR } }
+}
+
+fn installed(actions: &[Action]) -> Install {
+    match actions {
+        [.., Action::Install(install)] => **install,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Two processes with a connection that the first has opened, by the first greeting of all.
+fn pair() -> (Side, Side, Slot, Slot) {
+    let (mut one, mut other) = (Side::new(0), Side::new(1));
+    let slot = one.observer.connect(3, process(1)).expect("there is room").expect("the gate is open");
+    one.breaks(slot);
+    let (_, hello) = one.greets();
+    let (_, result, actions) = other.is_visited(&hello);
+    result.expect("it is welcome");
+    let install = installed(&actions);
+    assert_eq!((install.answer, install.peer), (None, Incarnation(0)), "the first greeting of all is not answered");
+    assert!(!one.links.is_any_down() && !other.links.is_any_down());
+    let there = other.observer.table().find_end(hello.connection, false).expect("it was let in");
+    (one, other, slot, there)
+}
+
+fn end(side: &Side, slot: Slot) -> StreamId {
+    side.observer.table().get(slot).expect("it is there").stream_out()
+}
+
+#[test]
+fn a_broken_link_is_dialed_greeted_and_answered() {
+    let (mut one, mut other, slot, there) = pair();
+    let name = end(&one, slot);
+    assert_eq!(one.breaks(slot), [Action::Unplug(name)]);
+    assert!(one.links.take_changed() && !one.links.take_changed());
+    let (socket, hello) = one.greets();
+    assert!(one.links.awaits_answer(socket) && hello.attempt == 1);
+    let (visitor, result, actions) = other.is_visited(&hello);
+    result.expect("it is welcome");
+    let install = installed(&actions);
+    assert_eq!((install.end, install.socket), (end(&other, there), visitor));
+    let answer = install.answer.expect("every greeting but the first is answered");
+    let (result, actions) = one.drive(|links, cx| links.handle_answer(cx, socket, &answer));
+    result.expect("it is right");
+    assert_eq!((installed(&actions).end, installed(&actions).socket), (name, socket));
+    assert!(!one.links.is_any_down() && one.links.poll_timeout().is_none());
+}
+
+#[test]
+fn the_acceptor_calls_and_the_opener_dials() {
+    let (mut one, mut other, slot, there) = pair();
+    other.breaks(there);
+    let (socket, call) = other.greets();
+    assert!(call.is_call() && !other.links.awaits_answer(socket));
+    let (visitor, result, actions) = one.is_visited(&call);
+    result.expect("it is heard");
+    assert_eq!(actions, [Action::Close(visitor), Action::Unplug(end(&one, slot))]);
+    // A second call, of the same link, breaks no other one.
+    let (visitor, _, actions) = one.is_visited(&call);
+    assert_eq!(actions, [Action::Close(visitor)]);
+    let (_, hello) = one.greets();
+    let (_, result, actions) = other.is_visited(&hello);
+    result.expect("it is welcome");
+    assert!(installed(&actions).answer.is_some() && !other.links.is_any_down());
+}
+
+#[test]
+fn a_call_stands_when_its_socket_is_gone_and_an_openers_greeting_does_not() {
+    let (mut one, mut other, slot, there) = pair();
+    other.breaks(there);
+    let (_, call) = other.greets();
+    let visitor = one.links.handle_visitor(one.now);
+    let (_, actions) = one.drive(|links, cx| links.handle_greeting(cx, visitor, &call, true));
+    assert_eq!(actions, [Action::Close(visitor), Action::Unplug(end(&one, slot))]);
+    let (_, hello) = one.greets();
+    let visitor = other.links.handle_visitor(other.now);
+    let (_, actions) = other.drive(|links, cx| links.handle_greeting(cx, visitor, &hello, true));
+    assert_eq!(actions, [Action::Close(visitor)]);
+}
+
+#[test]
+fn greetings_wait_for_the_gate() {
+    let (mut one, mut other, slot, _) = pair();
+    one.breaks(slot);
+    let socket = one.dials();
+    shut_gate(&mut one);
+    let ((), actions) = one.drive(|links, cx| links.handle_connected(cx, socket, true));
+    assert_eq!(actions, []);
+    assert!(one.links.waits_at_gate() && one.tick(Duration::from_secs(60)).is_empty());
+    open_gate(&mut one);
+    let actions = one.tick(Duration::ZERO);
+    let [Action::Greet { greeting, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert!(!one.links.waits_at_gate());
+    // And so do answers.
+    shut_gate(&mut other);
+    let (_, result, actions) = other.is_visited(greeting);
+    assert!(result.is_ok() && actions.is_empty() && other.links.waits_at_gate());
+    open_gate(&mut other);
+    assert!(installed(&other.tick(Duration::ZERO)).answer.is_some());
+}
+
+fn shut_gate(side: &mut Side) {
+    side.observer.handle_outcome(0, &Determinant::Connected { fd: 3 }).expect("there is room");
+    assert!(side.observer.gate().is_some(), "the outcome is not stable");
+}
+
+fn open_gate(side: &mut Side) {
+    _ = side.observer.poll_journal();
+    let position = side.observer.journal().end();
+    side.observer.handle_protector(&FromProtector::JournalStable { position }).expect("it was shipped");
+    assert!(side.observer.gate().is_none());
+}
+
+fn asked(actions: &[Action]) -> u64 {
+    match actions {
+        [Action::Tell(ToNode::Ended { ask, .. })] => *ask,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_sockets_end_is_what_the_senders_node_says() {
+    let closed = |offset| Some(StreamEnd { offset, closed: true, received: 0 });
+    let open = |offset| Some(StreamEnd { offset, closed: false, received: 0 });
+    // What the node says, how the socket has ended, how many bytes lie in it; and what is done.
+    for (said, why, unread, kept, refused) in [
+        (open(5), Ending::End, 5, true, false),
+        (open(5), Ending::End, 4, false, false),
+        (closed(5), Ending::Reset(32), 5, true, true),
+        (open(5), Ending::Reset(32), 5, false, false),
+        (closed(5), Ending::Reset(32), 3, false, false),
+        (None, Ending::End, 5, false, false),
+    ] {
+        let (mut one, _, slot, _) = pair();
+        let name = end(&one, slot);
+        let (is_asked, actions) = one.drive(|links, cx| links.handle_ended(cx, slot, why, unread, false));
+        assert!(is_asked && one.links.is_in_question(name) && one.links.questions() == 1);
+        assert_eq!(one.drive(|links, cx| links.handle_ended(cx, slot, why, unread, false)), (false, vec![]), "it is asked once");
+        let (result, actions) = one.hears(FromNode::Final { ask: asked(&actions), end: said }, unread);
+        result.expect("nothing contradicts");
+        let wanted = match (kept, refused) {
+            (true, true) => vec![Action::RefuseSends(name, 32), Action::Restore(name)],
+            (true, false) => vec![Action::Restore(name)],
+            (false, _) => vec![Action::Unplug(name)],
+        };
+        assert_eq!((actions, one.links.is_down(name)), (wanted, !kept), "{said:?}, {why:?}, {unread}");
+        // The end is known now: the same socket's end needs no question.
+        let knows = said.is_some_and(|said| said.offset <= unread) && why == Ending::End;
+        assert!(!knows || !one.drive(|links, cx| links.handle_ended(cx, slot, why, unread, false)).0);
+    }
+}
+
+#[test]
+fn what_a_peer_that_has_left_had_ended_is_whole_or_lost() {
+    for (said, result) in [
+        (Some(StreamEnd { offset: 0, closed: true, received: 0 }), Ok(())),
+        (Some(StreamEnd { offset: 9, closed: true, received: 0 }), Err((0, 9))),
+        (None, Ok(())),
+    ] {
+        let (mut one, _, slot, _) = pair();
+        let name = end(&one, slot);
+        one.breaks(slot);
+        let actions = one.tick(Duration::ZERO);
+        let [Action::Tell(ToNode::Where { ask, .. })] = actions[..] else { panic!("{actions:?}") };
+        let (_, actions) = one.hears(FromNode::Place { ask, place: Place::Left }, 0);
+        let (got, actions) = one.hears(FromNode::Final { ask: asked(&actions), end: said }, 0);
+        let lost =
+            result.map_err(|(from, to)| Failure::Lost { stream: one.observer.table().get(slot).unwrap().stream_in(), from, to });
+        assert_eq!(got, lost);
+        let refusal = if said.is_none() { vec![Action::RefuseSends(name, RESET)] } else { vec![] };
+        assert_eq!(actions, refusal);
+    }
+}
+
+#[test]
+fn a_peer_that_has_come_back_is_dialed_at_once_and_its_old_sockets_are_dead() {
+    let (mut one, _, slot, _) = pair();
+    let name = end(&one, slot);
+    let back = FromNode::Restarted { process: process(1), incarnation: Incarnation(1), door: DOOR };
+    let (result, actions) = one.hears(back, 0);
+    result.expect("nothing contradicts");
+    assert!(matches!(actions[..], [Action::Unplug(end), Action::Dial(_, DOOR)] if end == name), "{actions:?}");
+    assert_eq!(one.links.returned(), 1);
+    // The word of a life before is none.
+    let (mut one, mut other, slot, _) = pair();
+    one.breaks(slot);
+    let (_, hello) = one.greets();
+    other.observer.handle_restarted(process(0), Incarnation(1));
+    let (visitor, result, actions) = other.is_visited(&hello);
+    assert_eq!((result, actions), (Ok(()), vec![Action::Close(visitor)]));
+}
+
+#[test]
+fn everything_that_waits_has_a_limit() {
+    let (mut one, _, slot, _) = pair();
+    one.breaks(slot);
+    // The node does not say where the peer is.
+    let actions = one.tick(Duration::ZERO);
+    assert!(matches!(actions[..], [Action::Tell(ToNode::Where { .. })]));
+    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    assert_eq!(one.tick(due - one.now), []);
+    // The door does not take the connection.
+    let socket = one.dials();
+    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    assert_eq!(one.tick(due - one.now), [Action::Close(socket)]);
+    // Nor refuses it.
+    one.now += RETRY;
+    let socket = one.dials();
+    let ((), actions) = one.drive(|links, cx| links.handle_connected(cx, socket, false));
+    assert_eq!(actions, [Action::Close(socket)]);
+    // The answer does not come: the node says that the peer is where it was.
+    one.now += RETRY;
+    let (socket, _) = one.greets();
+    let due = one.links.poll_timeout().expect("it does not wait for ever");
+    let actions = one.tick(due - one.now);
+    let [Action::Tell(ToNode::Where { ask, .. })] = actions[..] else { panic!("{actions:?}") };
+    assert_eq!(one.hears(here(ask), 0), (Ok(()), vec![]));
+    assert!(one.links.awaits_answer(socket), "it computes, perhaps for an hour");
+    // Or the socket ends.
+    let ((), actions) = one.drive(|links, cx| links.handle_socket_gone(cx, socket));
+    assert_eq!(actions, [Action::Close(socket)]);
+}
+
+#[test]
+fn the_door_has_room_for_so_many_and_for_so_long() {
+    let mut side = Side::new(0);
+    let first = side.links.handle_visitor(side.now);
+    for _ in 1..door::VISITORS {
+        side.links.handle_visitor(side.now);
+    }
+    assert_eq!(side.links.poll_action(), None);
+    side.links.handle_visitor(side.now);
+    assert_eq!(side.links.poll_action(), Some(Action::Close(first)));
+    let due = side.links.poll_timeout().expect("they have a limit");
+    assert_eq!(side.tick(due - side.now).len(), door::VISITORS);
+    assert_eq!(side.links.poll_timeout(), None);
+}
+
+#[test]
+fn a_stranger_to_the_connection_is_refused_and_a_contradiction_is_fatal() {
+    let (mut one, mut other, slot, _) = pair();
+    one.breaks(slot);
+    let (_, hello) = one.greets();
+    let unknown = ConnectionId { opener: process(0), number: 99 };
+    let (visitor, result, actions) = other.is_visited(&Greeting { connection: unknown, received: 5, ..hello });
+    assert!(result.is_ok() && matches!(actions[..], [Action::Close(of), Action::Refused(_)] if of == visitor), "{actions:?}");
+    let (_, result, _) = other.is_visited(&Greeting { received: 5, ..hello });
+    assert!(matches!(result, Err(Failure::Greeting { process: of, .. }) if of == process(0)), "{result:?}");
+}
+
+#[test]
+fn a_restart_makes_all_links_anew_and_forgets_what_was_under_way() {
+    let (mut one, _, slot, _) = pair();
+    one.breaks(slot);
+    let old = one.dials();
+    let ((), actions) = one.drive(|links, cx| links.handle_restart(cx));
+    assert_eq!(actions, [Action::Unplug(end(&one, slot))]);
+    let new = one.dials();
+    assert_ne!(old, new, "numbers are not given twice");
+}
+
+#[test]
+fn an_end_is_told_before_it_leaves_and_only_then() {
+    let (mut one, _, slot, _) = pair();
+    assert_eq!(one.drive(|links, cx| links.tell_finished(cx, slot, false)).1, []);
+    assert_eq!(one.observer.finish(3), Ok(None));
+    let ((), actions) = one.drive(|links, cx| links.tell_finished(cx, slot, false));
+    let wanted = StreamEnd { offset: 0, closed: false, received: 0 };
+    assert!(matches!(&actions[..], [Action::Tell(ToNode::Finished { end, .. })] if *end == wanted), "{actions:?}");
+}
