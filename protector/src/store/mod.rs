@@ -1356,9 +1356,11 @@ impl Store {
         })
     }
 
-    /// [`Store::stable_of`], if what is held is of this life of the receiver, or of a later one. A job that has begun anew has streams of the same names.
+    /// [`Store::stable_of`], if the receiver could be brought back from here, in this life of its job or a later one (a job that has begun anew has streams of the same names).
+    /// A replica commits an image before its leader does, so it says nothing: if it were lost with the receiver, the leader would want bytes that the sender has let go of.
     pub fn stable_in(&self, receiver: ProcessId, life: Incarnation, stream: StreamId) -> u64 {
-        if self.incarnation(receiver) < Some(life) { 0 } else { self.stable_of(receiver, stream) }
+        let answers = |process: &Process| process.incarnation >= life && process.is_current();
+        if self.processes.get(&receiver).is_some_and(answers) { self.stable_of(receiver, stream) } else { 0 }
     }
 
     /// How many units of a stream, which `receiver` receives, are stable: the sender need not keep them.

@@ -514,6 +514,25 @@ fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     store.handle_message(speaker(2), &payload(8, 16)).unwrap();
 }
 
+/// A replica commits an image before the protector that leads. If the replica was lost with the receiver then, the receiver came back from an older image, and wanted bytes
+/// that their sender had let go of by the replica's word.
+#[test]
+fn only_a_log_that_can_bring_the_receiver_back_says_what_is_stable() {
+    let mut store = Store::new(CONFIG);
+    let (speaker, life) = (speaker(0), Incarnation(0));
+    store.handle_message(speaker, &hello(speaker, 0)).unwrap();
+    let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"12345" };
+    store.handle_message(speaker, &payload).unwrap();
+    let says = |store: &Store| store.stable_in(speaker.process, life, stream(1));
+    assert_eq!(says(&store), 5);
+    store.follow(speaker.process);
+    assert_eq!((says(&store), store.stable_of(speaker.process, stream(1))), (0, 5), "the one that leads says it");
+    store.take_over(speaker.process);
+    assert_eq!(says(&store), 5);
+    store.let_go(speaker.process);
+    assert_eq!(says(&store), 0, "the log goes on elsewhere");
+}
+
 /// It holds nothing of what another protector held. That its receiver has it is enough to its sender: whoever is brought back from here comes back from an image
 /// with that. (An image that found no room was all that told the sender so, which waited for it, and a job for the sender.)
 #[test]
