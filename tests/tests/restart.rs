@@ -148,6 +148,8 @@ fn a_rank_that_does_not_catch_up_is_given_up() {
         let mut of_rank_1 =
             |what: &str, event: EventName| events.expect(what, SOON, |e| (e.event, e.job, e.rank) == (event, id, Some(Rank(1))));
         of_rank_1("a checkpoint of rank 1", EventName::Checkpoint);
+        // Its first rank has begun: it takes away what a job before has left.
+        eventually(SOON, "the server listens", || dir.join("ports").exists());
         fs::write(dir.join("go"), "").expect("a new file");
         of_rank_1("rank 1 to catch up", EventName::Replay);
         let lost = of_rank_1("rank 1 to be given up", EventName::Lost);
