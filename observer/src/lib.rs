@@ -8,7 +8,9 @@
 //! - [`payload`]: what was received, on its way to the protector;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
 //! - [`replay`]: the log, served again (G5);
-//! - [`checkpoint`]: what may be forgotten, and when (G6).
+//! - [`checkpoint`]: what may be forgotten, and when (G6);
+//! - [`links`]: what is done when the socket of a connection is no more;
+//! - [`session`]: the connections to the protector, the log that a restarted process reads, and the end of the process.
 //!
 //! Memory: everything is allocated by the constructors, with the capacities of [`Config`]; afterwards nothing is, but when a process
 //! is restarted. Who runs this inside somebody's program gives its library an allocator of its own at far addresses.
@@ -16,6 +18,7 @@
 
 pub mod checkpoint;
 pub mod connection;
+mod context;
 mod error;
 pub mod gate;
 pub mod journal;
@@ -25,6 +28,8 @@ pub mod outbox;
 pub mod payload;
 pub mod replay;
 pub mod ring;
+pub mod session;
 
+pub use context::{Context, Failure};
 pub use error::Error;
 pub use observer::{Accept, Address, Config, Cut, Input, Observer, Ready, Receive, Send, Source, Transmit, Wait};

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Through, Tracking, Wanted};
 use radic_observer::Observer;
+use radic_observer::session::requests::Requests;
 use radic_wire::determinant::StreamId;
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
 use radic_wire::login;
 use radic_wire::mac::SECRET_ALIGN;
-use radic_wire::process::ToNode;
 use radic_wire::record::{HEAD, OVERHEAD, RECORD, Sealer};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
@@ -126,20 +126,16 @@ pub struct Images {
     ended: Vec<(StreamId, u64)>,
     /// The connection on which the image is written.
     connection: Option<OwnedFd>,
-    /// The image that is under way, by its number and, once the engine says, by the engine's name for it.
-    under_way: Option<(u64, u64)>,
+    /// The image that is under way, and what is to be said of it.
+    requests: Requests,
+    /// The engine's name for it, once the engine says.
+    engine: u64,
     /// The last that was committed.
     committed: Option<(u64, u64)>,
     /// How many images a restart from that one reads, and from the one that is under way.
     layers: (usize, usize),
     /// The protector wants a whole one, and none was committed since.
     whole: bool,
-    /// The node asked for one and wants to hear what became of it: the first image that began since.
-    asked: Option<u64>,
-    /// The number of its last request, which is said with the answer: an answer that is on its way answers no later request.
-    request: u64,
-    /// One was wanted while another was under way.
-    again: bool,
     refusals: Refusals,
 }
 
@@ -181,69 +177,65 @@ impl Images {
             streams,
             ended,
             connection: None,
-            under_way: None,
+            requests: Requests::default(),
+            engine: 0,
             committed: None,
             layers: (0, 0),
             whole: false,
-            asked: None,
-            request: 0,
-            again: false,
             refusals: Refusals::default(),
         }
     }
 
     /// The node wants a checkpoint.
     pub fn request(&mut self, number: u64) {
-        self.request = number;
-        self.asked = Some(self.under_way.map_or(0, |(number, _)| number + 1));
+        self.requests.handle_request(number);
         layer::want_checkpoint();
     }
 
     /// `MPI_Init` has returned: what was asked for in its midst is begun now.
     pub fn handle_initialized(&mut self) {
-        if self.asked.is_some() {
+        if self.requests.is_asked() {
             layer::want_checkpoint();
         }
     }
 
-    fn tell(&mut self, node: &mut Node, result: Result<u64, String>) {
-        if self.asked.take().is_some() {
-            _ = node.send(&ToNode::Checkpointed { request: self.request, result });
+    /// No image could be made.
+    fn handle_failed(&mut self, node: &mut Node, why: String) {
+        if let Some(answer) = self.requests.handle_failed(why) {
+            _ = node.send(&answer);
         }
     }
 
-    /// What became of `image`. If it began before one was asked for, that one comes next: whoever asks also wants it, and the wish found this one under way.
-    fn tell_of(&mut self, image: u64, node: &mut Node, result: Result<u64, String>) {
-        if std::mem::take(&mut self.again) {
+    fn handle_done(&mut self, image: u64, node: &mut Node, result: Result<u64, String>) -> bool {
+        let done = self.requests.handle_done(image, result);
+        if done.again {
             layer::want_checkpoint();
         }
-        if self.asked.is_none_or(|first| image >= first) {
-            self.tell(node, result);
+        if let Some(answer) = done.answer {
+            _ = node.send(&answer);
         }
+        done.was_under_way
     }
 
     /// The protector has committed `image`.
     pub fn handle_committed(&mut self, image: u64, node: &mut Node) {
-        if self.commit(image) {
+        if self.handle_done(image, node, Ok(image)) {
             counters::add(Counter::Committed, 1);
-            self.tell_of(image, node, Ok(image));
+            self.commit(image);
         }
     }
 
-    /// Whether that was the one that is under way.
-    fn commit(&mut self, image: u64) -> bool {
-        let Some(done) = self.under_way.take_if(|(number, _)| *number == image) else { return false };
-        self.committed = Some(done);
+    /// The next images are upon this one.
+    fn commit(&mut self, image: u64) {
+        self.committed = Some((image, self.engine));
         self.layers.0 = self.layers.1;
         self.whole &= self.layers.0 > 1;
-        true
     }
 
     /// The protector has refused it: the next one is a whole one.
     pub fn handle_refused(&mut self, image: u64, node: &mut Node) {
-        if self.under_way.take_if(|(number, _)| *number == image).is_some() {
+        if self.handle_done(image, node, Err("the protector has refused the image".to_owned())) {
             self.committed = None;
-            self.tell_of(image, node, Err("the protector has refused the image".to_owned()));
         }
     }
 
@@ -264,12 +256,12 @@ impl Images {
         if let Some(connection) = self.connection.take() {
             sys::close_own(connection);
         }
-        (self.under_way, self.committed, self.asked) = (None, None, None);
+        (self.requests, self.committed) = (Requests::default(), None);
     }
 
     /// The protector is gone, and its images with it.
     pub fn handle_protector_lost(&mut self, observer: &mut Observer) {
-        if self.under_way.take().is_some() {
+        if self.requests.handle_lost() {
             observer.handle_abandoned();
         }
         self.committed = None;
@@ -329,8 +321,7 @@ fn begin() -> Option<Wanted> {
         return None;
     }
     // The node asks again when MPI_Init has returned; after a commit it is begun from there.
-    layer.images.again = layer.images.under_way.is_some();
-    if layer.images.again || layer.pmi.is_starting() {
+    if !layer.images.requests.may_begin() || layer.pmi.is_starting() {
         return None;
     }
     match prepare(&mut layer) {
@@ -340,7 +331,7 @@ fn begin() -> Option<Wanted> {
         }
         Err(why) => {
             let Layer { images, node, .. } = &mut *layer;
-            images.tell(node, Err(why));
+            images.handle_failed(node, why);
             None
         }
     }
@@ -380,7 +371,8 @@ fn prepare(layer: &mut Layer) -> Result<Wanted, String> {
         observer.handle_abandoned();
         return Err(format!("the connection for the image: {error}"));
     }
-    images.under_way = Some((number, 0));
+    images.requests.handle_begun(number);
+    images.engine = 0;
     let fd = connection.as_raw_fd();
     images.connection = Some(connection);
     let parent = parent.map_or(0, |(_, engine)| engine);
@@ -402,24 +394,23 @@ fn end(result: Result<(u64, u64), Refusal>) {
             images.refusals.handle_saved();
             // The engine makes no image while a child writes the one before: that one's is free.
             images.sealings.swap(0, 1);
-            if let Some(under_way) = &mut images.under_way {
-                under_way.1 = engine;
-            }
+            images.engine = engine;
             counters::add(Counter::Checkpoints, 1);
             counters::add(Counter::PauseNs, pause);
             counters::set(Counter::LongestPauseNs, counters::get(Counter::LongestPauseNs).max(pause));
         }
         Err(refusal) => {
-            let abandoned = images.under_way.take();
+            let abandoned = images.requests.under_way();
+            images.requests.handle_lost();
             observer.handle_abandoned();
-            if let Some((image, _)) = abandoned {
+            if let Some(image) = abandoned {
                 layer.abandon_image(image);
             }
             let why = refusal.to_string();
             layer.images.refusals.handle_refused(sys::now(), &why);
             layer.note(&format!("no checkpoint: {why}"));
             let Layer { images, node, .. } = &mut *layer;
-            images.tell(node, Err(why));
+            images.handle_failed(node, why);
         }
     }
 }
@@ -482,8 +473,8 @@ mod tests {
         assert_eq!(images.next_parent(), None);
         // It was abandoned: the one before it is still the newest.
         assert_eq!(images.next_parent(), None);
-        images.under_way = Some((5, 8));
-        assert!(images.commit(5));
+        images.engine = 8;
+        images.commit(5);
         assert_eq!(images.next_parent(), Some((5, 8)));
     }
 

@@ -11,21 +11,23 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use radic_observer::connection::Slot;
-use radic_observer::links::{Failure, Links};
-use radic_observer::{Config, Observer, Transmit, Wait};
+use radic_observer::links::Links;
+use radic_observer::session::{REPLACED, Session};
+use radic_observer::{Config, Failure, Observer, Transmit, Wait};
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::log::{FromProtector, ToProtector};
+use radic_wire::log::FromProtector;
 use radic_wire::login;
 use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, Protection, TEXT, ToNode};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::channel::{Channel, Identity, LOGIN_MS};
+use crate::channel::{Channel, Identity};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::image::{self, Images};
@@ -37,7 +39,8 @@ use crate::node::Node;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
-use crate::restart::{self, Catching};
+use crate::restart;
+use crate::session::Channels;
 use crate::signals::{self, Hold};
 use crate::sys;
 
@@ -49,10 +52,8 @@ const BLOCK: usize = 4 << 10;
 const IDLE: u32 = 512;
 /// The same while a link is down.
 const IDLE_DOWN: u32 = 8;
-/// Time that a lost protector may take to be replaced, in milliseconds. The node, which can say why a job ends, gives up before that.
-const REPLACED_MS: u64 = 90_000;
-/// Time for the node to let a process in: it may have to wait as long for a protector.
-const JOIN_MS: u64 = REPLACED_MS + 10_000;
+/// Time for the node to let a process in, in milliseconds: it may have to wait as long for a protector.
+const JOIN_MS: u64 = REPLACED.as_millis() as u64 + 10_000;
 /// Descriptors that a waiting call listens to besides its own.
 pub const AWAITED: usize = 192;
 
@@ -268,8 +269,6 @@ pub struct Layer {
     pub node: Node,
     /// Of a process that is replayed offline: who stands for everybody else.
     pub(crate) replayer: Option<Replayer>,
-    /// Of a process that was restarted: what it still wants of its log.
-    pub(crate) catching: Option<Catching>,
     /// Standard output and standard error.
     pub outputs: Outputs,
     /// Standard input.
@@ -298,17 +297,16 @@ pub struct Layer {
     pub key: JobKey,
     /// Keys for greetings to processes of other jobs.
     foreign: Vec<(ConnectionId, JobKey)>,
-    process: ProcessId,
-    pub(crate) protector: SocketAddr,
-    /// Another one that the node has named, and when that is tried again.
-    pub(crate) next_protector: Option<SocketAddr>,
-    pub(crate) switch_again: u64,
+    /// The session with the protector, and its connections.
+    pub(crate) session: Session,
     pub(crate) journal: Channel,
     pub(crate) bulk: Channel,
+    /// Those of a login that has just succeeded.
+    pub(crate) fresh: Option<Channels>,
+    /// What the last attempt to reach the protector has come to.
+    pub(crate) session_error: Errno,
     pub(crate) lingering: Vec<Lingering>,
     pub(crate) unsent: Vec<Slot>,
-    /// Streams whose stable offset was asked for.
-    asked: Vec<StreamId>,
     idle: u32,
 }
 
@@ -362,9 +360,9 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     }
 }
 
-/// The connections to the protector. It may die just now: the node tells where the next one is. Bounded, as [`Layer::reconnect`] is.
+/// The connections to the protector. It may die just now: the node tells where the next one is. Bounded, as [`Layer::await_session`] is.
 fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_>) -> Result<(Channel, Channel), Errno> {
-    let deadline = sys::now() + REPLACED_MS * 1_000_000;
+    let deadline = sys::now() + REPLACED.as_nanos() as u64;
     loop {
         let journal = Channel::connect(*protector, who, login::Channel::Journal);
         match journal.and_then(|journal| Ok((journal, Channel::connect(*protector, who, login::Channel::Bulk)?))) {
@@ -391,12 +389,9 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         replayer: None,
         links: Links::default(),
         sockets: Sockets::default(),
-        catching: None,
         outputs: Outputs::new(),
         input: InputPipe::new(inherited),
         pmi: Pmi::find(),
-        next_protector: None,
-        switch_again: 0,
         images: Images::new(config.connections),
         observer,
         node,
@@ -408,18 +403,17 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         broken: Vec::with_capacity(64),
         key,
         foreign: Vec::new(),
-        process,
-        protector,
+        session: Session::logged_in(protector, Duration::from_nanos(sys::now())),
         journal,
         bulk,
+        fresh: None,
+        session_error: Errno::TIMEDOUT,
         lingering: Vec::with_capacity(64),
         unsent: Vec::with_capacity(64),
-        asked: Vec::with_capacity(8),
         idle: 0,
     };
-    if let Err(error) = layer.greet_protector() {
-        layer.reconnect(error);
-    }
+    layer.say_hello();
+    layer.await_session();
     layer.open_door().map_err(failed("a door for its peers"))?;
     *LAYER.lock() = Some(layer);
     ACTIVE.store(true, Ordering::Release);
@@ -482,74 +476,12 @@ pub fn sure<T>(result: Result<T, impl Into<Failure>>) -> T {
 }
 
 impl Layer {
-    /// The hello on both connections; waits for the welcome on the journal's. It comes when the protector knows that it is one: a daemon that is back under its old
-    /// address is none any more, and the node may have named another one meanwhile.
-    pub(crate) fn greet_protector(&mut self) -> Result<(), Errno> {
-        const LOOK_MS: u64 = 100;
-        let hello = self.observer.hello();
-        self.journal.send(&hello)?;
-        self.bulk.send(&hello)?;
-        let deadline = sys::now() + LOGIN_MS * 1_000_000;
-        loop {
-            match self.journal.read_within(LOOK_MS) {
-                Err(Errno::TIMEDOUT) if sys::now() < deadline && !self.is_named_another() => continue,
-                other => other?,
-            }
-            while let Some(message) = self.journal.next_message()? {
-                let welcome = matches!(message, FromProtector::Welcome { .. });
-                sure(self.observer.handle_protector(&message));
-                if welcome {
-                    // Perhaps another protector.
-                    return if self.sockets.is_leaving() { self.journal.send(&ToProtector::Closing) } else { Ok(()) };
-                }
-            }
-        }
-    }
-
-    /// Whether the node has named another protector than the one that is spoken to.
-    fn is_named_another(&mut self) -> bool {
-        if self.observer.is_replaying() {
-            return false; // Nobody else has the log that it needs.
-        }
-        self.hear_node();
-        self.next_protector.is_some()
-    }
-
-    /// The protector's connections are lost: waits until it, or the next one, is there. Bounded.
-    #[cold]
-    pub(crate) fn reconnect(&mut self, error: Errno) {
-        let deadline = sys::now() + REPLACED_MS * 1_000_000;
-        let mut last = error;
-        while sys::now() < deadline {
-            self.hear_node();
-            // Nobody else has the log that a restarted process still needs. (Its protector may die just after it lives: it was tried for 90 s.)
-            self.leave_log();
-            if let Some(next) = self.next_protector.take_if(|_| self.catching.is_none()) {
-                self.protector = next;
-            }
-            match self.log_in(self.protector) {
-                Ok((journal, bulk)) => {
-                    self.use_channels(journal, bulk);
-                    self.images.handle_protector_lost(&mut self.observer);
-                    match self.greet_protector() {
-                        Ok(()) => return want_checkpoint(),
-                        Err(error) => last = error,
-                    }
-                }
-                Err(error) => last = error,
-            }
-            // The node tells where the next one is; the one that is known is tried ten times a second.
-            _ = sys::wait_for(self.node.fd(), PollFlags::IN, 100);
-        }
-        fail(&format!("its protector at {} is out of reach for {} s: {last}", self.protector, REPLACED_MS / 1000));
-    }
-
     /// Ships the journal at once.
     pub fn ship(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             return replayer.look(&self.observer);
         }
-        if self.catching.is_some() {
+        if self.session.is_reading() {
             self.look_at_log();
         }
         let Some(ship) = self.observer.poll_journal() else { return };
@@ -576,46 +508,9 @@ impl Layer {
         }
     }
 
-    /// Reads what the protector has said; with `wait` until it says something.
-    pub fn hear_protector(&mut self, wait: bool) {
-        if self.replayer.is_some() {
-            return;
-        }
-        if let Err(error) = self.try_hear_protector(wait) {
-            self.reconnect(error);
-        }
-    }
-
-    fn try_hear_protector(&mut self, wait: bool) -> Result<(), Errno> {
-        match self.journal.read(wait) {
-            Err(Errno::TIMEDOUT) => {} // It is slow. Perhaps the node knows why: whoever waits looks there.
-            other => other?,
-        }
-        let mut committed = None;
-        while let Some(message) = self.journal.next_message()? {
-            match message {
-                FromProtector::ImageWanted => want_checkpoint(),
-                FromProtector::WholeWanted => self.images.handle_whole_wanted(),
-                FromProtector::Committed { image, .. } => committed = Some(image),
-                FromProtector::ImageRefused { image } => self.images.handle_refused(image, &mut self.node),
-                FromProtector::Journal { .. } => Layer::handle_fetched_journal(&mut self.catching),
-                FromProtector::Payload { stream, offset, bytes } => {
-                    Layer::handle_fetched(&mut self.catching, stream, offset, bytes);
-                }
-                _ => {}
-            }
-            sure(self.observer.handle_protector(&message));
-        }
-        if let Some(image) = committed {
-            self.images.handle_committed(image, &mut self.node);
-            self.forget_closed();
-        }
-        Ok(())
-    }
-
     /// Peers of connections whose closing is covered by an image need not keep them. Some at a time: nodes keep what others do not read only up to
     /// a bound.
-    fn forget_closed(&mut self) {
+    pub(crate) fn forget_closed(&mut self) {
         const AT_ONCE: usize = 256;
         for _ in 0..AT_ONCE {
             let Some(word) = self.observer.poll_forget() else { break };
@@ -689,10 +584,12 @@ impl Layer {
 
     fn handle_node(&mut self, message: FromNode) {
         match message {
-            FromNode::Protector(address) => self.handle_next_protector(address),
+            FromNode::Protector(address) => self.drive_session(|session, cx| {
+                session.handle_named(cx, address);
+                Ok(())
+            }),
             FromNode::Stable { stream, offset } => {
-                self.asked.retain(|asked| *asked != stream);
-                sure(self.observer.handle_protector(&FromProtector::StreamStable { stream, offset }));
+                self.drive_session(|session, cx| session.handle_stable(cx, stream, offset));
             }
             FromNode::Forget { connection, for_good } => {
                 sure(self.observer.handle_protector(&FromProtector::Forget { connection, for_good }));
@@ -802,7 +699,6 @@ impl Layer {
     pub(crate) fn forget_sockets(&mut self) {
         self.lingering.drain(..).for_each(|lingering| sys::close_own(lingering.fd));
         self.unsent.clear();
-        self.asked.clear();
         self.idle = 0;
         UNSENT.store(false, Ordering::Relaxed);
     }
@@ -846,42 +742,10 @@ impl Layer {
         if self.outputs.is_owing() {
             self.outputs.write_again();
         }
-        if self.catching.is_some() || self.next_protector.is_some() {
+        if self.session.has_to_settle() {
             self.settle_down();
         }
         counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
-    }
-
-    /// Asks how much of the fullest streams their receivers' protectors have.
-    pub fn ask_stable(&mut self) {
-        if !self.asked.is_empty() {
-            return;
-        }
-        let streams = self.observer.table().iter().map(|(_, c)| (c.outgoing().kept(), c.stream_out(), c.peer));
-        let mut fullest = [(0, None); 4];
-        for (kept, stream, peer) in streams {
-            if let Some(least) = fullest.iter_mut().min_by_key(|entry| entry.0).filter(|least| least.0 < kept) {
-                *least = (kept, Some((stream, peer)));
-            }
-        }
-        for (stream, receiver) in fullest.into_iter().filter_map(|(_, stream)| stream) {
-            if self.node.send(&ToNode::AskStable { stream, receiver }).is_ok() {
-                self.asked.push(stream);
-            }
-        }
-    }
-
-    /// Asks the same of every stream of which bytes are kept, some at a time.
-    pub(crate) fn ask_stable_of_all(&mut self) {
-        const AT_ONCE: usize = 64;
-        let kept = self.observer.table().iter().filter(|(_, c)| c.outgoing().kept() > 0);
-        let streams: Vec<_> = kept.map(|(_, c)| (c.stream_out(), c.peer)).filter(|(s, _)| !self.asked.contains(s)).collect();
-        let room = AT_ONCE.saturating_sub(self.asked.len());
-        for (stream, receiver) in streams.into_iter().take(room) {
-            if self.node.send(&ToNode::AskStable { stream, receiver }).is_ok() {
-                self.asked.push(stream);
-            }
-        }
     }
 
     /// The socket of the journal: its address is the one that peers can reach.
@@ -1082,13 +946,6 @@ impl Layer {
         counters::add(Counter::Connections, 1u64.wrapping_neg());
     }
 
-    /// Tells the protector something that is no log.
-    pub fn tell_protector(&mut self, message: &ToProtector<'_>) {
-        if let Err(error) = self.journal.send(message) {
-            self.reconnect(error);
-        }
-    }
-
     /// Says something in the node's log.
     pub fn note(&mut self, text: &str) {
         if self.replayer.is_some() {
@@ -1096,11 +953,6 @@ impl Layer {
         }
         let text = text.chars().take(TEXT / 4).collect();
         _ = self.node.send(&ToNode::Note(text));
-    }
-
-    /// Who logs in at the protector, and where that is.
-    pub fn login(&self) -> (SocketAddr, Identity<'_>) {
-        (self.protector, Identity { process: self.process, incarnation: self.observer.incarnation(), key: &self.key })
     }
 
     /// The process ends: everything leaves that is to leave, and the process stays until it is safe with the protectors of those who receive it, or they
@@ -1122,9 +974,8 @@ impl Layer {
         loop {
             sure(self.observer.handle_leaving());
             self.tend();
-            // Both look after something.
-            let (is_held, is_safe) = (self.is_all_held(), self.is_all_safe());
-            if is_held && is_safe && self.unsent.is_empty() && !self.bulk.has_unsent() {
+            let may_end = self.drive_session(|session, cx| Ok(session.may_end(cx)));
+            if may_end && self.unsent.is_empty() && !self.bulk.has_unsent() {
                 break;
             }
             let awaited: Vec<_> = self.awaited().collect();

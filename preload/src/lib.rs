@@ -35,8 +35,9 @@ mod pointers;
 pub mod real;
 mod replay;
 mod restart;
+pub mod session;
 mod signals;
 #[allow(unsafe_code)]
 mod start;
-pub mod swap;
+mod swap;
 mod sys;

@@ -10,10 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use radic_observer::connection::{Connection, Forgettable, Slot};
-use radic_observer::links::{Action, Context, Ending, Failure, Install, Links, SocketId};
+use radic_observer::links::{Action, Ending, Install, Links, SocketId};
+use radic_observer::{Context, Failure};
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::log::{Ends, Greeting, ToProtector};
+use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -58,25 +59,9 @@ pub struct Sockets {
     pub(crate) aside: Vec<Aside>,
     /// When everything was looked after last, in the time of [`sys::now`].
     tended: u64,
-    /// Since the process is at its end.
-    leaving: Option<Leaving>,
-}
-
-/// The end of the process.
-#[derive(Debug)]
-struct Leaving {
-    pause: u64,
-    next: u64,
-    /// The node knows that nothing more is wanted ([`ToNode::Closing`]).
-    told: bool,
 }
 
 impl Sockets {
-    /// Whether the program has ended.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving.is_some()
-    }
-
     /// All of them, to be moved to other numbers.
     pub fn own(&mut self) -> impl Iterator<Item = &mut OwnedFd> {
         let door = self.door.iter_mut().map(|(fd, _)| fd);
@@ -139,11 +124,13 @@ impl Layer {
         }
     }
 
-    fn tell_node(&mut self, message: &ToNode) {
-        match (self.node.send(message), message) {
-            // Said again when the peer asks.
-            (Ok(()), _) | (Err(_), ToNode::Forget { .. }) => {}
-            (Err(error), _) => fail(&format!("its node does not hear what it says of a connection: {error}")),
+    /// Says something to the node. What must have been heard before the program goes on is the end of the process if it was not; of the rest, whatever is said next finds that the
+    /// node is gone.
+    pub(crate) fn tell_node(&mut self, message: &ToNode) {
+        if let Err(error) = self.node.send(message)
+            && matches!(message, ToNode::Finished { .. } | ToNode::Ended { .. } | ToNode::Where { .. })
+        {
+            fail(&format!("its node does not hear what it says of a connection: {error}"));
         }
     }
 
@@ -533,13 +520,9 @@ impl Layer {
 
     // ---- looking after them
 
-    /// In a process that has come back: no socket of its image is one any more. Opens the door, tells the node again what it must know, and begins to
-    /// make all links anew.
+    /// In a process that has come back: no socket of its image is one any more. Tells the node again what it must know; all links will be made anew.
     pub fn break_all(&mut self) {
         self.sockets.close_all();
-        if let Err(error) = self.open_door() {
-            fail(&format!("it has no door for its peers: {error}"));
-        }
         self.drive(|links, cx| {
             links.handle_restart(cx);
             Ok(())
@@ -593,54 +576,26 @@ impl Layer {
         door.chain(visitors).chain(dialed)
     }
 
-    /// When something of the links is due, in the time of [`sys::now`]; none: only events matter.
+    /// When something of the links or the session is due, in the time of [`sys::now`]; none: only events matter.
     pub fn due(&self) -> Option<u64> {
-        let links = self.links.poll_timeout().map(|due| due.as_nanos() as u64);
+        let machines = self.links.poll_timeout().into_iter().chain(self.session.poll_timeout());
         // Another thread may wait for a socket that was replaced.
         let soon = self.links.is_any_down().then(|| sys::now() + AGAIN_NS);
-        links.into_iter().chain(soon).chain(self.sockets.leaving.as_ref().map(|leaving| leaving.next)).min()
+        machines.map(|due| due.as_nanos() as u64).chain(soon).min()
     }
 
     // ---- the end of the process
 
     /// All of the program's connections end, as if it had closed them.
     pub fn finish_all(&mut self) {
-        /// The first pause before it is asked again what is safe, in nanoseconds.
-        const PAUSE_NS: u64 = 500_000;
         let open: Vec<(i32, Slot)> =
             self.observer.table().iter().filter_map(|(slot, connection)| Some((connection.fd()? as i32, slot))).collect();
         for (fd, slot) in open {
             crate::ops::socket::finish(self, fd, slot, true);
         }
-        self.sockets.leaving = Some(Leaving { pause: PAUSE_NS, next: 0, told: false });
-        self.tell_protector(&ToProtector::Closing);
-    }
-
-    /// Whether peers need not keep anything for this process any more, and know it: its protector has all that it has received. Until then it may crash, and the next life reads it again.
-    /// (`make sim`, seed 156133: it was told before, its peer left, and the next life missed what it had read.)
-    pub fn is_all_held(&mut self) -> bool {
-        let received = self.observer.payload().span();
-        let Some(leaving) = self.sockets.leaving.as_mut().filter(|_| received.start == received.end) else { return false };
-        if !std::mem::replace(&mut leaving.told, true) {
-            _ = self.node.send(&ToNode::Closing);
-        }
-        true
-    }
-
-    /// Whether everything that was sent is safe: its receivers' protectors have it, or want nothing more. Asks, if it is time to.
-    pub fn is_all_safe(&mut self) -> bool {
-        /// The longest pause between two questions.
-        const PAUSE_NS: u64 = 50_000_000;
-        let safe = self.observer.table().iter().all(|(_, connection)| connection.outgoing().kept() == 0);
-        let now = sys::now();
-        let Some(leaving) = self.sockets.leaving.as_mut() else { return true };
-        if leaving.next <= now {
-            leaving.pause = (leaving.pause * 2).min(PAUSE_NS);
-            leaving.next = now + leaving.pause;
-            if !safe {
-                self.ask_stable_of_all();
-            }
-        }
-        safe
+        self.drive_session(|session, cx| {
+            session.handle_leaving(cx.now);
+            Ok(())
+        });
     }
 }

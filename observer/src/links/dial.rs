@@ -8,8 +8,9 @@ use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::Greeting;
 use radic_wire::process::{Place, ToNode};
 
-use super::{Action, Context, Failure, GIVEN_UP, Install, Links, PATIENCE, RETRY, SocketId, Stage};
+use super::{Action, GIVEN_UP, Install, Links, PATIENCE, RETRY, SocketId, Stage};
 use crate::connection::{Connection, Link, Slot};
+use crate::{Context, Failure};
 
 /// Links that are looked after at once; others wait.
 const AT_ONCE: usize = 64;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use radic_wire::log::Greeting;
 
-use super::{Action, Context, Failure, GIVEN_UP, Install, Links, SocketId, Stage};
+use super::{Action, GIVEN_UP, Install, Links, SocketId, Stage};
 use crate::connection::{Forgettable, Link, Welcome};
+use crate::{Context, Failure};
 
 /// Connections at the door that have not been let in: one more, and the oldest goes.
 pub(super) const VISITORS: usize = 64;

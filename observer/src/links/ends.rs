@@ -3,8 +3,9 @@
 use radic_wire::determinant::StreamId;
 use radic_wire::process::{StreamEnd, ToNode};
 
-use super::{Action, Context, Ending, Failure, Links, RESET, Reconnection, Stage};
+use super::{Action, Ending, Links, RESET, Reconnection, Stage};
 use crate::connection::{Connection, Slot};
+use crate::{Context, Failure};
 
 impl Links {
     /// The socket of `slot` has ended. `unread`: bytes that it has received and nobody has taken; `refused`: what the program sends is refused already.

@@ -20,7 +20,7 @@ use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, StreamEnd, ToNode};
 
 use crate::connection::{Connection, Forgettable, Link, Slot};
-use crate::{Error, Observer};
+use crate::{Context, Error, Failure};
 
 mod dial;
 mod door;
@@ -52,44 +52,6 @@ pub enum Ending {
 const RESET: i32 = 104;
 /// A link that was given up because of something else than its socket: what the program would be told.
 const GIVEN_UP: Ending = Ending::Reset(RESET);
-
-/// Why a process cannot go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// Its own observer says so.
-    #[error(transparent)]
-    Observer(#[from] Error),
-    /// A greeting contradicts what is known.
-    #[error("{process}, incarnation {}, greets with what cannot be: {error}", .incarnation.0)]
-    Greeting {
-        /// The process that greets.
-        process: ProcessId,
-        /// Its incarnation.
-        incarnation: Incarnation,
-        /// What is wrong.
-        error: Error,
-    },
-    /// The sender of a stream has left, and not all of the stream is here (G2).
-    #[error(
-        "connection {} of {}: its peer has left, and its bytes from {from} to {to} are lost",
-        .stream.connection.number, .stream.connection.opener
-    )]
-    Lost {
-        /// The stream.
-        stream: StreamId,
-        /// The first offset that is missing, in bytes.
-        from: u64,
-        /// The stream's end, in bytes.
-        to: u64,
-    },
-}
-
-impl Failure {
-    /// Whether another incarnation speaks for this process (G4).
-    pub fn is_fenced(&self) -> bool {
-        matches!(self, Failure::Observer(Error::Fenced(_)) | Failure::Greeting { error: Error::Fenced(_), .. })
-    }
-}
 
 /// A link that is there: what the caller makes of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,30 +149,6 @@ struct Reconnection {
     stage: Stage,
     /// How often a door was dialed.
     attempts: u32,
-}
-
-/// What the decisions here are about: the process's connections, and the time.
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// The process.
-    pub observer: &'a mut Observer,
-    /// A clock that only goes forward.
-    pub now: Duration,
-}
-
-impl Context<'_> {
-    fn is_gate_open(&self) -> bool {
-        self.observer.gate().is_none()
-    }
-
-    fn slot(&self, end: StreamId) -> Option<Slot> {
-        self.observer.table().find_end(end.connection, end.from_opener)
-    }
-
-    fn connection(&self, end: StreamId) -> Option<(Slot, &Connection)> {
-        let slot = self.slot(end)?;
-        Some((slot, self.observer.table().get(slot)?))
-    }
 }
 
 /// See the module's text.

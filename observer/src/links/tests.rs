@@ -6,7 +6,7 @@ use radic_wire::log::FromProtector;
 use radic_wire::process::Place;
 
 use super::*;
-use crate::Config;
+use crate::{Config, Observer};
 
 const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
 

@@ -1,6 +1,6 @@
 //! The dice that decide what happens: the same seed throws the same.
 
-use crate::data::app::mix;
+use crate::app::mix;
 
 /// A sequence of throws.
 #[derive(Debug, Clone)]

@@ -5,12 +5,10 @@
 //! cargo run --release -p radic-sim -- --seed 4711 --trace    # one of them, with its plan and everything that happens
 //! ```
 //!
-//! Each seed is two simulations:
-//!
-//! - [`cluster`]: whole clusters. Real protectors (membership, node, store, links' numbering), real observers with a small program in each rank, and a terminal;
-//!   pretended are time, network, disks and processes. Machines are switched off, stand still, are cut off and come back, daemons die or hang, ranks crash,
-//!   connections break with any part of what was on the way delivered, links and disks are slow, images are damaged: at times that the seed says, or after events.
-//! - [`data`]: the data path alone, in far smaller steps: one observer's calls, messages and writes in any order, with deaths after any of them.
+//! Each seed is two clusters ([`cluster`]). There are real protectors (membership, node, store, log server), real observers and links with a small program in each rank, and a
+//! terminal; pretended are time, network, disks and processes. In the first cluster machines are switched off, stand still, are cut off and come back, daemons die or hang,
+//! ranks crash, connections break with any part of what was on the way delivered, links and disks are slow, images are damaged: at times that the seed says, or after events.
+//! The second one is small, and its ranks crash and its connections break again and again.
 //!
 //! Beside these, [`scale`] measures clusters of thousands of protectors, without faults of the network and without checkers.
 //!
@@ -18,8 +16,8 @@
 //! program's, incremental images, several threads. Scenarios on the real thing are in `tests/tests`.
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod cluster;
-pub mod data;
 pub mod dice;
 pub mod scale;
 pub mod seeds;

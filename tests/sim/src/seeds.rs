@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::plan::Plan;
 use crate::cluster::world::{Breaks, Counts, World};
-use crate::data::world as data;
 
 /// Seeds that one process runs.
 const CHUNK: u64 = 50;
@@ -97,27 +96,18 @@ enum Line {
     Failed(Failure),
 }
 
-/// Both simulations of one seed. A violation is a panic.
+/// Both clusters of one seed. A violation is a panic.
 pub fn run(seed: u64, trace: bool) -> Counts {
-    let plan = Plan::new(seed);
-    if trace {
-        print!("{plan}");
+    let mut counts = Counts::default();
+    for plan in [Plan::new(seed), Plan::dense(seed)] {
+        if trace {
+            print!("{plan}");
+        }
+        let mut world = World::new(plan, Breaks::default(), trace);
+        world.run();
+        counts.add(&world.counts);
     }
-    let mut world = World::new(plan, Breaks::default(), trace);
-    world.run();
-    run_data(seed);
-    world.counts
-}
-
-fn run_data(seed: u64) {
-    let plans = [
-        data::Plan { nodes: 2, replicas: false, durable: false, steps: 500 },
-        data::Plan { nodes: 2, replicas: true, durable: false, steps: 500 },
-        data::Plan { nodes: 2, replicas: false, durable: true, steps: 500 },
-        data::Plan { nodes: 3, replicas: false, durable: false, steps: 600 },
-        data::Plan { nodes: 4, replicas: true, durable: true, steps: 1_000 },
-    ];
-    data::World::new(seed, plans[seed as usize % plans.len()]).run();
+    counts
 }
 
 /// Has panics say which seed they are of, and end the process in order: there is nothing to dump.

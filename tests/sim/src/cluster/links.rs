@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use radic_observer::connection::{Connection, Forgettable, Slot};
-use radic_observer::links::{Action, Context, Ending, Failure, Links, SocketId};
+use radic_observer::links::{Action, Ending, Links, SocketId};
+use radic_observer::{Context, Failure};
 use radic_wire::determinant::StreamId;
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
@@ -100,7 +101,7 @@ impl World {
     }
 
     /// It never comes to that in a process that speaks for itself, by the word of one that does.
-    fn cannot_go_on(&mut self, pid: u32, failure: &Failure) {
+    pub fn cannot_go_on(&mut self, pid: u32, failure: &Failure) {
         let (me, is_voice) = (self.processes[pid as usize].id, self.is_voice(pid));
         match *failure {
             Failure::Observer(error) => _ = self.sure::<()>(pid, Err(error)),
@@ -109,6 +110,7 @@ impl World {
                 assert!(!trusted, "observer of {me} refuses a greeting: {failure}");
                 self.end_by(pid, &error);
             }
+            Failure::OutOfReach { .. } => self.fail(pid, &failure.to_string()),
             Failure::Lost { .. } => {
                 assert!(!(is_voice && self.checks.counts()), "G2: {failure}, to {me}");
                 self.fail(pid, &failure.to_string());

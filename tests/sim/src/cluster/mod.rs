@@ -22,6 +22,7 @@ pub mod logs;
 pub mod net;
 pub mod plan;
 pub mod process;
+mod session;
 #[cfg(test)]
 mod tests;
 pub mod world;

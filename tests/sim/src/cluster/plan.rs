@@ -7,7 +7,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::job::RestartOn;
 
-use crate::data::app::App;
+use crate::app::App;
 use crate::dice::Dice;
 
 /// Something that goes wrong.
@@ -120,6 +120,37 @@ impl Plan {
         };
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
             plan.add_fault(dice);
+        }
+        plan
+    }
+
+    /// A small cluster on which very much goes wrong: two or three ranks that crash, and connections that break, again and again.
+    pub fn dense(seed: u64) -> Plan {
+        let mut dice = Dice::new(seed ^ 0xde45e);
+        let dice = &mut dice;
+        let hosts = 2 + dice.below(2);
+        let ms = |ms: usize| Duration::from_millis(ms as u64);
+        let mut plan = Plan {
+            seed,
+            machines: 1 + hosts,
+            spares: 0,
+            ranks: hosts as u32,
+            replicas: if hosts > 2 && dice.one_in(3) { 2 } else { 1 },
+            durable: dice.one_in(3),
+            interval: ms(40 + dice.below(200)),
+            pace: Duration::from_micros(1_000 + dice.below(4_000) as u64),
+            quota: 100 + dice.below(200) as u64,
+            restart_on: RestartOn::Protector,
+            bad_images: 40,
+            useless_images: 0,
+            faults: Vec::new(),
+        };
+        for _ in 0..4 + dice.below(16) {
+            let fault = match dice.below(5) {
+                0 | 1 => Fault::Crash(dice.below(hosts) as u32),
+                _ => Fault::Break(1 + dice.below(3)),
+            };
+            plan.faults.push((When::At(ms(dice.below(2_500))), fault));
         }
         plan
     }

@@ -2,12 +2,16 @@
 //! `preload/src/layer.rs`, `restart.rs` and `image.rs`; links are in [`super::links`].
 
 use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_observer::connection::Slot;
+use radic_observer::links::Links;
 use radic_observer::replay::Ask;
-use radic_observer::{Accept, Address, Error, Observer, Ready, Receive, Send, Source, Transmit};
+use radic_observer::session::Session;
+use radic_observer::session::requests::Requests;
+use radic_observer::{Accept, Address, Context, Error, Observer, Ready, Receive, Send, Source, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
 use radic_protector::store::Speaker;
@@ -19,18 +23,12 @@ use radic_wire::login::Channel;
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use serde_bytes::ByteBuf;
 
-use radic_observer::links::Links;
-
 use super::links::Sockets;
 use super::net::{ConnId, Owner, Packet, Word};
+use super::session::Conns;
 use super::world::{Event, World, code, framed};
-use crate::data::app::{App, LISTENER, Op, mix};
+use crate::app::{App, LISTENER, Op, mix};
 
-/// As in `preload/src/layer.rs` and `restart.rs`.
-const REPLACED: Duration = Duration::from_secs(90);
-const LOGIN: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_millis(100);
-const SWITCH_AGAIN: Duration = Duration::from_millis(200);
 /// The code of a process that cannot go on.
 const FAILED: i32 = 125;
 /// Calls of the program after which it is through with its start.
@@ -73,75 +71,26 @@ pub struct Saved {
     initialized: bool,
 }
 
-/// The connections to the protector.
-#[derive(Debug, Clone, Copy)]
-enum Log {
-    /// Logging in: both connections, how many were admitted, until when.
-    Coming {
-        conns: [ConnId; 2],
-        admitted: usize,
-        until: Duration,
-    },
-    /// The hello was said, the welcome has not come.
-    Greeted {
-        conns: [ConnId; 2],
-        until: Duration,
-    },
-    Up {
-        conns: [ConnId; 2],
-    },
-    /// To be tried again.
-    Down {
-        due: Duration,
-    },
-}
-
-#[derive(Debug, Default)]
-struct Images {
-    /// The number of the image under way, and its connection.
-    under_way: Option<(u64, ConnId, VecDeque<Packet>)>,
-    asked: Option<u64>,
-    request: u64,
-    again: bool,
-}
-
-/// What a restarted process wants of its log.
-#[derive(Debug, Default)]
-struct Catching {
-    journal: Option<u64>,
-    payload: Option<(StreamId, u64)>,
-    bytes: Option<(StreamId, u64, Vec<u8>)>,
-    told: bool,
-}
-
 /// The library in a process.
 #[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
 pub struct Lib {
     pub observer: Observer,
     pub program: Program,
-    rest: Option<(usize, Vec<u8>, bool, usize)>,
-    partial: Vec<u8>,
-    protector: SocketAddr,
-    next_protector: Option<SocketAddr>,
-    switch_again: Duration,
-    log: Log,
-    /// Since when the protector is out of reach.
-    lost: Option<Duration>,
-    from_protector: VecDeque<Vec<u8>>,
+    pub rest: Option<(usize, Vec<u8>, bool, usize)>,
+    pub partial: Vec<u8>,
+    pub session: Session,
+    pub conns: Conns,
+    pub from_protector: VecDeque<Vec<u8>>,
     pub from_node: VecDeque<FromNode>,
     pub links: Links,
     pub sockets: Sockets,
-    images: Images,
-    catching: Option<Catching>,
-    due: bool,
-    initialized: bool,
-    asked: Vec<StreamId>,
-    pub ask: u64,
-    leaving: bool,
-    /// Its node knows that it wants nothing more.
-    closing: bool,
+    pub requests: Requests,
+    /// The connection of the image under way, and what is to be said there.
+    pub image: Option<(ConnId, VecDeque<Packet>)>,
+    pub due: bool,
+    pub initialized: bool,
     /// It computes until then, and looks at nothing.
-    busy: Duration,
+    pub busy: Duration,
 }
 
 /// A process, of whatever life.
@@ -167,26 +116,13 @@ impl Process {
 }
 
 impl Lib {
-    /// A number for a question.
-    pub fn number(&mut self) -> u64 {
-        self.ask += 1;
-        self.ask
-    }
-
-    fn journal(&self) -> Option<ConnId> {
-        match self.log {
-            Log::Up { conns } | Log::Greeted { conns, .. } => Some(conns[0]),
-            _ => None,
-        }
-    }
-
     fn has_bytes(&self, slot: Slot) -> bool {
         self.observer.table().get(slot).is_some_and(|connection| self.sockets.has_bytes(connection.stream_out()))
     }
 
     /// Where its log goes.
     pub fn protector(&self) -> SocketAddr {
-        self.protector
+        self.session.protector()
     }
 
     /// Where it stands, for people.
@@ -194,16 +130,15 @@ impl Lib {
         let (app, observer) = (&self.program.app, &self.observer);
         let table: Vec<_> = observer.table().iter().map(|(_, c)| format!("{c:?}")).collect();
         format!(
-            "life {}, {:?}, protector {} {:?}, calls {}, op {:?}, rest {:?}, gate {:?}, leaving {}, outbox {}, {:?}\n    {:?}\n    {}",
+            "life {}, {:?}, {:?} {:?}, calls {}, op {:?}, rest {:?}, gate {:?}, outbox {}, {:?}\n    {:?}\n    {}",
             observer.incarnation().0,
             observer.phase(),
-            self.protector,
-            self.log,
+            self.session,
+            self.conns,
             self.program.calls,
             app.op(),
             self.rest,
             observer.gate(),
-            self.leaving,
             observer.outbox().used(),
             (&self.links, &self.sockets),
             app.sockets,
@@ -213,7 +148,7 @@ impl Lib {
 
     /// Whether its protector listens.
     pub fn is_log_up(&self) -> bool {
-        matches!(self.log, Log::Up { .. })
+        self.session.is_up()
     }
 }
 
@@ -373,7 +308,7 @@ impl World {
         self.checks.handle_life(id, incarnation);
         let program = Program { app: self.plan.app_of(id.job, id.rank.0), out: Vec::new(), owed: None, calling: false, calls: 0 };
         let observer = Observer::in_life(id, incarnation, &CONFIG);
-        self.add_lib(pid, observer, program, protector, None);
+        self.add_lib(pid, observer, program, Session::new(protector));
         self.open_door(pid);
     }
 
@@ -385,7 +320,7 @@ impl World {
         }
         let Saved { observer, program, initialized } = self.saved[saved].clone();
         let voice = self.checks.is_voice(id, restart.incarnation);
-        self.add_lib(pid, observer, program, restart.protector, Some(Catching::default()));
+        self.add_lib(pid, observer, program, Session::restarted(restart.protector, restart.log_end));
         if voice {
             self.checks.undo(id, restart.log_end, &restart.held);
         }
@@ -400,33 +335,26 @@ impl World {
         self.break_all(pid);
     }
 
-    fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, protector: SocketAddr, catching: Option<Catching>) {
-        let (rest, partial, next_protector, from_protector, from_node) = Default::default();
-        let (links, sockets, images, asked) = Default::default();
-        let log = Log::Down { due: self.now };
+    fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
+        let (rest, partial, conns, from_protector, from_node) = Default::default();
+        let (links, sockets, requests, image) = Default::default();
+        let (due, initialized, busy) = (false, false, Duration::ZERO);
         let lib = Lib {
             observer,
             program,
             rest,
             partial,
-            protector,
-            next_protector,
-            switch_again: Duration::ZERO,
-            log,
-            lost: None,
+            session,
+            conns,
             from_protector,
             from_node,
             links,
             sockets,
-            images,
-            catching,
-            due: false,
-            initialized: false,
-            asked,
-            ask: 0,
-            leaving: false,
-            closing: false,
-            busy: Duration::ZERO,
+            requests,
+            image,
+            due,
+            initialized,
+            busy,
         };
         self.processes[pid as usize].lib = Some(Box::new(lib));
         self.step_at(pid, self.now);
@@ -438,15 +366,13 @@ impl World {
         {
             match message {
                 FromNode::Protector(address) => {
-                    let lib = self.lib(pid);
-                    (lib.next_protector, lib.switch_again) =
-                        (Some(address).filter(|address| *address != lib.protector), Duration::ZERO);
+                    self.drive_session(pid, |session, cx| {
+                        session.handle_named(cx, address);
+                        Ok(())
+                    });
                 }
                 FromNode::Stable { stream, offset } => {
-                    let lib = self.lib(pid);
-                    lib.asked.retain(|asked| *asked != stream);
-                    let result = lib.observer.handle_protector(&FromProtector::StreamStable { stream, offset });
-                    self.sure(pid, result);
+                    self.drive_session(pid, |session, cx| session.handle_stable(cx, stream, offset));
                 }
                 FromNode::Forget { connection, for_good } => {
                     let result = self.lib(pid).observer.handle_protector(&FromProtector::Forget { connection, for_good });
@@ -454,161 +380,11 @@ impl World {
                     self.close_forgotten(pid);
                 }
                 FromNode::Checkpoint { request } => {
-                    let images = &mut self.lib(pid).images;
-                    images.request = request;
-                    images.asked = Some(images.under_way.as_ref().map_or(0, |(number, ..)| number + 1));
+                    self.lib(pid).requests.handle_request(request);
                     self.lib(pid).due = true;
                 }
                 message => self.handle_link_message(pid, &message),
             }
-        }
-    }
-
-    // ---- its protector
-
-    fn log_in(&mut self, pid: u32, address: SocketAddr) {
-        let at = self.processes[pid as usize].machine;
-        self.drop_log(pid);
-        let conns = [(); 2].map(|()| self.connect(Owner::Process(pid), at, address));
-        let until = self.now + LOGIN;
-        let lib = self.lib(pid);
-        lib.log = Log::Coming { conns, admitted: 0, until };
-        lib.protector = address;
-    }
-
-    fn drop_log(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        lib.from_protector.clear();
-        if let Log::Coming { conns, .. } | Log::Greeted { conns, .. } | Log::Up { conns } = lib.log {
-            conns.into_iter().for_each(|conn| self.close(conn, 0));
-        }
-    }
-
-    /// The connections are lost, or were never there.
-    fn log_lost(&mut self, pid: u32) {
-        self.drop_log(pid);
-        let (now, lib) = (self.now, self.lib(pid));
-        lib.log = Log::Down { due: now + AGAIN };
-        lib.lost.get_or_insert(now);
-    }
-
-    /// While the protector is out of reach nothing else is done: as `Layer::reconnect` of the library. False: it is there.
-    fn reconnect(&mut self, pid: u32) -> bool {
-        let (now, lib) = (self.now, self.lib(pid));
-        if lib.lost.is_some_and(|since| since + REPLACED < now) {
-            self.fail(pid, &format!("its protector is out of reach for {REPLACED:?}"));
-            return true;
-        }
-        match lib.log {
-            Log::Up { .. } => return false,
-            Log::Down { due } if due <= now => {
-                // Nobody else has the log that a restarted process still needs.
-                let next = lib.next_protector.take_if(|_| lib.catching.is_none());
-                let address = next.unwrap_or(lib.protector);
-                self.log_in(pid, address);
-            }
-            Log::Coming { until, .. } | Log::Greeted { until, .. } if until <= now => self.log_lost(pid),
-            _ => {}
-        }
-        true
-    }
-
-    /// A packet of its protector; the packet, if it is none.
-    fn arrive_from_log(&mut self, pid: u32, conn: ConnId, packet: Packet) -> Option<Packet> {
-        let id = self.processes[pid as usize].id;
-        let lib = self.lib(pid);
-        let (conns, is_coming) = match lib.log {
-            Log::Coming { conns, .. } => (conns, true),
-            Log::Greeted { conns, .. } | Log::Up { conns } => (conns, false),
-            Log::Down { .. } => return Some(packet),
-        };
-        let Some(which) = conns.iter().position(|of| *of == conn) else { return Some(packet) };
-        let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
-        match packet {
-            Packet::Ack => {
-                let channel = [Channel::Journal, Channel::Bulk][which];
-                self.send(conn, 0, Packet::Word(Word::Login(speaker, channel)));
-            }
-            Packet::Word(Word::Admitted) if is_coming => {
-                if let Log::Coming { admitted, .. } = &mut lib.log {
-                    *admitted += 1;
-                    if *admitted == 2 {
-                        self.greet_protector(pid, conns);
-                    }
-                }
-            }
-            Packet::Word(Word::Log(bytes)) => lib.from_protector.push_back(bytes),
-            _ => self.log_lost(pid),
-        }
-        None
-    }
-
-    fn greet_protector(&mut self, pid: u32, conns: [ConnId; 2]) {
-        let until = self.now + LOGIN;
-        let lib = self.lib(pid);
-        lib.log = Log::Greeted { conns, until };
-        if let Some(catching) = &mut lib.catching {
-            (catching.journal, catching.payload) = (None, None);
-        }
-        let images = &mut lib.images;
-        if let Some((_, conn, _)) = images.under_way.take() {
-            lib.observer.handle_abandoned();
-            self.close(conn, 0);
-        }
-        let hello = self.lib(pid).observer.hello();
-        conns.into_iter().for_each(|conn| self.send(conn, 0, Packet::Word(Word::Log(code(|out| hello.write(out))))));
-    }
-
-    fn hear_protector(&mut self, pid: u32) {
-        while self.is_running(pid)
-            && let Some(bytes) = self.lib(pid).from_protector.pop_front()
-        {
-            let message = FromProtector::read(&bytes).expect("a protector's message");
-            let lib = self.lib(pid);
-            match message {
-                FromProtector::ImageWanted => lib.due = true,
-                FromProtector::Welcome { .. } => {
-                    if let Log::Greeted { conns, .. } = lib.log {
-                        // After a connection was lost an image is made at once.
-                        lib.due |= lib.lost.take().is_some();
-                        lib.log = Log::Up { conns };
-                        if lib.leaving {
-                            self.tell_protector_of_end(pid);
-                        }
-                    }
-                }
-                FromProtector::Journal { .. } => lib.catching.iter_mut().for_each(|catching| catching.journal = None),
-                FromProtector::Payload { stream, offset, bytes } => {
-                    if let Some(catching) = &mut lib.catching {
-                        catching.payload.take_if(|wanted| *wanted == (stream, offset));
-                        catching.bytes = Some((stream, offset, bytes.to_vec()));
-                    }
-                }
-                _ => {}
-            }
-            let result = self.lib(pid).observer.handle_protector(&message);
-            if self.sure(pid, result).is_none() {
-                return;
-            }
-            match message {
-                FromProtector::Committed { image, .. } => self.image_done(pid, image, Ok(image)),
-                FromProtector::ImageRefused { image } => self.image_done(pid, image, Err("refused".to_owned())),
-                _ => {}
-            }
-        }
-    }
-
-    fn image_done(&mut self, pid: u32, image: u64, result: Result<u64, String>) {
-        let images = &mut self.lib(pid).images;
-        if images.under_way.take_if(|(number, ..)| *number == image).is_none() {
-            return;
-        }
-        let again = std::mem::take(&mut images.again);
-        let tell = images.asked.is_none_or(|first| image >= first) && images.asked.take().is_some();
-        let request = images.request;
-        self.lib(pid).due |= again;
-        if tell {
-            self.tell_node(pid, ToNode::Checkpointed { request, result });
         }
     }
 
@@ -619,7 +395,7 @@ impl World {
         if !self.is_running(pid) || self.processes[pid as usize].lib.is_none() {
             return;
         }
-        if let Some(packet) = self.arrive_from_log(pid, conn, packet)
+        if let Some(packet) = self.arrive_for_log(pid, conn, packet)
             && !self.arrive_for_image(pid, conn, &packet)
         {
             self.link_arrive(pid, conn, side, packet);
@@ -631,7 +407,7 @@ impl World {
         let id = self.processes[pid as usize].id;
         let lib = self.lib(pid);
         let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
-        let Some((_, _, left)) = lib.images.under_way.as_mut().filter(|(_, of, _)| *of == conn) else { return false };
+        let Some((_, left)) = lib.image.as_mut().filter(|(of, _)| *of == conn) else { return false };
         match packet {
             Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Image))),
             Packet::Word(Word::Admitted) => {
@@ -676,7 +452,7 @@ impl World {
         if !self.is_running(pid) {
             return;
         }
-        let blocked = self.reconnect(pid);
+        let blocked = self.is_running(pid) && !self.is_session_up(pid);
         if self.is_running(pid) && !blocked {
             self.tend(pid);
             let (now, busy) = (self.now, self.lib(pid).busy);
@@ -715,7 +491,10 @@ impl World {
             return;
         }
         self.forget_closed(pid);
-        self.settle_down(pid);
+        self.drive_session(pid, Session::handle_timeout);
+        if !self.is_running(pid) {
+            return;
+        }
         if self.lib(pid).due && self.dice.below(4) > 0 {
             self.checkpoint(pid);
         }
@@ -729,7 +508,7 @@ impl World {
         self.transmit_all(pid);
         // The library asks once for all of its sends while an answer is on its way.
         let asks = self.dice.below(40);
-        if asks == 0 || self.lib(pid).leaving || asks < 8 && self.lib(pid).observer.outbox().is_pressed() {
+        if asks == 0 || asks < 8 && self.lib(pid).observer.outbox().is_pressed() {
             self.ask_stable(pid);
         }
         self.check_kept(pid);
@@ -739,7 +518,7 @@ impl World {
     fn ship_journal(&mut self, pid: u32) {
         self.look_at_log(pid);
         let lib = self.lib(pid);
-        let Some(conn) = lib.journal() else { return };
+        let Some([conn, _]) = lib.conns.used else { return };
         if let Some(ship) = lib.observer.poll_journal() {
             let message = ToProtector::Journal { position: ship.position, bytes: &[] };
             let bytes = framed(ship.head, ship.tail, |out| message.write(out));
@@ -748,7 +527,7 @@ impl World {
     }
 
     fn ship_payload(&mut self, pid: u32) {
-        let Log::Up { conns } = self.lib(pid).log else { return };
+        let Some(conns) = self.lib(pid).conns.used.filter(|_| self.lib(pid).is_log_up()) else { return };
         while let Some(piece) = self.lib(pid).observer.poll_payload() {
             let (position, stream, offset) = (piece.position, piece.stream, piece.offset);
             let bytes = if piece.is_end {
@@ -757,43 +536,6 @@ impl World {
                 framed(piece.head, piece.tail, |out| ToProtector::Payload { position, stream, offset, bytes: &[] }.write(out))
             };
             self.send(conns[1], 0, Packet::Word(Word::Log(bytes)));
-        }
-    }
-
-    fn look_at_log(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        let Log::Up { conns } = lib.log else { return };
-        let wanted = lib.observer.wanted_log().map(|(position, _)| position);
-        let Some(catching) = &mut lib.catching else { return };
-        let fetch = wanted.filter(|_| catching.journal.is_none());
-        catching.journal = catching.journal.or(fetch);
-        if let Some(position) = fetch {
-            let ask = code(|out| ToProtector::FetchJournal { position }.write(out));
-            self.send(conns[0], 0, Packet::Word(Word::Log(ask)));
-        }
-        let lib = self.lib(pid);
-        if lib.catching.as_ref().is_some_and(|catching| !catching.told) && lib.observer.settle() {
-            let events = lib.observer.replayed();
-            lib.catching.iter_mut().for_each(|catching| catching.told = true);
-            self.tell_node(pid, ToNode::Live { events, different: 0, input: Some(0) });
-            self.send(conns[0], 0, Packet::Word(Word::Log(code(|out| ToProtector::Live.write(out)))));
-            self.trace(|| format!("process {pid} lives again, after {events} outcomes"));
-        }
-    }
-
-    fn settle_down(&mut self, pid: u32) {
-        let (now, lib) = (self.now, self.lib(pid));
-        if lib.catching.as_ref().is_some_and(|catching| catching.told) && !lib.observer.needs_log() {
-            lib.catching = None;
-            lib.due = true;
-            self.tell_node(pid, ToNode::LogRead);
-        }
-        let lib = self.lib(pid);
-        if let Some(address) = lib.next_protector.filter(|_| lib.catching.is_none() && now >= lib.switch_again) {
-            lib.next_protector = None;
-            lib.switch_again = now + SWITCH_AGAIN;
-            lib.lost = Some(now);
-            self.log_in(pid, address);
         }
     }
 
@@ -807,23 +549,13 @@ impl World {
         self.close_forgotten(pid);
     }
 
-    fn ask_stable(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        let kept = lib.observer.table().iter().filter(|(_, c)| c.outgoing().kept() > 0);
-        let asks: Vec<_> = kept.map(|(_, c)| (c.stream_out(), c.peer)).filter(|(s, _)| !lib.asked.contains(s)).collect();
-        for (stream, receiver) in asks {
-            self.lib(pid).asked.push(stream);
-            self.tell_node(pid, ToNode::AskStable { stream, receiver });
-        }
-    }
-
     fn checkpoint(&mut self, pid: u32) {
         let lib = self.lib(pid);
         if lib.rest.is_some() || !lib.partial.is_empty() || !lib.is_log_up() {
             return;
         }
-        if lib.images.under_way.is_some() {
-            (lib.images.again, lib.due) = (true, false);
+        if !lib.requests.may_begin() {
+            lib.due = false;
             return;
         }
         let (mut streams, mut ended) = (Vec::new(), Vec::new());
@@ -841,7 +573,7 @@ impl World {
         let lib = self.lib(pid);
         lib.due = false;
         let saved = Saved { observer: lib.observer.clone(), program: lib.program.clone(), initialized: lib.initialized };
-        let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector);
+        let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector());
         let content = self.save(saved);
         let chunks = content.chunks(16).enumerate().map(|(index, bytes)| {
             let offset = index as u64 * 16;
@@ -849,13 +581,14 @@ impl World {
         });
         let left = std::iter::once(begin).chain(chunks).map(|bytes| Packet::Word(Word::Log(bytes))).collect();
         let conn = self.connect(Owner::Process(pid), at, protector);
-        self.lib(pid).images.under_way = Some((image, conn, left));
+        self.lib(pid).requests.handle_begun(image);
+        self.lib(pid).image = Some((conn, left));
     }
 
     // ---- calls of the program
 
     fn call(&mut self, pid: u32) {
-        if self.lib(pid).leaving {
+        if self.lib(pid).session.is_leaving() {
             return self.leave(pid);
         }
         if self.lib(pid).program.owed.is_some() {
@@ -1057,21 +790,13 @@ impl World {
 
     /// Bytes of the protector's log, if they are here; else they are asked for.
     fn bytes_of_log(&mut self, pid: u32, stream: StreamId, offset: u64, most: usize) -> Option<Vec<u8>> {
-        let lib = self.lib(pid);
-        let Log::Up { conns } = lib.log else { return None };
-        let catching = lib.catching.as_mut().expect("who replays has not caught up");
-        if let Some((_, from, bytes)) = catching.bytes.as_ref().filter(|(of, ..)| *of == stream) {
-            let here = offset.checked_sub(*from).and_then(|skip| bytes.get(skip as usize..)).filter(|rest| !rest.is_empty());
-            if let Some(rest) = here {
-                return Some(rest[..most.min(rest.len())].to_vec());
-            }
-        }
-        if catching.payload != Some((stream, offset)) {
-            catching.payload = Some((stream, offset));
-            let ask = code(|out| ToProtector::FetchPayload { stream, offset }.write(out));
-            self.send(conns[0], 0, Packet::Word(Word::Log(ask)));
-        }
-        None
+        let mut room = vec![0; most];
+        let is_up = self.lib(pid).is_log_up();
+        let serve =
+            |session: &mut Session, _: &mut Context<'_>| Ok(session.serve(stream, offset, &mut [IoSliceMut::new(&mut room)]));
+        let count = if is_up { self.drive_session(pid, serve)? } else { 0 };
+        room.truncate(count);
+        (count > 0).then_some(room)
     }
 
     fn send_bytes(&mut self, pid: u32, socket: usize, bytes: &[u8], blocking: bool, done: usize) -> Result<(), Error> {
@@ -1132,30 +857,17 @@ impl World {
     fn begin_to_leave(&mut self, pid: u32) {
         let left = self.lib(pid).observer.handle_leaving().and_then(|()| self.lib(pid).observer.gate_of_output(0));
         let Some(gate) = self.sure(pid, left) else { return };
-        let lib = self.lib(pid);
-        if lib.observer.settle() && gate.is_none() {
-            lib.leaving = true;
-            self.tell_protector_of_end(pid);
-        }
-    }
-
-    /// No image of it will shorten its log.
-    fn tell_protector_of_end(&mut self, pid: u32) {
-        if let Log::Up { conns } = self.lib(pid).log {
-            self.send(conns[0], 0, Packet::Word(Word::Log(code(|out| ToProtector::Closing.write(out)))));
+        if self.lib(pid).observer.settle() && gate.is_none() {
+            self.drive_session(pid, |session, cx| {
+                session.handle_leaving(cx.now);
+                Ok(())
+            });
         }
     }
 
     /// It stays until all that it has sent is safe, and its protector has all that it has received.
     fn leave(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        let received = lib.observer.payload().span();
-        let held = received.start == received.end;
-        if held && !std::mem::replace(&mut lib.closing, true) {
-            self.tell_node(pid, ToNode::Closing);
-        }
-        let safe = self.lib(pid).observer.table().iter().all(|(_, c)| c.outgoing().kept() == 0);
-        if safe && held {
+        if self.drive_session(pid, |session, cx| Ok(session.may_end(cx))) == Some(true) {
             self.tell_node(pid, ToNode::Leaving(Box::default()));
             self.end_process(pid, ExitStatus::Code(0));
         }

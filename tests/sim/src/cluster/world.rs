@@ -574,7 +574,7 @@ impl World {
             Event::Fault(_) => 11,
             Event::Attach => 12,
         };
-        self.digest = crate::data::app::mix(self.digest ^ self.now.as_nanos() as u64, kind);
+        self.digest = crate::app::mix(self.digest ^ self.now.as_nanos() as u64, kind);
     }
 
     fn tick(&mut self, at: usize) {

@@ -245,7 +245,7 @@ impl World {
             me,
             environment,
             wall_us: 1_000_000,
-            seed: crate::data::app::mix(self.seed, at as u64),
+            seed: crate::app::mix(self.seed, at as u64),
             join,
             timing: Timing::default(),
             memory: || 0,
