@@ -124,18 +124,18 @@ impl Plan {
         plan
     }
 
-    /// A small cluster on which very much goes wrong: two or three ranks that crash, and connections that break, again and again.
+    /// A small cluster on which very much goes wrong: two to four ranks that crash, and connections that break, again and again; now and then a machine is off for a while.
     pub fn dense(seed: u64) -> Plan {
         let mut dice = Dice::new(seed ^ 0xde45e);
         let dice = &mut dice;
-        let hosts = 2 + dice.below(2);
+        let hosts = 2 + dice.below(3);
         let ms = |ms: usize| Duration::from_millis(ms as u64);
         let mut plan = Plan {
             seed,
             machines: 1 + hosts,
             spares: 0,
-            ranks: hosts as u32,
-            replicas: if hosts > 2 && dice.one_in(3) { 2 } else { 1 },
+            ranks: hosts.min(3) as u32,
+            replicas: if hosts > 2 && dice.one_in(2) { 2 } else { 1 },
             durable: dice.one_in(3),
             interval: ms(40 + dice.below(200)),
             pace: Duration::from_micros(1_000 + dice.below(4_000) as u64),
@@ -146,11 +146,17 @@ impl Plan {
             faults: Vec::new(),
         };
         for _ in 0..4 + dice.below(16) {
-            let fault = match dice.below(5) {
-                0 | 1 => Fault::Crash(dice.below(hosts) as u32),
+            let (at, victim) = (ms(dice.below(2_500)), 1 + dice.below(hosts));
+            let fault = match dice.below(16) {
+                0..6 => Fault::Crash(dice.below(plan.ranks as usize) as u32),
+                6 => Fault::Kill(victim),
+                7 => Fault::PowerOff(victim),
                 _ => Fault::Break(1 + dice.below(3)),
             };
-            plan.faults.push((When::At(ms(dice.below(2_500))), fault));
+            plan.faults.push((When::At(at), fault));
+            if matches!(fault, Fault::Kill(_) | Fault::PowerOff(_)) {
+                plan.faults.push((When::At(at + ms(300 + dice.below(1_500))), Fault::Return(victim)));
+            }
         }
         plan
     }
