@@ -85,6 +85,11 @@ impl LogServer {
         self.replicas.get(&process).filter(|_| !self.followed.contains(&process)).map(|replica| replica.address)
     }
 
+    /// The same, while the replica takes it.
+    pub fn replica_that_is_up(&self, process: ProcessId) -> Option<SocketAddr> {
+        self.replica(process).filter(|_| self.replicas.get(&process).is_some_and(Replica::is_up))
+    }
+
     /// Whether another log server forwards what this process says.
     pub fn is_followed(&self, process: ProcessId) -> bool {
         self.followed.contains(&process)

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use radic_protector::logserver::LogServer;
 use radic_protector::store::{File, Restart, Speaker, Store};
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
@@ -195,6 +196,21 @@ impl World {
         let begun = self.checks.begun.get(&(process, life)).copied();
         let held = acked.chain(begun).max().unwrap_or(0);
         assert!(position <= held, "G1: something leaves {process} that depends on {position}, {held} is acknowledged");
+        for store in self.holders(process).filter(|store| store.incarnation(process) == Some(life)) {
+            let held = store.journal_end(process);
+            assert!(position <= held, "G1: something leaves {process} that depends on {position}, {held} is held");
+        }
+    }
+
+    /// The logs that hold what a process has been told is safe: its protector's, and its replica's while that one takes what is forwarded.
+    fn holders(&self, process: ProcessId) -> impl Iterator<Item = &Store> {
+        let leader =
+            self.newest(process).filter(|lib| lib.is_log_up()).map(|lib| &self.machines[machine_of(lib.protector())].logs.server);
+        let replica = leader.and_then(|leader| leader.replica_that_is_up(process));
+        leader
+            .map(LogServer::store)
+            .into_iter()
+            .chain(replica.map(|address| self.machines[machine_of(address)].logs.server.store()))
     }
 
     /// G2: what a process does not keep any more of what it has sent.
@@ -215,6 +231,16 @@ impl World {
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
             assert!(held, "G2: {sender} keeps {stream:?} from {kept}, and who protects {receiver} does not hold the byte before");
+            let life = store.incarnation(receiver);
+            for replica in
+                self.holders(receiver).skip(1).filter(|store| store.has_image(receiver) && store.incarnation(receiver) == life)
+            {
+                let held = replica.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
+                assert!(
+                    held,
+                    "G2: {sender} keeps {stream:?} from {kept}, and the replica of {receiver} does not hold the byte before"
+                );
+            }
         }
     }
 
