@@ -57,7 +57,7 @@ impl Encrypt {
     name = "radicd",
     version,
     about = "RADIC's protector: runs on every node, launches ranks there, and watches its neighbour in the ring",
-    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n\nEvery flag can stand in the file of --config under its long name, with _ for -."
+    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n\nEvery flag can stand in the file of --config under its long name, with _ for -.\n\nExit codes: 0 if the daemon has left the cluster as it was asked to, 1 if it could not start or was declared dead, 2 for wrong usage."
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {

@@ -1,0 +1,43 @@
+//! Which release of RADIC a program is of, which commit it was built from, and which wire protocol it speaks.
+//!
+//! A crate of its own, on which only the programs depend: a new commit compiles `radic` and `radicd` anew, and nothing else.
+#![forbid(unsafe_code)]
+
+use std::sync::LazyLock;
+
+/// The release, like `0.1.0`.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+/// The commit, abbreviated to 12 digits, that was checked out when this was built; `unknown` if nothing said so (`build.rs` tells what is asked).
+pub const COMMIT: &str = env!("RADIC_BUILD_COMMIT");
+/// The day of SOURCE_DATE_EPOCH, else that of the commit, like `2026-11-25`; `unknown` if there is neither.
+pub const DATE: &str = env!("RADIC_BUILD_DATE");
+
+/// What `-V` prints behind the program's name: release, commit and day.
+pub const SHORT: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("RADIC_BUILD_COMMIT"), " ", env!("RADIC_BUILD_DATE"), ")");
+
+/// What `--version` prints behind the program's name: the same, and the wire protocol, which must be the same on all nodes.
+pub fn long() -> &'static str {
+    static LONG: LazyLock<String> = LazyLock::new(|| format!("{SHORT}\nwire protocol {}", radic_wire::PROTOCOL_VERSION));
+    LONG.as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_long_version_names_all() {
+        let protocol = format!("wire protocol {}", radic_wire::PROTOCOL_VERSION);
+        for part in [RELEASE, COMMIT, DATE, &protocol] {
+            assert!(!part.is_empty() && long().contains(part), "{:?} lacks {part:?}", long());
+        }
+    }
+
+    #[test]
+    fn commit_and_day_look_like_it() {
+        let digits = |text: &str, count| text.len() == count && text.chars().all(|c| c.is_ascii_hexdigit());
+        assert!(COMMIT == "unknown" || digits(COMMIT, 12), "{COMMIT}");
+        let day: Vec<&str> = DATE.split('-').collect();
+        assert!(DATE == "unknown" || matches!(day[..], [y, m, d] if digits(y, 4) && digits(m, 2) && digits(d, 2)), "{DATE}");
+    }
+}
