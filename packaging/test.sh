@@ -108,14 +108,13 @@ part_lintian() {
     lintian --allow-root --fail-on error --tag-display-limit 0 "$package"/radic_*.deb
 }
 
-# On a clean Debian 12: installed by apt, run as an ordinary user, removed, purged; nothing is left.
+# On a clean Debian 12: installed by apt, run as an ordinary user, removed, purged; nothing is left. Then the unit, under a systemd of its own.
 part_debian() {
     need mmdebstrap || return 77
     [ "$(id -u)" = 0 ] || { say "LEFT OUT: a clean root needs root"; return 77; }
     local root=$work/root
-    mmdebstrap --quiet --variant=apt --include=man-db,procps bookworm "$root" >"$work/mmdebstrap" 2>&1 || { tail "$work/mmdebstrap"; return 1; }
-    cp "$package"/radic_*.deb "$root/root/"
-    cp packaging/in-root.sh "$root/root/"
+    mmdebstrap --quiet --variant=apt --include=man-db,procps,systemd,dbus bookworm "$root" >"$work/mmdebstrap" 2>&1 || { tail "$work/mmdebstrap"; return 1; }
+    cp "$package"/radic_*.deb packaging/in-root.sh packaging/in-boot.sh "$root/root/"
     # Namespaces of its own: whatever happens, nothing that was started stays behind.
     # shellcheck disable=SC2016 # $1 is the inner shell's.
     unshare --mount --pid --fork --kill-child --net -- bash -euc '
@@ -123,6 +122,37 @@ part_debian() {
         mount --bind "$1" "$1" && cd "$1"
         mount -t proc proc proc && mount --rbind /dev dev && mount -t tmpfs tmpfs dev/shm -o mode=1777
         chroot . bash /root/in-root.sh' - "$root"
+    boot "$root"
+}
+
+# boot ROOT: systemd as the first process of namespaces, and of a control group, of its own; it runs /root/in-boot.sh and powers off.
+boot() {
+    local root=$1 group
+    group=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/radic-package-test.$$
+    mkdir "$group" 2>/dev/null || { say "LEFT OUT: the unit under systemd: no control group (version 2) can be made"; return 0; }
+    printf '[Unit]\nAfter=basic.target\n[Service]\nType=oneshot\nExecStart=/bin/bash /root/in-boot.sh\n' >"$root/etc/systemd/system/radic-test.service"
+    printf '[Unit]\nRequires=basic.target\nWants=radic-test.service\nAfter=basic.target\n' >"$root/etc/systemd/system/radic-test.target"
+    # Not by chroot, within which nobody may make a user namespace: then no rank would come back under its old ids.
+    # shellcheck disable=SC2016 # $1 is the inner shell's.
+    (
+        echo "$BASHPID" >"$group/cgroup.procs"
+        exec timeout -k 5 180 unshare --mount --pid --fork --kill-child --cgroup --net --uts --ipc -- bash -euc '
+            ip link set lo up
+            mount --bind "$1" "$1"; cd "$1"
+            mount -t proc proc proc; mount -t sysfs -o ro sysfs sys; mount -t cgroup2 cgroup2 sys/fs/cgroup
+            mount -t tmpfs tmpfs dev -o mode=755
+            for device in null zero full random urandom tty; do touch dev/$device; mount --bind /dev/$device dev/$device; done
+            mkdir dev/shm dev/pts
+            mount -t tmpfs tmpfs dev/shm -o mode=1777
+            mount -t devpts devpts dev/pts -o newinstance,ptmxmode=666
+            ln -s pts/ptmx dev/ptmx; ln -s /proc/self/fd dev/fd
+            mount -t tmpfs tmpfs run -o mode=755; mount -t tmpfs tmpfs tmp -o mode=1777
+            mkdir -p mnt; pivot_root . mnt; umount -l /mnt
+            exec env -i container=radic PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=radic-test.target' - "$root"
+    ) >"$work/boot" 2>&1 || true
+    find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+    tail -n 3 "$root/root/said" 2>/dev/null | cut -c 1-200
+    expect "what in-boot.sh ended with" "$(cat "$root/root/code" 2>/dev/null)" 0 || { cat "$work/boot" "$root/root/said"; return 1; }
 }
 
 part_rpm() {
@@ -136,7 +166,8 @@ part_rpm() {
     git archive --prefix=radic-0.1.0/ -o "$top/SOURCES/radic-0.1.0.tar.gz" HEAD
     rpmbuild --nodeps -bb --define "_topdir $top" --define "_prebuilt $built" packaging/rpm/radic.spec >"$work/rpmbuild" 2>&1 || { tail -n 30 "$work/rpmbuild"; return 1; }
     rpm -qlp "$top"/RPMS/*/radic-0*.rpm >"$work/rpm-list" 2>/dev/null
-    grep -q /usr/bin/radic "$work/rpm-list" && grep -q radicd.8 "$work/rpm-list"
+    grep -q /usr/bin/radic "$work/rpm-list"
+    grep -q radicd.8 "$work/rpm-list"
 }
 
 part_module() {
@@ -149,14 +180,28 @@ part_module() {
     grep -q '/opt/radic/bin' "$work/module" || { cat "$work/module"; return 1; }
 }
 
-# The day of SOURCE_DATE_EPOCH, and the commit of a tarball, are in the version.
+# What the version of a tarball names: its commit, and the day of SOURCE_DATE_EPOCH. Without a commit: none, also within a work tree of others.
 part_tarball() {
-    local top=$work/tarball
+    local top=$work/tarball script=$work/build
     mkdir "$top"
     git archive HEAD | tar -x -C "$top"
-    expect "the tarball's commit" "$(cut -d' ' -f1 "$top/version/commit")" "$(git rev-parse HEAD)"
-    (cd "$top" && SOURCE_DATE_EPOCH=1000000000 CARGO_TARGET_DIR=$work/target cargo test -q --offline -p radic-version -- --nocapture says 2>/dev/null) |
-        grep "$(git rev-parse --short=12 HEAD) 2001-09-09" || { say "the version of a tarball is another"; return 1; }
+    rustc --edition 2024 -o "$script" "$top/version/build.rs"
+    says() { (cd "$top/version" && env "$@" "$script" | sed -n 's/^cargo::rustc-env=RADIC_BUILD_[A-Z]*=//p' | tr '\n' ' '); }
+    local commit day
+    commit=$(git rev-parse --short=12 HEAD)
+    day=$(TZ=UTC git log -1 --date=short-local --format=%cd)
+    expect "a tarball's version" "$(says A=)" "$commit $day "
+    expect "a tarball's version on a given day" "$(says SOURCE_DATE_EPOCH=1000000000)" "$commit 2001-09-09 "
+    expect "the version that a packager gives" "$(says RADIC_COMMIT=0123456789abcdef)" "0123456789ab unknown "
+    # shellcheck disable=SC2016 # As it is without git archive.
+    echo '$Format:%H %ct$' >"$top/version/commit"
+    expect "the version without a commit" "$(says A=)" "unknown unknown "
+    git init -q "$work"
+    git -C "$work" -c user.name=n -c user.email=e@example.org commit -q --allow-empty -m other
+    expect "the version within another work tree" "$(says A=)" "unknown unknown "
+    git -C "$top" init -q
+    git -C "$top" -c user.name=n -c user.email=e@example.org commit -q --allow-empty -m first
+    expect "the version of a work tree" "$(says A= | cut -c 1-12)" "$(git -C "$top" rev-parse --short=12 HEAD)"
 }
 
 all="install man completions unit settings lintian debian rpm module tarball"

@@ -28,14 +28,14 @@ fn main() {
     println!("cargo::rustc-env=RADIC_BUILD_DATE={date}");
 }
 
-type Commit = (String, Option<u64>);
+pub(crate) type Commit = (String, Option<u64>);
 
 fn is_commit(text: &str) -> bool {
     text.len() >= DIGITS && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
 /// "HASH SECONDS", as git writes them.
-fn parse(text: &str) -> Option<Commit> {
+pub(crate) fn parse(text: &str) -> Option<Commit> {
     let mut words = text.split_whitespace();
     let commit = words.next().filter(|word| is_commit(word))?;
     Some((commit.to_owned(), words.next().and_then(|word| word.parse().ok())))
@@ -72,7 +72,7 @@ fn git(words: &[&str]) -> Option<String> {
 }
 
 /// The day of so many seconds after 1970, like 2026-11-25.
-fn day(seconds: u64) -> String {
+pub(crate) fn day(seconds: u64) -> String {
     let (mut left, mut year) = (seconds / 86_400, 1970);
     let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let days = |year| if leap(year) { 366 } else { 365 };

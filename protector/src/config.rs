@@ -465,6 +465,29 @@ mod tests {
         }
     }
 
+    /// What packages install as /etc/radic/radicd.toml.
+    const EXAMPLE: &str = include_str!("../../packaging/radicd.toml");
+
+    #[test]
+    fn the_example_says_nothing_and_shows_every_setting() {
+        use clap::CommandFactory as _;
+        let as_it_is: Settings = toml::from_str(EXAMPLE).unwrap();
+        assert_eq!(toml::to_string(&as_it_is).unwrap(), "", "a package would change a default");
+        let set = |line: &str| {
+            line.strip_prefix('#').filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase())).map(str::to_owned)
+        };
+        let shown: Vec<String> = EXAMPLE.lines().filter_map(set).collect();
+        let settings: Settings = toml::from_str(&shown.join("\n")).unwrap();
+        settings.complete().unwrap();
+        let not_for_files = ["config", "check-config", "own-session"];
+        for argument in
+            Settings::command().get_arguments().filter_map(clap::Arg::get_long).filter(|name| !not_for_files.contains(name))
+        {
+            let line = format!("{} = ", argument.replace('-', "_"));
+            assert!(shown.iter().any(|shown| shown.starts_with(&line)), "{line:?} is missing in packaging/radicd.toml");
+        }
+    }
+
     #[test]
     fn bad_settings_are_named() {
         let dir = tempfile::tempdir().unwrap();

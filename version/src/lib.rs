@@ -25,6 +25,32 @@ pub fn long() -> &'static str {
 mod tests {
     use super::*;
 
+    /// What decides about commit and day: it is compiled once more, to be asked.
+    #[path = "../../build.rs"]
+    #[allow(dead_code)]
+    mod script;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        let cases = [(0, "1970-01-01"), (951_782_400, "2000-02-29"), (951_868_800, "2000-03-01"), (1_000_000_000, "2001-09-09")];
+        let more = [(1_795_219_199, "2026-11-20"), (1_735_689_599, "2024-12-31"), (4_107_542_399, "2100-02-28"), (4_107_542_400, "2100-03-01")];
+        for (seconds, expected) in cases.into_iter().chain(more) {
+            assert_eq!(script::day(seconds), expected, "{seconds}");
+        }
+        assert_eq!(script::day(u64::MAX), "9999-12-31");
+    }
+
+    #[test]
+    fn a_commit_is_a_hash_and_perhaps_a_time() {
+        let hash = "0123456789abcdef0123456789abcdef01234567";
+        assert_eq!(script::parse(&format!("{hash} 17\n")), Some((hash.to_owned(), Some(17))));
+        assert_eq!(script::parse(hash), Some((hash.to_owned(), None)));
+        // What git archive has not filled in, and what is none.
+        for none in ["$Format:%H %ct$", "", "master", "0123"] {
+            assert_eq!(script::parse(none), None, "{none:?}");
+        }
+    }
+
     #[test]
     fn the_long_version_names_all() {
         let protocol = format!("wire protocol {}", radic_wire::PROTOCOL_VERSION);
