@@ -74,7 +74,7 @@ fn git(words: &[&str]) -> Option<String> {
 /// The day of so many seconds after 1970, like 2026-11-25.
 pub(crate) fn day(seconds: u64) -> String {
     let (mut left, mut year) = (seconds / 86_400, 1970);
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let days = |year| if leap(year) { 366 } else { 365 };
     // Bounded: a build script of the year 10,000 may ask for more.
     while left >= days(year) && year < 9999 {

@@ -21,19 +21,25 @@ pub fn long() -> &'static str {
     LONG.as_str()
 }
 
+/// What decides about commit and day: compiled once more, to be asked by tests.
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../build.rs"]
+mod script;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What decides about commit and day: it is compiled once more, to be asked.
-    #[path = "../../build.rs"]
-    #[allow(dead_code)]
-    mod script;
-
     #[test]
     fn days_are_those_of_the_calendar() {
         let cases = [(0, "1970-01-01"), (951_782_400, "2000-02-29"), (951_868_800, "2000-03-01"), (1_000_000_000, "2001-09-09")];
-        let more = [(1_795_219_199, "2026-11-20"), (1_735_689_599, "2024-12-31"), (4_107_542_399, "2100-02-28"), (4_107_542_400, "2100-03-01")];
+        let more = [
+            (1_795_219_199, "2026-11-20"),
+            (1_735_689_599, "2024-12-31"),
+            (4_107_542_399, "2100-02-28"),
+            (4_107_542_400, "2100-03-01"),
+        ];
         for (seconds, expected) in cases.into_iter().chain(more) {
             assert_eq!(script::day(seconds), expected, "{seconds}");
         }
