@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use clap::{Command, CommandFactory, ValueEnum};
 use clap_mangen::Man;
-use roff::{Inline, Roff, bold, roman};
+use roff::{Roff, bold, roman};
 
 use crate::show::{print, report};
 
@@ -238,7 +238,7 @@ fn render_list(roff: &mut Roff, entries: &[(String, String)]) {
     for (name, text) in entries {
         roff.control("TP", []);
         roff.text(vec![bold(name.clone())]);
-        roff.text(text.lines().map(|line| roman(line)).collect::<Vec<Inline>>());
+        roff.text(vec![roman(text.lines().map(str::trim).collect::<Vec<_>>().join(" "))]);
     }
 }
 
