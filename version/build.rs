@@ -24,6 +24,13 @@ fn main() {
     let epoch = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.trim().parse().ok());
     let date = epoch.or(seconds).map_or(UNKNOWN.into(), day);
     let commit: String = commit.chars().take(DIGITS).collect();
+    let both = match (commit.as_str(), date.as_str()) {
+        (UNKNOWN, UNKNOWN) => "commit unknown".to_owned(),
+        (UNKNOWN, date) => format!("commit unknown, {date}"),
+        (commit, UNKNOWN) => commit.to_owned(),
+        (commit, date) => format!("{commit} {date}"),
+    };
+    println!("cargo::rustc-env=RADIC_BUILD={both}");
     println!("cargo::rustc-env=RADIC_BUILD_COMMIT={commit}");
     println!("cargo::rustc-env=RADIC_BUILD_DATE={date}");
 }
