@@ -57,7 +57,7 @@ impl Encrypt {
     name = "radicd",
     version,
     about = "RADIC's protector: runs on every node, launches ranks there, and watches its neighbour in the ring",
-    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n\nEvery flag can stand in the file of --config under its long name, with _ for -."
+    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n\nEvery flag can stand in the file of --config under its long name, with _ for -.\n\nExit codes: 0 if the daemon has left the cluster as it was asked to, 1 if it could not start or was declared dead, 2 for wrong usage."
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
@@ -462,6 +462,29 @@ mod tests {
                 Err(error) => prop_assert!(error.to_string().contains("radic.toml")),
                 Ok(settings) => _ = settings.complete().map(|config| config.to_toml().unwrap()),
             }
+        }
+    }
+
+    /// What packages install as /etc/radic/radicd.toml.
+    const EXAMPLE: &str = include_str!("../../packaging/radicd.toml");
+
+    #[test]
+    fn the_example_says_nothing_and_shows_every_setting() {
+        use clap::CommandFactory as _;
+        let as_it_is: Settings = toml::from_str(EXAMPLE).unwrap();
+        assert_eq!(toml::to_string(&as_it_is).unwrap(), "", "a package would change a default");
+        let set = |line: &str| {
+            line.strip_prefix('#').filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase())).map(str::to_owned)
+        };
+        let shown: Vec<String> = EXAMPLE.lines().filter_map(set).collect();
+        let settings: Settings = toml::from_str(&shown.join("\n")).unwrap();
+        settings.complete().unwrap();
+        let not_for_files = ["config", "check-config", "own-session"];
+        for argument in
+            Settings::command().get_arguments().filter_map(clap::Arg::get_long).filter(|name| !not_for_files.contains(name))
+        {
+            let line = format!("{} = ", argument.replace('-', "_"));
+            assert!(shown.iter().any(|shown| shown.starts_with(&line)), "{line:?} is missing in packaging/radicd.toml");
         }
     }
 

@@ -39,6 +39,37 @@ fn flags_win_over_variables_and_variables_over_the_file() {
     assert_eq!(again.stdout(), out);
 }
 
+/// What packages install as /etc/radic/radicd.toml: usable as it is but for the address, and with every line of it in force.
+#[test]
+fn the_packages_settings_are_usable() {
+    let cluster = Cluster::empty(Kind::Logical);
+    cluster.make_key();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/radicd.toml");
+    let config = format!("--config={example}");
+    check(&cluster, &[&config]).run().expect(1).expect_stderr(&["--advertise"]);
+    check(&cluster, &[&config, "--listen=127.0.0.1:0"]).run().expect(0);
+    let text = fs::read_to_string(example).expect("it is in the repository");
+    let set =
+        |line: &str| line.strip_prefix('#').filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase())).map(str::to_owned);
+    let all: Vec<String> = text.lines().map(|line| set(line).unwrap_or_default()).collect();
+    let file = cluster.dir().join("all.toml");
+    fs::write(&file, all.join("\n")).expect("a new file");
+    let key = format!("--key={}", cluster.dir().join("key").display());
+    let out = check(&cluster, &[&format!("--config={}", file.display()), &key]).run().expect(0).stdout();
+    assert!(out.contains("name = \"node7\"") && out.contains("replay_limit = 180"), "{out}");
+}
+
+/// Programs that cannot talk to each other say so by these numbers.
+#[test]
+fn both_programs_name_their_version_and_the_wire_protocol() {
+    let cluster = Cluster::empty(Kind::Logical);
+    let version = |name: &str| cluster.invocation(program(name)).args(["--version"]).run().expect(0).stdout();
+    let (radic, radicd) = (version("radic"), version("radicd"));
+    let protocol = format!("wire protocol {}", radic_wire::PROTOCOL_VERSION);
+    assert!(radic.starts_with("radic ") && radic.lines().any(|line| line == protocol), "{radic}");
+    assert_eq!(radic.strip_prefix("radic "), radicd.strip_prefix("radicd "), "two builds");
+}
+
 #[test]
 fn what_is_wrong_is_named_and_nothing_starts() {
     let cluster = Cluster::empty(Kind::Logical);

@@ -30,7 +30,7 @@ const CLOSED: Duration = Duration::from_millis(limits::HANDSHAKE_MS + 1_500);
 /// so would the probe of a member.
 const BURST: Duration = Duration::from_millis(500);
 /// Bytes of the second handshake message with its length: all that the sender of a captured first one may get.
-const ANSWER: usize = 4 + 48;
+const ANSWER: usize = 4 + 50;
 
 /// The daemon under attack.
 struct Target {
@@ -168,7 +168,7 @@ fn opening(key: &ClusterKey) -> Vec<u8> {
 /// Ways to be a bad peer, each with a name. Each checks what the daemon answers, and that it closes.
 type Attack = (&'static str, fn(&Target, &mut Random));
 
-const QUICK: [Attack; 12] = [
+const QUICK: [Attack; 13] = [
     ("garbage", |target, random| {
         let count = 1 + random.below(300);
         assert_eq!(target.offer(&random.bytes(count)), b"", "an answer to garbage");
@@ -217,6 +217,13 @@ const QUICK: [Attack; 12] = [
         let (peer, welcome) = Peer::open(target).hello(&hello(Some(NodeId { boot, ..target.id.clone() }), Purpose::Link));
         assert!(welcome.refused.expect("a reason").contains("meant for"));
         peer.expect_closed();
+    }),
+    ("a handshake of another version", |target, _| {
+        let mut channel = Channel::initiator_of(PROTOCOL_VERSION + 1, &target.key, limits::PEER_FRAME);
+        let answer = target.offer(&channel.take_output());
+        let error = channel.handle_input(&answer).expect_err("two versions understand each other").to_string();
+        let both = format!("the peer speaks wire protocol {PROTOCOL_VERSION}, this program {}", PROTOCOL_VERSION + 1);
+        assert!(error.starts_with(&both), "{error}");
     }),
     ("a hello of another version", |target, _| {
         let other = Hello { version: PROTOCOL_VERSION + 1, ..hello(Some(target.id.clone()), Purpose::Link) };

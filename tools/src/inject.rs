@@ -161,10 +161,8 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn parse_event(text: &str) -> Result<EventName, String> {
-    // The names are those of JSON.
-    serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|_| {
-        "no event has that name; `radic events` shows some that have happened: checkpoint, image, replay, live, ...".to_owned()
-    })
+    let known = EventName::ALL.iter().find(|event| event.as_str() == text).copied();
+    known.ok_or_else(|| format!("no event has that name{}; `radic explain` lists all", crate::explain::hint(text)))
 }
 
 #[cfg(test)]

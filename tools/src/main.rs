@@ -19,11 +19,13 @@ mod client;
 mod cluster;
 mod counters;
 mod doctor;
+mod explain;
 mod feed;
 mod inject;
 mod kill;
 mod ledger;
 mod log;
+mod manual;
 mod mpi;
 mod outcome;
 mod printer;
@@ -39,11 +41,12 @@ mod terminal;
 #[derive(Parser)]
 #[command(
     name = "radic",
-    version,
+    version = radic_version::SHORT,
+    long_version = radic_version::long(),
     about = "Runs MPI programs that survive the death of machines",
     after_help = "Example:\n  radic cluster start --nodes 4\n  radic run -n 4 -- ./program\n  radic cluster stop\n\n\
         Exit codes: that of the program; 113 if a node died that the program could not do without; 114 if the job was suspended; 125 if RADIC itself failed; \
-        126 and 127 if the program cannot be executed or found; 2 for wrong usage."
+        126 and 127 if the program cannot be executed or found; 2 for wrong usage. `radic explain CODE` says what to do."
 )]
 struct Cli {
     /// The cluster's directory on this machine [default: ~/.radic/cluster]
@@ -156,12 +159,32 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Say what an exit code of `radic run`, or the name of an event, means, and what can be done
+    Explain(explain::ExplainArgs),
     /// Measure what RADIC costs
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Cause a failure, for tests
     #[command(subcommand)]
     Inject(inject::InjectCommand),
+    /// Print what a shell is to be told so that it completes commands and flags
+    #[command(after_help = "Examples:\n  radic completions bash > ~/.local/share/bash-completion/completions/radic\n  \
+        radic completions zsh > ~/.zfunc/_radic\n  radic completions fish > ~/.config/fish/completions/radic.fish\n\n\
+        Packages and `make install` have done so already.")]
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: manual::Shell,
+        /// The program whose command line is completed
+        #[arg(long, value_enum, default_value_t = manual::Program::Radic)]
+        of: manual::Program,
+    },
+    /// Write the manual pages of radic and radicd to a folder: for packages
+    #[command(hide = true, after_help = "Example:\n  radic man target/man && man -l target/man/radic-run.1")]
+    Man {
+        /// The folder; it is made if need be
+        dir: PathBuf,
+    },
 }
 
 #[derive(Subcommand)]
@@ -251,6 +274,9 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Bench(command) => bench::dispatch(&cluster, &command)?,
         Command::Inject(command) => inject::inject(&cluster, command)?,
         Command::Spare(command) => spare::dispatch(&cluster, command)?,
+        Command::Explain(args) => explain::run(&args)?,
+        Command::Completions { shell, of } => manual::complete(shell, of)?,
+        Command::Man { dir } => manual::write(&dir)?,
     }
     Ok(0)
 }

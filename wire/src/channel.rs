@@ -6,6 +6,11 @@
 //! Who does not hold the key fails at the first handshake message, gets no byte in answer, and has cost one small record. A
 //! captured first message can be replayed, but its sender cannot write a record: the responder is *confirmed* only when the
 //! first record opens, and the caller's handshake time limit runs until then.
+//!
+//! Both handshake messages carry, encrypted under the key, the [`PROTOCOL_VERSION`] of their sender. Everything before that (prologue,
+//! pattern, frames of the handshake, a version in two bytes) stays as it is for ever: so two releases that understand nothing else of each other
+//! can still say which versions they speak. The responder answers a first message of another version, and both ends then
+//! fail with [`ChannelError::Version`].
 
 use snow::{Builder, HandshakeState, TransportState};
 
@@ -18,8 +23,10 @@ const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const RECORD: usize = 65_535;
 /// Bytes of a record's authentication tag.
 const TAG: usize = 16;
-/// A handshake message is an ephemeral key and a tag; a longer claim is not one.
+/// A handshake message is an ephemeral key, a version and a tag; a longer claim is not one.
 const HANDSHAKE: usize = 96;
+/// What both ends must agree on before they say anything. Never changes: see the module.
+const PROLOGUE: &[u8] = b"RADIC handshake 1";
 
 /// Why a channel cannot be used any further.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +35,16 @@ pub enum ChannelError {
     #[error(transparent)]
     TooLarge(#[from] FrameTooLarge),
     /// The handshake failed: the peer has another key, or is no RADIC.
-    #[error("handshake failed: the peer does not hold this cluster's key, or speaks another protocol")]
+    #[error("handshake failed: the peer does not hold this cluster's key, or is no RADIC of wire protocol 17 or later")]
     Handshake,
+    /// The peer holds the key and is of another release.
+    #[error("the peer speaks wire protocol {theirs}, this program {ours}: install the same release of RADIC on all nodes")]
+    Version {
+        /// What this end speaks.
+        ours: u16,
+        /// What the peer speaks.
+        theirs: u16,
+    },
     /// A record did not open: damaged, replayed or forged.
     #[error("a record was damaged, replayed or forged")]
     Record,
@@ -46,6 +61,8 @@ enum State {
 pub struct Channel {
     state: State,
     initiator: bool,
+    /// The version of this end: [`PROTOCOL_VERSION`], but in tests.
+    version: u16,
     /// The peer has opened or written a record, hence holds the key now (not only when its first message was captured).
     confirmed: bool,
     records: FrameReader,
@@ -59,25 +76,30 @@ pub struct Channel {
 impl Channel {
     /// The connecting end. Its first handshake message is in the output at once.
     pub fn initiator(key: &ClusterKey, message_limit: usize) -> Self {
-        let mut channel = Channel::new(key, message_limit, true);
+        Channel::initiator_of(PROTOCOL_VERSION, key, message_limit)
+    }
+
+    /// The connecting end of a release that speaks `version`: for tests of what becomes of it.
+    pub fn initiator_of(version: u16, key: &ClusterKey, message_limit: usize) -> Self {
+        let mut channel = Channel::new(version, key, message_limit, true);
         channel.write_handshake();
         channel
     }
 
     /// The accepting end.
     pub fn responder(key: &ClusterKey, message_limit: usize) -> Self {
-        Channel::new(key, message_limit, false)
+        Channel::new(PROTOCOL_VERSION, key, message_limit, false)
     }
 
-    fn new(key: &ClusterKey, message_limit: usize, initiator: bool) -> Self {
-        let prologue = [b"RADIC".as_slice(), &PROTOCOL_VERSION.to_le_bytes()].concat();
+    fn new(version: u16, key: &ClusterKey, message_limit: usize, initiator: bool) -> Self {
         let builder = Builder::new(PATTERN.parse().expect("the pattern is a constant that snow knows"));
-        let builder = builder.prologue(&prologue).and_then(|b| b.psk(0, key.secret()));
+        let builder = builder.prologue(PROLOGUE).and_then(|b| b.psk(0, key.secret()));
         let built = builder.and_then(|b| if initiator { b.build_initiator() } else { b.build_responder() });
         let handshake = built.expect("NNpsk0 needs nothing but the prologue and the key");
         Channel {
             state: State::Handshake(Box::new(handshake)),
             initiator,
+            version,
             confirmed: false,
             records: FrameReader::new(HANDSHAKE),
             messages: FrameReader::new(message_limit),
@@ -96,9 +118,12 @@ impl Channel {
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
         self.records.push(bytes);
         let result = self.open_records();
-        if result.is_err() {
+        if let Err(error) = &result {
             self.state = State::Failed;
-            self.output.clear();
+            // The peer of another version holds the key, and hears which version this end speaks. Nobody else hears anything.
+            if !matches!(error, ChannelError::Version { .. }) {
+                self.output.clear();
+            }
         }
         result
     }
@@ -110,15 +135,17 @@ impl Channel {
                 State::Handshake(handshake) => {
                     let mut payload = [0; HANDSHAKE];
                     let length = handshake.read_message(record, &mut payload).map_err(|_| ChannelError::Handshake)?;
-                    if length != 0 {
-                        return Err(ChannelError::Handshake);
-                    }
-                    if self.initiator {
-                        // Message 2 is bound to our fresh ephemeral key: the responder is there and holds the key.
-                        self.confirmed = true;
-                    } else {
+                    // A later release may say more than its version.
+                    let (2.., [low, high, ..]) = (length, payload) else { return Err(ChannelError::Handshake) };
+                    if !self.initiator {
                         self.write_handshake();
                     }
+                    let (ours, theirs) = (self.version, u16::from_le_bytes([low, high]));
+                    if ours != theirs {
+                        return Err(ChannelError::Version { ours, theirs });
+                    }
+                    // Message 2 is bound to our fresh ephemeral key: the responder is there and holds the key.
+                    self.confirmed = self.initiator;
                     self.open();
                 }
                 State::Open(transport) => {
@@ -135,7 +162,8 @@ impl Channel {
     fn write_handshake(&mut self) {
         let State::Handshake(handshake) = &mut self.state else { unreachable!("only called while the handshake is under way") };
         let mut message = [0; HANDSHAKE];
-        let length = handshake.write_message(&[], &mut message).expect("it is our turn, and the buffer holds a key and a tag");
+        let length = handshake.write_message(&self.version.to_le_bytes(), &mut message);
+        let length = length.expect("it is our turn, and the buffer holds a key, a version and a tag");
         frame::encode_into(&mut self.output, &message[..length], HANDSHAKE);
     }
 
@@ -251,6 +279,30 @@ mod tests {
     fn another_key_fails_and_learns_nothing() {
         let (mut a, mut b) = (Channel::initiator(&key(1), 1 << 20), Channel::responder(&key(2), 1 << 20));
         assert!(matches!(b.handle_input(&a.take_output()), Err(ChannelError::Handshake)));
+        assert!(!b.has_output());
+    }
+
+    #[test]
+    fn two_versions_refuse_each_other_and_both_name_both() {
+        let newer = PROTOCOL_VERSION + 1;
+        let (mut a, mut b) = (Channel::initiator_of(newer, &key(1), 1 << 20), Channel::responder(&key(1), 1 << 20));
+        a.send(b"what a newer release says");
+        let error = b.handle_input(&a.take_output()).unwrap_err();
+        assert!(matches!(error, ChannelError::Version { ours: PROTOCOL_VERSION, theirs } if theirs == newer), "{error}");
+        let answer = b.take_output();
+        let error = a.handle_input(&answer).unwrap_err().to_string();
+        for number in [newer, PROTOCOL_VERSION] {
+            assert!(error.contains(&number.to_string()), "{error} does not name {number}");
+        }
+        assert!(!a.has_output() && !a.is_confirmed() && !b.is_confirmed(), "something was said to a peer of another version");
+        assert!(b.handle_input(&[0; 64]).is_err() && !b.has_output(), "a channel that has failed goes on");
+    }
+
+    #[test]
+    fn a_version_is_said_to_holders_of_the_key_only() {
+        let mut b = Channel::responder(&key(2), 1 << 20);
+        let opening = Channel::initiator_of(PROTOCOL_VERSION + 1, &key(1), 1 << 20).take_output();
+        assert!(matches!(b.handle_input(&opening), Err(ChannelError::Handshake)));
         assert!(!b.has_output());
     }
 

@@ -276,6 +276,8 @@ pub mod exit_code {
     pub const CANNOT_EXECUTE: i32 = 126;
     /// The program was not found.
     pub const NOT_FOUND: i32 = 127;
+    /// All of RADIC's own: `radic explain` has a text for each.
+    pub const ALL: [i32; 5] = [NODE_LOST, SUSPENDED, RADIC, CANNOT_EXECUTE, NOT_FOUND];
 }
 
 /// Why a job ended.

@@ -142,10 +142,53 @@ impl Connection {
         if count == 0 {
             return Err(WireError::Closed);
         }
-        self.channel.handle_input(&self.buffer[..count])?;
+        if let Err(error) = self.channel.handle_input(&self.buffer[..count]) {
+            // A peer of another version is told this one's. Whether it hears that is its own affair.
+            _ = self.flush().await;
+            return Err(error.into());
+        }
         if self.channel.is_confirmed() && self.buffer.len() < PROVEN {
             self.buffer.resize(PROVEN, 0);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::PROTOCOL_VERSION;
+    use radic_wire::ids::{BootId, NodeId};
+    use radic_wire::membership::{Member, Role};
+    use radic_wire::peer::Purpose;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn hello() -> Hello {
+        let id = NodeId { name: "newer".parse().unwrap(), boot: BootId(1) };
+        let address = "127.0.0.1:1".parse().unwrap();
+        let from = Member { id, address, log_port: 1, role: Role::Node, slots: 1 };
+        Hello { version: PROTOCOL_VERSION + 1, from, to: None, purpose: Purpose::Probe }
+    }
+
+    /// A newer daemon connects to this one: on both sides the error names both versions.
+    #[tokio::test(flavor = "current_thread")]
+    async fn another_version_is_refused_by_number_on_both_sides() {
+        let key = ClusterKey::generate().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dial = async {
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).await?;
+            let channel = Channel::initiator_of(PROTOCOL_VERSION + 1, &key, limits::PEER_FRAME);
+            let mut connection = Connection::new(socket, channel)?;
+            connection.send(&hello()).await?;
+            connection.receive::<Welcome>().await
+        };
+        let take = async { Connection::accept(listener.accept().await.unwrap().0, &key).await.map(|(_, hello)| hello) };
+        let (dialed, taken) = tokio::join!(dial, take);
+        for error in [dialed.unwrap_err(), taken.unwrap_err()] {
+            let text = error.to_string();
+            assert!(matches!(error, WireError::Channel(ChannelError::Version { .. })), "{text}");
+            assert!([PROTOCOL_VERSION, PROTOCOL_VERSION + 1].iter().all(|n| text.contains(&n.to_string())), "{text}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use radic_protector::config::{Config, ConfigError, LogFormat, Settings};
 use radic_protector::daemon;
 use radic_wire::key::ClusterKey;
@@ -22,7 +22,8 @@ fn main() -> ExitCode {
         let words: Vec<_> = std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect();
         return daemon::faults::run(&words).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
     }
-    let settings = Settings::parse();
+    let command = Settings::command().version(radic_version::SHORT).long_version(radic_version::long());
+    let settings = Settings::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
     let check = settings.check_config;
     let config = match settings.with_file().and_then(Settings::complete) {
         Ok(config) => config,
