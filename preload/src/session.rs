@@ -123,14 +123,17 @@ impl Layer {
     /// Waits until the protector takes the log. Bounded by the session.
     pub(crate) fn await_session(&mut self) {
         while !self.session.is_up() && self.replayer.is_none() {
-            self.hear_node();
             if self.session.is_greeting() {
                 let heard = match self.journal.read_within(LOOK_MS) {
-                    Err(Errno::TIMEDOUT) => Ok(()),
-                    other => other.and_then(|()| self.take_messages()),
+                    Err(Errno::TIMEDOUT) => {
+                        self.hear_node();
+                        Ok(())
+                    }
+                    other => other.and_then(|()| self.take_messages(Session::is_up)),
                 };
                 self.note_lost(heard);
             } else {
+                self.hear_node();
                 // The node tells where the next one is; the one that is known is tried ten times a second.
                 let due = self.session.poll_timeout().map_or(LOOK_MS, |due| due.as_millis() as u64 + 1);
                 let left = due.saturating_sub(sys::now() / 1_000_000).min(LOOK_MS);
@@ -158,15 +161,18 @@ impl Layer {
             Err(Errno::TIMEDOUT) => Ok(()), // It is slow. Perhaps the node knows why: the caller looks there.
             other => other,
         };
-        if let Err(error) = read.and_then(|()| self.take_messages()) {
+        if let Err(error) = read.and_then(|()| self.take_messages(|_| false)) {
             self.reconnect(error);
         }
     }
 
-    fn take_messages(&mut self) -> Result<(), Errno> {
+    /// Handles what was read, until `is_enough`. What follows a welcome, and what the node says meanwhile, is left to the program's next call: a wish for an image would
+    /// be met before the program has begun.
+    fn take_messages(&mut self, is_enough: impl Fn(&Session) -> bool) -> Result<(), Errno> {
         let mut committed = None;
         let now = Duration::from_nanos(sys::now());
-        while let Some(message) = self.journal.next_message()? {
+        while !is_enough(&self.session) {
+            let Some(message) = self.journal.next_message()? else { break };
             match message {
                 FromProtector::WholeWanted => self.images.handle_whole_wanted(),
                 FromProtector::Committed { image, .. } => committed = Some(image),

@@ -1,7 +1,5 @@
 //! Between the node and its log service, which has threads of its own.
 
-use std::time::{Duration, Instant};
-
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, ProcessId};
 use radic_wire::key::ClusterKey;
@@ -15,13 +13,6 @@ use crate::config::Config;
 use crate::logs::{self, Event, Logs, StartError, Status};
 use crate::node::Input;
 use crate::node::stores::StoreOrder;
-use crate::store::NoRestart;
-
-/// Time that the log of a lost process has to become stable: its replica, or the disk, has what came last. A replica that is out of reach of this node alone is no less a
-/// member, and is waited for as long as a process waits for its protector. (`make sim`, seed 123140: the job ended after 10 s.)
-const STABLE: Duration = Duration::from_secs(90);
-/// Time until it is asked again whether it is.
-const STABLE_AGAIN: Duration = Duration::from_millis(5);
 
 /// This node's log service.
 pub struct Stores {
@@ -78,19 +69,13 @@ impl Stores {
         }
     }
 
-    /// Fences a process, and waits until its log is stable: when the file and the replica have what came before.
+    /// Fences a process.
     fn fence(&self, process: ProcessId, incarnation: Incarnation) {
-        let (inputs, logs) = (self.inputs.clone(), self.logs.clone());
+        let (inputs, answer) = (self.inputs.clone(), self.logs.fence(process, incarnation));
         spawn_local(async move {
-            let deadline = Instant::now() + STABLE;
-            loop {
-                // A service that has ended answers nobody; the daemon ends, too.
-                let Ok(answer) = logs.fence(process, incarnation).await else { return };
-                if answer != Err(NoRestart::Unstable) || Instant::now() >= deadline {
-                    _ = inputs.send(Input::Fenced(process, incarnation, answer)).await;
-                    return;
-                }
-                tokio::time::sleep(STABLE_AGAIN).await;
+            // A service that has ended answers nothing; the daemon ends, too.
+            if let Ok(answer) = answer.await {
+                _ = inputs.send(Input::Fenced(process, incarnation, answer)).await;
             }
         });
     }

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
-use radic_wire::ids::ProcessId;
+use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::LogPart;
 use radic_wire::login::{Channel, Login};
@@ -60,6 +60,10 @@ impl Service {
             Action::RemoveJob(job) => self.ask_disk(Order::RemoveJob(job)),
             Action::Verify(verification) => self.ask_verifier(Task(verification)),
             Action::Tell(event) => self.tell(event),
+            Action::Fenced(process, incarnation, restart) => {
+                let is_this = |of: &mut (ProcessId, Incarnation, _)| (of.0, of.1) == (process, incarnation);
+                self.fences.extract_if(.., is_this).for_each(|(.., answer)| _ = answer.send(restart.clone()));
+            }
         }
     }
 
@@ -112,7 +116,10 @@ impl Service {
             Request::List(process, answer) => _ = answer.send(server.store().list(process)),
             Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),
             Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
-            Request::Fence(process, incarnation, answer) => _ = answer.send(server.fence(now, process, incarnation)),
+            Request::Fence(process, incarnation, answer) => {
+                self.fences.push((process, incarnation, answer));
+                server.fence(now, process, incarnation);
+            }
             // The round ends with it.
             Request::End => {}
         }

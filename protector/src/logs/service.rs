@@ -19,6 +19,7 @@ use nix::errno::Errno;
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, socket};
+use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 use radic_wire::process::Protection;
 use tokio::sync::{mpsc as tokio_mpsc, oneshot};
@@ -30,7 +31,7 @@ use super::files::{self, Files};
 use super::verify::{self, Task, Verdict};
 use super::{Answer, Config, Event, Logs, Request, StartError};
 use crate::logserver::{self, ConnectionNumber, Gone, LogServer, Reading, What};
-use crate::store;
+use crate::store::{self, NoRestart, Restart};
 
 /// Requests that may wait; then asking blocks.
 const REQUESTS: usize = 4_096;
@@ -142,6 +143,8 @@ pub struct Service {
     done: Receiver<Done>,
     verdicts: Receiver<Verdict>,
     requests: Receiver<Request>,
+    /// The node's questions what a restart needs, until the log is stable.
+    pub fences: Vec<(ProcessId, Incarnation, Answer<Result<Restart, NoRestart>>)>,
     /// Images on their way to nodes that bring processes back.
     pub fetches: Fetches,
     events: tokio_mpsc::Sender<Event>,
@@ -193,6 +196,7 @@ impl Service {
             done,
             verdicts,
             requests,
+            fences: Vec::new(),
             fetches,
             events,
             scratch: vec![0; SCRATCH],

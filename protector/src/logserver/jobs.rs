@@ -9,12 +9,15 @@ use radic_wire::log::FromProtector;
 use radic_wire::process::Protection;
 
 use super::{Action, LogServer, Reason, Role, Status};
-use crate::store::{NoRestart, Restart, Speaker};
+use crate::store::{NoRestart, Speaker};
 
 /// Jobs that have ended and are remembered: their processes are not listened to.
 const ENDED: usize = 1_024;
 /// Of them, jobs whose logs are kept; those of the oldest are removed.
 const KEPT: usize = limits::FINISHED_JOBS;
+/// Time that the log of a lost process has to become stable. A replica that is out of reach of this node alone is no less a member, and is waited for as long as a process waits
+/// for its protector.
+pub(super) const STABLE: Duration = Duration::from_secs(90);
 
 impl LogServer {
     /// The node is a member: from now on what other log servers forward is taken. A daemon that is back under its old address is found before by those that still take it
@@ -53,8 +56,9 @@ impl LogServer {
         self.told.contains(&process) || self.revived.contains(&process.job)
     }
 
-    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs. The node asks again while the answer is [`NoRestart::Unstable`].
-    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
+    /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`], when the log is stable: when the file and the replica
+    /// have what came before. [`NoRestart::Unstable`] is the answer if that takes longer than [`STABLE`].
+    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
         self.now = now;
         let restart = self.store.restart(process, incarnation);
         self.listen_to(process);
@@ -69,7 +73,20 @@ impl LogServer {
             }
             self.close(connection, Reason::Fenced);
         }
-        restart
+        match restart {
+            Err(NoRestart::Unstable) => _ = self.fences.entry((process, incarnation)).or_insert(now + STABLE),
+            answer => self.actions.push_back(Action::Fenced(process, incarnation, answer)),
+        }
+    }
+
+    /// Answers for logs that have become stable since they were fenced, and for those that have not for too long.
+    pub(super) fn look_at_fences(&mut self) {
+        for ((process, incarnation), until) in std::mem::take(&mut self.fences) {
+            match self.store.restart(process, incarnation) {
+                Err(NoRestart::Unstable) if self.now < until => _ = self.fences.insert((process, incarnation), until),
+                answer => self.actions.push_back(Action::Fenced(process, incarnation, answer)),
+            }
+        }
     }
 
     /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.

@@ -31,7 +31,7 @@ mod messages;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ use radic_wire::process::Protection;
 
 use self::chain::{Link, Replica};
 use self::effects::Writing;
-use crate::store::{self, File, Speaker, Store, StoreError, Usage, Write};
+use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 
 /// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is read that asks for answers.
 const CLOGGED: usize = 1 << 20;
@@ -243,6 +243,8 @@ pub enum Action {
     Verify(Verification),
     /// Tell the node.
     Tell(Event),
+    /// Tell the node what has come of [`LogServer::fence`]: what a restart as this incarnation needs.
+    Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
 }
 
 /// An image that is to be verified: whole, undamaged, and upon the image that it is said to build upon.
@@ -350,6 +352,8 @@ pub struct LogServer {
     replicas: HashMap<ProcessId, Replica>,
     /// Processes whose words another log server forwards.
     followed: HashSet<ProcessId>,
+    /// Fences whose logs are not stable yet, and how long they are waited for.
+    fences: BTreeMap<(ProcessId, Incarnation), Duration>,
     /// When to connect to a replica.
     dials: BTreeSet<(Duration, ProcessId)>,
     /// The node is a member.
@@ -391,6 +395,7 @@ impl LogServer {
             paused: Vec::new(),
             freed: false,
             replicas: HashMap::new(),
+            fences: BTreeMap::new(),
             followed: HashSet::new(),
             dials: BTreeSet::new(),
             is_member: false,
@@ -436,7 +441,8 @@ impl LogServer {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let first = |queue: &VecDeque<(Duration, ConnectionNumber)>| queue.front().map(|(at, _)| *at);
         let dial = self.dials.first().map(|(at, _)| *at);
-        first(&self.unproven).into_iter().chain(first(&self.dialed)).chain(dial).min()
+        let fences = self.fences.values().copied();
+        first(&self.unproven).into_iter().chain(first(&self.dialed)).chain(dial).chain(fences).min()
     }
 
     /// Time has passed.
@@ -456,6 +462,7 @@ impl LogServer {
             self.dials.pop_first();
             self.dial(process);
         }
+        self.look_at_fences();
     }
 
     // ---- connections
@@ -575,8 +582,9 @@ impl LogServer {
         }
     }
 
-    /// The driver has handled all that was ready: connections for whose bytes there is room now are read again.
+    /// The driver has handled all that was ready: connections for whose bytes there is room now are read again, and a fenced log may have become stable.
     pub fn handle_round(&mut self) {
+        self.look_at_fences();
         if !std::mem::take(&mut self.freed) || self.paused.is_empty() {
             return;
         }

@@ -118,6 +118,70 @@ fn a_newer_journal_connection_has_the_voice_and_the_older_is_closed() {
     assert!(server.status(at(2), process(0).job)[0].1.connected);
 }
 
+/// What a fence answers, with a log whose replica has not acknowledged what came last.
+fn fences_what_is_not_stable() -> LogServer {
+    let mut server = server();
+    assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
+    commit_an_image(&mut server, 2);
+    server.set_replica(at(2), process(0), Some(REPLICA.parse().expect("an address")));
+    let journal = radic_wire::log::ToProtector::Journal { position: 0, bytes: b"12345" };
+    _ = server.handle_frame(at(2), 1, &encoded(&journal));
+    actions(&mut server);
+    server.fence(at(3), process(0), Incarnation(1));
+    server.handle_round();
+    assert_eq!(fenced(&mut server), [], "the replica has said nothing");
+    server
+}
+
+fn image_begin(image: u64) -> Vec<u8> {
+    let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
+    let (streams, ended) = (streams(), streams());
+    encoded(&radic_wire::log::ToProtector::ImageBegin { image, parent: None, cut: 0, payload: 0, streams, ended })
+}
+
+/// The first image of rank 0.
+fn commit_an_image(server: &mut LogServer, connection: ConnectionNumber) {
+    assert_eq!(connect(server, connection, speaker(0, 0), Channel::Image), Next::Read);
+    _ = server.handle_frame(at(2), connection, &image_begin(0));
+    _ = server.handle_image_bytes(at(2), connection, b"an image");
+    server.handle_image_end(at(2), connection);
+    while let Some(action) = server.poll_action() {
+        match action {
+            Action::Write(ticket, _) => server.handle_written(at(2), ticket),
+            Action::Verify(verification) => server.handle_verdict(at(2), verification, Ok(())),
+            _ => {}
+        }
+    }
+    assert!(server.store().can_restart(process(0)));
+}
+
+fn fenced(server: &mut LogServer) -> Vec<Action> {
+    actions(server).into_iter().filter(|action| matches!(action, Action::Fenced(..))).collect()
+}
+
+#[test]
+fn a_fence_answers_when_the_log_is_stable() {
+    let mut server = fences_what_is_not_stable();
+    server.set_replica(at(5), process(0), None);
+    server.handle_round();
+    let answers = fenced(&mut server);
+    assert!(matches!(answers[..], [Action::Fenced(_, Incarnation(1), Ok(_))]), "{answers:?}");
+    server.handle_round();
+    assert_eq!(fenced(&mut server), [], "once");
+}
+
+#[test]
+fn a_fence_does_not_wait_for_ever() {
+    let mut server = fences_what_is_not_stable();
+    let limit = at(3) + jobs::STABLE;
+    assert!(server.poll_timeout().is_some_and(|due| due <= limit));
+    server.handle_timeout(limit - at(1));
+    assert_eq!(fenced(&mut server), []);
+    server.handle_timeout(limit);
+    assert_eq!(fenced(&mut server), [Action::Fenced(process(0), Incarnation(1), Err(NoRestart::Unstable))]);
+}
+
 #[test]
 fn a_fence_tells_older_incarnations_before_it_closes_them() {
     let mut server = server();
@@ -125,10 +189,11 @@ fn a_fence_tells_older_incarnations_before_it_closes_them() {
     assert_eq!(connect(&mut server, 2, speaker(0, 0), Channel::Bulk), Next::Read);
     assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
     actions(&mut server);
-    _ = server.fence(at(3), process(0), Incarnation(1));
+    server.fence(at(3), process(0), Incarnation(1));
     let told = actions(&mut server);
     assert!(matches!(told[0], Action::Answer(1, _, _)), "{told:?}");
-    assert_eq!(told[1..], [Action::Close(1, Reason::Fenced), Action::Close(2, Reason::Fenced)]);
+    let fenced = Action::Fenced(process(0), Incarnation(1), Err(NoRestart::NoImage));
+    assert_eq!(told[1..], [Action::Close(1, Reason::Fenced), Action::Close(2, Reason::Fenced), fenced]);
     // And when it comes again.
     assert_eq!(connect(&mut server, 3, speaker(0, 0), Channel::Journal), Next::Read);
     assert_eq!(server.handle_frame(at(4), 3, &hello(speaker(0, 0))), Next::Closed);
@@ -295,10 +360,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
             _ = server.handle_frame(at, connection, &encoded(&message));
         }
         Happens::ImageBegin(image) => {
-            let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
-            let (streams, ended) = (streams(), streams());
-            let begin = radic_wire::log::ToProtector::ImageBegin { image, parent: None, cut: 0, payload: 0, streams, ended };
-            _ = server.handle_frame(at, connection, &encoded(&begin));
+            _ = server.handle_frame(at, connection, &image_begin(image));
         }
         Happens::ImageBytes(bytes) => _ = server.handle_image_bytes(at, connection, &bytes),
         Happens::ImageEnd => server.handle_image_end(at, connection),
@@ -310,7 +372,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
             _ = server.may_go_on(connection);
         }
         Happens::Replica(rank, port) => server.set_replica(at, process(rank), port.map(|port| ([10, 0, 0, 2], port).into())),
-        Happens::Fence(rank, life) => _ = server.fence(at, process(rank), Incarnation(life)),
+        Happens::Fence(rank, life) => server.fence(at, process(rank), Incarnation(life)),
         Happens::LetGo(rank) => server.let_go(process(rank)),
         Happens::TakeOver(rank) => server.take_over(process(rank)),
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),

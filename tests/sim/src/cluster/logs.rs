@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_protector::logserver::{self, Action, ConnectionNumber, Gone, LogServer, Next, Reason, Role, Verification, What};
 use radic_protector::node::Input;
 use radic_protector::node::stores::StoreOrder;
-use radic_protector::store::{self, File, NoRestart, Speaker, StoreError};
+use radic_protector::store::{self, File, NoRestart, Restart, Speaker, StoreError};
 use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
@@ -16,8 +16,6 @@ use radic_wire::peer::Answer;
 use super::net::{ConnId, Owner, Packet, Word, machine_of};
 use super::world::{Event, World};
 
-/// Time that the log of a lost process has to become stable, and until it is asked again, as in `daemon/stores.rs`.
-const STABLE: (Duration, Duration) = (Duration::from_secs(90), Duration::from_millis(5));
 /// Bytes of one write, and of all that are on their way: few, so that much is under way when a machine dies.
 const WRITE: usize = 256;
 const WRITING: usize = 8 * WRITE;
@@ -31,8 +29,6 @@ pub enum Done {
     Verified(Verification),
     /// A read, for this connection.
     Read(ConnectionNumber, File, u64, usize),
-    /// It is asked once more whether a log is stable.
-    Fence(ProcessId, Incarnation, Duration),
     /// The server's next time.
     Timeout,
 }
@@ -142,7 +138,7 @@ impl World {
             StoreOrder::Fence(process, life) => {
                 self.checks.handle_fence(process, life);
                 self.trace(|| format!("n{} fences {process} below {}", at + 1, life.0));
-                self.fence(at, process, life, now + STABLE.0);
+                self.fence(at, process, life);
                 None
             }
             StoreOrder::ForgetProcess(node, number, process) => {
@@ -163,18 +159,26 @@ impl World {
         self.serve_logs(at);
     }
 
-    fn fence(&mut self, at: usize, process: ProcessId, life: Incarnation, until: Duration) {
+    fn fence(&mut self, at: usize, process: ProcessId, life: Incarnation) {
         let (now, breaks) = (self.now, self.breaks);
         let logs = self.logs(at);
         let is_of_before = |held: Incarnation| held.first_of_job() < life.first_of_job();
         if logs.server.store().incarnation(process).is_some_and(is_of_before) {
             logs.of_before.insert(process);
         }
-        let result =
-            if breaks.fence { logs.server.clone().fence(now, process, life) } else { logs.server.fence(now, process, life) };
-        if result == Err(NoRestart::Unstable) && now < until {
-            return self.logs_later(at, STABLE.1, Done::Fence(process, life, until));
+        if !breaks.fence {
+            return logs.server.fence(now, process, life);
         }
+        let mut other = logs.server.clone();
+        other.fence(now, process, life);
+        let fenced = std::iter::from_fn(|| other.poll_action()).find_map(|action| match action {
+            Action::Fenced(_, _, result) => Some(result),
+            _ => None,
+        });
+        self.fenced(at, process, life, fenced.unwrap_or(Err(NoRestart::Unstable)));
+    }
+
+    fn fenced(&mut self, at: usize, process: ProcessId, life: Incarnation, result: Result<Restart, NoRestart>) {
         if let Ok(restart) = &result {
             let boot = self.machines[at].boot;
             self.brought_back.insert(Speaker { process, incarnation: life }, (at, boot));
@@ -411,6 +415,7 @@ impl World {
                 let after = self.disk_time(at);
                 self.logs_later(at, after, Done::Verified(verification));
             }
+            Action::Fenced(process, life, result) => self.fenced(at, process, life, result),
             Action::Tell(event) => {
                 match (event.what, event.process) {
                     (What::Committed(image), Some(process)) => {
@@ -471,7 +476,6 @@ impl World {
                 let bytes = logs.files.get(&file).and_then(|bytes| bytes.get(position as usize..position as usize + length));
                 logs.server.handle_read(now, to, file, position, bytes.ok_or("it is not there"));
             }
-            Done::Fence(process, life, until) => self.fence(at, process, life, until),
             Done::Timeout => {
                 let logs = self.logs(at);
                 if logs.timeout.is_some_and(|at| at <= now) {
