@@ -5,14 +5,19 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
+use radic_tests::client::describe;
 use radic_tests::cluster::{Cluster, Kind, Setup, program};
 use radic_tests::library::{MPICH, OPENMPI};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
+use radic_wire::event::{Event, EventName};
 use rustix::process::Signal;
 
 /// Time for ranks that ignore SIGTERM: the grace between it and SIGKILL, and some for the rest.
 const GRACE: Duration = Duration::from_secs(4);
+
+/// Ranks that take longer to be started than heartbeats may stay away, on any machine.
+const RANKS_OF_ONE: usize = 500;
 
 fn sh(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
@@ -342,6 +347,29 @@ fn many_ranks_and_several_jobs_at_once() {
 
 /// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of
 /// them): the libraries are not told of any interface, and choose.
+/// A daemon misses no heartbeat because of its own work, such as starting many ranks. (It started all of them in one go, for longer than heartbeats may stay
+/// away, and with three times as many was declared dead.)
+#[test]
+fn a_node_that_starts_hundreds_of_ranks_is_not_suspected() {
+    let cluster = Cluster::start(Kind::Logical, 3);
+    let finished = cluster.job(RANKS_OF_ONE, "--nodes n1", &["true"]).limit(Duration::from_secs(60)).run().expect(0);
+    println!("{RANKS_OF_ONE} ranks on one node, started and ended in {:.0?}", finished.elapsed);
+    let mut events = cluster.events_at("n2");
+    let is_last = |event: &Event| event.event == EventName::JobEnd;
+    events.expect("the job's end", Duration::from_secs(5), is_last);
+    let bad = |event: &&Event| match event.event {
+        EventName::Suspect | EventName::Confirm => true,
+        EventName::Descheduled => event.text.contains("own work"),
+        _ => false,
+    };
+    let bad: Vec<_> = events.seen().iter().filter(bad).map(describe).collect();
+    assert!(bad.is_empty(), "a node was silent or busy for long:\n{}", bad.join("\n"));
+    let started = events.seen().iter().filter(|event| event.event == EventName::RankStart).count();
+    assert_eq!(started, RANKS_OF_ONE);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 #[test]
 fn a_node_with_an_address_that_no_interface_carries() {
     let mut cluster = Cluster::empty(Kind::Logical);

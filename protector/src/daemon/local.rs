@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::spawn_local;
 
+use super::launcher::Gate;
 use super::refusals::Refusals;
 use super::wire::WireError;
 use crate::folder::Folder;
@@ -140,6 +141,8 @@ pub struct Reception<S: Service> {
     connected: mpsc::Sender<Connected<S>>,
     handovers: mpsc::Sender<Handover>,
     refusals: Rc<Refusals>,
+    /// Where clients wait that may have been started so recently that nobody here knows them.
+    gate: Option<Gate>,
     /// The number of the last client.
     last: Cell<u64>,
     /// Each client has a clone.
@@ -147,14 +150,15 @@ pub struct Reception<S: Service> {
 }
 
 impl<S: Service> Reception<S> {
-    /// Clients go to `connected`, what they say to `inputs`, those that speak something else to `handovers`.
+    /// Clients go to `connected`, what they say to `inputs`, those that speak something else to `handovers`. With a `gate` nothing that a client says is read before it has passed.
     pub fn new(
         inputs: mpsc::Sender<Input>,
         connected: mpsc::Sender<Connected<S>>,
         handovers: mpsc::Sender<Handover>,
         refusals: Rc<Refusals>,
+        gate: Option<Gate>,
     ) -> Rc<Self> {
-        Rc::new(Reception { inputs, connected, handovers, refusals, last: Cell::new(0), counter: Rc::new(()) })
+        Rc::new(Reception { inputs, connected, handovers, refusals, gate, last: Cell::new(0), counter: Rc::new(()) })
     }
 
     /// The process id of a client that may come in, or why it may not.
@@ -204,6 +208,9 @@ async fn serve<S: Service>(
     replies: mpsc::Receiver<S::Reply>,
     reception: &Reception<S>,
 ) {
+    if let Some(gate) = reception.gate.clone() {
+        gate.pass().await;
+    }
     let (reader, writer) = socket.split();
     let result = tokio::select! {
         result = write::<S>(writer, replies) => result.map(|()| None),

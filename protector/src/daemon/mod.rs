@@ -1,14 +1,18 @@
 //! What drives a [`Node`]: sockets, processes, signals and the clock, on one thread.
 //!
-//! One thread, because a rank's parent-death signal is tied to the thread that started it, and because the node is one state
-//! machine: everything that happens becomes an [`Input`] on one queue, everything it wants becomes a call here.
+//! One thread, because the node is one state machine: everything that happens becomes an [`Input`] on one queue (signs of life of others on one
+//! of their own, which is read first), everything it wants becomes a call here. What may take long is done by other threads: starting processes
+//! ([`launcher`]), sending heartbeats ([`beats`]), images ([`restores`]), logs, and looking at folders. What is done here is done in slices
+//! ([`rounds`]).
 
+mod beats;
 mod commands;
 pub mod counters;
 mod deaths;
 pub mod faults;
 mod folders;
 pub mod keeper;
+mod launcher;
 mod local;
 mod observers;
 mod orphans;
@@ -16,6 +20,7 @@ mod peers;
 mod processes;
 mod refusals;
 mod restores;
+mod rounds;
 mod stores;
 mod sys;
 mod wire;
@@ -34,7 +39,7 @@ use nix::sys::signal::Signal;
 use radic_wire::event::EventName;
 use radic_wire::ids::{BootId, NodeId};
 use radic_wire::key::ClusterKey;
-use radic_wire::local::{Fault, Request};
+use radic_wire::local::Request;
 use radic_wire::membership::Member;
 use radic_wire::peer::{PeerMessage, ToHome, ToHost};
 use radic_wire::process::{ToNode, restored_socket};
@@ -44,6 +49,7 @@ use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
 
 use self::commands::ForCommands;
+use self::launcher::{Done, Launcher};
 use self::local::{Clients, Connected, Handover, Reception};
 use self::observers::ForObservers;
 use self::peers::Peers;
@@ -51,6 +57,7 @@ pub use self::processes::NOT_PERMITTED;
 use self::processes::Processes;
 use self::refusals::Refusals;
 use self::restores::{Ready, Restores};
+use self::rounds::{Away, Rounds, SLICE};
 use self::stores::Stores;
 use crate::config::Config;
 use crate::folder::Folder;
@@ -59,6 +66,8 @@ use crate::node::{Input, Node, NodeConfig, Output, Stop};
 
 /// Things that happened and were not handled yet; whoever brings more waits.
 const INPUTS: usize = 1024;
+/// Signs of life that were not handled yet: one of each member that this one watches or probes.
+const URGENT: usize = 256;
 /// Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn.
 const BACKLOG: u32 = 4096;
 /// The file in the node's folder that names the protector's process.
@@ -85,11 +94,16 @@ pub fn run(config: Config) -> Result<()> {
 struct Daemon {
     node: Node,
     started: Instant,
+    rounds: Rounds,
+    /// A round that takes longer than this is an event.
+    long: Duration,
     inputs: mpsc::Receiver<Input>,
+    urgent: mpsc::Receiver<Input>,
     connected: mpsc::Receiver<Connected<ForCommands>>,
     joined: mpsc::Receiver<Connected<ForObservers>>,
     handovers: mpsc::Receiver<Handover>,
     ready: mpsc::Receiver<Ready>,
+    done: mpsc::UnboundedReceiver<Done>,
     refusals: Rc<Refusals>,
     peers: Peers,
     commands: Clients<ForCommands>,
@@ -120,6 +134,7 @@ impl Daemon {
         let restored = restored.context("cannot listen for processes that are brought back")?;
         let id = NodeId { name: config.name.clone(), boot: BootId(random[0]) };
         let (input_sender, inputs) = mpsc::channel(INPUTS);
+        let (urgent_sender, urgent) = mpsc::channel(URGENT);
         let stores = Stores::start(&config, key.clone(), input_sender.clone())?;
         let me = Member { id, address, log_port: stores.port(), role: config.role, slots: config.slots };
         let environment = host_environment(&me, folder.path())?;
@@ -129,13 +144,14 @@ impl Daemon {
         let gone = folders::watch(vec![folder.clone(), Arc::new(store)]).context("cannot watch the node's folder")?;
         let wall_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64);
         let (join, timing) = (config.join, config.timing);
+        let heartbeat = timing.heartbeat;
         let node_config = NodeConfig {
             me: me.clone(),
             environment,
             wall_us,
             seed: random[1],
             join,
-            timing,
+            timing: timing.clone(),
             memory: resident_memory,
             addresses,
             counters: counters::read,
@@ -148,27 +164,37 @@ impl Daemon {
         let (joined_sender, joined) = mpsc::channel(1);
         let refusals = Rc::new(Refusals::new(input_sender.clone()));
         let (handover_sender, handovers) = mpsc::channel(1);
-        let commands = Reception::new(input_sender.clone(), connected_sender, handover_sender.clone(), refusals.clone());
-        let observers = Reception::new(input_sender.clone(), joined_sender, handover_sender, refusals.clone());
+        let started = Launcher::start(config.name.clone(), limit, random[2]);
+        let (launcher, done) = started.context("the launcher gets no thread")?;
+        let (gate, handover) = (Some(launcher.gate()), handover_sender.clone());
+        let commands = Reception::new(input_sender.clone(), connected_sender, handover, refusals.clone(), None);
+        let observers = Reception::new(input_sender.clone(), joined_sender, handover_sender, refusals.clone(), gate);
         spawn_local(local::accept(control, commands));
         spawn_local(local::accept(process, observers.clone()));
         spawn_local(local::accept(restored, observers));
         let (restores, ready) = Restores::new(key.clone(), config.store);
         spawn_local(leave_on_signal(input_sender.clone())?);
+        let senders = (input_sender.clone(), urgent_sender);
+        let peers = Peers::start(me, key, listener, &timing, senders, refusals.clone());
+        let peers = peers.context("the sender of heartbeats gets no thread")?;
         Ok(Daemon {
+            rounds: Rounds::new(heartbeat),
+            long: heartbeat * 2,
             started: Instant::now(),
             node: Node::new(Duration::ZERO, node_config),
             inputs,
+            urgent,
             connected,
             joined,
             handovers,
             ready,
-            refusals: refusals.clone(),
+            done,
+            refusals,
             ready_line: format!("ready {} {address}", config.name),
-            processes: Processes::new(input_sender.clone(), config.name, limit, restores, random[2]),
+            processes: Processes::new(input_sender, config.name, restores, launcher),
             stores,
             child_ended,
-            peers: Peers::start(me, key, listener, input_sender, refusals),
+            peers,
             commands: Clients::default(),
             observers: Clients::default(),
             folder,
@@ -179,8 +205,17 @@ impl Daemon {
 
     async fn run(&mut self) -> Result<()> {
         loop {
-            if let Some(stop) = self.carry_out().await {
+            let mut carried = self.carry_out().await;
+            if let Carried::Until(stop) = carried {
                 return self.end(stop).await;
+            }
+            let away = self.rounds.end();
+            if self.tell(away) {
+                carried = Carried::Part;
+            }
+            // Else the loop would go on for as long as something has happened, and connections could wait.
+            if self.rounds.is_to_yield() {
+                tokio::task::yield_now().await;
             }
             let node = self.node.poll_timeout().map(|at| self.started + at);
             let deadline = node.into_iter().chain(self.processes.poll_timeout()).min();
@@ -190,30 +225,57 @@ impl Daemon {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
-                // Who connects is known before what it says is.
+            let happened = tokio::select! {
                 biased;
-                Some(connected) = self.connected.recv() => self.commands.add(connected),
-                Some(joined) = self.joined.recv() => self.observers.add(joined),
-                Some(handover) = self.handovers.recv() => self.hand_over(handover),
-                Some(ready) = self.ready.recv() => {
-                    let answers = self.processes.handle_ready(ready);
-                    answers.into_iter().for_each(|answer| self.handle(answer));
-                }
-                Some(()) = self.child_ended.recv() => self.processes.tend_orphans(),
-                Some(path) = self.gone.recv() => self.lose_folder(&path),
-                Some(input) = self.inputs.recv() => self.handle(input),
-                () = timer => {}
-            }
-            self.processes.handle_timeout(Instant::now());
+                happened = Happened::next(self, carried) => happened,
+                () = timer => Happened::Nothing,
+            };
+            let away = self.rounds.begin(deadline);
+            self.tell(away);
+            self.handle_happened(happened);
+            let begun = Instant::now();
+            self.processes.handle_timeout(begun);
             let now = self.started.elapsed();
             if self.node.poll_timeout().is_some_and(|at| at <= now) {
                 self.node.handle_timeout(now);
             }
+            self.rounds.note("what was due", begun);
         }
     }
 
+    fn handle_happened(&mut self, happened: Happened) {
+        match happened {
+            Happened::Connected(connected) => self.commands.add(connected),
+            Happened::Joined(joined) => self.observers.add(joined),
+            Happened::Handover(handover) => self.hand_over(handover),
+            Happened::Done(done) => {
+                let answers = self.processes.handle_done(done);
+                answers.into_iter().for_each(|answer| self.handle(answer));
+            }
+            Happened::Ready(ready) => {
+                let answers = self.processes.handle_ready(ready);
+                answers.into_iter().for_each(|answer| self.handle(answer));
+            }
+            Happened::ChildEnded => self.processes.tend_orphans(),
+            Happened::Gone(path) => self.lose_folder(&path),
+            Happened::Input(input) => self.handle(input),
+            Happened::Nothing => {}
+        }
+    }
+
+    /// The loop was away: what kept it is logged, and an event if others may have noticed and it was our own doing. Whether there is one.
+    fn tell(&mut self, away: Option<Away>) -> bool {
+        let Some(away) = away else { return false };
+        tracing::debug!("the loop was {away}");
+        let is_event = away.took > self.long && away.is_own();
+        if is_event {
+            self.handle(Input::Note(EventName::Descheduled, format!("this protector's own work kept it: {away}")));
+        }
+        is_event
+    }
+
     fn handle(&mut self, input: Input) {
+        let (what, begun) = (rounds::of_input(&input), Instant::now());
         log_signal(&input);
         match &input {
             Input::Exited(process, status) => self.processes.handle_exited(*process, *status),
@@ -224,6 +286,7 @@ impl Daemon {
             _ => {}
         }
         self.node.handle(self.started.elapsed(), input);
+        self.rounds.note(what, begun);
     }
 
     /// No command finds this protector any more, no rank that is started joins it, and nothing that is logged could be read again: as its
@@ -247,9 +310,11 @@ impl Daemon {
         }
     }
 
-    /// Does what the node wants done; the reason to end, if that is what it wants.
-    async fn carry_out(&mut self) -> Option<Stop> {
+    /// Does what the node wants done, for a slice of time.
+    async fn carry_out(&mut self) -> Carried {
+        let slice = Instant::now();
         while let Some(output) = self.node.poll_output() {
+            let (what, begun) = (rounds::of_output(&output), Instant::now());
             match output {
                 Output::Send(to, message) => self.peers.send(&to, message),
                 Output::SendToSeed(seed, message) => self.peers.send_to_seed(seed, message),
@@ -273,18 +338,16 @@ impl Daemon {
                     // Whoever started us reads this line; that it reads no more is its business.
                     _ = io::stdout().write_all(format!("{}\n", self.ready_line).as_bytes());
                 }
-                Output::Stop(stop) => return Some(stop),
+                Output::Stop(stop) => return Carried::Until(stop),
                 Output::Die => self.die().await,
-                Output::Fault(fault) => self.cause(fault),
+                Output::Fault(fault) => self.processes.cause(fault),
+            }
+            self.rounds.note(what, begun);
+            if slice.elapsed() >= SLICE {
+                return Carried::Part;
             }
         }
-        None
-    }
-
-    fn cause(&mut self, fault: Fault) {
-        if let Err(error) = faults::cause(fault, &self.processes.groups()) {
-            self.handle(Input::Note(EventName::Limit, format!("the fault that was asked for is not caused: {error}")));
-        }
+        Carried::All
     }
 
     async fn end(&mut self, stop: Stop) -> Result<()> {
@@ -313,6 +376,51 @@ impl Daemon {
         self.processes.kill_all();
         tokio::task::yield_now().await;
         _ = nix::sys::signal::raise(Signal::SIGKILL);
+    }
+}
+
+/// How far what the node wants was carried out.
+enum Carried {
+    All,
+    /// The slice is over, and there is more.
+    Part,
+    /// It wants to end, for this reason.
+    Until(Stop),
+}
+
+/// What the loop wakes up for.
+enum Happened {
+    Connected(Connected<ForCommands>),
+    Joined(Connected<ForObservers>),
+    Handover(Handover),
+    Done(Done),
+    Ready(Ready),
+    ChildEnded,
+    Gone(PathBuf),
+    Input(Input),
+    /// Only time has passed.
+    Nothing,
+}
+
+impl Happened {
+    /// Waits for what comes first, in this order. Cancelling it loses nothing. As long as more is to be carried out than what was, nothing is taken that makes
+    /// still more of it, and others have their turn.
+    async fn next(daemon: &mut Daemon, carried: Carried) -> Happened {
+        let all = matches!(carried, Carried::All);
+        tokio::select! {
+            biased;
+            Some(input) = daemon.urgent.recv() => Happened::Input(input),
+            // Who connects is known before what it says is, and so is whoever was started.
+            Some(connected) = daemon.connected.recv() => Happened::Connected(connected),
+            Some(joined) = daemon.joined.recv() => Happened::Joined(joined),
+            Some(done) = daemon.done.recv() => Happened::Done(done),
+            Some(handover) = daemon.handovers.recv() => Happened::Handover(handover),
+            Some(ready) = daemon.ready.recv() => Happened::Ready(ready),
+            Some(()) = daemon.child_ended.recv() => Happened::ChildEnded,
+            Some(path) = daemon.gone.recv() => Happened::Gone(path),
+            () = tokio::task::yield_now(), if !all => Happened::Nothing,
+            Some(input) = daemon.inputs.recv(), if all => Happened::Input(input),
+        }
     }
 }
 

@@ -18,10 +18,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
 
+use super::beats::Beats;
 use super::refusals::Refusals;
 use super::wire::{Connection, WireError};
 use crate::link::{LinkReceiver, LinkSender};
-use crate::membership::Peer;
+use crate::membership::{Peer, Timing};
 use crate::node::Input;
 
 /// Time for a connection and its handshake to a peer that is believed to live.
@@ -61,19 +62,13 @@ impl Link {
     }
 }
 
-/// The heartbeats to our watcher: only the newest counts.
-struct Beat {
-    peer: NodeId,
-    address: SocketAddr,
-    view: Cell<u64>,
-    wake: Notify,
-}
-
 /// What all connections share.
 struct Shared {
     me: Member,
     key: ClusterKey,
     inputs: mpsc::Sender<Input>,
+    /// Signs of life: they are not to wait for what else has come.
+    urgent: mpsc::Sender<Input>,
     /// What was received from each protector, and where it said it listens.
     received: RefCell<HashMap<NodeId, (LinkReceiver, SocketAddr)>>,
     /// Former members to whom a message is under way.
@@ -86,23 +81,25 @@ struct Shared {
 pub struct Peers {
     shared: Rc<Shared>,
     links: HashMap<NodeId, (Rc<Link>, AbortHandle)>,
-    beat: Option<(Rc<Beat>, AbortHandle)>,
+    beats: Beats,
     departed: VecDeque<NodeId>,
 }
 
 impl Peers {
-    /// Starts to accept connections. Must be called within a `LocalSet`.
+    /// Starts to accept connections, and the thread that sends heartbeats. What comes goes to the first of the two queues, signs of life to the second. Must be called within a `LocalSet`.
     pub fn start(
         me: Member,
         key: ClusterKey,
         listener: TcpListener,
-        inputs: mpsc::Sender<Input>,
+        timing: &Timing,
+        (inputs, urgent): (mpsc::Sender<Input>, mpsc::Sender<Input>),
         refusals: Rc<Refusals>,
-    ) -> Self {
+    ) -> io::Result<Self> {
+        let beats = Beats::start(me.clone(), key.clone(), timing, inputs.clone())?;
         let (received, telling, connections) = (RefCell::default(), RefCell::default(), Cell::new(0));
-        let shared = Rc::new(Shared { me, key, inputs, received, telling, connections, refusals });
+        let shared = Rc::new(Shared { me, key, inputs, urgent, received, telling, connections, refusals });
         spawn_local(accept(shared.clone(), listener));
-        Peers { shared, links: HashMap::new(), beat: None, departed: VecDeque::new() }
+        Ok(Peers { shared, links: HashMap::new(), beats, departed: VecDeque::new() })
     }
 
     /// Sends a message, reliably and in order.
@@ -164,19 +161,9 @@ impl Peers {
     }
 
     /// Sends a heartbeat to our watcher.
-    pub fn heartbeat(&mut self, to: &Peer, view: u64) {
-        let Some(address) = to.address else { return };
-        if self.beat.as_ref().is_none_or(|(beat, _)| beat.peer != to.id) {
-            if let Some((_, task)) = self.beat.take() {
-                task.abort();
-            }
-            let beat = Rc::new(Beat { peer: to.id.clone(), address, view: Cell::new(view), wake: Notify::new() });
-            let task = spawn_local(run_beat(self.shared.clone(), beat.clone()));
-            self.beat = Some((beat, task.abort_handle()));
-        }
-        if let Some((beat, _)) = &self.beat {
-            beat.view.set(view);
-            beat.wake.notify_one();
+    pub fn heartbeat(&self, to: &Peer, view: u64) {
+        if let Some(address) = to.address {
+            self.beats.send(&to.id, address, view);
         }
     }
 
@@ -187,7 +174,7 @@ impl Peers {
         let shared = self.shared.clone();
         spawn_local(async move {
             if let Ok(alive) = tokio::time::timeout(HANDSHAKE, probe(&shared, &member.id, address)).await {
-                _ = shared.inputs.send(Input::ProbeResult(member.id, alive)).await;
+                _ = shared.urgent.send(Input::ProbeResult(member.id, alive)).await;
             }
         });
     }
@@ -253,7 +240,7 @@ async fn probe(shared: &Shared, id: &NodeId, address: SocketAddr) -> bool {
     loop {
         let error = match TcpStream::connect(address).await {
             Ok(socket) => {
-                _ = shared.inputs.send(Input::ProbeReached(id.clone())).await;
+                _ = shared.urgent.send(Input::ProbeReached(id.clone())).await;
                 match Connection::greet(socket, &shared.key, &hello).await {
                     Ok((_, welcome)) => return welcome.id == *id,
                     // Taken and then closed: it has just died, or has too many connections.
@@ -329,26 +316,6 @@ async fn write_link(link: &Link, mut connection: Connection, welcome: &Welcome) 
     }
 }
 
-/// Sends heartbeats over one connection as long as it holds, then over another.
-async fn run_beat(shared: Rc<Shared>, beat: Rc<Beat>) {
-    loop {
-        beat.wake.notified().await;
-        let hello = shared.hello(Some(beat.peer.clone()), Purpose::Heartbeat);
-        let Ok((mut connection, _)) = Connection::connect(beat.address, &shared.key, &hello, HANDSHAKE).await else { continue };
-        loop {
-            if connection.send(&Heartbeat { view: beat.view.get() }).await.is_err() {
-                break;
-            }
-            tokio::select! {
-                () = beat.wake.notified() => {}
-                // Nothing ever comes back; an end does.
-                _ = connection.receive::<()>() => break,
-            }
-        }
-        _ = shared.inputs.send(Input::LinkBroken(beat.peer.clone())).await;
-    }
-}
-
 async fn accept(shared: Rc<Shared>, listener: TcpListener) {
     let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -415,7 +382,7 @@ async fn serve_peer(shared: &Shared, connection: &mut Connection, hello: Hello) 
         Purpose::Link => read_link(shared, connection, &id, hello.from.address).await,
         Purpose::Heartbeat => loop {
             let Heartbeat { view } = connection.receive().await?;
-            _ = shared.inputs.send(Input::Heartbeat(id.clone(), view)).await;
+            _ = shared.urgent.send(Input::Heartbeat(id.clone(), view)).await;
         },
         Purpose::Join => {
             let message: MembershipMessage = connection.receive().await?;

@@ -1,15 +1,12 @@
 //! The processes of ranks: start, output, standard input, PMI connection, end.
 
-use std::cell::RefCell;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::OsStr;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream as StdUnixStream;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{ExitStatus as StdExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::ExitStatus as StdExitStatus;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -17,26 +14,25 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use radic_ckpt::control::{self, Ids, Restorable};
-use radic_ckpt::launch::DEATH_VARIABLE;
+use radic_ckpt::control::{self, Restorable};
 use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, NodeName, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream, exit_code};
 use radic_wire::limits;
+use radic_wire::local::Fault;
 use serde_bytes::ByteBuf;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::process::{Child, ChildStdin};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 
 use super::deaths::Return;
-use super::keeper::{Keeper, Ward};
+use super::launcher::{Done, Launcher, Order, Started};
 use super::local::Handover;
 use super::orphans;
 use super::restores::{Ready, Restores};
-use super::sys::{self, DescriptorLimit};
 use crate::node::Input;
 use crate::node::host::{HostOutput, RestoreOrder, SpawnError, SpawnOrder};
 use crate::pmi::leftovers;
@@ -52,10 +48,6 @@ const PMI_QUEUE: usize = 16;
 const LOOKS: u32 = 25;
 /// What is said of a signal that the kernel does not let this protector send.
 pub const NOT_PERMITTED: &str = "is not permitted (EPERM)";
-/// ELF's class for 64 bits, and its machine for x86-64, little endian.
-const ELF_64: u8 = 2;
-const ELF_X86_64: [u8; 2] = [62, 0];
-
 /// A running or ended process of a rank.
 struct Process {
     /// Its process id, which is also its group and session.
@@ -73,6 +65,19 @@ struct Process {
     /// The key space by which its library names the files it may leave behind.
     kvsname: String,
     /// It was brought back, and does not live yet: its end is to be explained.
+    back: Option<Return>,
+}
+
+/// A process that is being started.
+struct Starting {
+    /// The number of the order: another one may take its place.
+    number: u64,
+    kvsname: String,
+    /// Signals that came before it was there, each once.
+    missed: Vec<i32>,
+    /// The piece of standard input that came before it was there.
+    stdin: Option<(u64, ByteBuf)>,
+    /// It is brought back.
     back: Option<Return>,
 }
 
@@ -127,34 +132,40 @@ pub struct Processes {
     inputs: mpsc::Sender<Input>,
     /// This node's name.
     node: NodeName,
-    limit: DescriptorLimit,
-    keeper: RefCell<Option<Keeper>>,
+    launcher: Launcher,
+    starting: HashMap<ProcessId, Starting>,
     processes: HashMap<ProcessId, Process>,
     restores: Restores,
-    /// By this number those that are brought back find us.
-    launcher: u64,
     /// Jobs with processes that were brought back here: what these start has the mark of another node.
     guests: BTreeSet<JobId>,
     /// How often orphans that do not show of which job they are will be looked at, and when next.
     looks: u32,
     look_again: Option<Instant>,
+    looking: Looking,
+}
+
+/// Whether orphans are being looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looking {
+    No,
+    Yes,
+    /// And once more after that: another child has ended meanwhile.
+    Again,
 }
 
 impl Processes {
-    /// None yet. `limit` is what ranks get as their limit on descriptors, `launcher` what is told to those that are brought back.
-    pub fn new(inputs: mpsc::Sender<Input>, node: NodeName, limit: DescriptorLimit, restores: Restores, launcher: u64) -> Self {
-        let (keeper, processes, guests) = Default::default();
-        Processes { inputs, node, limit, keeper, processes, restores, launcher, guests, looks: 0, look_again: None }
+    /// None yet.
+    pub fn new(inputs: mpsc::Sender<Input>, node: NodeName, restores: Restores, launcher: Launcher) -> Self {
+        let (starting, processes, guests) = Default::default();
+        let (looks, look_again, looking) = (0, None, Looking::No);
+        Processes { inputs, node, launcher, starting, processes, restores, guests, looks, look_again, looking }
     }
 
-    /// Does what a host wants done. The answer to a start comes back at once.
+    /// Does what a host wants done. The answer to a start is that of [`Processes::handle_done`].
     pub fn handle(&mut self, job: JobId, output: HostOutput) -> Option<Input> {
         let id = |rank| ProcessId { job, rank };
         match output {
-            HostOutput::Spawn(rank, order) => {
-                let result = self.start(id(rank), &order);
-                return Some(Input::Spawned(id(rank), result));
-            }
+            HostOutput::Spawn(rank, order) => self.start(id(rank), order),
             HostOutput::Restore(_, order) => self.restores.begin(order),
             HostOutput::Stdin { number, data } => return self.write_stdin(job, number, data),
             HostOutput::Read(rank, stream) => {
@@ -186,6 +197,7 @@ impl Processes {
             HostOutput::Over => {
                 self.restores.forget(|process| process.job == job);
                 self.processes.retain(|process, _| process.job != job);
+                self.starting.retain(|process, _| process.job != job);
                 self.guests.remove(&job);
             }
             HostOutput::ToHome(_)
@@ -221,9 +233,7 @@ impl Processes {
         }
         process.stdin = None;
         remove_leftovers(&process.kvsname, id.rank);
-        if let Some(keeper) = self.keeper.borrow_mut().as_mut() {
-            _ = keeper.remove(process.pid);
-        }
+        self.launcher.order(Order::Forget { child: process.child, group: process.pid });
         self.tend_orphans();
     }
 
@@ -246,13 +256,22 @@ impl Processes {
     }
 
     fn look_at_orphans(&mut self) {
-        let alive = || self.processes.iter().filter(|(_, process)| process.alive);
-        let keeper = self.keeper.borrow().as_ref().map(Keeper::pid);
-        let own: BTreeSet<i32> = alive().map(|(_, process)| process.child).chain(keeper).collect();
-        let ours = |mark: &orphans::Mark| mark.node == self.node.as_str() || self.guests.contains(&mark.job);
-        let over = |mark: &orphans::Mark| ours(mark) && alive().all(|(id, _)| id.job != mark.job);
-        let undecided = orphans::tend(&own, over);
-        self.looks -= 1;
+        self.look_again = None;
+        if self.looking != Looking::No {
+            self.looking = Looking::Again;
+            return;
+        }
+        self.looking = Looking::Yes;
+        let alive = self.processes.iter().filter(|(_, process)| process.alive).map(|(id, _)| id);
+        let running = alive.chain(self.starting.keys()).map(|id| id.job).collect();
+        self.launcher.order(Order::Look { running, guests: self.guests.clone() });
+    }
+
+    fn handle_looked(&mut self, undecided: bool) {
+        self.looks = self.looks.saturating_sub(1);
+        if std::mem::replace(&mut self.looking, Looking::No) == Looking::Again {
+            return self.look_at_orphans();
+        }
         self.look_again = (undecided && self.looks > 0).then(|| Instant::now() + orphans::PAUSE);
     }
 
@@ -264,11 +283,6 @@ impl Processes {
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
 
-    /// The process groups of all ranks.
-    pub fn groups(&self) -> Vec<i32> {
-        self.processes.values().filter(|p| p.alive).map(|p| p.pid).collect()
-    }
-
     /// Interrupts a process, so that it looks at what it was told. Only one that has joined may be: the library handles the signal.
     pub fn nudge(&self, id: ProcessId) {
         let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };
@@ -278,8 +292,19 @@ impl Processes {
         }
     }
 
-    /// Signals the group of a process. If it has become another user, whose processes this protector may not signal: what to do about that.
-    fn signal(&self, id: ProcessId, signal: i32) -> Option<String> {
+    /// Causes a fault of this node.
+    pub fn cause(&mut self, fault: Fault) {
+        let groups = self.processes.values().filter(|p| p.alive).map(|p| p.pid).collect();
+        self.launcher.order(Order::Cause(fault, groups));
+    }
+
+    /// Signals the group of a process; one that is being started, when it is there. If it has become another user, whose processes this protector may not signal: what to do about that.
+    fn signal(&mut self, id: ProcessId, signal: i32) -> Option<String> {
+        if let Some(starting) = self.starting.get_mut(&id) {
+            starting.missed.retain(|missed| *missed != signal);
+            starting.missed.push(signal);
+            return None;
+        }
         let process = self.processes.get(&id).filter(|p| p.alive)?;
         let Ok(signal) = Signal::try_from(signal) else {
             tracing::warn!(signal, "not a signal");
@@ -295,74 +320,92 @@ impl Processes {
             .then(|| not_permitted(id.rank, &self.node, process.pid, signal))
     }
 
-    fn start(&mut self, id: ProcessId, order: &SpawnOrder) -> Result<u32, SpawnError> {
-        let failed = |what: &str, error: io::Error| SpawnError { error: format!("{what}: {error}"), code: exit_code::RADIC };
-        let program = OsStr::from_bytes(&order.program);
-        let dir = Path::new(OsStr::from_bytes(&order.dir));
-        // Asked first, since a failed spawn does not say which of the two it was.
-        std::fs::read_dir(dir).map_err(|e| failed(&format!("working directory {}", dir.display()), e))?;
-        refuse_foreign(Path::new(program))?;
-        order.library.as_deref().map_or(Ok(()), check_library)?;
-        let (ours, theirs) = StdUnixStream::pair().map_err(|e| failed("a socket pair for PMI", e))?;
-        let ours = ours.set_nonblocking(true).and_then(|()| UnixStream::from_std(ours)).map_err(|e| failed("PMI", e))?;
-        let mut command = self.command(order, program, dir, theirs.as_raw_fd());
-        let mut child = command.spawn().map_err(|error| exec_error(program, &error))?;
-        drop(theirs);
-        let pid = pid_of(&child)?;
-        self.keep(&Ward { group: pid, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
-        let mut readers = readers(&mut child);
-        readers.iter_mut().for_each(|(stream, reader)| reader.begin(id, *stream, &self.inputs));
-        let stdin = child.stdin.take().map(|pipe| self.feeder(id.job, pipe));
-        let pmi = Some(self.serve_pmi(id, ours, Vec::new()));
-        let (waiter, kvsname) = (self.wait(id, child), order.kvsname.clone());
-        self.processes.insert(id, Process { pid, child: pid, alive: true, stdin, pmi, readers, waiter, kvsname, back: None });
-        Ok(pid as u32)
-    }
-
-    /// Its images are here, or not: the answers to the order.
+    /// The images of a process are here, or not: the answers to its order so far.
     pub fn handle_ready(&mut self, ready: Ready) -> Vec<Input> {
         let Some(ready) = self.restores.handle_ready(ready) else { return Vec::new() };
         let order = ready.order().clone();
         let damage = ready.damage.into_iter().map(|text| Input::StoreEvent(EventName::Store, Some(order.process), text));
         let mut inputs: Vec<Input> = damage.collect();
-        match ready.result {
-            Err(error) => inputs.push(Input::Fetched(order.process, Err(error))),
-            Ok(image) => {
-                let result = self.restore(&order, image, ready.report);
-                inputs.extend([Input::Fetched(order.process, Ok(())), Input::Spawned(order.process, result)]);
-            }
-        }
+        inputs.push(Input::Fetched(order.process, ready.result.map(|image| self.restore(order, image, ready.report))));
         inputs
     }
 
-    fn restore(&mut self, order: &RestoreOrder, image: Restorable, report: Result<PathBuf, String>) -> Result<u32, SpawnError> {
-        let id = order.process;
-        let program = OsStr::from_bytes(&image.process().exe).to_owned();
-        check_surroundings(Path::new(&program), Path::new(OsStr::from_bytes(&image.process().cwd)))?;
-        check_library(&order.library)?;
+    fn start(&mut self, id: ProcessId, order: SpawnOrder) {
+        let kvsname = order.kvsname.clone();
+        let number = self.launcher.order(Order::Start(id, order));
+        self.starting.insert(id, Starting { number, kvsname, missed: Vec::new(), stdin: None, back: None });
+    }
+
+    fn restore(&mut self, order: RestoreOrder, image: Restorable, report: Result<PathBuf, String>) {
+        let (id, kvsname) = (order.process, order.kvsname.clone());
         // A life that was not heard to end: nothing of it is to be mistaken for something of the next.
         _ = self.signal(id, libc::SIGKILL);
-        self.processes.remove(&id).into_iter().for_each(Process::abandon);
-        let preparation = sys::Preparation { pmi_fd: None, limit: self.limit, umask: 0o077, fixed_addresses: false };
-        let prepare = |command: &mut std::process::Command| {
-            sys::prepare_rank(command, preparation);
-            command.envs(report.as_ref().ok().map(|path| (DEATH_VARIABLE, path)));
-        };
-        let mut command = image.command(Ids::Old, Path::new(&order.library), Some(self.launcher), prepare);
-        sys::lead_session(&mut command);
-        let mut command = Command::from(command);
-        set_pipes(&mut command, order.stdin);
-        let mut child = command.spawn().map_err(|error| exec_error(&program, &error))?;
-        let keeper = pid_of(&child)?;
-        let pid = control::kept_by(keeper).unwrap_or(keeper);
-        self.keep(&Ward { group: pid, job: id.job, rank: id.rank, kvsname: order.kvsname.clone() });
+        if let Some(process) = self.processes.remove(&id) {
+            self.launcher.order(Order::Forget { child: process.child, group: process.pid });
+            process.abandon();
+        }
         self.guests.insert(id.job);
+        let back = Some(Return::new(id, order.incarnation, report.clone()));
+        let number = self.launcher.order(Order::Restore(order, Box::new(image), report.ok()));
+        self.starting.insert(id, Starting { number, kvsname, missed: Vec::new(), stdin: None, back });
+    }
+
+    /// The thread that starts processes has done something. The answer to an order to start one comes with it.
+    pub fn handle_done(&mut self, done: Done) -> Vec<Input> {
+        match done {
+            Done::Started(id, number, result) => self.handle_started(id, number, result),
+            Done::Looked { undecided } => {
+                self.handle_looked(undecided);
+                Vec::new()
+            }
+            Done::NotCaused(why) => vec![Input::Note(EventName::Limit, why)],
+        }
+    }
+
+    fn handle_started(&mut self, id: ProcessId, number: u64, result: Result<Started, SpawnError>) -> Vec<Input> {
+        let starting = self.starting.entry(id);
+        let Entry::Occupied(starting) = starting else { return self.end_unwanted(result) };
+        if starting.get().number != number {
+            return self.end_unwanted(result);
+        }
+        let mut starting = starting.remove();
+        let (missed, stdin) = (std::mem::take(&mut starting.missed), starting.stdin.take());
+        let result = result.map(|started| self.register(id, starting, started));
+        let mut inputs = vec![Input::Spawned(id, result)];
+        let refused = missed.into_iter().filter_map(|signal| self.signal(id, signal));
+        inputs.extend(refused.map(|why| Input::StoreEvent(EventName::Refused, Some(id), why)));
+        inputs.extend(stdin.and_then(|(number, data)| self.write_stdin(id.job, number, data)));
+        inputs
+    }
+
+    /// A process was started that nobody wants any more: its job is over, or another life of it begins.
+    fn end_unwanted(&mut self, result: Result<Started, SpawnError>) -> Vec<Input> {
+        if let Ok(started) = result {
+            // It is waited for as any child that is dropped.
+            _ = killpg(Pid::from_raw(started.pid), Signal::SIGKILL);
+            self.launcher.order(Order::Forget { child: started.child_pid, group: started.pid });
+        }
+        Vec::new()
+    }
+
+    /// The process is there. Its process id.
+    fn register(&mut self, id: ProcessId, starting: Starting, started: Started) -> u32 {
+        let Starting { kvsname, back, .. } = starting;
+        let Started { mut child, child_pid, pid, pmi } = started;
+        let mut readers = readers(&mut child);
+        if back.is_none() {
+            readers.iter_mut().for_each(|(stream, reader)| reader.begin(id, *stream, &self.inputs));
+        }
         let stdin = child.stdin.take().map(|pipe| self.feeder(id.job, pipe));
-        let readers = readers(&mut child);
-        let (waiter, kvsname) = (self.wait(id, child), order.kvsname.clone());
-        let back = Some(Return::new(id, order.incarnation, report));
-        self.processes.insert(id, Process { pid, child: keeper, alive: true, stdin, pmi: None, readers, waiter, kvsname, back });
-        Ok(pid as u32)
+        let pmi = pmi.map(UnixStream::from_std).and_then(|socket| {
+            let what = |error: &io::Error| tracing::warn!(job = %id.job, rank = %id.rank, %error, "no PMI connection");
+            socket.inspect_err(what).ok()
+        });
+        let pmi = pmi.map(|socket| self.serve_pmi(id, socket, Vec::new()));
+        let waiter = self.wait(id, child);
+        let process = Process { pid, child: child_pid, alive: true, stdin, pmi, readers, waiter, kvsname, back };
+        self.processes.insert(id, process);
+        pid as u32
     }
 
     /// A process says that it is back: what comes on its pipes from now on is its own.
@@ -417,31 +460,6 @@ impl Processes {
         task.abort_handle()
     }
 
-    fn command(&self, order: &SpawnOrder, program: &OsStr, dir: &Path, pmi_fd: i32) -> Command {
-        let mut command = Command::new(program);
-        let name = order.args.first().map_or(program, |name| OsStr::from_bytes(name));
-        command.as_std_mut().arg0_bytes(name);
-        command.args(order.args.iter().skip(1).map(|a| OsStr::from_bytes(a))).current_dir(dir).env_clear();
-        command.envs(order.env.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
-        command.env("PMI_FD", pmi_fd.to_string());
-        set_pipes(&mut command, order.stdin);
-        let (limit, umask, fixed_addresses) = (self.limit, order.umask, order.library.is_some());
-        let preparation = sys::Preparation { pmi_fd: Some(pmi_fd), limit, umask, fixed_addresses };
-        sys::prepare_rank(command.as_std_mut(), preparation);
-        command
-    }
-
-    fn keep(&self, ward: &Ward) {
-        let mut keeper = self.keeper.borrow_mut();
-        if keeper.is_none() {
-            *keeper = Keeper::start(self.node.as_str()).inspect_err(|error| tracing::warn!(%error, "no keeper")).ok();
-        }
-        if let Some(Err(error)) = keeper.as_mut().map(|k| k.add(ward)) {
-            tracing::warn!(%error, "the keeper is gone");
-            *keeper = None;
-        }
-    }
-
     fn feeder(&self, job: JobId, pipe: ChildStdin) -> mpsc::Sender<(u64, ByteBuf)> {
         let (sender, pieces) = mpsc::channel(1);
         spawn_local(feed(job, pipe, pieces, self.inputs.clone()));
@@ -457,7 +475,13 @@ impl Processes {
 
     /// Standard input of rank 0. A rank that does not read any more takes everything: nobody waits for it.
     fn write_stdin(&mut self, job: JobId, number: u64, data: ByteBuf) -> Option<Input> {
-        let process = self.processes.get_mut(&ProcessId { job, rank: Rank(0) })?;
+        let id = ProcessId { job, rank: Rank(0) };
+        if let Some(starting) = self.starting.get_mut(&id).filter(|starting| starting.back.is_none()) {
+            // The job's home passes one piece at a time.
+            starting.stdin = Some((number, data));
+            return None;
+        }
+        let process = self.processes.get_mut(&id)?;
         if data.is_empty() {
             process.stdin = None;
             return Some(Input::StdinTaken(job, number));
@@ -477,15 +501,6 @@ fn not_permitted(rank: Rank, node: &NodeName, pid: i32, signal: Signal) -> Strin
          end it on {node} as that user or as root (`kill -KILL -- -{pid}`)",
         nix::unistd::geteuid()
     )
-}
-
-fn set_pipes(command: &mut Command, stdin: bool) {
-    command.stdin(if stdin { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped()).stderr(Stdio::piped());
-}
-
-fn pid_of(child: &Child) -> Result<i32, SpawnError> {
-    let ended = || SpawnError { error: "it ended at once".to_owned(), code: exit_code::RADIC };
-    child.id().map(|pid| pid as i32).ok_or_else(ended)
 }
 
 /// Readers of a child's output that do not read yet.
@@ -578,64 +593,5 @@ fn exit_status(status: StdExitStatus) -> ExitStatus {
         (Some(code), _) => ExitStatus::Code(code),
         (None, Some(signal)) => ExitStatus::Signal(signal),
         (None, None) => ExitStatus::Code(exit_code::RADIC),
-    }
-}
-
-/// A program for another machine would be given to a shell, as one without a first line is, which would call it a script.
-fn refuse_foreign(program: &Path) -> Result<(), SpawnError> {
-    let mut header = [0; 20];
-    let read = std::fs::File::open(program).and_then(|mut file| file.read_exact(&mut header));
-    let foreign = read.is_ok() && header.starts_with(b"\x7fELF") && (header[4] != ELF_64 || header[18..] != ELF_X86_64);
-    if !foreign {
-        return Ok(()); // Whatever else is wrong with it, the kernel says better.
-    }
-    let error = format!("{}: a program for another machine than x86-64", program.display());
-    Err(SpawnError { error, code: exit_code::CANNOT_EXECUTE })
-}
-
-/// A process that is brought back opens its program and its working directory by their names.
-fn check_surroundings(program: &Path, dir: &Path) -> Result<(), SpawnError> {
-    let missing = |what: &str, path: &Path, why: &dyn std::fmt::Display| SpawnError {
-        error: format!("it cannot go on here: its {what} {} is not on this node as it was: {why}", path.display()),
-        code: exit_code::RADIC,
-    };
-    std::fs::File::open(program).map_err(|error| missing("program", program, &error))?;
-    match std::fs::metadata(dir) {
-        Ok(data) if data.is_dir() => Ok(()),
-        Ok(_) => Err(missing("working directory", dir, &"it is no directory")),
-        Err(error) => Err(missing("working directory", dir, &error)),
-    }
-}
-
-/// The loader would only warn of a library that is not there, and the rank would run without protection.
-fn check_library(path: &str) -> Result<(), SpawnError> {
-    let refused = |why: String| {
-        let error = format!("it cannot be protected: {path}: {why}; `radic run --protect none` runs it without");
-        Err(SpawnError { error, code: exit_code::RADIC })
-    };
-    match std::fs::File::open(path) {
-        Err(error) => refused(format!("{error} (radicd looks for its library beside itself)")),
-        Ok(_) if path.contains([' ', ':']) => refused("the loader takes no path with a space or a colon".to_owned()),
-        Ok(_) => Ok(()),
-    }
-}
-
-fn exec_error(program: &OsStr, error: &io::Error) -> SpawnError {
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => exit_code::NOT_FOUND,
-        io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock => exit_code::RADIC,
-        _ => exit_code::CANNOT_EXECUTE,
-    };
-    SpawnError { error: format!("{}: {error}", program.display()), code }
-}
-
-/// `CommandExt::arg0` under a name that does not clash with tokio's.
-trait Arg0 {
-    fn arg0_bytes(&mut self, name: &OsStr);
-}
-
-impl Arg0 for std::process::Command {
-    fn arg0_bytes(&mut self, name: &OsStr) {
-        std::os::unix::process::CommandExt::arg0(self, name);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child as StdChild, Command as StdCommand};
+use std::process::{Child as StdChild, Command as StdCommand, Stdio};
 use std::time::Duration;
 
 use radic_ckpt::{Mode, Request, Tracking};
@@ -15,6 +15,7 @@ use radic_wire::login::Channel;
 use radic_wire::mac::JobKey;
 use tokio::task::LocalSet;
 
+use super::super::sys;
 use super::*;
 use crate::logs::client::Client;
 use crate::logs::{self, Logs};
@@ -164,6 +165,7 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
 struct Driver {
     processes: Processes,
     ready: mpsc::Receiver<Ready>,
+    done: mpsc::UnboundedReceiver<Done>,
     inputs: mpsc::Receiver<Input>,
 }
 
@@ -171,8 +173,10 @@ impl Driver {
     fn new(store: &Path) -> Driver {
         let (sender, inputs) = mpsc::channel(64);
         let (restores, ready) = Restores::new(cluster(), store.into());
-        let processes = Processes::new(sender, "n1".parse().unwrap(), (1024, 4096), restores, 0x77);
-        Driver { processes, ready, inputs }
+        let name: NodeName = "n1".parse().unwrap();
+        let (launcher, done) = Launcher::start(name.clone(), (1024, 4096), 0x77).unwrap();
+        let processes = Processes::new(sender, name, restores, launcher);
+        Driver { processes, ready, done, inputs }
     }
 
     async fn bring_back(&mut self, order: RestoreOrder) -> Result<u32, String> {
@@ -187,9 +191,21 @@ impl Driver {
             return match (answers.next(), answers.next()) {
                 (None, _) => continue,
                 (Some(Input::Fetched(_, Err(error))), None) => Err(format!("images: {error}")),
-                (Some(Input::Fetched(_, Ok(()))), Some(Input::Spawned(_, result))) => result.map_err(|error| error.error),
+                (Some(Input::Fetched(_, Ok(()))), None) => match self.started().await {
+                    Input::Spawned(_, result) => result.map_err(|error| error.error),
+                    other => panic!("{other:?}"),
+                },
                 other => panic!("{other:?}"),
             };
+        }
+    }
+
+    async fn started(&mut self) -> Input {
+        loop {
+            let done = tokio::time::timeout(LIMIT, self.done.recv()).await.unwrap().unwrap();
+            if let Some(input) = self.processes.handle_done(done).pop() {
+                return input;
+            }
         }
     }
 
@@ -365,11 +381,10 @@ fn a_damaged_image_is_refused_and_the_replica_s_copy_taken() {
             driver.processes.handle(id().job, HostOutput::Restore(id().rank, both));
             let ready = tokio::time::timeout(LIMIT, driver.ready.recv()).await.unwrap().unwrap();
             let answers = driver.processes.handle_ready(ready);
-            let [Input::StoreEvent(EventName::Store, Some(of), text), Input::Fetched(_, Ok(())), Input::Spawned(_, Ok(_))] =
-                &answers[..]
-            else {
+            let [Input::StoreEvent(EventName::Store, Some(of), text), Input::Fetched(_, Ok(()))] = &answers[..] else {
                 panic!("{answers:?}")
             };
+            assert!(matches!(driver.started().await, Input::Spawned(_, Ok(_))));
             assert!(*of == id() && text.starts_with("image 1: its code") && text.ends_with("copy is taken"), "{text}");
         }
     });

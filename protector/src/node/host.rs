@@ -10,6 +10,7 @@ use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted
 use radic_wire::process::{Point, Protect, Protection, variable};
 use serde_bytes::ByteBuf;
 
+use super::launches::Launches;
 use super::outlet::{Outlet, OutputLost};
 use crate::pmi::{KeySpace, Reply, Request, Session};
 
@@ -123,7 +124,8 @@ pub enum NameRequest {
 pub enum HostOutput {
     /// Tell the job's home.
     ToHome(FromHost),
-    /// Start a process; the answer is [`Host::handle_spawned`].
+    /// Start a process; the answer is [`Host::handle_spawned`]. Signals and standard input for it that come before it is there
+    /// are to reach it then.
     Spawn(Rank, SpawnOrder),
     /// Bring a process back. It is answered twice: by [`Input::Fetched`](super::Input::Fetched) when the images are here and verified, or why they
     /// are not, and nothing follows; then as a start is. A later order for the same process takes the place of one under way, which is not answered
@@ -194,6 +196,8 @@ struct LocalRank {
     hopeless: bool,
     /// Why this node has killed it, if it has.
     killed: Option<Killed>,
+    /// Signals for it that came before its process did, each once, in the order in which they last came.
+    missed: Vec<i32>,
 }
 
 /// Why a node kills a rank of its own accord: none of it is a crash of the program.
@@ -225,6 +229,7 @@ impl LocalRank {
             lost: None,
             hopeless: false,
             killed: None,
+            missed: Vec::new(),
         }
     }
 
@@ -255,6 +260,12 @@ impl LocalRank {
         self.crashed.is_some()
     }
 
+    /// A signal comes before its process does.
+    fn miss(&mut self, signal: i32) {
+        self.missed.retain(|missed| *missed != signal);
+        self.missed.push(signal);
+    }
+
     /// Asks for what may be read.
     fn read(&mut self, rank: Rank, outputs: &mut VecDeque<HostOutput>) {
         for (outlet, stream) in self.outlets.iter_mut().zip(STREAMS) {
@@ -274,6 +285,8 @@ pub struct Host {
     placement: Placement,
     incarnation: Incarnation,
     ranks: BTreeMap<Rank, LocalRank>,
+    /// Of these, those that are still to be started here.
+    launches: Launches,
     keys: KeySpace,
     fence: u64,
     /// Ranks that wait in the fence after the last one that each was let out of.
@@ -323,12 +336,20 @@ impl Host {
         let kvsname = self.kvsname();
         for rank in placement.ranks_on(me).filter(|rank| !self.ranks.contains_key(rank)).collect::<Vec<_>>() {
             self.ranks.insert(rank, LocalRank::new(Session::new(rank, self.spec.ranks, kvsname.clone()), 0));
+            self.launches.add(rank);
+        }
+        self.launch_some(environment);
+    }
+
+    /// Orders those to be started whose turn it is.
+    fn launch_some(&mut self, environment: &HostEnvironment) {
+        while let Some(rank) = self.launches.begin() {
             let order = SpawnOrder {
                 program: self.spec.program.clone(),
                 args: self.spec.args.clone(),
                 env: environment_of(rank, self.job, &self.spec, environment),
                 dir: self.spec.dir.clone(),
-                kvsname: kvsname.clone(),
+                kvsname: self.kvsname(),
                 stdin: rank == Rank(0),
                 umask: self.spec.umask,
                 library: (self.spec.protection.protect != Protect::None).then(|| environment.library.clone()),
@@ -347,7 +368,7 @@ impl Host {
 
     fn empty(job: JobId, ward: Ward, keys: KeySpace) -> Self {
         let Ward { incarnation, spec, placement, fence, .. } = ward;
-        let (ranks, waiting, sent, outputs) = Default::default();
+        let (ranks, launches, waiting, sent, outputs) = Default::default();
         Host {
             job,
             home: placement.home().clone(),
@@ -355,6 +376,7 @@ impl Host {
             spec,
             incarnation,
             ranks,
+            launches,
             keys,
             fence,
             waiting,
@@ -389,6 +411,7 @@ impl Host {
         }
         (state.returning, state.catching_up, state.reads_log) = (true, true, true);
         self.ranks.insert(rank, state);
+        self.launches.forget(rank);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
         if stdin {
@@ -646,6 +669,7 @@ impl Host {
             ToHost::Signal(signal) => {
                 self.sent.insert(signal);
                 self.signal(signal);
+                self.signal_later(signal);
             }
             ToHost::OutputTaken { rank, stream, offset } => self.handle_output_taken(rank, stream, offset),
             ToHost::Release { number, entries } => self.handle_release(number, entries),
@@ -676,6 +700,10 @@ impl Host {
     /// The job ends here: everything that still runs is ended.
     pub fn end(&mut self, now: Duration, kill: bool) {
         self.ending = true;
+        // Nobody starts what is being ended: it counts as killed, as what has just been started is.
+        for rank in self.launches.give_up() {
+            self.ranks.entry(rank).and_modify(|state| state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now)));
+        }
         // Nobody brings back what is being ended.
         for state in self.ranks.values_mut() {
             if let Some(signal) = state.lost.take() {
@@ -709,7 +737,8 @@ impl Host {
     /// Nothing can be decided on this side of the cluster, for too long: as if the home were lost. If it is within reach after all, it hears why, before it hears of ranks that
     /// were killed. (`make sim`, seed 32599: it took that for a failure of theirs.)
     pub fn give_up(&mut self, now: Duration, why: &str) {
-        let first = self.running().next().map(|(rank, _)| FromHost::Lost { rank, why: why.to_owned() });
+        let first = self.running().next().map(|(rank, _)| rank).or(self.launches.any());
+        let first = first.map(|rank| FromHost::Lost { rank, why: why.to_owned() });
         self.outputs.extend(first.map(HostOutput::ToHome));
         self.abandon(now);
     }
@@ -732,8 +761,21 @@ impl Host {
         self.outputs.extend(running.into_iter().map(|(rank, _)| HostOutput::Signal(rank, signal)));
     }
 
-    /// A process was started, or not.
-    pub fn handle_spawned(&mut self, now: Duration, rank: Rank, result: Result<u32, SpawnError>) {
+    /// Remembers a signal for ranks that are still to be started.
+    fn signal_later(&mut self, signal: i32) {
+        for (_, state) in self.ranks.iter_mut().filter(|(rank, _)| self.launches.includes(**rank)) {
+            state.miss(signal);
+        }
+    }
+
+    /// A process was started, or not: then the next one may be.
+    pub fn handle_spawned(&mut self, now: Duration, environment: &HostEnvironment, rank: Rank, result: Result<u32, SpawnError>) {
+        self.launches.end(rank);
+        self.handle_start(now, rank, result);
+        self.launch_some(environment);
+    }
+
+    fn handle_start(&mut self, now: Duration, rank: Rank, result: Result<u32, SpawnError>) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         match result {
             Ok(pid) => {
@@ -743,9 +785,12 @@ impl Host {
                     state.read(rank, &mut self.outputs);
                 }
                 self.outputs.push_back(HostOutput::ToHome(FromHost::Launched { rank, pid }));
+                let missed = std::mem::take(&mut state.missed);
                 if self.ending {
                     // It was not there when the others were ended.
                     self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+                } else {
+                    self.outputs.extend(missed.into_iter().map(|signal| HostOutput::Signal(rank, signal)));
                 }
             }
             Err(SpawnError { error, .. }) if state.returning => self.handle_not_restored(now, rank, error),
@@ -781,7 +826,11 @@ impl Host {
     pub fn kill(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.exited.is_none()) {
             state.killed.get_or_insert(Killed::AsAsked);
-            self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+            if self.launches.includes(rank) {
+                state.miss(libc::SIGKILL);
+            } else {
+                self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+            }
         }
     }
 

@@ -18,6 +18,7 @@ mod finals;
 pub mod home;
 pub mod host;
 mod jobs;
+mod launches;
 pub mod observers;
 mod outlet;
 pub mod placement;
@@ -602,7 +603,7 @@ impl Node {
                 (EventName::Confirm, About::node(&node.name), format!("it answers nobody that was asked: {evidence}"))
             }
             MembershipEvent::Descheduled { late } => {
-                let text = format!("this machine did not run us for {} ms: nobody is accused", late.as_millis());
+                let text = format!("this protector was called {} ms late: nobody is accused", late.as_millis());
                 (EventName::Descheduled, About::default(), text)
             }
             MembershipEvent::BadMessage { from, what } => (EventName::Refused, About::node(&from.name), what.clone()),
@@ -689,7 +690,8 @@ impl Node {
         if let Ok(pid) = &result {
             self.record(now, EventName::RankStart, About::rank(process.job, process.rank), format!("pid {pid}"));
         }
-        self.with_host(now, process.job, |host| host.handle_spawned(now, process.rank, result));
+        let environment = self.config.environment.clone();
+        self.with_host(now, process.job, |host| host.handle_spawned(now, &environment, process.rank, result));
     }
 
     fn handle_exited(&mut self, now: Duration, process: ProcessId, status: ExitStatus) {

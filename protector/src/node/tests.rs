@@ -17,6 +17,7 @@ use radic_wire::process::{Interval, Place, Point, Protect, Protection, StreamEnd
 
 use super::*;
 
+mod launching;
 mod lost;
 
 /// A job's rank as far as the node can see: what it reads and writes.
