@@ -1,12 +1,13 @@
 # make demo    everything on a fresh Debian 12: installs, builds, kills a node under a real MPI program, and shows how the job goes on
 # make test    what CI runs: format, lints, documentation, unit and integration tests, 10,000 simulated clusters, some seconds of fuzzing
+# make check   for the developer's loop: format, lints, unit tests, 500 simulated clusters
 # make fuzz    fuzzes every parser, each for so long, as many at once as there are processors: make fuzz SECONDS=600 [TARGETS="image pmi"]
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test deps build lint unit integration long fuzz sim chaos lives clean man completions install uninstall stage deb package-test
+.PHONY: demo test check deps build lint unit integration long fuzz sim chaos lives clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -15,6 +16,12 @@ demo: deps build
 	./scripts/demo.sh
 
 test: deps lint build unit sim fuzz integration
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	$(CARGO) test --quiet --profile tests --workspace --lib --bins
+	$(TARGET)/tests/radic-sim --seeds 1..500
 
 deps:
 	./scripts/deps.sh

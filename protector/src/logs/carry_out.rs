@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::ProcessId;
 use radic_wire::limits;
 use radic_wire::log::LogPart;
 use radic_wire::login::{Channel, Login};
@@ -14,7 +14,7 @@ use radic_wire::login::{Channel, Login};
 use super::callers::random;
 use super::connection::{Connection, Interest, Stage};
 use super::disk::{Done, Order};
-use super::service::Service;
+use super::service::{Fencing, Service};
 use super::verify::{BadImage, Task, Verdict};
 use super::{Answer, Request};
 use crate::logserver::{Action, ConnectionNumber, Gone, Precedence};
@@ -61,7 +61,7 @@ impl Service {
             Action::Verify(verification) => self.ask_verifier(Task(verification)),
             Action::Tell(event) => self.tell(event),
             Action::Fenced(process, incarnation, restart) => {
-                let is_this = |of: &mut (ProcessId, Incarnation, _)| (of.0, of.1) == (process, incarnation);
+                let is_this = |of: &mut Fencing| (of.0, of.1) == (process, incarnation);
                 self.fences.extract_if(.., is_this).for_each(|(.., answer)| _ = answer.send(restart.clone()));
             }
         }

@@ -116,6 +116,9 @@ fn bound(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener.into())
 }
 
+/// A question what a restart as this incarnation needs.
+pub type Fencing = (ProcessId, Incarnation, Answer<Result<Restart, NoRestart>>);
+
 /// Everything that the thread has.
 pub struct Service {
     pub config: Config,
@@ -144,7 +147,7 @@ pub struct Service {
     verdicts: Receiver<Verdict>,
     requests: Receiver<Request>,
     /// The node's questions what a restart needs, until the log is stable.
-    pub fences: Vec<(ProcessId, Incarnation, Answer<Result<Restart, NoRestart>>)>,
+    pub fences: Vec<Fencing>,
     /// Images on their way to nodes that bring processes back.
     pub fetches: Fetches,
     events: tokio_mpsc::Sender<Event>,
