@@ -4,7 +4,8 @@
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
-.PHONY: demo test deps build lint unit integration long fuzz sim chaos lives clean
+# make pictures  draws docs/pictures/*.svg from their descriptions
+.PHONY: demo test deps build lint unit integration long fuzz sim chaos lives pictures clean
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -71,6 +72,9 @@ lives: deps build
 long: build
 	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-ckpt --test restore -- --nocapture
 	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-tests -- --test-threads=1 --nocapture
+
+pictures:
+	python3 scripts/pictures.py docs/pictures/*.txt
 
 clean:
 	$(CARGO) clean

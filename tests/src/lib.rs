@@ -12,6 +12,8 @@
 pub mod client;
 pub mod cluster;
 pub mod command;
+#[cfg(test)]
+mod docs;
 pub mod frames;
 pub mod leftovers;
 pub mod library;
