@@ -12,11 +12,11 @@ pub enum EventName {
     Start,
     /// A view was adopted.
     View,
-    /// A member does not answer (DESIGN: detection).
+    /// A member does not answer (docs/design.md: detection).
     Suspect,
     /// A suspected member answered after all.
     Withdrawn,
-    /// A member's death was confirmed (DESIGN: confirmation).
+    /// A member's death was confirmed (docs/design.md: confirmation).
     Confirm,
     /// This protector was not scheduled for longer than its watchdog allows; it accuses nobody.
     Descheduled,
@@ -48,9 +48,9 @@ pub enum EventName {
     Note,
     /// The store of logs and images has something to say.
     Store,
-    /// Older lives of a process are not listened to any more (DESIGN: fencing).
+    /// Older lives of a process are not listened to any more (docs/design.md: fencing).
     Fence,
-    /// Where a lost process goes on (DESIGN: placement).
+    /// Where a lost process goes on (docs/design.md: placement).
     Place,
     /// Its image has arrived and is being restored.
     Image,

@@ -53,7 +53,7 @@ struct Rule {
 const FI_TCP: &[Flavour] = &[Mpich, Intel];
 const ALL: &[Flavour] = &[Mpich, Intel, OpenMpi];
 
-/// Measured; facts about the libraries and their versions are in ARCHITECTURE.md.
+/// Measured; facts about the libraries and their versions are in docs/mpi-libraries.md.
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
     Rule { libraries: &[Mpich], name: "MPIR_CVAR_CH4_NETMOD", value: "ofi", or: &["MPICH_CH4_NETMOD", "MPIR_PARAM_CH4_NETMOD"],
