@@ -62,9 +62,11 @@ fn has_word(text: &str, word: &str) -> bool {
     text.match_indices(word).any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
 }
 
-/// A type, or a function of one: `Gate::of`.
+/// A type, or a function of one: `Gate::of`. Not `EAGAIN`.
 fn is_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_uppercase()) && text.chars().all(|c| c.is_ascii_alphanumeric() || c == ':' || c == '_')
+    text.starts_with(|c: char| c.is_ascii_uppercase())
+        && text.contains(|c: char| c.is_ascii_lowercase())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == ':' || c == '_')
 }
 
 /// What a document says that is not so: of each path, and of each name in a line that says where it is.
