@@ -5,9 +5,8 @@
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
-# make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
-# make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build lint unit integration long fuzz sim chaos lives clean man completions install uninstall stage deb package-test
+# make pictures  draws docs/pictures/*.svg from their descriptions
+.PHONY: demo test deps build lint unit integration long fuzz sim chaos lives pictures clean
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -81,44 +80,8 @@ long: build
 	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-ckpt --test restore -- --nocapture
 	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-tests -- --test-threads=1 --nocapture
 
-# Below target: man/*.1 and *.8, and what shells are told. `make install` makes its own.
-man: build
-	$(TARGET)/release/radic man $(TARGET)/man
-
-completions: build
-	mkdir -p $(TARGET)/completions
-	for shell in bash zsh fish; do for program in radic radicd; do \
-		$(TARGET)/release/radic completions $$shell --of $$program >$(TARGET)/completions/$$program.$$shell || exit 1; done; done
-
-# Nothing is built here: `make build` as yourself, then `sudo make install`.
-PREFIX ?= /usr/local
-export PREFIX SYSCONFDIR DESTDIR
-install:
-	./packaging/install.sh install $(TARGET)/release
-
-uninstall:
-	./packaging/install.sh uninstall
-
-# The same files as for `make install PREFIX=/usr`, with the licences of all that is compiled in. packaging/README.md tells what is made of it.
-STAGE := target/package/root
-stage: build
-	rm -rf $(STAGE)
-	PREFIX=/usr SYSCONFDIR=/etc DESTDIR=$(STAGE) ZSH_FOLDER=vendor-completions ./packaging/install.sh install $(TARGET)/release
-	./packaging/third-party.py >$(STAGE)/usr/share/doc/radic/THIRD-PARTY
-
-# As Debian wants it: without what debuggers need (that stays in target/package/debug), and its names of changelogs.
-DEBUG := target/package/debug
-deb: stage
-	mkdir -p $(DEBUG)
-	for file in $(STAGE)/usr/lib/radic/radic* $(STAGE)/usr/lib/radic/*.so; do name=$$(basename $$file); \
-		objcopy --only-keep-debug --compress-debug-sections $$file $(DEBUG)/$$name.debug && strip --strip-unneeded $$file && \
-		objcopy --add-gnu-debuglink=$(DEBUG)/$$name.debug $$file || exit 1; done
-	gzip -9n <$(STAGE)/usr/share/doc/radic/CHANGELOG.md >$(STAGE)/usr/share/doc/radic/changelog.gz
-	rm $(STAGE)/usr/share/doc/radic/CHANGELOG.md
-	$(CARGO) deb --no-build -p radic-tools --output target/package/
-
-package-test: deb
-	./packaging/test.sh
+pictures:
+	python3 scripts/pictures.py docs/pictures/*.txt
 
 clean:
 	$(CARGO) clean

@@ -1,7 +1,7 @@
 //! The observer: the runtime inside each protected process, as state machines without sockets, clocks, threads or `unsafe`.
 //!
-//! [`Observer`] composes them for a caller that has intercepted a call of the program; README.md has the map, the invariants and
-//! what the caller must do. Each machine stands alone too:
+//! [`Observer`] composes them for a caller that has intercepted a call of the program; README.md has the map and the invariants,
+//! DRIVER.md what the caller must do. Each machine stands alone too:
 //!
 //! - [`journal`]: the log of determinants, what of it is stable, where the next outcome stands; [`gate`]: G1;
 //! - [`outbox`]: what was sent and the receiver's protector does not hold yet (G2);

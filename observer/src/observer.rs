@@ -45,7 +45,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// DESIGN's 64 MiB of outbox; 8 MiB of payload.
+    /// docs/design.md's 64 MiB of outbox; 8 MiB of payload.
     fn default() -> Self {
         Config {
             outbox_blocks: 16 << 10,

@@ -1,7 +1,7 @@
 //! Replay: the log's outcomes, served again to a program that re-executes.
 //!
 //! Outcomes are served in the order of the log, each at its place: on its thread, after as many empty outcomes as then
-//! (facts/replay.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
+//! (docs/design.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
 //! program asks in between gets an empty outcome, so the pattern of calls around an outcome may differ.
 //!
 //! Gate A: an outcome is served only after the bytes sent before it then have been sent again. Gate B (after the log ends, until

@@ -1,5 +1,5 @@
 //! The library's own heap, so that none of its memory is the program's: whatever the library allocates must move nothing of what the program
-//! allocates (facts/replay.md: heap history is what makes Open MPI's bytes differ). It is one mapping at a fixed far address, reserved at
+//! allocates (docs/design.md: heap history is what makes Open MPI's bytes differ). It is one mapping at a fixed far address, reserved at
 //! the first use, and travels in the image like the rest of the process.
 //!
 //! Blocks come in size classes, four to a doubling; a freed block waits in its class's list for the next of its size and is never joined with

@@ -124,7 +124,7 @@ impl Pmi {
         self.conversation.starting = None;
     }
 
-    /// Whether the program is in the middle of `MPI_Init`: what happens there cannot be done again by one process alone (facts/replay.md).
+    /// Whether the program is in the middle of `MPI_Init`: what happens there cannot be done again by one process alone (docs/design.md).
     pub fn is_starting(&self) -> bool {
         self.conversation.starting.is_some_and(|since| sys::now() < since + STARTING_NS)
     }

@@ -1,6 +1,6 @@
 //! Determinants: the outcomes that a program cannot compute from its own past, in the code in which the journal keeps them.
 //!
-//! facts/replay.md's table. A journal is the codes of determinants, one after the other, without lengths between them. The first
+//! docs/design.md has the table. A journal is the codes of determinants, one after the other, without lengths between them. The first
 //! byte holds the kind in its low four bits and the argument in its high four; 15 there means that a varint of (argument - 15)
 //! follows. So a plain recv is 2 to 4 bytes, and a readiness set of one descriptor 4.
 //!
@@ -56,7 +56,7 @@ fn narrow(from: &mut Reader<'_>) -> Result<u32, Malformed> {
     u32::try_from(value).map_err(|_| from.malformed("a number over 32 bits"))
 }
 
-/// One direction of a connection: DESIGN's stream. Offsets count its bytes; its end counts as one unit after the last byte.
+/// One direction of a connection: docs/design.md's stream. Offsets count its bytes; its end counts as one unit after the last byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StreamId {
     /// The connection.

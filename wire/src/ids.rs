@@ -1,4 +1,4 @@
-//! Who is who. The terms are DESIGN's.
+//! Who is who. The terms are docs/design.md's.
 
 use std::fmt;
 use std::str::FromStr;
@@ -175,7 +175,7 @@ impl Incarnation {
     }
 }
 
-/// A process: DESIGN's (job, rank).
+/// A process: docs/design.md's (job, rank).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProcessId {
     /// The job.

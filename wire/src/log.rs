@@ -540,7 +540,7 @@ pub struct Ends {
     pub to: SocketAddr,
 }
 
-/// The hello of DESIGN's data path: what the connecting observer writes on a new socket, and what the accepting one answers
+/// The hello of docs/design.md's data path: what the connecting observer writes on a new socket, and what the accepting one answers
 /// when the connection was there before (`attempt` above 0). A MAC goes around it: the caller's affair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {

@@ -1,5 +1,5 @@
 //! The end of `MPI_Init`, just to notice it: the moment of the first checkpoint. Before it, helper threads of some libraries make the start of a rank
-//! something that does not replay (facts/replay.md).
+//! something that does not replay (docs/design.md).
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;

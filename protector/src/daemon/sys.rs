@@ -24,7 +24,7 @@ pub struct Preparation {
     pub fixed_addresses: bool,
 }
 
-/// Makes `command` start in a session of its own, die with the daemon (DESIGN: a protector's death is its node's), be as `preparation`
+/// Makes `command` start in a session of its own, die with the daemon (docs/design.md: a protector's death is its node's), be as `preparation`
 /// says, and ignore no signal.
 ///
 /// The last, because exec resets only signals with a handler: one that is ignored stays so, and a shell cannot even trap it. A

@@ -465,7 +465,7 @@ impl Node {
         }
     }
 
-    /// A message of somebody who is not in the view. Who is no member any more has nothing to say about jobs: DESIGN's fence, in its
+    /// A message of somebody who is not in the view. Who is no member any more has nothing to say about jobs: docs/design.md's fence, in its
     /// first form. Who is none yet is heard when the view has come.
     fn handle_stranger(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
         if self.has_departed(from) {

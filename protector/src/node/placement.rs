@@ -52,7 +52,7 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
     Ok(placement)
 }
 
-/// Where the ranks of `lost` go on that is no member of `view` any more, and whose protector was `protector` (DESIGN: placement): a pure function, so
+/// Where the ranks of `lost` go on that is no member of `view` any more, and whose protector was `protector` (docs/design.md: placement): a pure function, so
 /// that everybody who has something of the job places them alike without a word. None: there is nobody.
 ///
 /// All go to one node, unless `how` is [`RestartOn::Any`]. Among equals the first in the view is taken.

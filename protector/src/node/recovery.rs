@@ -1,4 +1,4 @@
-//! What is lost comes back (DESIGN: failure, step by step). Every node knows what it protects ([`Wards`]); when a view says that a node is gone, whoever
+//! What is lost comes back (docs/recovery.md, step by step). Every node knows what it protects ([`Wards`]); when a view says that a node is gone, whoever
 //! protected its processes fences them, and orders the node where they go on to bring them back. Where that is, everybody works out alike
 //! ([`placement::replace`]). The job's home may be among what is lost: its new node becomes the home, and hosts report to it.
 //!
@@ -483,7 +483,7 @@ impl Node {
         }
     }
 
-    /// Whether anybody knows of a lost rank. If nobody does, its protector was lost with it: only a new beginning is left (DESIGN: who survives what).
+    /// Whether anybody knows of a lost rank. If nobody does, its protector was lost with it: only a new beginning is left (docs/guarantees.md: who survives what).
     pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
         let ProcessId { job, rank } = process;
         if known || !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {

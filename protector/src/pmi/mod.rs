@@ -7,7 +7,7 @@
 //! - [`KeySpace`]: the keys that the ranks of one job put for each other, as one node knows them;
 //! - [`leftovers`]: the files that an MPI library leaves behind when its process is killed.
 //!
-//! Source: the commands and answers that the libraries were seen to use (facts/mpi-libraries.md) and the published PMI-1 API.
+//! Source: the commands and answers that the libraries were seen to use (docs/mpi-libraries.md) and the published PMI-1 API.
 
 mod keyspace;
 pub mod leftovers;

@@ -1,4 +1,4 @@
-//! What a protector holds for the processes it protects: journal, payload log and images of each (DESIGN's data path).
+//! What a protector holds for the processes it protects: journal, payload log and images of each (docs/design.md's data path).
 //!
 //! A state machine without files or sockets. Messages of observers go in by [`Store::handle_message`]; answers, messages for the
 //! next replica and wishes come out by [`Store::poll_output`]; what should go to a file comes out by [`Store::poll_write`], and

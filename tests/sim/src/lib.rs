@@ -1,4 +1,4 @@
-//! Deterministic simulation (DESIGN: "the state machines take events and time as arguments and return actions, so one seed replays a whole cluster").
+//! Deterministic simulation (ARCHITECTURE.md: state machines take events and time as arguments and return actions, so one seed repeats a whole cluster).
 //!
 //! ```text
 //! cargo run --release -p radic-sim -- --seeds 1..10000       # or: make sim SEEDS=1..10000

@@ -8,7 +8,7 @@ use radic_sim::scale::report::{self, ScaleArgs};
 use radic_sim::seeds::{self, Range};
 
 /// Simulates whole clusters of the real state machines, one for each seed: crashes, pauses, cuts, broken connections, slow links and disks; everything that
-/// DESIGN guarantees is checked at every step.
+/// docs/design.md guarantees is checked at every step.
 #[derive(Debug, Parser)]
 #[command(
     args_conflicts_with_subcommands = true,

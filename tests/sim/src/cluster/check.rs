@@ -1,4 +1,4 @@
-//! What must hold at every step, whatever fails (DESIGN's guarantees), and when the job is over.
+//! What must hold at every step, whatever fails (docs/design.md's guarantees), and when the job is over.
 //!
 //! | rule | what is looked at |
 //! |---|---|

@@ -9,7 +9,7 @@
 //! | [`daemon`] | the node's driver: links, heartbeats, probes, launching, fetching images | `protector/src/daemon` |
 //! | [`logs`] | the store's driver, with a disk | `protector/src/logs` |
 //! | [`process`], [`links`] | the observer's driver, and the program | `preload/` |
-//! | [`check`] | what must hold at every step, and at the end | DESIGN's guarantees |
+//! | [`check`] | what must hold at every step, and at the end | docs/design.md's guarantees |
 //!
 //! A violation is a panic, as an assertion of the state machines is: [`crate::seeds`] reports both with their seed.
 
