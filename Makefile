@@ -6,7 +6,9 @@
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 # make pictures  draws docs/pictures/*.svg from their descriptions
-.PHONY: demo test deps build lint unit integration long fuzz sim chaos lives pictures clean
+# make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
+# make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
+.PHONY: demo test check deps build lint unit integration long fuzz sim chaos lives pictures clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))

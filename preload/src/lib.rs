@@ -35,9 +35,9 @@ mod pointers;
 pub mod real;
 mod replay;
 mod restart;
-pub mod session;
+mod session;
 mod signals;
 #[allow(unsafe_code)]
 mod start;
 mod swap;
-mod sys;
+pub mod sys;

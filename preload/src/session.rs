@@ -1,6 +1,6 @@
 //! The session with the protector: the driver of [`radic_observer::session`], which decides where the log goes and what is asked of it. Here are the connections.
 //!
-//! While the session is not up the program does not go on ([`Layer::await_session`]): whatever call is in the layer waits, bounded, and hears the node meanwhile.
+//! While the session is not up the program does not go on (`Layer::await_session`): whatever call is in the layer waits, bounded, and hears the node meanwhile.
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;

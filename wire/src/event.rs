@@ -4,69 +4,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{JobId, NodeName, Rank};
 
-/// What kind of thing happened. The names are what `radic events --json` prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EventName {
-    /// A protector started.
-    Start,
-    /// A view was adopted.
-    View,
-    /// A member does not answer (docs/design.md: detection).
-    Suspect,
-    /// A suspected member answered after all.
-    Withdrawn,
-    /// A member's death was confirmed (docs/design.md: confirmation).
-    Confirm,
-    /// This protector was not scheduled for longer than its watchdog allows; it accuses nobody.
-    Descheduled,
-    /// This side has no majority: nothing is decided here.
-    Frozen,
-    /// This side has a majority again.
-    Thawed,
-    /// A job was started.
-    JobStart,
-    /// A job ended.
-    JobEnd,
-    /// A rank was started.
-    RankStart,
-    /// A rank ended.
-    RankExit,
-    /// Somebody was refused: wrong key, wrong user, wrong version, malformed or too slow.
-    Refused,
-    /// A fault was injected by `radic inject`.
-    Inject,
-    /// A limit was reached.
-    Limit,
-    /// A checkpoint was committed.
-    Checkpoint,
-    /// A checkpoint was refused, or could not be made.
-    CheckpointFailed,
-    /// Something that belongs to a protected job is not protected itself: a child, a peer (G7).
-    Unprotected,
-    /// A protected process has something to say.
-    Note,
-    /// The store of logs and images has something to say.
-    Store,
-    /// Older lives of a process are not listened to any more (docs/design.md: fencing).
-    Fence,
-    /// Where a lost process goes on (docs/design.md: placement).
-    Place,
-    /// Its image has arrived and is being restored.
-    Image,
-    /// It is back and catches up with its log.
-    Replay,
-    /// It has caught up, with its log and with its peers.
-    Live,
-    /// A fresh checkpoint of a restarted process, or of one whose protector died, is committed at its new protector.
-    #[serde(rename = "re-protected")]
-    Reprotected,
-    /// A job begins anew, from the beginning.
-    Restart,
-    /// A process is lost and cannot be brought back.
-    Lost,
-    /// A process that was brought back has ended before it lived again.
-    Death,
+/// Defines [`EventName`] with the names that are printed: each is said once, so none can be missing in a list of all.
+macro_rules! event_names {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+        /// What kind of thing happened. The names are what `radic events --json` prints.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum EventName {
+            $($(#[doc = $doc])+ #[serde(rename = $name)] $variant,)+
+        }
+
+        impl EventName {
+            /// Every event that there is.
+            pub const ALL: &[EventName] = &[$(EventName::$variant),+];
+
+            /// The name that `radic events` prints.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(EventName::$variant => $name,)+
+                }
+            }
+        }
+    };
 }
 
 event_names! {
@@ -74,11 +32,11 @@ event_names! {
     Start = "start",
     /// A view was adopted.
     View = "view",
-    /// A member does not answer (DESIGN: detection).
+    /// A member does not answer (docs/design.md: detection).
     Suspect = "suspect",
     /// A suspected member answered after all.
     Withdrawn = "withdrawn",
-    /// A member's death was confirmed (DESIGN: confirmation).
+    /// A member's death was confirmed (docs/design.md: confirmation).
     Confirm = "confirm",
     /// This protector was not scheduled for longer than its watchdog allows; it accuses nobody.
     Descheduled = "descheduled",
@@ -110,9 +68,9 @@ event_names! {
     Note = "note",
     /// The store of logs and images has something to say.
     Store = "store",
-    /// Older lives of a process are not listened to any more (DESIGN: fencing).
+    /// Older lives of a process are not listened to any more (docs/design.md: fencing).
     Fence = "fence",
-    /// Where a lost process goes on (DESIGN: placement).
+    /// Where a lost process goes on (docs/design.md: placement).
     Place = "place",
     /// Its image has arrived and is being restored.
     Image = "image",

@@ -8,7 +8,7 @@
 //! - *Greetings* say how far either side is; what they mean for the streams is decided in [`crate::connection`]. G1 holds for them, too: a greeting
 //!   says what was received, so it waits until the gate is open.
 //!
-//! [`dial`] has the way from a broken link to a new one, [`door`] the connections that come in, [`ends`] what a socket's end means.
+//! `dial` has the way from a broken link to a new one, `door` the connections that come in, `ends` what a socket's end means.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;

@@ -2,8 +2,8 @@
 //!
 //! One thread, because the node is one state machine: everything that happens becomes an [`Input`] on one queue (signs of life of others on one
 //! of their own, which is read first), everything it wants becomes a call here. What may take long is done by other threads: starting processes
-//! ([`launcher`]), sending heartbeats ([`beats`]), images ([`restores`]), logs, and looking at folders. What is done here is done in slices
-//! ([`rounds`]).
+//! (`launcher`), sending heartbeats (`beats`), images (`restores`), logs, and looking at folders. What is done here is done in slices
+//! (`rounds`).
 
 mod beats;
 mod commands;

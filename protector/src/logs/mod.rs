@@ -237,7 +237,7 @@ impl Logs {
         self.0.question(|answer| Request::Status(job, answer))
     }
 
-    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs, when its log is stable ([`LogServer::fence`]).
+    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs, when its log is stable ([`LogServer::fence`](crate::logserver::LogServer::fence)).
     pub fn fence(&self, process: ProcessId, incarnation: Incarnation) -> oneshot::Receiver<Result<Restart, NoRestart>> {
         self.0.question(|answer| Request::Fence(process, incarnation, answer))
     }

@@ -57,7 +57,7 @@ impl LogServer {
     }
 
     /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`], when the log is stable: when the file and the replica
-    /// have what came before. [`NoRestart::Unstable`] is the answer if that takes longer than [`STABLE`].
+    /// have what came before. [`NoRestart::Unstable`] is the answer if that takes longer than `STABLE`.
     pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
         self.now = now;
         let restart = self.store.restart(process, incarnation);
