@@ -1,6 +1,6 @@
 //! CRC-32C, without tables in the heap, thread-local state or a dependency: it runs while the program is stopped, in the forked
-//! child, and in the restorer. `crc32fast` decides at run time which code to use and keeps the answer in a static of its own;
-//! the `crc32` instruction (SSE 4.2, every x86-64 machine since 2008) needs none of that.
+//! child, and in the restorer. `crc32fast` is no replacement, not even for who only reads images: it has another polynomial (IEEE), which no
+//! instruction has, and it decides at run time which code to use. The `crc32` instruction (SSE 4.2, every x86-64 machine since 2008) is of this one.
 //!
 //! The instruction takes 8 bytes and one cycle, but its result comes after three. So three lanes of a page are summed side by side,
 //! and put together: checksums are polynomials over two elements modulo P, and what follows a part of the message by n bytes
