@@ -82,9 +82,9 @@ impl Layer {
 
     /// Both connections to the log service at `address`.
     fn log_in(&self, address: SocketAddr) -> Result<Channels, Errno> {
-        let who = Identity { process: self.observer.process(), incarnation: self.observer.incarnation(), key: &self.key };
-        let journal = Channel::connect(address, &who, login::Channel::Journal)?;
-        Ok((journal, Channel::connect(address, &who, login::Channel::Bulk)?))
+        let (_, identity) = self.login();
+        let journal = Channel::connect(address, &identity, login::Channel::Journal)?;
+        Ok((journal, Channel::connect(address, &identity, login::Channel::Bulk)?))
     }
 
     /// The log's connections are others now: what came on the old ones counts no more.
@@ -170,7 +170,6 @@ impl Layer {
     /// be met before the program has begun.
     fn take_messages(&mut self, is_enough: impl Fn(&Session) -> bool) -> Result<(), Errno> {
         let mut committed = None;
-        let now = Duration::from_nanos(sys::now());
         while !is_enough(&self.session) {
             let Some(message) = self.journal.next_message()? else { break };
             match message {
@@ -179,7 +178,7 @@ impl Layer {
                 FromProtector::ImageRefused { image } => self.images.handle_refused(image, &mut self.node),
                 _ => {}
             }
-            let mut cx = Context { observer: &mut self.observer, now };
+            let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
             sure(self.session.handle_protector(&mut cx, &message));
         }
         self.carry_out_session();

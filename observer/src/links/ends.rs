@@ -8,7 +8,7 @@ use crate::connection::{Connection, Slot};
 use crate::{Context, Failure};
 
 impl Links {
-    /// The socket of `slot` has ended. `unread`: bytes that it has received and nobody has taken; `refused`: what the program sends is refused already.
+    /// The socket of `slot` has ended. `unread`: bytes that it has received and the program has not taken; `refused`: what the program sends is refused already.
     /// True: the node is asked what that means.
     pub fn handle_ended(&mut self, cx: &mut Context<'_>, slot: Slot, why: Ending, unread: u64, refused: bool) -> bool {
         let Some(connection) = cx.observer.table().get(slot) else { return false };

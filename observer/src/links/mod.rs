@@ -232,7 +232,7 @@ impl Links {
         Ok(())
     }
 
-    /// What the node says. `unread`: how many bytes the socket that this is about has received and nobody has taken ([`Links::asks_about`]).
+    /// What the node says. `unread`: how many bytes the socket that this is about has received and the program has not taken ([`Links::asks_about`]).
     pub fn handle_node(&mut self, cx: &mut Context<'_>, message: &FromNode, unread: u64) -> Result<(), Failure> {
         match *message {
             FromNode::Final { ask, end } => self.handle_final(cx, ask, end, unread)?,

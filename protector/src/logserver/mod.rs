@@ -7,9 +7,9 @@
 //!
 //! | module | what it decides |
 //! |---|---|
-//! | this one | connections: who is let in, for what, which are read and which wait, why one is closed |
+//! | this one | connections: which are let in, for what, which are read and which wait, why one is closed |
 //! | `messages` | what a frame means on a connection of its role, and where the answers of a process go |
-//! | `chain` | which process is forwarded to which replica, when it is dialed again, who leads and who follows |
+//! | `chain` | which process is forwarded to which replica, when it is dialed again, which log server leads and which follows |
 //! | `jobs` | what the node orders and asks: jobs, fences, forgetting |
 //! | `effects` | what the store wants done, what the disk and the verifier have done |
 //!
@@ -141,7 +141,7 @@ pub enum Reason {
     /// [`limits::HANDSHAKES`] others are unproven, and it is the oldest.
     #[error("too many connections have proven nothing")]
     Crowd,
-    /// A newer connection speaks for the same incarnation, or nobody needs the connection any more.
+    /// A newer connection speaks for the same incarnation, or the connection is not needed any more.
     #[error("another connection has its place")]
     Replaced,
     /// A newer incarnation of its process is listened to.
@@ -381,7 +381,7 @@ pub struct LogServer {
 }
 
 impl LogServer {
-    /// Nothing is held, nobody is connected.
+    /// Nothing is held, and there are no connections.
     pub fn new(config: Config) -> Self {
         LogServer {
             store: Store::new(config.store),
