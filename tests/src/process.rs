@@ -12,6 +12,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// The variable that names the cluster's directory in the environment of everything that belongs to it.
 pub const MARK: &str = "RADIC_TEST_CLUSTER";
+/// Time that an exec may take on a loaded machine.
+const EXEC: Duration = Duration::from_secs(30);
 
 /// A process that is held: its number means nobody else until this is dropped.
 #[derive(Debug)]
@@ -74,9 +76,36 @@ fn is_marked(pid: u32, dir: &Path) -> bool {
 
 /// A variable in the environment that a process was started with.
 pub fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let environment = environment(pid)?;
     let value = |entry: &[u8]| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
     environment.split(|byte| *byte == 0).find_map(value)
+}
+
+/// The environment that a process was started with. A parent's spawn returns before the kernel has given the child its environment (the vfork is over
+/// once the child has left its parent's memory): such a child is looked at again, since it may be the very process that is looked for.
+fn environment(pid: u32) -> Option<Vec<u8>> {
+    let deadline = Instant::now() + EXEC;
+    loop {
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        if !environment.is_empty() || has_none(pid) {
+            return Some(environment);
+        }
+        assert!(Instant::now() < deadline, "{pid} has been within exec for {EXEC:?}");
+        // No event tells that an exec is over.
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Whether this process was started without an environment, or has no memory any more. During exec the kernel shows a program and no end of an
+/// environment.
+fn has_none(pid: u32) -> bool {
+    // Neither the dead nor the kernel's threads have a program.
+    let has_program = fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may hold anything, comes field 3; the environment begins at field 50 and ends at field 51.
+    let mut ends = stat.rsplit_once(')').into_iter().flat_map(|(_, fields)| fields.split_whitespace().skip(50 - 3).take(2));
+    let (start, end) = (ends.next(), ends.next());
+    !has_program || (start == end && end != Some("0"))
 }
 
 /// A process's command line, for people.
@@ -171,6 +200,26 @@ mod tests {
         assert!(kill_marked(&dir, Duration::from_secs(5)));
         assert!(!child.wait().unwrap().success());
         assert!(marked(&dir).is_empty());
+    }
+
+    #[test]
+    fn what_is_still_within_exec_is_found() {
+        // Nothing lies between the return of spawn and the search: at that moment most children have no environment yet.
+        let seen = |mut command: Command| {
+            let mut child = command.arg("1000").stdout(Stdio::null()).spawn().unwrap();
+            let seen = environment(child.id());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            seen
+        };
+        for _ in 0..200 {
+            let mut command = Command::new("sleep");
+            command.env_clear().env(MARK, "here");
+            assert_eq!(seen(command), Some(format!("{MARK}=here\0").into_bytes()));
+        }
+        let mut bare = Command::new("sleep");
+        bare.env_clear();
+        assert_eq!(seen(bare), Some(Vec::new()));
     }
 
     #[test]

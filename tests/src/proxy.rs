@@ -235,14 +235,14 @@ mod tests {
         address
     }
 
-    fn free() -> SocketAddr {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-    }
+    /// The proxy chooses its port itself. A port that is free at one moment need not be at the next: a child that is being started meanwhile holds every
+    /// socket of this process until its exec.
+    const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
     #[test]
     fn everything_passes_in_pieces_and_is_recorded() {
         let faults = Faults { delay: Duration::from_millis(2), piece: 100, reset: 0 };
-        let proxy = Proxy::start(free(), server(), faults, 1, None);
+        let proxy = Proxy::start(ANY_PORT, server(), faults, 1, None);
         let said = vec![7; 30_000];
         let mut socket = TcpStream::connect(proxy.listener.local_addr().unwrap()).unwrap();
         socket.write_all(&said).unwrap();
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn connections_are_reset() {
         let faults = Faults { delay: Duration::ZERO, piece: 10, reset: 20 };
-        let proxy = Proxy::start(free(), server(), faults, 1, None);
+        let proxy = Proxy::start(ANY_PORT, server(), faults, 1, None);
         let mut broken = 0;
         for _ in 0..20 {
             let mut socket = TcpStream::connect(proxy.listener.local_addr().unwrap()).unwrap();
