@@ -26,6 +26,7 @@ pub mod recovery;
 pub mod redis;
 pub mod sharing;
 pub mod sockets;
+pub mod sshd;
 
 pub use cluster::{Cluster, Kind, Setup};
 pub use command::{Finished, Running};

@@ -153,6 +153,12 @@ impl Cluster {
         Err(late.unwrap_or(ClientError::NoAnswer { dir: self.dir.display().to_string(), why }))
     }
 
+    /// A connection to the protector of one node.
+    pub(crate) fn connect_to(&self, name: &str) -> Result<Connection, ClientError> {
+        self.check_text()?;
+        Connection::open(&self.node_dir(name), name)
+    }
+
     /// One request, one answer; an `Error` from the protector is an error here.
     pub(crate) fn ask(&self, request: &Request, limit: Duration) -> Result<Reply, ClientError> {
         self.connect(None)?.ask(request, limit)

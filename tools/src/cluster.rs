@@ -25,6 +25,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
 use crate::client::{self, ClientError, Cluster};
+use crate::launch::record::Record;
+use crate::launch::{self, Failed, Launched};
 use crate::show::{self, report};
 use crate::terminal::Signals;
 
@@ -87,8 +89,9 @@ pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) 
 }
 
 /// Starts a cluster. If anything fails, nothing of it is left running.
-pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
-    prepared(cluster, || start_here(cluster, options))
+pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Launched> {
+    let started = prepared(cluster, || start_here(cluster, options))?;
+    Ok(Launched { started, failed: Vec::new() })
 }
 
 fn start_here(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
@@ -113,7 +116,8 @@ fn start_here(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNo
 }
 
 /// What `radic cluster start` says.
-pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool) -> Result<()> {
+pub(crate) fn show_started(cluster: &Cluster, launched: &Launched, json: bool) -> Result<()> {
+    let nodes = &launched.started;
     if nodes.len() <= 2 {
         report(&format!(
             "radic: warning: of {} nodes no majority is left when one is gone, so a death cannot be told from a broken network: \
@@ -123,15 +127,21 @@ pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool)
     }
     let dir = cluster.dir().display().to_string();
     if json {
-        return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes }));
+        return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes, "failed": launched.failed }));
     }
     let number = |role| nodes.iter().filter(|n| n.role == role).count();
     let count = |n, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
     let others = [(Role::Spare, "spare"), (Role::Witness, "witness")].into_iter().filter(|(role, _)| number(*role) > 0);
     let and_others: String = others.map(|(role, what)| format!(" and {}", count(number(role), what))).collect();
+    let failed = match launched.failed.len() {
+        0 => String::new(),
+        n => format!(" (not started on {})", count(n, "host")),
+    };
     let regular = number(Role::Node);
+    // Only a node of this machine can be asked for anything.
+    let there = if cluster.nodes().is_empty() { "on one of these hosts:\n\n" } else { "" };
     let text = format!(
-        "cluster of {}{and_others} in {dir}\n\n  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
+        "cluster of {}{and_others} in {dir}{failed}\n\n{there}  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
         count(regular, "node"),
         quoted(&dir)
     );
@@ -155,8 +165,11 @@ pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.nodes - self.elsewhere.len() {
-            0 if self.elsewhere.is_empty() => return f.write_str("the cluster was dead already; what was left of it is removed"),
-            0 => f.write_str("no protector was started from this folder")?,
+            0 if self.elsewhere.is_empty() && self.unreached.is_empty() => {
+                return f.write_str("the cluster was dead already; what was left of it is removed");
+            }
+            0 if !self.elsewhere.is_empty() => f.write_str("no protector was started from this folder")?,
+            0 => f.write_str("no protector ran any more on the hosts that were reached")?,
             1 => f.write_str("1 protector has ended")?,
             n => write!(f, "{n} protectors have ended")?,
         }
@@ -167,8 +180,13 @@ impl fmt::Display for Stopped {
             write!(f, "; {} had to be killed", self.killed.join(", "))?;
         }
         match &self.elsewhere[..] {
-            [] => Ok(()),
-            others => write!(f, "; {} more of the cluster, elsewhere, were told to end: {}", others.len(), others.join(", ")),
+            [] => {}
+            others => write!(f, "; {} more of the cluster, elsewhere, were told to end: {}", others.len(), others.join(", "))?,
+        }
+        match self.unreached.len() {
+            0 => Ok(()),
+            1 => f.write_str("; 1 host was not reached"),
+            n => write!(f, "; {n} hosts were not reached"),
         }
     }
 }
@@ -352,6 +370,12 @@ fn clear_leftovers(cluster: &Cluster) -> Result<()> {
             connection.node()
         );
     }
+    if let Some(record) = Record::read(cluster)? {
+        bail!(
+            "a cluster was started from {dir} on other hosts ({}): use it there, or end it with `radic cluster stop --dir {dir}`",
+            record.names()
+        );
+    }
     let alive = processes(cluster);
     ensure!(
         alive.is_empty(),
@@ -455,16 +479,26 @@ pub(crate) struct Stopped {
     pub(crate) elsewhere: Vec<String>,
     /// Those of them whose folder had been removed while they ran.
     pub(crate) unseen: Vec<String>,
+    /// Hosts on which it was not possible to see to the end.
+    pub(crate) unreached: Vec<Failed>,
 }
 
 /// Ends every protector of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
+    if let Some(record) = Record::read(cluster)? {
+        let folder = Folder::open(cluster.dir())?;
+        let _lock = lock(&folder)?;
+        let stopped = launch::stop::stop(cluster, &record)?;
+        remove_nodes(cluster)?;
+        Record::remove(cluster)?;
+        return Ok(stopped);
+    }
     let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
     ensure!(is_there, "no cluster in {}: there is nothing to stop", cluster.dir().display());
     // Of a folder that was removed there is nothing to lock, and nobody starts anything in it while its protectors live.
     let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
     let _lock = folder.as_ref().map(lock).transpose()?;
-    let mut alive = processes(cluster);
+    let alive = processes(cluster);
     let names: Vec<String> = alive.iter().map(|process| process.name.clone()).collect();
     let unseen: Vec<String> = names.iter().filter(|name| !cluster.node_dir(name).join("pid").exists()).cloned().collect();
     let elsewhere = match end_by_request(cluster, &names) {
@@ -477,6 +511,34 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
             Vec::new()
         }
     };
+    let killed = wait_or_kill(alive)?;
+    remove_nodes(cluster)?;
+    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen, unreached: Vec::new() })
+}
+
+/// Ends one protector on this host, and tells the others to end: what `radic cluster stop` does on each host of a cluster that it has
+/// started on several.
+pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
+    let mut alive = processes(cluster);
+    alive.retain(|process| process.name == name);
+    if !alive.is_empty() && cluster.connect_to(name).and_then(|mut node| node.ask(&Request::Shutdown, client::ANSWER)).is_err() {
+        // It ends already, as another one has told it, or it does not answer.
+        signal(&alive, Signal::TERM);
+    }
+    let nodes = alive.len();
+    let killed = wait_or_kill(alive)?;
+    let dir = cluster.node_dir(name);
+    match fs::remove_dir_all(&dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("cannot remove {}", dir.display()));
+        }
+        _ => {}
+    }
+    Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new(), unreached: Vec::new() })
+}
+
+/// Waits for the end of protectors that were asked to end. The names of those that had to be killed.
+fn wait_or_kill(mut alive: Vec<Process>) -> Result<Vec<String>> {
     // Those that the others cannot reach get a signal.
     wait_gone(&mut alive, CLEAN)?;
     signal(&alive, Signal::TERM);
@@ -485,8 +547,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     signal(&alive, Signal::KILL);
     wait_gone(&mut alive, KILLED)?;
     ensure!(alive.is_empty(), "{} protectors did not end even by SIGKILL: they hang in the kernel", alive.len());
-    remove_nodes(cluster)?;
-    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
+    Ok(killed)
 }
 
 /// Asks a member to tell all to end. Those of them that are not `here`.
@@ -550,7 +611,8 @@ mod tests {
     fn what_has_ended_is_counted() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let said = |nodes, killed: &[&str], elsewhere: &[&str], unseen: &[&str]| {
-            Stopped { nodes, killed: names(killed), elsewhere: names(elsewhere), unseen: names(unseen) }.to_string()
+            let (killed, elsewhere, unseen) = (names(killed), names(elsewhere), names(unseen));
+            Stopped { nodes, killed, elsewhere, unseen, unreached: Vec::new() }.to_string()
         };
         assert!(said(0, &[], &[], &[]).contains("dead already"));
         assert_eq!(said(1, &[], &[], &[]), "1 protector has ended");

@@ -6,11 +6,10 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::Path;
 use std::process::{Child, ChildStdout};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
@@ -19,7 +18,6 @@ use nix::sys::socket::SockaddrStorage;
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 use radic_wire::key::ClusterKey;
-use rustix::process::Signal;
 
 use crate::client::Cluster;
 use crate::cluster::{self, Protector};

@@ -35,7 +35,8 @@ pub(crate) fn read(text: &str) -> Result<Vec<Host>> {
     }
     let mut contents = String::new();
     let file = File::open(path).with_context(|| format!("--hosts: cannot read {text}"))?;
-    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut contents).with_context(|| format!("--hosts: cannot read {text}"))?;
+    let length =
+        file.take(FILE_LIMIT + 1).read_to_string(&mut contents).with_context(|| format!("--hosts: cannot read {text}"))?;
     ensure!(length as u64 <= FILE_LIMIT, "--hosts: {text} is longer than {FILE_LIMIT} bytes: is it a list of hosts?");
     parse((1..).map(Some).zip(contents.lines()), text)
 }

@@ -1,7 +1,6 @@
 //! `radic cluster start` on other machines: by ssh, or by a batch system.
 //!
-//! On every host an [`agent`] (`radic cluster agent`) is started: by one remote shell for each ([`ssh`]), or by one `srun` for all
-//! ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
+//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
 //! but RADIC itself is needed there, no host needs to know another's name before, and the key goes where standard input goes.
 //!
 //! [`plan::Plan`] decides who founds the cluster and who joins it through whom, without doing anything itself.
@@ -12,14 +11,15 @@ pub(crate) mod plan;
 pub(crate) mod protocol;
 pub(crate) mod record;
 pub(crate) mod ssh;
+pub(crate) mod stop;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use radic_wire::membership::Role;
 use radic_wire::key::ClusterKey;
+use radic_wire::membership::Role;
 
 use crate::client::Cluster;
 use crate::cluster::{self, StartOptions, StartedNode};
@@ -28,6 +28,7 @@ use crate::show::report;
 use self::hosts::Host;
 use self::plan::Planned;
 use self::protocol::Order;
+use self::record::Record;
 
 /// Flags of `radic cluster start` that concern other machines.
 #[derive(Debug, Clone, Args)]
@@ -56,11 +57,11 @@ pub(crate) struct LaunchArgs {
 /// If no node could be started, or nothing can be started from here. Hosts that fail are told on standard error and in the result.
 pub(crate) fn start_hosts(cluster: &Cluster, text: &str, args: &LaunchArgs, options: &StartOptions) -> Result<Launched> {
     let planned = assign(hosts::read(text)?, options)?;
-    cluster::prepared(cluster, |_| {
+    let prefix = prefix(args)?;
+    cluster::prepared(cluster, || {
         let order = order(cluster, args, options, &planned)?;
-        let launched = ssh::Launcher::new(args, order)?.run(planned)?;
-        record::Record::of_ssh(args, &launched).write(cluster)?;
-        Ok(launched)
+        let launcher = ssh::Launcher::new(args, &prefix, &order)?;
+        launcher.run(planned.clone(), |launched| Record::new(args, prefix.clone(), &planned, launched).write(cluster))
     })
 }
 
@@ -92,7 +93,8 @@ fn assign(hosts: Vec<Host>, options: &StartOptions) -> Result<Vec<Planned>> {
         at if at < nodes + options.spares as usize => Role::Spare,
         _ => Role::Witness,
     };
-    let planned = |(at, host): (usize, Host)| Planned { role: role(at), slots: host.slots.or(options.slots), host };
+    let planned =
+        |(at, host): (usize, Host)| Planned { role: role(at), slots: host.slots.or(options.slots), host, address: None };
     Ok(hosts.into_iter().enumerate().map(planned).collect())
 }
 
@@ -103,7 +105,7 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
     ClusterKey::load(&path, nix::unistd::geteuid().as_raw())?;
     let key = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Order {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: version(),
         dir: cluster.dir().to_owned(),
         key,
         port: args.port.unwrap_or(0),
@@ -115,11 +117,20 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
 /// The folder in which RADIC is on the hosts.
 fn prefix(args: &LaunchArgs) -> Result<PathBuf> {
     if let Some(prefix) = &args.prefix {
-        ensure!(prefix.is_absolute(), "--prefix {}: name a folder from the root on, it is one on other machines", prefix.display());
+        ensure!(
+            prefix.is_absolute(),
+            "--prefix {}: name a folder from the root on, it is one on other machines",
+            prefix.display()
+        );
         return Ok(prefix.clone());
     }
     let exe = std::env::current_exe().context("cannot find radic's own path")?;
     exe.parent().map(PathBuf::from).context("radic's own path has no folder")
+}
+
+/// What both sides of a launch must have in common.
+fn version() -> String {
+    format!("{} (protocol {})", env!("CARGO_PKG_VERSION"), radic_wire::PROTOCOL_VERSION)
 }
 
 /// One line for each host as it is done.

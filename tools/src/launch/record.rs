@@ -18,6 +18,9 @@ const FILE: &str = "hosts.json";
 /// Longest file, in bytes.
 const LIMIT: u64 = 4 << 20;
 
+/// Nodes that are named in messages.
+const NAMED: usize = 8;
+
 /// A node on another machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Remote {
@@ -37,10 +40,19 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn of_ssh(args: &LaunchArgs, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+    pub(crate) fn new(args: &LaunchArgs, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
         let started = planned.iter().filter(|host| launched.started.iter().any(|node| node.name == host.host.name.as_str()));
         let nodes = started.map(|host| Remote { target: host.host.target.clone(), name: host.host.name.clone() });
         Record { rsh: args.rsh.clone(), prefix, nodes: nodes.collect() }
+    }
+
+    /// The names of the nodes; of very many only the first.
+    pub(crate) fn names(&self) -> String {
+        let mut names: Vec<&str> = self.nodes.iter().take(NAMED).map(|node| node.name.as_str()).collect();
+        if self.nodes.len() > NAMED {
+            names.push("...");
+        }
+        names.join(", ")
     }
 
     pub(crate) fn write(&self, cluster: &Cluster) -> Result<()> {
@@ -51,7 +63,8 @@ impl Record {
 
     /// What was started from this folder; none if that is nothing.
     pub(crate) fn read(cluster: &Cluster) -> Result<Option<Record>> {
-        let what = || format!("cannot read {}; remove it if no node of this cluster runs any more", cluster.dir().join(FILE).display());
+        let what =
+            || format!("cannot read {}; remove it if no node of this cluster runs any more", cluster.dir().join(FILE).display());
         let file = match Folder::open(cluster.dir()).and_then(|folder| folder.read(FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.with_context(what)?,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use radic_wire::membership::Role;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,7 +22,7 @@ use crate::cluster::{StartedNode, quoted};
 
 use super::plan::{Action, Plan, Planned};
 use super::protocol::{self, Go, LINE, Order, Said, What};
-use super::{Failed, LaunchArgs, Launched, READY, prefix, tell};
+use super::{Failed, LaunchArgs, Launched, READY, tell};
 
 /// Time for a remote shell to end when it is not needed any more, before it is killed.
 const END: Duration = Duration::from_secs(2);
@@ -54,10 +55,9 @@ impl Shell {
         Ok(Shell { words, more })
     }
 
-    /// What a person would type to see whether the host can be reached.
-    pub(crate) fn trial(&self, target: &str) -> String {
-        let words: Vec<String> = self.words.iter().map(|word| quoted(word)).collect();
-        format!("{} {target} true", words.join(" "))
+    /// The command, as a person would type it.
+    pub(crate) fn words(&self) -> String {
+        self.words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
     }
 
     /// The command that runs `remote` on `target`. It does not see the signals of the terminal.
@@ -94,41 +94,52 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    pub(crate) fn new(args: &LaunchArgs, order: Order) -> Result<Launcher> {
+    pub(crate) fn new(args: &LaunchArgs, prefix: &Path, order: &Order) -> Result<Launcher> {
         let limit = Duration::from_secs(args.host_timeout);
-        let prefix = prefix(args)?;
-        let prefix = prefix.to_str().context("the folder of RADIC is no text (UTF-8), which a remote shell needs: say --prefix")?;
-        let order = protocol::line(&order)?;
-        ensure!(order.len() < LINE, "too many hosts: what each of them is told would be {} bytes long, the limit is {LINE}", order.len());
+        let prefix =
+            prefix.to_str().context("the folder of RADIC is no text (UTF-8), which a remote shell needs: say --prefix")?;
+        let order = protocol::line(order)?;
+        ensure!(
+            order.len() < LINE,
+            "too many hosts: what each of them is told would be {} bytes long, the limit is {LINE}",
+            order.len()
+        );
         Ok(Launcher { shell: Shell::new(&args.rsh, limit)?, prefix: prefix.to_owned(), order: order.into(), limit })
     }
 
-    /// Starts them. If it is interrupted, nothing is left.
-    pub(crate) fn run(self, planned: Vec<Planned>) -> Result<Launched> {
+    /// Starts them, and calls `record` with what has been started before it is told to stay. If it is interrupted, or `record` fails, nothing
+    /// is left.
+    pub(crate) fn run(self, planned: Vec<Planned>, record: impl FnOnce(&Launched) -> Result<()>) -> Result<Launched> {
         block_on(async move {
             let (sender, events) = mpsc::channel(64);
             let mut sessions = Sessions { tasks: JoinSet::new(), go: Vec::new(), events };
             for (at, host) in planned.iter().enumerate() {
                 let (go, orders) = mpsc::channel(4);
                 sessions.go.push(Some(go));
-                let remote = format!("exec {} cluster agent --name {}", quoted(&format!("{}/radic", self.prefix)), host.host.name);
+                let remote =
+                    format!("exec {} cluster agent --name {}", quoted(&format!("{}/radic", self.prefix)), host.host.name);
                 let session = Session {
                     at,
                     command: self.shell.command(&host.host.target, &remote),
                     order: self.order.clone(),
-                    trial: self.shell.trial(&host.host.target),
+                    trial: format!("{} {} true", self.shell.words(), host.host.target),
                     prefix: self.prefix.clone(),
                 };
                 sessions.tasks.spawn(session.run(orders, sender.clone()));
             }
             drop(sender);
-            let result = self.go_on(&mut sessions, Plan::new(planned)).await;
+            let result = self.go_on(&mut sessions, Plan::new(planned), record).await;
             sessions.end().await;
             result
         })
     }
 
-    async fn go_on(&self, sessions: &mut Sessions, mut plan: Plan) -> Result<Launched> {
+    async fn go_on(
+        &self,
+        sessions: &mut Sessions,
+        mut plan: Plan,
+        record: impl FnOnce(&Launched) -> Result<()>,
+    ) -> Result<Launched> {
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
         let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
         let answered = Instant::now() + self.limit;
@@ -154,7 +165,7 @@ impl Launcher {
             }
             sessions.act(&mut plan).await;
         }
-        sessions.keep(plan).await
+        sessions.keep(plan, record).await
     }
 }
 
@@ -190,41 +201,54 @@ impl Sessions {
     }
 
     /// Lets all stay that have been started.
-    async fn keep(&mut self, plan: Plan) -> Result<Launched> {
-        let results = plan.finished();
-        let mut waiting: Vec<usize> = (0..results.len()).filter(|at| results[*at].1.is_ok()).collect();
-        let node = |(host, result): &(Planned, Result<_, String>)| host.role == radic_wire::membership::Role::Node && result.is_ok();
-        ensure!(results.iter().any(node), "no node was started");
-        for at in &waiting {
+    async fn keep(&mut self, plan: Plan, record: impl FnOnce(&Launched) -> Result<()>) -> Result<Launched> {
+        let mut places = Vec::new();
+        let (mut started, mut failed) = (Vec::new(), Vec::new());
+        for (at, (host, result)) in plan.finished().into_iter().enumerate() {
+            let name = host.host.name.to_string();
+            match result {
+                Ok(ready) => {
+                    started.push(StartedNode { name, address: ready.address, role: host.role, pid: ready.pid });
+                    places.push((at, host));
+                }
+                Err(why) => failed.push(Failed { host: name, why }),
+            }
+        }
+        ensure!(started.iter().any(|node| node.role == Role::Node), "no node was started that could run programs");
+        let mut launched = Launched { started, failed };
+        record(&launched)?;
+        for (at, _) in &places {
             self.tell(*at, Go::Keep).await;
         }
+        for (at, why) in self.lost(places.iter().map(|(at, _)| *at).collect()).await {
+            if let Some((_, host)) = places.iter().find(|(other, _)| *other == at) {
+                tell(host, &Err(why.clone()));
+                launched.started.retain(|node| node.name != host.host.name.as_str());
+                launched.failed.push(Failed { host: host.host.name.to_string(), why });
+            }
+        }
+        Ok(launched)
+    }
+
+    /// Those of the sessions in `waiting` that end before they have said that their node stays, and why.
+    async fn lost(&mut self, mut waiting: Vec<usize>) -> Vec<(usize, String)> {
         let deadline = Instant::now() + END;
-        let mut lost: Vec<(usize, String)> = Vec::new();
+        let mut lost = Vec::new();
         while !waiting.is_empty() {
-            let heard = tokio::time::timeout_at(deadline, self.events.recv()).await;
-            match heard {
+            match tokio::time::timeout_at(deadline, self.events.recv()).await {
                 Ok(Some((at, Heard::Said(What::Kept)))) => waiting.retain(|other| *other != at),
                 Ok(Some((at, Heard::Lost(why)))) if waiting.contains(&at) => {
                     waiting.retain(|other| *other != at);
                     lost.push((at, why));
                 }
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => lost.extend(std::mem::take(&mut waiting).into_iter().map(|at| (at, "it does not answer any more".into()))),
+                Ok(None) | Err(_) => {
+                    let silent = std::mem::take(&mut waiting).into_iter();
+                    lost.extend(silent.map(|at| (at, "it does not answer any more".to_owned())));
+                }
             }
         }
-        let (mut started, mut failed) = (Vec::new(), Vec::new());
-        for (at, (host, result)) in results.into_iter().enumerate() {
-            let name = host.host.name.to_string();
-            let late = lost.iter().find(|(other, _)| *other == at).map(|(_, why)| why.clone());
-            if let Some(why) = &late {
-                tell(&host, &Err(why.clone()));
-            }
-            match (result, late) {
-                (Ok(ready), None) => started.push(StartedNode { name, address: ready.address, role: host.role, pid: ready.pid }),
-                (Err(why), _) | (Ok(_), Some(why)) => failed.push(Failed { host: name, why }),
-            }
-        }
-        Ok(Launched { started, failed })
+        lost
     }
 
     /// Ends the sessions. Agents whose nodes are not to stay end them.
