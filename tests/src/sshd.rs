@@ -17,7 +17,9 @@ const RUN: &str = "/run/sshd";
 /// Why there can be no sshd here.
 pub fn missing() -> Option<String> {
     let all = Path::new(SSHD).is_file() && Invocation::new("ssh").args(["-V"]).run().code() == Some(0);
-    (!all).then(|| "there is no sshd: `apt-get install openssh-server openssh-client`, or RADIC_DEPS=all scripts/deps.sh".to_owned())
+    (!all).then(|| {
+        "there is no sshd: `apt-get install openssh-server openssh-client`, or RADIC_DEPS=all scripts/deps.sh".to_owned()
+    })
 }
 
 /// Some sshds, and a client's configuration with which they are reached.
@@ -31,7 +33,7 @@ pub struct Sshd {
 }
 
 impl Sshd {
-    /// None is running yet. Hosts are called h1, h2, ...; see [`address`].
+    /// None is running yet. Hosts are called h1, h2, ..., and m1, m2, ...; see [`address`].
     pub fn new(cluster: &Cluster) -> Sshd {
         let folder = cluster.dir().join("ssh");
         fs::create_dir(&folder).expect("a new folder");
@@ -56,6 +58,7 @@ impl Sshd {
         for number in 1..=99 {
             config += &format!("Host h{number}\n  HostName {}\n", address(number));
         }
+        config += &format!("Host m*\n  HostName {}\n", address(0));
         fs::write(folder.join("client"), config).expect("a new file");
         let made = nix::unistd::geteuid().is_root() && fs::create_dir(RUN).is_ok();
         Sshd { folder, port, servers: Vec::new(), made }
@@ -117,9 +120,10 @@ impl Drop for Sshd {
     }
 }
 
-/// The address of a host.
+/// The address of a host. Host 0 has that of this machine's loopback interface, as all hosts called m1, m2, ... have: MPI libraries use the
+/// addresses of interfaces only.
 pub fn address(host: u8) -> Ipv4Addr {
-    Ipv4Addr::new(127, 0, 7, host)
+    if host == 0 { Ipv4Addr::LOCALHOST } else { Ipv4Addr::new(127, 0, 7, host) }
 }
 
 /// Fails the test if anything of the cluster still runs but the sshds themselves.

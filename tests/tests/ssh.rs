@@ -11,7 +11,7 @@ use radic_tests::cluster::{Cluster, Kind, program};
 use radic_tests::library::MPICH;
 use radic_tests::process;
 use radic_tests::sshd::{self, Sshd, address};
-use radic_wire::event::EventName;
+use radic_wire::event::{Event, EventName};
 use radic_wire::local::NodeState;
 use radic_wire::membership::Role;
 use rustix::process::Signal;
@@ -41,7 +41,8 @@ fn of_sixteen_hosts_three_are_not_there_and_one_refuses_the_key() {
     sshd.serve(&cluster, &there, &[12]);
     let _silent = TcpListener::bind((address(5), sshd.port())).expect("a free address");
     let file = cluster.dir().join("hosts");
-    let lines: String = (1..=16).map(|host| if host % 2 == 0 { format!("h{host}:2\n") } else { format!("h{host} slots=3 # odd\n") }).collect();
+    let lines: String =
+        (1..=16).map(|host| if host % 2 == 0 { format!("h{host}:2\n") } else { format!("h{host} slots=3 # odd\n") }).collect();
     fs::write(&file, lines).expect("a new file");
     let args = ["cluster", "start", "--spares", "1", "--json", "--rsh", &sshd.shell(), "--hosts"];
     let started = cluster.radic(args).args([&file]).run().expect(0);
@@ -51,7 +52,10 @@ fn of_sixteen_hosts_three_are_not_there_and_one_refuses_the_key() {
     let said: Value = serde_json::from_slice(started.bytes()).expect("JSON");
     let expected: Vec<String> = there.iter().filter(|host| **host != 12).map(|host| format!("h{host}")).collect();
     assert_eq!(names(&said["nodes"], "name"), expected);
-    assert_eq!(names(&said["failed"], "host").into_iter().collect::<BTreeSet<_>>(), ["h1", "h12", "h5", "h9"].map(Into::into).into());
+    assert_eq!(
+        names(&said["failed"], "host").into_iter().collect::<BTreeSet<_>>(),
+        ["h1", "h12", "h5", "h9"].map(Into::into).into()
+    );
     let err = started.stderr();
     for (host, what) in [("h1", "refused"), ("h9", "refused"), ("h12", "Permission denied"), ("h5", "try `ssh")] {
         let line = err.lines().find(|line| line.starts_with(&format!("radic: {host}: not started: "))).expect("a line for it");
@@ -73,22 +77,34 @@ fn of_sixteen_hosts_three_are_not_there_and_one_refuses_the_key() {
     let where_run = cluster.job(11, "--protect none", &["sh", "-c", "echo $RADIC_NODE"]).run().expect(0).stdout();
     let on: BTreeSet<&str> = where_run.lines().collect();
     assert_eq!(on.len(), 11, "{where_run}");
-    // A node that was started this way dies as any other, and its ranks go on at the spare.
-    let ring = MPICH.program("jacobi");
-    let words = [ring.as_str(), "--size", "400", "--iterations", "1500", "--progress", "100", "--alone", "0"];
-    let mut job = cluster.job(3, "--protect on --ckpt-interval 0.5 --nodes h2,h3,h4", &words).limit(Duration::from_secs(60)).start();
-    let mut events = cluster.events_at("h2");
-    events.expect("a checkpoint of rank 1", Duration::from_secs(20), |e| e.event == EventName::Checkpoint && e.rank.is_some_and(|r| r.0 == 1));
-    job.until("progress", |out, _| out.contains("iteration").then_some(()));
-    cluster.kill("h3");
-    events.expect("its ranks to live", Duration::from_secs(20), |e| e.event == EventName::Live);
-    job.wait().expect(0);
-
     let stopped = cluster.radic(["cluster", "stop"]).run().expect(0);
     println!("{stopped}");
-    assert!(stopped.stdout().contains("11 protectors have ended"), "{stopped}");
+    assert!(stopped.stdout().contains("the cluster has ended on 12 hosts\n"), "{stopped}");
     sshd::assert_nothing_runs(&cluster, &sshd);
     assert!(!cluster.dir().join("nodes").exists() && !cluster.dir().join("hosts.json").exists());
+}
+
+#[test]
+fn a_node_that_was_started_by_ssh_dies_and_its_rank_goes_on() {
+    let Some((cluster, mut sshd)) = setup() else { return };
+    sshd.serve(&cluster, &[0], &[]);
+    let args = ["cluster", "start", "--spares", "1", "--rsh", &sshd.shell(), "--hosts", "m1,m2,m3,m4"];
+    let started = cluster.radic(args).run().expect(0);
+    assert!(started.stdout().contains("cluster of 3 nodes and 1 spare"), "{started}");
+    let program = MPICH.program("jacobi");
+    let words = [program.as_str(), "--size", "400", "--iterations", "1500", "--progress", "100", "--alone", "0"];
+    let job = MPICH
+        .job(&cluster, 3, "--protect on --ckpt-interval 0.5 --nodes m1,m2,m3", &words)
+        .limit(Duration::from_secs(60))
+        .start();
+    let mut events = cluster.events_at("m1");
+    let rank1 = |event: &Event, name| event.event == name && event.rank.is_some_and(|rank| rank.0 == 1);
+    events.expect("a checkpoint", Duration::from_secs(20), |event| rank1(event, EventName::Checkpoint));
+    cluster.kill("m2");
+    events.expect("its rank to live", Duration::from_secs(20), |event| rank1(event, EventName::Live));
+    job.wait().expect(0);
+    cluster.radic(["cluster", "stop"]).run().expect(0);
+    sshd::assert_nothing_runs(&cluster, &sshd);
 }
 
 #[test]
@@ -100,8 +116,9 @@ fn a_host_that_is_gone_at_the_end_is_told_and_the_others_end() {
     start("h1,h2,h3").expect(0);
     start("h1").expect(125).expect_stderr(&["runs in", "radic cluster stop"]);
     sshd.end(1);
-    let stopped = cluster.radic(["cluster", "stop"]).run().expect(0).expect_stderr(&["radic: h3: ", "refused", "if the host lives"]);
-    assert!(stopped.stdout().contains("2 protectors have ended; 1 host was not reached"), "{stopped}");
+    let stopped =
+        cluster.radic(["cluster", "stop"]).run().expect(0).expect_stderr(&["radic: h3: ", "refused", "if the host lives"]);
+    assert!(stopped.stdout().contains("the cluster has ended on 2 hosts; 1 host could not be asked"), "{stopped}");
     // The others have told it to end.
     sshd::assert_nothing_runs(&cluster, &sshd);
 }
@@ -112,7 +129,11 @@ fn what_cannot_be_started_is_said_and_nothing_is_left() {
     sshd.serve(&cluster, &[1, 2], &[2]);
     let shell = sshd.shell();
     let start = |hosts: &str, more: &[&str]| cluster.radic(["cluster", "start", "--rsh", &shell, "--hosts", hosts]).args(more);
-    start("h1,h2", &["--prefix", "/no/such/folder"]).run().expect(125).expect_stderr(&["h1: not started", "--prefix", "no node was started"]);
+    start("h1,h2", &["--prefix", "/no/such/folder"]).run().expect(125).expect_stderr(&[
+        "h1: not started",
+        "--prefix",
+        "no node was started",
+    ]);
     start("h1", &["--spares", "1"]).run().expect(125).expect_stderr(&["of 1 hosts 1"]);
     start("h1:none", &[]).run().expect(125).expect_stderr(&["h1:none", "number of slots"]);
     start("h2", &[]).run().expect(125).expect_stderr(&["h2: not started", "Permission denied", "try `ssh"]);
@@ -140,7 +161,8 @@ fn an_agent_whose_launcher_goes_leaves_nothing_and_what_it_cannot_do_it_says() {
         });
         format!("radic-agent {order}\n")
     };
-    let agent = |input: String| cluster.invocation(program("radic")).args(["cluster", "agent", "--name", "n1"]).stdin(input).run();
+    let agent =
+        |input: String| cluster.invocation(program("radic")).args(["cluster", "agent", "--name", "n1"]).stdin(input).run();
     let failed = |input: String, part: &str| {
         let out = agent(input).expect(1).stdout();
         assert!(out.contains("failed") && out.contains(part), "{out}");

@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::client::{self, ClientError, Cluster};
 use crate::launch::record::Record;
-use crate::launch::{self, Failed, Launched};
+use crate::launch::{self, Launched};
 use crate::show::{self, report};
 use crate::terminal::Signals;
 
@@ -155,7 +155,7 @@ pub(crate) fn quoted(word: &str) -> String {
 }
 
 /// What `radic cluster stop` says.
-pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
+pub(crate) fn show_stopped(stopped: &(impl Serialize + fmt::Display), json: bool) -> Result<()> {
     if json {
         return show::print_json(stopped);
     }
@@ -165,11 +165,10 @@ pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.nodes - self.elsewhere.len() {
-            0 if self.elsewhere.is_empty() && self.unreached.is_empty() => {
+            0 if self.elsewhere.is_empty() => {
                 return f.write_str("the cluster was dead already; what was left of it is removed");
             }
-            0 if !self.elsewhere.is_empty() => f.write_str("no protector was started from this folder")?,
-            0 => f.write_str("no protector ran any more on the hosts that were reached")?,
+            0 => f.write_str("no protector was started from this folder")?,
             1 => f.write_str("1 protector has ended")?,
             n => write!(f, "{n} protectors have ended")?,
         }
@@ -180,13 +179,8 @@ impl fmt::Display for Stopped {
             write!(f, "; {} had to be killed", self.killed.join(", "))?;
         }
         match &self.elsewhere[..] {
-            [] => {}
-            others => write!(f, "; {} more of the cluster, elsewhere, were told to end: {}", others.len(), others.join(", "))?,
-        }
-        match self.unreached.len() {
-            0 => Ok(()),
-            1 => f.write_str("; 1 host was not reached"),
-            n => write!(f, "; {n} hosts were not reached"),
+            [] => Ok(()),
+            others => write!(f, "; {} more of the cluster, elsewhere, were told to end: {}", others.len(), others.join(", ")),
         }
     }
 }
@@ -479,20 +473,21 @@ pub(crate) struct Stopped {
     pub(crate) elsewhere: Vec<String>,
     /// Those of them whose folder had been removed while they ran.
     pub(crate) unseen: Vec<String>,
-    /// Hosts on which it was not possible to see to the end.
-    pub(crate) unreached: Vec<Failed>,
+}
+
+/// Ends a cluster whose nodes are on the hosts of `record`, and every job on it.
+pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::stop::StoppedHosts> {
+    let folder = Folder::open(cluster.dir())?;
+    let _lock = lock(&folder)?;
+    let stopped = launch::stop::stop(cluster, record)?;
+    // Of hosts that share this folder nothing is left in it but what could not be reached.
+    remove_nodes(cluster)?;
+    Record::remove(cluster)?;
+    Ok(stopped)
 }
 
 /// Ends every protector of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
-    if let Some(record) = Record::read(cluster)? {
-        let folder = Folder::open(cluster.dir())?;
-        let _lock = lock(&folder)?;
-        let stopped = launch::stop::stop(cluster, &record)?;
-        remove_nodes(cluster)?;
-        Record::remove(cluster)?;
-        return Ok(stopped);
-    }
     let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
     ensure!(is_there, "no cluster in {}: there is nothing to stop", cluster.dir().display());
     // Of a folder that was removed there is nothing to lock, and nobody starts anything in it while its protectors live.
@@ -513,7 +508,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     };
     let killed = wait_or_kill(alive)?;
     remove_nodes(cluster)?;
-    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen, unreached: Vec::new() })
+    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
 }
 
 /// Ends one protector on this host, and tells the others to end: what `radic cluster stop` does on each host of a cluster that it has
@@ -534,7 +529,7 @@ pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
         }
         _ => {}
     }
-    Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new(), unreached: Vec::new() })
+    Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new() })
 }
 
 /// Waits for the end of protectors that were asked to end. The names of those that had to be killed.
@@ -612,7 +607,7 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let said = |nodes, killed: &[&str], elsewhere: &[&str], unseen: &[&str]| {
             let (killed, elsewhere, unseen) = (names(killed), names(elsewhere), names(unseen));
-            Stopped { nodes, killed, elsewhere, unseen, unreached: Vec::new() }.to_string()
+            Stopped { nodes, killed, elsewhere, unseen }.to_string()
         };
         assert!(said(0, &[], &[], &[]).contains("dead already"));
         assert_eq!(said(1, &[], &[], &[]), "1 protector has ended");

@@ -13,6 +13,7 @@ use radic_wire::key::ClusterKey;
 use radic_wire::local::{Reply, Request};
 
 use crate::client::Cluster;
+use crate::launch::record::Record;
 
 mod bench;
 mod ckpt;
@@ -329,11 +330,13 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
         ClusterCommand::Agent(args) => return launch::agent::run(&args),
         ClusterCommand::Stop { only, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let stopped = match &only {
-                Some(name) => cluster::stop_only(&cluster, name.as_str())?,
-                None => cluster::stop(&cluster)?,
-            };
-            cluster::show_stopped(&stopped, format.json)?;
+            if let Some(name) = only {
+                cluster::show_stopped(&cluster::stop_only(&cluster, name.as_str())?, format.json)?;
+            } else if let Some(record) = Record::read(&cluster)? {
+                cluster::show_stopped(&cluster::stop_hosts(&cluster, &record)?, format.json)?;
+            } else {
+                cluster::show_stopped(&cluster::stop(&cluster)?, format.json)?;
+            }
         }
     }
     Ok(0)

@@ -65,6 +65,9 @@ impl Record {
     pub(crate) fn read(cluster: &Cluster) -> Result<Option<Record>> {
         let what =
             || format!("cannot read {}; remove it if no node of this cluster runs any more", cluster.dir().join(FILE).display());
+        if !cluster.dir().exists() {
+            return Ok(None);
+        }
         let file = match Folder::open(cluster.dir()).and_then(|folder| folder.read(FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.with_context(what)?,

@@ -1,5 +1,6 @@
 //! The end of a cluster that was started on other hosts.
 
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -7,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::client::Cluster;
-use crate::cluster::{Stopped, quoted};
+use crate::cluster::quoted;
 use crate::show::report;
 
 use super::Failed;
@@ -17,11 +18,36 @@ use super::ssh::{Complaints, Shell, block_on};
 /// Time that a host has to answer and to end its node: longer than that takes by the worst way.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// How a cluster on other hosts was ended.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct StoppedHosts {
+    /// Hosts on which no node of the cluster runs any more.
+    hosts: usize,
+    /// Nodes that had to be killed.
+    killed: Vec<String>,
+    /// Hosts that could not be asked.
+    unreached: Vec<Failed>,
+}
+
+impl fmt::Display for StoppedHosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts = |n: usize| if n == 1 { "1 host".to_owned() } else { format!("{n} hosts") };
+        write!(f, "the cluster has ended on {}", hosts(self.hosts))?;
+        if !self.killed.is_empty() {
+            write!(f, "; {} had to be killed", self.killed.join(", "))?;
+        }
+        if !self.unreached.is_empty() {
+            write!(f, "; {} could not be asked", hosts(self.unreached.len()))?;
+        }
+        Ok(())
+    }
+}
+
 /// Ends every node on its own host, all at once. Hosts that are not reached are told.
 ///
 /// # Errors
 /// If no host at all was reached: then what is known of them stays, for the next attempt.
-pub(crate) fn stop(cluster: &Cluster, record: &Record) -> Result<Stopped> {
+pub(crate) fn stop(cluster: &Cluster, record: &Record) -> Result<StoppedHosts> {
     let shell = Shell::new(&record.rsh, LIMIT)?;
     let dir = cluster.dir().to_str().context("the cluster's folder is no text (UTF-8)")?;
     let radic = quoted(record.prefix.join("radic").to_str().context("the folder of RADIC is no text (UTF-8)")?);
@@ -35,11 +61,11 @@ pub(crate) fn stop(cluster: &Cluster, record: &Record) -> Result<Stopped> {
             .for_each(|(node, command)| _ = tasks.spawn(async move { end(command).await.map_err(|why| (node, why)) }));
         Ok(tasks.join_all().await)
     })?;
-    let mut stopped = Stopped { nodes: 0, killed: Vec::new(), elsewhere: Vec::new(), unseen: Vec::new(), unreached: Vec::new() };
+    let mut stopped = StoppedHosts { hosts: 0, killed: Vec::new(), unreached: Vec::new() };
     for result in results {
         match result {
             Ok(ended) => {
-                stopped.nodes += ended.nodes;
+                stopped.hosts += 1;
                 stopped.killed.extend(ended.killed);
             }
             Err((Remote { target, name }, why)) => {
@@ -63,7 +89,6 @@ pub(crate) fn stop(cluster: &Cluster, record: &Record) -> Result<Stopped> {
 /// What one host says of its end.
 #[derive(serde::Deserialize)]
 struct Ended {
-    nodes: usize,
     killed: Vec<String>,
 }
 
@@ -107,7 +132,7 @@ mod tests {
     #[test]
     fn the_answer_is_found_behind_noise() {
         let text = "Welcome {to} n1\n{\"nodes\": 1, \"killed\": [], \"elsewhere\": []}\n";
-        assert_eq!(parse(text).unwrap().nodes, 1);
+        assert!(parse(text).unwrap().killed.is_empty());
         assert!(parse("Welcome\n").is_none());
     }
 }
