@@ -73,9 +73,10 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster in `dir`; else in ~/.radic/cluster.
+    /// The cluster in `dir`; else that of this job of Slurm, if there is one; else in ~/.radic/cluster.
     pub(crate) fn new(dir: Option<PathBuf>) -> Result<Self, ClientError> {
-        let default = || std::env::home_dir().map(|home| home.join(".radic/cluster"));
+        let of_slurm = || crate::launch::slurm::default_dir().filter(|dir| dir.is_dir());
+        let default = || of_slurm().or_else(|| std::env::home_dir().map(|home| home.join(".radic/cluster")));
         // An empty variable is as good as none.
         let dir = dir
             .filter(|dir| !dir.as_os_str().is_empty())

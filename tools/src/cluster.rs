@@ -364,7 +364,8 @@ fn clear_leftovers(cluster: &Cluster) -> Result<()> {
             connection.node()
         );
     }
-    if let Some(record) = Record::read(cluster)? {
+    // Slurm ends what it has started with its job.
+    if let Some(record) = Record::read(cluster)?.filter(|record| !record.slurm) {
         bail!(
             "a cluster was started from {dir} on other hosts ({}): use it there, or end it with `radic cluster stop --dir {dir}`",
             record.names()
@@ -508,6 +509,9 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     };
     let killed = wait_or_kill(alive)?;
     remove_nodes(cluster)?;
+    if cluster.dir().exists() {
+        Record::remove(cluster)?;
+    }
     Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
 }
 

@@ -5,11 +5,11 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::process::{Child, ChildStdout};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::process::{Child, ChildStdout, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
@@ -22,8 +22,8 @@ use radic_wire::key::ClusterKey;
 use crate::client::Cluster;
 use crate::cluster::{self, Protector};
 
-use super::protocol::{self, Assignment, Go, LINE, Order, Said, What};
-use super::{READY, version};
+use super::protocol::{self, Assignment, Go, LINE, Order, Said, Watch, What};
+use super::{READY, version, watch};
 
 /// Time that the launcher has for its next word: longer than it may wait for a host.
 const PATIENCE: Duration = Duration::from_secs(660);
@@ -34,8 +34,11 @@ const QUEUE: usize = 16;
 #[derive(Args)]
 pub(crate) struct AgentArgs {
     /// The node to start
-    #[arg(long, value_name = "NAME")]
-    name: NodeName,
+    #[arg(long, value_name = "NAME", required_unless_present = "slurm")]
+    name: Option<NodeName>,
+    /// Start the node whose name Slurm says, and stay as long as it does
+    #[arg(long, conflicts_with = "name")]
+    slurm: bool,
 }
 
 /// What happens to an agent.
@@ -46,6 +49,8 @@ enum Event {
     End,
     /// The protector has said this; nothing: it has ended.
     Protector(String),
+    /// The protector has ended, after it was to stay.
+    Over(io::Result<ExitStatus>),
 }
 
 /// Runs an agent. The result is the exit code.
@@ -53,11 +58,15 @@ enum Event {
 /// # Errors
 /// Only if the launcher cannot be told what is wrong.
 pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => std::env::var("SLURMD_NODENAME").context("SLURMD_NODENAME is not set: this is no task of Slurm")?.parse()?,
+    };
     let (sender, events) = sync_channel(QUEUE);
-    let agent = Agent { name: args.name.clone(), events };
+    let agent = Agent { name, stays: args.slurm, events };
     listen(io::stdin(), sender.clone());
     match agent.start(sender) {
-        Ok(()) => Ok(0),
+        Ok(code) => Ok(code),
         Err(error) => {
             agent.say(What::Failed(format!("{error:#}")))?;
             Ok(1)
@@ -67,11 +76,14 @@ pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
 
 struct Agent {
     name: NodeName,
+    /// Whether it ends with its protector only.
+    stays: bool,
     events: Receiver<Event>,
 }
 
 impl Agent {
-    fn start(&self, sender: SyncSender<Event>) -> Result<()> {
+    /// The result is the exit code.
+    fn start(&self, sender: SyncSender<Event>) -> Result<u8> {
         let order: Order = self.hear("its order")?;
         ensure!(
             order.version == version(),
@@ -83,7 +95,7 @@ impl Agent {
         let own = own.with_context(|| format!("the order has no node {}", self.name))?;
         let cluster = Cluster::new(Some(order.dir.clone()))?;
         prepare(&cluster, &order, own)?;
-        let address = own_address(own)?;
+        let address = own_address(own, &order)?;
         self.say(What::Here(address))?;
         let join = self.hear_start()?;
         let wanted = Protector {
@@ -91,18 +103,33 @@ impl Agent {
             role: own.role,
             listen: SocketAddr::new(address, order.port),
             join,
-            slots: own.slots,
+            slots: own.slots.or_else(|| if self.stays { slots_of_slurm() } else { None }),
             heartbeat_ms: order.heartbeat_ms,
         };
         let mut command = wanted.command(&cluster, &cluster::find_radicd()?)?;
         let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
-        let result = self.see_to(&cluster, &mut child, sender);
-        if result.is_err() {
+        if let Err(error) = self.see_to(&cluster, &mut child, sender.clone()) {
             // One that has ended already is fine, too.
             let _ = child.kill();
             let _ = child.wait();
+            return Err(error);
         }
-        result
+        if self.stays { self.stay(cluster, child, order.watch, sender) } else { Ok(0) }
+    }
+
+    /// Waits for the end of the protector. The result is its exit code.
+    fn stay(&self, cluster: Cluster, mut child: Child, watch: Option<Watch>, sender: SyncSender<Event>) -> Result<u8> {
+        thread::spawn(move || sender.send(Event::Over(child.wait())));
+        if let Some(watch) = watch {
+            let name = self.name.clone();
+            thread::spawn(move || watch::watch(&cluster, &name, &watch));
+        }
+        loop {
+            // The launcher has gone, and its standard output with it.
+            if let Event::Over(status) = self.events.recv().context("nothing can be heard any more")? {
+                return Ok(status?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
+            }
+        }
     }
 
     /// Waits until the protector is a member, and is to stay.
@@ -110,11 +137,17 @@ impl Agent {
         let stdout = child.stdout.take().context("the pipe that was asked for")?;
         thread::spawn(move || watch(stdout, sender));
         let name = self.name.as_str();
-        let line = match self.event(READY)? {
-            Some(Event::Protector(line)) => line,
-            Some(Event::Line(_)) => bail!("the launcher spoke out of turn"),
-            Some(Event::End) => bail!("the launcher has gone"),
-            None => bail!("not a member within {} s; its log ends with:\n{}", READY.as_secs(), cluster::log_tail(cluster, name)),
+        let deadline = Instant::now() + READY;
+        let line = loop {
+            match self.event(deadline.saturating_duration_since(Instant::now()))? {
+                Some(Event::Protector(line)) => break line,
+                // One launcher may speak to all its agents at once.
+                Some(Event::Line(_)) => {}
+                Some(Event::End | Event::Over(_)) => bail!("the launcher has gone"),
+                None => {
+                    bail!("not a member within {} s; its log ends with:\n{}", READY.as_secs(), cluster::log_tail(cluster, name))
+                }
+            }
         };
         ensure!(
             !line.is_empty(),
@@ -123,8 +156,7 @@ impl Agent {
             cluster::log_tail(cluster, name)
         );
         self.say(What::Ready { address: cluster::ready_address(name, &line)?, pid: child.id() })?;
-        let keep: Go = self.hear("that the node is to stay")?;
-        ensure!(keep == Go::Keep, "the launcher said {keep:?} where the node was to stay or go");
+        while self.hear::<Go>("that the node is to stay")? != Go::Keep {}
         self.say(What::Kept)
     }
 
@@ -149,7 +181,7 @@ impl Agent {
                         return Ok(message);
                     }
                 }
-                Some(Event::Protector(_)) => bail!("radicd ended while the launcher was to say {what}"),
+                Some(Event::Protector(_) | Event::Over(_)) => bail!("radicd ended while the launcher was to say {what}"),
                 Some(Event::End) => bail!("the launcher has gone before it said {what}"),
                 None => bail!("the launcher did not say {what} within {} s", PATIENCE.as_secs()),
             }
@@ -243,9 +275,15 @@ fn put_key(cluster: &Cluster, folder: &Folder, order: &Order) -> Result<()> {
 
 /// The address by which others reach this host: the one that the launcher knows, the one by which it has come here, or that of the host's own
 /// name.
-fn own_address(own: &Assignment) -> Result<IpAddr> {
+fn own_address(own: &Assignment, order: &Order) -> Result<IpAddr> {
     if let Some(name) = &own.address {
-        return resolve(name);
+        return match resolve(name)? {
+            // As Debian has it in /etc/hosts for a host's own name.
+            loopback if loopback.is_loopback() && name.parse::<IpAddr>().is_err() => {
+                Ok(towards_others(own, order).unwrap_or(loopback))
+            }
+            address => Ok(address),
+        };
     }
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
     if let Some(address) = connection.split(' ').nth(2).and_then(|text| text.parse().ok()) {
@@ -253,6 +291,22 @@ fn own_address(own: &Assignment) -> Result<IpAddr> {
     }
     let host = nix::unistd::gethostname().context("cannot read the host's name")?;
     resolve(&host.to_string_lossy())
+}
+
+/// The address from which this host reaches another one of the cluster.
+fn towards_others(own: &Assignment, order: &Order) -> Option<IpAddr> {
+    let other = order.nodes.iter().filter(|node| node.name != own.name).find_map(|node| resolve(node.address.as_ref()?).ok())?;
+    let any: IpAddr = if other.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Nothing is sent: the kernel looks for the way there.
+    socket.connect((other, 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip()).filter(|address| !address.is_loopback())
+}
+
+/// The processors of this step on this node, for tasks of as many as the user has asked for.
+fn slots_of_slurm() -> Option<u32> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok().filter(|number| *number > 0);
+    number("SLURM_CPUS_ON_NODE").map(|cpus| (cpus / number("SLURM_CPUS_PER_TASK").unwrap_or(1)).max(1))
 }
 
 /// An address of this host that has this name.

@@ -1,6 +1,7 @@
 //! `radic cluster start` on other machines: by ssh, or by a batch system.
 //!
-//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
+//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`]) or by one `srun` for
+//! all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
 //! but RADIC itself is needed there, no host needs to know another's name before, and the key goes where standard input goes.
 //!
 //! [`plan::Plan`] decides who founds the cluster and who joins it through whom, without doing anything itself.
@@ -10,8 +11,10 @@ pub(crate) mod hosts;
 pub(crate) mod plan;
 pub(crate) mod protocol;
 pub(crate) mod record;
+pub(crate) mod slurm;
 pub(crate) mod ssh;
 pub(crate) mod stop;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,6 +39,13 @@ pub(crate) struct LaunchArgs {
     /// Start one node on each of these hosts, by ssh: names with commas, or a file with one a line; NAME, NAME:SLOTS or NAME slots=N
     #[arg(long, value_name = "FILE|NAME,...", conflicts_with = "nodes")]
     pub(crate) hosts: Option<String>,
+    /// Start one node on each node of this allocation of Slurm, by srun
+    #[arg(long, conflicts_with_all = ["nodes", "hosts"])]
+    pub(crate) slurm: bool,
+    /// What one of the nodes left does when the node of this command is lost and no job runs any more; empty: nothing [default: scancel of
+    /// this job]
+    #[arg(long, value_name = "CMD", requires = "slurm")]
+    pub(crate) when_over: Option<String>,
     /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:
     /// never ask for a password, and ConnectTimeout
     #[arg(long, value_name = "CMD", default_value = "ssh", requires = "hosts")]
@@ -56,12 +66,12 @@ pub(crate) struct LaunchArgs {
 /// # Errors
 /// If no node could be started, or nothing can be started from here. Hosts that fail are told on standard error and in the result.
 pub(crate) fn start_hosts(cluster: &Cluster, text: &str, args: &LaunchArgs, options: &StartOptions) -> Result<Launched> {
-    let planned = assign(hosts::read(text)?, options)?;
+    let planned = assign_roles(hosts::read(text)?, options)?;
     let prefix = prefix(args)?;
     cluster::prepared(cluster, || {
         let order = order(cluster, args, options, &planned)?;
         let launcher = ssh::Launcher::new(args, &prefix, &order)?;
-        launcher.run(planned.clone(), |launched| Record::new(args, prefix.clone(), &planned, launched).write(cluster))
+        launcher.run(planned.clone(), |launched| Record::of_ssh(&args.rsh, prefix.clone(), &planned, launched).write(cluster))
     })
 }
 
@@ -80,7 +90,7 @@ pub(crate) struct Failed {
 }
 
 /// What each host is to be: the last one the witness, those before it the spares.
-fn assign(hosts: Vec<Host>, options: &StartOptions) -> Result<Vec<Planned>> {
+fn assign_roles(hosts: Vec<Host>, options: &StartOptions) -> Result<Vec<Planned>> {
     let aside = options.spares as usize + usize::from(options.witness);
     ensure!(
         hosts.len() > aside,
@@ -111,6 +121,7 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
         port: args.port.unwrap_or(0),
         heartbeat_ms: options.heartbeat_ms,
         nodes: planned.iter().map(Planned::assignment).collect(),
+        watch: None,
     })
 }
 

@@ -28,6 +28,17 @@ pub(crate) struct Order {
     pub(crate) heartbeat_ms: Option<u64>,
     /// What each node is to be; an agent looks for its own.
     pub(crate) nodes: Vec<Assignment>,
+    /// What nodes that stay with their agents are to look for.
+    pub(crate) watch: Option<Watch>,
+}
+
+/// When one node is lost and no job runs any more, one of the others is to run a command.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Watch {
+    /// The node whose loss counts.
+    pub(crate) node: NodeName,
+    /// For a shell.
+    pub(crate) command: String,
 }
 
 /// What a node is to be.

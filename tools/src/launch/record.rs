@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::Cluster;
 
+use super::Launched;
 use super::plan::Planned;
-use super::{LaunchArgs, Launched};
 
 /// The file.
 const FILE: &str = "hosts.json";
@@ -32,18 +32,23 @@ pub(crate) struct Remote {
 /// What was started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// The remote shell.
-    pub(crate) rsh: String,
+    /// The words of the remote shell.
+    pub(crate) shell: Vec<String>,
+    /// Whether Slurm runs them.
+    pub(crate) slurm: bool,
     /// Where RADIC is on the hosts.
     pub(crate) prefix: PathBuf,
     pub(crate) nodes: Vec<Remote>,
 }
 
 impl Record {
-    pub(crate) fn new(args: &LaunchArgs, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
-        let started = planned.iter().filter(|host| launched.started.iter().any(|node| node.name == host.host.name.as_str()));
-        let nodes = started.map(|host| Remote { target: host.host.target.clone(), name: host.host.name.clone() });
-        Record { rsh: args.rsh.clone(), prefix, nodes: nodes.collect() }
+    pub(crate) fn of_ssh(rsh: &str, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+        let shell = rsh.split_whitespace().map(str::to_owned).collect();
+        Record { shell, slurm: false, prefix, nodes: remotes(planned, launched) }
+    }
+
+    pub(crate) fn of_slurm(shell: Vec<String>, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+        Record { shell, slurm: true, prefix, nodes: remotes(planned, launched) }
     }
 
     /// The names of the nodes; of very many only the first.
@@ -80,4 +85,10 @@ impl Record {
     pub(crate) fn remove(cluster: &Cluster) -> Result<()> {
         Ok(Folder::open(cluster.dir())?.remove(FILE)?)
     }
+}
+
+/// Those of the hosts on which a node was started.
+fn remotes(planned: &[Planned], launched: &Launched) -> Vec<Remote> {
+    let started = planned.iter().filter(|host| launched.started.iter().any(|node| node.name == host.host.name.as_str()));
+    started.map(|host| Remote { target: host.host.target.clone(), name: host.host.name.clone() }).collect()
 }

@@ -46,7 +46,11 @@ pub(crate) struct Shell {
 impl Shell {
     /// `rsh`, split at blanks. A host has `limit` to answer.
     pub(crate) fn new(rsh: &str, limit: Duration) -> Result<Shell> {
-        let words: Vec<String> = rsh.split_whitespace().map(str::to_owned).collect();
+        Shell::of(rsh.split_whitespace().map(str::to_owned).collect(), limit)
+    }
+
+    /// The same, of words.
+    pub(crate) fn of(words: Vec<String>, limit: Duration) -> Result<Shell> {
         let program = words.first().context("--rsh: a command is missing")?;
         let is_ssh = Path::new(program).file_name().is_some_and(|name| name == "ssh");
         let connect = format!("ConnectTimeout={}", limit.as_secs().min(CONNECT));

@@ -48,7 +48,7 @@ impl fmt::Display for StoppedHosts {
 /// # Errors
 /// If no host at all was reached: then what is known of them stays, for the next attempt.
 pub(crate) fn stop(cluster: &Cluster, record: &Record) -> Result<StoppedHosts> {
-    let shell = Shell::new(&record.rsh, LIMIT)?;
+    let shell = Shell::of(record.shell.clone(), LIMIT)?;
     let dir = cluster.dir().to_str().context("the cluster's folder is no text (UTF-8)")?;
     let radic = quoted(record.prefix.join("radic").to_str().context("the folder of RADIC is no text (UTF-8)")?);
     let remote = |name: &str| format!("exec {radic} cluster stop --json --only {name} --dir {}", quoted(dir));
