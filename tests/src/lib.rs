@@ -25,6 +25,7 @@ pub mod random;
 pub mod recovery;
 pub mod redis;
 pub mod sharing;
+pub mod slurm;
 pub mod sockets;
 pub mod sshd;
 

@@ -68,7 +68,7 @@ fn of_sixteen_hosts_three_are_not_there_and_one_refuses_the_key() {
     for node in &status.nodes {
         let number: u8 = node.name.as_str()[1..].parse().expect("h and a number");
         assert_eq!(node.address.ip(), address(number), "{status:?}");
-        assert_eq!(node.slots, if number % 2 == 0 { 2 } else { 3 }, "{status:?}");
+        assert_eq!(node.slots, if number.is_multiple_of(2) { 2 } else { 3 }, "{status:?}");
         assert_eq!(node.role, if number == 16 { Role::Spare } else { Role::Node }, "{status:?}");
     }
     let key = fs::metadata(cluster.dir().join("key")).expect("the key");

@@ -144,7 +144,9 @@ fn stays(job: &str) -> bool {
 }
 
 fn script_says_no_kill(script: &str) -> bool {
-    let directives = script.lines().filter_map(|line| line.strip_prefix("#SBATCH"));
+    // Behind the first command sbatch takes them for comments.
+    let head = script.lines().take_while(|line| line.starts_with('#') || line.trim().is_empty());
+    let directives = head.filter_map(|line| line.strip_prefix("#SBATCH"));
     let mut words = directives.flat_map(|line| line.split('#').next().unwrap_or_default().split_whitespace());
     words.any(|word| word == "--no-kill" || word == "-k")
 }
