@@ -328,6 +328,7 @@ pub struct Membership {
     roster: Option<Roster>,
     seeds: Vec<SocketAddr>,
     next_join: Duration,
+    founding: Option<Founding>,
     leaving: bool,
     /// Whom I heard of that has a newer view, and when to ask it for that.
     behind: Option<(NodeId, Duration)>,
@@ -352,6 +353,17 @@ pub struct Membership {
     cut: Option<Cut>,
     /// Until when accusations by others are not heard, because a cut has just healed.
     deaf_until: Duration,
+}
+
+/// What a joiner that may found the cluster knows of the others.
+#[derive(Debug)]
+struct Founding {
+    /// How many others must be there, and in no cluster.
+    needed: usize,
+    /// When each of them has last asked this node to be let in, by its address: only a node that is in no cluster asks.
+    asked: BTreeMap<SocketAddr, Duration>,
+    /// Until when a member that has spoken rules it out: there is a cluster.
+    ruled_out: Duration,
 }
 
 fn majority(members: usize) -> usize {
@@ -388,6 +400,14 @@ impl Membership {
         Membership::new(now, me, seeds, timing, seed)
     }
 
+    /// This joiner founds the cluster itself when so many of its seeds ask it to be let in, and no member speaks. There must be one such node at
+    /// most, and with it they must be a majority of the list: where a cluster has most of the list, too few of it are outside.
+    pub fn may_found(mut self, others: usize) -> Membership {
+        // Members have that time to speak first.
+        self.founding = Some(Founding { needed: others, asked: BTreeMap::new(), ruled_out: self.now + JOIN_RETRY });
+        self
+    }
+
     fn new(now: Duration, me: Member, seeds: Vec<SocketAddr>, timing: Timing, seed: u64) -> Membership {
         assert!(!timing.heartbeat.is_zero() && timing.missed > 0 && !timing.retry.is_zero(), "times of zero: {timing:?}");
         Membership {
@@ -402,6 +422,7 @@ impl Membership {
             roster: None,
             seeds,
             next_join: now,
+            founding: None,
             leaving: false,
             behind: None,
             early: None,
@@ -569,14 +590,23 @@ impl Membership {
     }
 
     fn dispatch(&mut self, from: &NodeId, message: MembershipMessage) {
-        let MembershipMessage { view, body, .. } = message;
+        let MembershipMessage { cluster, view, body } = message;
         match body {
             MembershipBody::Newest(newest) => return self.on_newest(from, newest),
             MembershipBody::Decided { changes, root } => return self.on_decided(from, view, &changes, root as usize),
-            MembershipBody::Refused(refusal) if self.roster.is_none() => return self.outputs.push_back(Output::Refused(refusal)),
+            MembershipBody::Refused(refusal) if self.roster.is_none() => {
+                self.rule_out_founding();
+                return self.outputs.push_back(Output::Refused(refusal));
+            }
             _ => {}
         }
         let Some(roster) = &self.roster else {
+            if self.founding.is_some() {
+                self.hear_of_founding(from, cluster.is_some(), &body);
+            }
+            if self.roster.is_some() {
+                return;
+            }
             // A member speaks to this joiner as to a member: it is one, and does not know yet.
             self.keep_early(from, view, &body);
             return self.fall_behind(from.clone());
@@ -713,6 +743,46 @@ impl Membership {
         let message = MembershipMessage { cluster: None, view: 0, body };
         if !seeds.is_empty() {
             self.outputs.push_back(Output::SendTo { seeds, message });
+        }
+    }
+
+    /// How long a word counts of somebody that is repeated to each seed in turn.
+    fn memory(&self) -> Duration {
+        JOIN_RETRY * (self.seeds.len() / SEEDS + 3) as u32
+    }
+
+    fn rule_out_founding(&mut self) {
+        let until = self.now + self.memory();
+        if let Some(founding) = &mut self.founding {
+            founding.ruled_out = until;
+        }
+    }
+
+    /// What somebody says tells whether there is a cluster.
+    fn hear_of_founding(&mut self, from: &NodeId, is_member: bool, body: &MembershipBody) {
+        let MembershipBody::Request(changes) = body else { return self.rule_out_founding() };
+        if is_member {
+            return self.rule_out_founding();
+        }
+        for change in changes {
+            if let Change::Join(joiner) = change
+                && joiner.id == *from
+            {
+                self.hear_joiner(joiner.address);
+            }
+        }
+    }
+
+    /// Another joiner asks this one to be let in.
+    fn hear_joiner(&mut self, joiner: SocketAddr) {
+        let (now, memory) = (self.now, self.memory());
+        let Some(founding) = self.founding.as_mut().filter(|_| self.seeds.contains(&joiner)) else { return };
+        founding.asked.retain(|_, asked| now - *asked < memory);
+        founding.asked.insert(joiner, now);
+        if founding.asked.len() >= founding.needed && founding.ruled_out <= now {
+            self.founding = None;
+            let view = View::founded_by(self.me.clone());
+            self.adopt(self.views.whole(view));
         }
     }
 
