@@ -15,9 +15,13 @@ const DAEMONS: [&str; 3] = ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbi
 /// Time for anything that Slurm does by itself.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Why there can be no Slurm here.
+/// Why there can be no Slurm here. Where scripts/deps.sh was asked for everything (RADIC_DEPS), that is a failure.
 pub fn missing() -> Option<String> {
     let all = DAEMONS.iter().all(|path| Path::new(path).is_file()) && Path::new("/usr/bin/srun").is_file();
+    assert!(
+        all || std::env::var_os("RADIC_DEPS").is_none(),
+        "RADIC_DEPS is set, and scripts/deps.sh has not installed what this test needs"
+    );
     (!all).then(|| {
         "there is no Slurm: `apt-get install slurmctld slurmd slurm-client munge`, or RADIC_DEPS=all scripts/deps.sh".to_owned()
     })

@@ -14,9 +14,13 @@ const SSHD: &str = "/usr/sbin/sshd";
 /// What sshd wants to be there when root starts it; Debian makes it when the service starts.
 const RUN: &str = "/run/sshd";
 
-/// Why there can be no sshd here.
+/// Why there can be no sshd here. Where scripts/deps.sh was asked for everything (RADIC_DEPS), that is a failure.
 pub fn missing() -> Option<String> {
     let all = Path::new(SSHD).is_file() && Invocation::new("ssh").args(["-V"]).run().code() == Some(0);
+    assert!(
+        all || std::env::var_os("RADIC_DEPS").is_none(),
+        "RADIC_DEPS is set, and scripts/deps.sh has not installed what this test needs"
+    );
     (!all).then(|| {
         "there is no sshd: `apt-get install openssh-server openssh-client`, or RADIC_DEPS=all scripts/deps.sh".to_owned()
     })

@@ -1,9 +1,10 @@
 //! Clusters in an allocation of a real Slurm, of five nodes on this machine.
 #![forbid(unsafe_code)]
 
+use std::fs;
 use std::time::Duration;
 
-use radic_tests::cluster::{Cluster, Kind};
+use radic_tests::cluster::{Cluster, Kind, program};
 use radic_tests::library::MPICH;
 use radic_tests::process;
 use radic_tests::slurm::{self, Slurm};
@@ -38,6 +39,7 @@ fn an_allocation_becomes_a_cluster_and_ranks_see_nothing_of_its_steps() {
     let script = "set -e\nradic cluster start --slurm --spares 1 --witness\necho folder $RADIC_CLUSTER\n\
         radic run --mpi mpich --protect none -- sh -c 'env | grep ^SLURM | sed s/^/RANK-/'\n\
         radic run -N 2 --ntasks-per-node 3 --protect none -- sh -c 'echo on $RADIC_NODE'\n\
+        SLURM_NTASKS=1 radic run --protect none -- sh -c 'echo alone $SLURM_JOB_ID'\n\
         radic nodes\nradic cluster stop\necho over\n";
     let job = slurm.submit(&cluster, "--no-kill", &["-N5", "--ntasks-per-node=2"], script);
     let said = slurm.until(&job, "over\n", SOON);
@@ -64,10 +66,12 @@ fn an_allocation_becomes_a_cluster_and_ranks_see_nothing_of_its_steps() {
         assert!([0, 3].contains(&said.matches(&format!("on {node}\n")).count()), "{said}");
     }
     assert_eq!(said.matches("on v").count(), 6, "{said}");
-    // Slots are the tasks of the node.
-    let slots =
-        said.lines().filter(|line| line.starts_with('v')).map(|line| line.split_whitespace().rev().nth(5).unwrap_or_default());
-    assert!(slots.clone().count() >= 5 && said.contains("protectors have ended"), "{said}");
+    assert_eq!(said.matches(&format!("alone {job}\n")).count(), 1, "{said}");
+    // Slots are the tasks of the node, of which there are two.
+    let slots = said.lines().filter(|line| line.starts_with('v') && line.contains("alive"));
+    let slots: Vec<&str> = slots.filter_map(|line| line.split("127.0.0.1:").nth(1)?.split_whitespace().nth(1)).collect();
+    assert_eq!(slots, ["2"; 5], "{said}");
+    assert!(said.contains("5 protectors have ended"), "{said}");
 }
 
 #[test]
@@ -89,6 +93,30 @@ fn what_is_missing_in_the_allocation_is_said() {
     ] {
         assert!(said.contains(part), "{part:?} is missing in:\n{said}");
     }
+}
+
+#[test]
+fn an_allocation_without_a_script_is_used_from_outside() {
+    let Some((cluster, slurm)) = setup() else { return };
+    slurm.command(&cluster, "salloc", &["--no-shell", "--no-kill", "-N3"]).run().expect(0);
+    let radic = program("radic").display().to_string();
+    let inside = |args: &[&str]| slurm.command(&cluster, &radic, args).env("SLURM_JOB_ID", "1");
+    inside(&["cluster", "start", "--slurm", "--when-over", "true"])
+        .run()
+        .expect(125)
+        .expect_stderr(&["--when-over", "no node of job 1"]);
+    let started = inside(&["cluster", "start", "--slurm"]).run().expect(0);
+    assert!(started.stdout().contains("cluster of 3 nodes"), "{started}");
+    assert_eq!(inside(&["run", "-n", "3", "--", "sh", "-c", "echo $RADIC_NODE"]).run().expect(0).stdout().lines().count(), 3);
+    // What ends a node from a host that is none of the cluster's.
+    let record: serde_json::Value =
+        serde_json::from_slice(&fs::read(cluster.dir().join("hosts.json")).expect("a record")).expect("JSON");
+    let shell: Vec<&str> = record["shell"].as_array().expect("words").iter().filter_map(serde_json::Value::as_str).collect();
+    let there = slurm.command(&cluster, shell[0], &shell[1..]).args(["v2", "echo on $SLURMD_NODENAME"]).run().expect(0);
+    assert_eq!(there.stdout(), "on v2\n");
+    inside(&["cluster", "stop"]).run().expect(0);
+    assert!(!cluster.dir().join("hosts.json").exists());
+    slurm.command(&cluster, "scancel", &["1"]).run().expect(0);
 }
 
 #[test]
@@ -127,6 +155,8 @@ fn the_script_s_node_is_lost_and_the_allocation_ends_with_the_job() {
     let id = cluster.status().jobs[0].job.to_string();
     slurm.kill(&cluster, "v1");
     assert_eq!(slurm.state(&cluster, &job), "RUNNING", "the allocation stays");
+    // Until another node has taken the place of its home nobody may know of it.
+    process::eventually(SOON, "the job to go on", || cluster.status_at("v2").jobs.iter().any(|job| job.outcome.is_none()));
     let shown = cluster.radic(["attach", &id]).limit(SOON).run().expect(0);
     assert!(shown.stdout().contains("iteration 3000"), "{shown}");
     process::eventually(SOON, "the allocation to end", || slurm.state(&cluster, &job).starts_with("CANCELLED"));

@@ -107,6 +107,51 @@ fn a_node_that_was_started_by_ssh_dies_and_its_rank_goes_on() {
     sshd::assert_nothing_runs(&cluster, &sshd);
 }
 
+/// The lines of the table in docs/clusters.md, with what they are to show.
+#[test]
+fn what_was_mpirun_before_has_its_line() {
+    let Some((cluster, mut sshd)) = setup() else { return };
+    sshd.serve(&cluster, &[0], &[]);
+    let start = |hosts: &str| cluster.radic(["cluster", "start", "--rsh", &sshd.shell(), "--hosts", hosts]).run().expect(0);
+    let stop = || cluster.radic(["cluster", "stop"]).run().expect(0);
+    let run = |args: &[&str]| {
+        let job = cluster.radic(["run", "--protect", "none"]).args(args).env("VAR", "passed").run().expect(0);
+        let mut lines: Vec<String> = job.stdout().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let show = |what: &str| ["--".to_owned(), "sh".to_owned(), "-c".to_owned(), format!("echo {what}")];
+    let with = |flags: &[&str], what: &str| {
+        let show = show(what);
+        run(&flags.iter().copied().chain(show.iter().map(String::as_str)).collect::<Vec<_>>())
+    };
+    // mpirun --host m1:2,m2:2, and a file with the same.
+    let file = cluster.dir().join("H");
+    fs::write(&file, "m1 slots=2\nm2:2\n").expect("a new file");
+    start(&file.display().to_string());
+    stop();
+    start("m1:2,m2:2");
+    // mpirun -np 4 -x VAR ./p: the whole environment passes.
+    assert_eq!(with(&["-n", "4"], "$VAR"), ["passed"; 4]);
+    assert_eq!(with(&["-n", "2", "--env", "VAR=other"], "$VAR"), ["other"; 2]);
+    // mpirun --map-by node; mpirun, whose default fills the slots of a node first.
+    assert_eq!(with(&["-n", "3"], "$RADIC_RANK $RADIC_NODE"), ["0 m1", "1 m2", "2 m1"]);
+    assert_eq!(with(&["-n", "3", "--map-by", "slot"], "$RADIC_RANK $RADIC_NODE"), ["0 m1", "1 m1", "2 m2"]);
+    // mpirun --host m2; srun -w m2.
+    assert_eq!(with(&["-n", "2", "--nodes", "m2"], "$RADIC_NODE"), ["m2", "m2"]);
+    // mpirun -N 2 (Open MPI), mpiexec -ppn 2 (MPICH); srun -N 1 --ntasks-per-node=2.
+    assert_eq!(with(&["--ntasks-per-node", "2"], "$RADIC_NODE"), ["m1", "m1", "m2", "m2"]);
+    assert_eq!(with(&["-N", "1", "--ntasks-per-node", "2"], "$RADIC_NODE"), ["m1", "m1"]);
+    // mpirun --tag-output, mpiexec -l, srun -l.
+    let labelled = with(&["-n", "2", "--label"], "x");
+    assert!(labelled.len() == 2 && labelled.iter().all(|line| line.len() > 1 && line.ends_with('x')), "{labelled:?}");
+    // mpirun --wdir, srun --chdir.
+    assert_eq!(with(&["-n", "1", "--wd", "/"], "$PWD"), ["/"]);
+    cluster.radic(["run", "true"]).env_remove("SLURM_NTASKS").run().expect(125).expect_stderr(&["how many ranks"]);
+    stop();
+    sshd::assert_nothing_runs(&cluster, &sshd);
+}
+
 #[test]
 fn a_host_that_is_gone_at_the_end_is_told_and_the_others_end() {
     let Some((cluster, mut sshd)) = setup() else { return };

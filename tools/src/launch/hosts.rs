@@ -70,7 +70,7 @@ fn parse<'a>(entries: impl Iterator<Item = (Option<usize>, &'a str)>, source: &s
     Ok(hosts)
 }
 
-/// `name`, `name:N` (MPICH), `name slots=N` (Open MPI); Open MPI's `max_slots=N` and MPICH's `binding=B` are accepted and not used.
+/// `name`, `name:N` (MPICH), `name slots=N` (Open MPI), `name N queue processors` (Grid Engine); Open MPI's `max_slots=N` and MPICH's `binding=B` are accepted and not used.
 fn parse_entry(entry: &str) -> Result<Host> {
     let mut words = entry.split_whitespace();
     let first = words.next().context("a host is missing")?;
@@ -79,7 +79,12 @@ fn parse_entry(entry: &str) -> Result<Host> {
         Some((target, number)) if !target.contains(':') || target.ends_with(']') => (target, Some(number_of_slots(number)?)),
         _ => (first, None),
     };
-    for word in words {
+    for (at, word) in words.enumerate() {
+        // The file of Grid Engine's PE_HOSTFILE: name, slots, queue, processors.
+        if at == 0 && word.bytes().all(|c| c.is_ascii_digit()) {
+            slots = Some(number_of_slots(word)?);
+            break;
+        }
         match word.split_once('=') {
             Some(("slots", number)) => slots = Some(number_of_slots(number)?),
             // They do not change which hosts there are.
@@ -114,13 +119,14 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_of_host_files_are_read() {
-        let text = "# ours\nn1:4\n n2 slots=2 max_slots=8 # two\n\nann@n3.example.org\n10.0.0.4\n[fe80::1%eth0]:3\nfd00::2\n";
+    fn all_kinds_of_host_files_are_read() {
+        let text = "# ours\nn1:4\n n2 slots=2 max_slots=8 # two\n\nann@n3.example.org\n10.0.0.4\nn5 4 all.q@n5 UNDEFINED\n[fe80::1%eth0]:3\nfd00::2\n";
         let expected = [
             host("n1", "n1", Some(4)),
             host("n2", "n2", Some(2)),
             host("ann@n3.example.org", "n3.example.org", None),
             host("10.0.0.4", "10.0.0.4", None),
+            host("n5", "n5", Some(4)),
             host("fe80::1%eth0", "fe80--1-eth0", Some(3)),
             host("fd00::2", "fd00--2", None),
         ];
