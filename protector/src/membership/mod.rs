@@ -49,6 +49,7 @@
 
 mod agree;
 mod detect;
+mod found;
 pub mod ring;
 #[cfg(test)]
 mod sim;
@@ -67,6 +68,7 @@ use radic_wire::membership::{Change, Departure, Member, MembershipBody, Membersh
 use agree::{Acceptor, Cut, Pending, Proposer};
 pub use detect::Evidence;
 use detect::{Probing, Suspicion, Watched};
+use found::Founding;
 use views::Known;
 pub use views::Views;
 
@@ -355,17 +357,6 @@ pub struct Membership {
     deaf_until: Duration,
 }
 
-/// What a joiner that may found the cluster knows of the others.
-#[derive(Debug)]
-struct Founding {
-    /// How many others must be there, and in no cluster.
-    needed: usize,
-    /// When each of them has last asked this node to be let in, by its address: only a node that is in no cluster asks.
-    asked: BTreeMap<SocketAddr, Duration>,
-    /// Until when a member that has spoken rules it out: there is a cluster.
-    ruled_out: Duration,
-}
-
 fn majority(members: usize) -> usize {
     members / 2 + 1
 }
@@ -398,14 +389,6 @@ impl Membership {
     /// A protector that joins through whoever listens at one of `seeds`.
     pub fn joining(now: Duration, me: Member, seeds: Vec<SocketAddr>, timing: Timing, seed: u64) -> Membership {
         Membership::new(now, me, seeds, timing, seed)
-    }
-
-    /// This joiner founds the cluster itself when so many of its seeds ask it to be let in, and no member speaks. There must be one such node at
-    /// most, and with it they must be a majority of the list: where a cluster has most of the list, too few of it are outside.
-    pub fn may_found(mut self, others: usize) -> Membership {
-        // Members have that time to speak first.
-        self.founding = Some(Founding { needed: others, asked: BTreeMap::new(), ruled_out: self.now + JOIN_RETRY });
-        self
     }
 
     fn new(now: Duration, me: Member, seeds: Vec<SocketAddr>, timing: Timing, seed: u64) -> Membership {
@@ -743,46 +726,6 @@ impl Membership {
         let message = MembershipMessage { cluster: None, view: 0, body };
         if !seeds.is_empty() {
             self.outputs.push_back(Output::SendTo { seeds, message });
-        }
-    }
-
-    /// How long a word counts of somebody that is repeated to each seed in turn.
-    fn memory(&self) -> Duration {
-        JOIN_RETRY * (self.seeds.len() / SEEDS + 3) as u32
-    }
-
-    fn rule_out_founding(&mut self) {
-        let until = self.now + self.memory();
-        if let Some(founding) = &mut self.founding {
-            founding.ruled_out = until;
-        }
-    }
-
-    /// What somebody says tells whether there is a cluster.
-    fn hear_of_founding(&mut self, from: &NodeId, is_member: bool, body: &MembershipBody) {
-        let MembershipBody::Request(changes) = body else { return self.rule_out_founding() };
-        if is_member {
-            return self.rule_out_founding();
-        }
-        for change in changes {
-            if let Change::Join(joiner) = change
-                && joiner.id == *from
-            {
-                self.hear_joiner(joiner.address);
-            }
-        }
-    }
-
-    /// Another joiner asks this one to be let in.
-    fn hear_joiner(&mut self, joiner: SocketAddr) {
-        let (now, memory) = (self.now, self.memory());
-        let Some(founding) = self.founding.as_mut().filter(|_| self.seeds.contains(&joiner)) else { return };
-        founding.asked.retain(|_, asked| now - *asked < memory);
-        founding.asked.insert(joiner, now);
-        if founding.asked.len() >= founding.needed && founding.ruled_out <= now {
-            self.founding = None;
-            let view = View::founded_by(self.me.clone());
-            self.adopt(self.views.whole(view));
         }
     }
 
