@@ -12,12 +12,12 @@ use radic_wire::membership::Role;
 use radic_wire::record::Cover;
 use serde::{Deserialize, Serialize};
 
+use crate::address::{DEFAULT_PORT, HostPort};
 use crate::folder::{Folder, FolderError};
 use crate::membership::Timing;
 
 /// Longest configuration file, in bytes.
 const FILE_LIMIT: u64 = 64 << 10;
-const DEFAULT_PORT: u16 = 7117;
 /// In the cluster's directory, where each node has its own.
 const NODES: &str = "nodes";
 
@@ -57,7 +57,7 @@ impl Encrypt {
     name = "radicd",
     version,
     about = "RADIC's protector: runs on every node, launches ranks there, and watches its neighbour in the ring",
-    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n\nEvery flag can stand in the file of --config under its long name, with _ for -.\n\nExit codes: 0 if the daemon has left the cluster as it was asked to, 1 if it could not start or was declared dead, 2 for wrong usage."
+    after_help = "Examples:\n  radic key /etc/radic.key\n  radicd --key /etc/radic.key --listen 192.0.2.1:7117                          # the first one\n  radicd --key /etc/radic.key --listen 192.0.2.2:7117 --join 192.0.2.1:7117    # every other one\n  radicd --key /etc/radic.key --listen $(hostname) --join node1,node2,node3           # the same on every node\n\nEvery flag can stand in the file of --config under its long name, with _ for -.\n\nExit codes: 0 if the daemon has left the cluster as it was asked to, 1 if it could not start or was declared dead, 2 for wrong usage."
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
@@ -72,16 +72,20 @@ pub struct Settings {
     /// This node's name, unique in the cluster [default: the host name]
     #[arg(long, env = "RADIC_NAME")]
     pub name: Option<NodeName>,
-    /// Address on the data network and port to listen on; port 0: any [default: 0.0.0.0:7117]
-    #[arg(long, env = "RADIC_LISTEN", value_name = "ADDR:PORT")]
-    pub listen: Option<SocketAddr>,
+    /// Address on the data network, or a name that stands for one of this machine's, and port to listen on; port 0: any [default: 0.0.0.0:7117]
+    #[arg(long, env = "RADIC_LISTEN", value_name = "HOST:PORT")]
+    pub listen: Option<HostPort>,
     /// Address by which the others reach this node, if it is not the one to listen on
     #[arg(long, env = "RADIC_ADVERTISE", value_name = "ADDR")]
     pub advertise: Option<IpAddr>,
-    /// Members to join through, any of which will do; none: found a new cluster
-    #[arg(long, env = "RADIC_JOIN", value_name = "ADDR:PORT", value_delimiter = ',')]
+    /// Members to join through, any of which will do; none: found a new cluster. All nodes may have the same list, with themselves in it: then
+    /// the first of it founds the cluster, when a majority of the list is there and in no cluster, and joins at any later start
+    #[arg(long, env = "RADIC_JOIN", value_name = "HOST:PORT", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub join: Vec<SocketAddr>,
+    pub join: Vec<HostPort>,
+    /// How many nodes of the list of --join must be there before the first of them founds the cluster: more than half [default: the majority]
+    #[arg(long, env = "RADIC_BOOTSTRAP_EXPECT", value_name = "N")]
+    pub bootstrap_expect: Option<u32>,
     /// The cluster's key, made by `radic key` [default: DIR/key]
     #[arg(long, env = "RADIC_KEY", value_name = "FILE")]
     pub key: Option<PathBuf>,
@@ -142,8 +146,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// By which address others reach it.
     pub advertise: IpAddr,
-    /// Members to join through.
-    pub join: Vec<SocketAddr>,
+    /// Members to join through, this node among them perhaps.
+    pub join: Vec<HostPort>,
+    /// How many of them must be there before the first one founds a cluster, if not the majority.
+    pub bootstrap_expect: Option<u32>,
     /// The cluster's key file.
     pub key: PathBuf,
     /// The cluster's directory on this machine.
@@ -193,6 +199,14 @@ pub enum ConfigError {
         /// What is possible.
         range: &'static str,
     },
+    /// A name that does not stand for an address of this machine.
+    #[error("listen is {name}: {error}; name this machine, or give an address of its network interfaces")]
+    Name {
+        /// The name.
+        name: HostPort,
+        /// What the resolver says.
+        error: String,
+    },
     /// Two settings that exclude each other.
     #[error("{0} and {1} exclude each other: a spare takes the ranks of a node that dies, a witness never hosts any")]
     Both(&'static str, &'static str),
@@ -221,6 +235,7 @@ impl Settings {
             listen: self.listen.or(file.listen),
             advertise: self.advertise.or(file.advertise),
             join: if self.join.is_empty() { file.join } else { self.join },
+            bootstrap_expect: self.bootstrap_expect.or(file.bootstrap_expect),
             key: self.key.or(file.key),
             dir: self.dir.or(file.dir),
             store: self.store.or(file.store),
@@ -241,7 +256,12 @@ impl Settings {
 
     /// Fills in the defaults and checks the ranges.
     pub fn complete(self) -> Result<Config, ConfigError> {
-        let listen = self.listen.unwrap_or((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into());
+        let listen = match &self.listen {
+            None => SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)),
+            Some(listen) => listen
+                .resolve_here(&addresses())
+                .map_err(|error| ConfigError::Name { name: listen.clone(), error: error.to_string() })?,
+        };
         let advertise = self.advertise.unwrap_or(listen.ip());
         if advertise.is_unspecified() {
             let remedy = format!("{listen} is every address of this machine: say which one the others reach, with --advertise");
@@ -284,6 +304,7 @@ impl Settings {
             listen,
             advertise,
             join: self.join,
+            bootstrap_expect: self.bootstrap_expect,
             key: self.key.unwrap_or_else(|| dir.join("key")),
             dir,
             store: std::path::absolute(&store).map_err(|e| ConfigError::File { path: store, error: e.to_string() })?,
@@ -316,13 +337,14 @@ impl Config {
 
     /// The settings in force, as a file that would give them again.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        let (listen, log_format) = (Some(self.listen), Some(self.log_format));
+        let (listen, log_format) = (Some(self.listen.into()), Some(self.log_format));
         let is = |role| Some(self.role == role);
         toml::to_string(&Settings {
             name: Some(self.name.clone()),
             listen,
             advertise: Some(self.advertise),
             join: self.join.clone(),
+            bootstrap_expect: self.bootstrap_expect,
             key: Some(self.key.clone()),
             dir: Some(self.dir.clone()),
             store: Some(self.store.clone()),
@@ -364,6 +386,15 @@ fn read_file(path: &Path) -> Result<Settings, ConfigError> {
         return Err(failed(format!("longer than {FILE_LIMIT} bytes")));
     }
     toml::from_str(&text).map_err(|e| failed(e.to_string()))
+}
+
+/// The addresses of this machine's interfaces; none if the system does not tell.
+fn addresses() -> Vec<IpAddr> {
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+    };
+    nix::ifaddrs::getifaddrs().into_iter().flatten().filter_map(|interface| ip(interface.address?)).collect()
 }
 
 fn host_name() -> Result<NodeName, ConfigError> {

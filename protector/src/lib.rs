@@ -12,6 +12,7 @@
 //! Everything but [`daemon`], [`logs`], [`config`] and [`folder`] is without input and output, so that a test or a simulation drives it by hand.
 #![deny(unsafe_code)]
 
+pub mod address;
 pub mod config;
 pub mod daemon;
 pub mod folder;

@@ -25,7 +25,9 @@ pub mod random;
 pub mod recovery;
 pub mod redis;
 pub mod sharing;
+pub mod slurm;
 pub mod sockets;
+pub mod sshd;
 
 pub use cluster::{Cluster, Kind, Setup};
 pub use command::{Finished, Running};

@@ -90,7 +90,11 @@ fn what_is_wrong_is_named_and_nothing_starts() {
     {
         check(&cluster, &[local, flag]).run().expect(1).expect_stderr(&[part]);
     }
-    for flag in ["--name=a/b", "--listen=nowhere", "--join=x", "--colour=1"] {
+    check(&cluster, &["--listen=no-such-host.invalid"])
+        .run()
+        .expect(1)
+        .expect_stderr(&["no-such-host.invalid:7117", "name this machine"]);
+    for flag in ["--name=a/b", "--listen=a:b", "--join=x:y", "--colour=1"] {
         check(&cluster, &[flag]).run().expect(2).expect_stderr(&[flag.split_once('=').expect("a value").0]);
     }
     check(&cluster, &[local]).env("RADIC_MISSED", "few").run().expect(2).expect_stderr(&["few"]);
@@ -186,5 +190,36 @@ fn a_name_that_is_in_use_is_refused() {
     double.signal(rustix::process::Signal::TERM);
     double.wait();
     assert_eq!(cluster.status().nodes.len(), 2);
+    cluster.stop();
+}
+
+#[test]
+fn the_same_list_on_every_node_founds_one_cluster_and_the_first_comes_back_into_it() {
+    let cluster = Cluster::empty(Kind::Logical);
+    cluster.make_key();
+    // Held until all are known, so that they differ; then the nodes take them.
+    let free: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    let ports: Vec<u16> = free.iter().map(|free| free.local_addr().expect("it is bound").port()).collect();
+    drop(free);
+    let list = ports.iter().map(|port| format!("localhost:{port}")).collect::<Vec<_>>().join(",");
+    let start = |number: usize| {
+        let args = [format!("--name=n{}", number + 1), format!("--listen=localhost:{}", ports[number]), format!("--join={list}")];
+        cluster.invocation(program("radicd")).args(args).start()
+    };
+    let until_ready =
+        |node: &mut radic_tests::Running| node.until("it to be ready", |out, _| out.starts_with("ready ").then_some(()));
+    let mut first = start(0);
+    // Alone it founds nothing; neither do the others without it.
+    assert!(!first.ends_within(Duration::from_secs(2)) && first.stdout().is_empty(), "{}", first.stderr());
+    let mut others = [start(1), start(2)];
+    until_ready(&mut first);
+    others.iter_mut().for_each(until_ready);
+    let members = |node: &str| cluster.status_at(node).nodes.iter().filter(|n| n.state == NodeState::Alive).count();
+    radic_tests::process::eventually(Duration::from_secs(5), "three members", || members("n1") == 3);
+    first.signal(rustix::process::Signal::KILL);
+    first.wait();
+    let mut first = start(0);
+    until_ready(&mut first);
+    radic_tests::process::eventually(Duration::from_secs(5), "three members again", || members("n1") == 3 && members("n2") == 3);
     cluster.stop();
 }

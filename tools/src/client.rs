@@ -18,6 +18,8 @@ use radic_wire::frame::{self, FrameReader};
 use radic_wire::local::{Reply, Request};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
+use crate::launch::record::Record;
+
 /// Time that a protector has for its `Welcome`.
 const HELLO: Duration = Duration::from_secs(5);
 /// Time that a protector has for an answer that needs no work.
@@ -40,6 +42,10 @@ pub(crate) enum ClientError {
          and DIR/nodes/NAME/log tells why it ended"
     )]
     NoAnswer { dir: String, why: String },
+    #[error(
+        "the cluster that was started from {dir} has no node on this host, but on {hosts}: run this there, with RADIC_CLUSTER={dir}"
+    )]
+    Elsewhere { dir: String, hosts: String },
     #[error("the protector of {node} went away: {why}")]
     Lost { node: String, why: String },
     #[error("the protector of {node} did not answer within {} s", limit.as_secs())]
@@ -73,9 +79,10 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster in `dir`; else in ~/.radic/cluster.
+    /// The cluster in `dir`; else that of this job of Slurm, if there is one; else in ~/.radic/cluster.
     pub(crate) fn new(dir: Option<PathBuf>) -> Result<Self, ClientError> {
-        let default = || std::env::home_dir().map(|home| home.join(".radic/cluster"));
+        let of_slurm = || crate::launch::slurm::default_dir().filter(|dir| dir.is_dir());
+        let default = || of_slurm().or_else(|| std::env::home_dir().map(|home| home.join(".radic/cluster")));
         // An empty variable is as good as none.
         let dir = dir
             .filter(|dir| !dir.as_os_str().is_empty())
@@ -135,6 +142,9 @@ impl Cluster {
         self.check_text()?;
         let mut names = self.nodes();
         if names.is_empty() {
+            if let Ok(Some(record)) = Record::read(self) {
+                return Err(ClientError::Elsewhere { dir: self.dir.display().to_string(), hosts: record.names() });
+            }
             return Err(ClientError::NoCluster { dir: self.dir.display().to_string() });
         }
         names.sort_by_key(|name| Some(name.as_str()) == avoid);
@@ -151,6 +161,12 @@ impl Cluster {
         }
         let why = if why.is_empty() { "their sockets are gone".to_owned() } else { why.join("; ") };
         Err(late.unwrap_or(ClientError::NoAnswer { dir: self.dir.display().to_string(), why }))
+    }
+
+    /// A connection to the protector of one node.
+    pub(crate) fn connect_to(&self, name: &str) -> Result<Connection, ClientError> {
+        self.check_text()?;
+        Connection::open(&self.node_dir(name), name)
     }
 
     /// One request, one answer; an `Error` from the protector is an error here.
@@ -347,6 +363,18 @@ mod tests {
         fs::write(cluster.key(), "two").unwrap();
         let error = cluster.choose_key(Some(named)).unwrap_err().to_string();
         assert!(error.contains("named") && error.contains("cluster/key") && error.contains("unset RADIC_KEY"), "{error}");
+    }
+
+    #[test]
+    fn a_cluster_that_is_on_other_hosts_alone_says_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = Cluster::new(Some(dir.path().join("cluster"))).unwrap();
+        fs::create_dir(cluster.dir()).unwrap();
+        assert!(matches!(cluster.connect(None), Err(ClientError::NoCluster { .. })));
+        let record = r#"{"shell":["ssh"],"slurm":false,"prefix":"/opt","nodes":[{"target":"ann@h7","name":"h7"}]}"#;
+        fs::write(cluster.dir().join("hosts.json"), record).unwrap();
+        let error = cluster.connect(None).unwrap_err().to_string();
+        assert!(error.contains("on h7: run this there"), "{error}");
     }
 
     #[test]

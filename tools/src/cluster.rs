@@ -1,4 +1,5 @@
-//! `radic cluster start` and `radic cluster stop`: a whole cluster of logical nodes on this machine.
+//! `radic cluster start` and `radic cluster stop`: a whole cluster of logical nodes on this machine, and what [`crate::launch`] needs of this
+//! on other ones.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -24,6 +25,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
 use crate::client::{self, ClientError, Cluster};
+use crate::launch::record::Record;
+use crate::launch::{self, Launched};
 use crate::show::{self, report};
 use crate::terminal::Signals;
 
@@ -41,6 +44,8 @@ const KILLED: Duration = Duration::from_secs(10);
 const READY_LINE: usize = 512;
 /// How much of a log is shown, in bytes.
 const TAIL: u64 = 2000;
+/// Where the nodes of this machine listen.
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// What `radic cluster start` is asked for.
 #[derive(Debug, Clone)]
@@ -53,12 +58,12 @@ pub(crate) struct StartOptions {
 }
 
 /// A node that was started.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct StartedNode {
-    name: String,
-    address: SocketAddr,
-    role: Role,
-    pid: u32,
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) role: Role,
+    pub(crate) pid: u32,
 }
 
 /// A node that is not yet a member.
@@ -71,8 +76,8 @@ struct Starting {
     address: Option<SocketAddr>,
 }
 
-/// Starts a cluster. If anything fails, nothing of it is left running.
-pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
+/// Does `start` in the cluster's folder, with a key in it, and nothing of an old cluster, and nobody else at work there.
+pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) -> Result<T> {
     cluster.check_text()?;
     let folder = Folder::make_all(cluster.dir())?;
     let _lock = lock(&folder)?;
@@ -80,6 +85,16 @@ pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<Sta
     if !cluster.key().exists() {
         ClusterKey::generate()?.create(&cluster.key())?;
     }
+    start()
+}
+
+/// Starts a cluster. If anything fails, nothing of it is left running.
+pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Launched> {
+    let started = prepared(cluster, || start_here(cluster, options))?;
+    Ok(Launched { started, failed: Vec::new() })
+}
+
+fn start_here(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
     let radicd = find_radicd()?;
     // From here on an interrupt must not leave half a cluster behind.
     let mut signals = Signals::block().context("cannot wait for signals")?;
@@ -101,7 +116,8 @@ pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Vec<Sta
 }
 
 /// What `radic cluster start` says.
-pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool) -> Result<()> {
+pub(crate) fn show_started(cluster: &Cluster, launched: &Launched, json: bool) -> Result<()> {
+    let nodes = &launched.started;
     if nodes.len() <= 2 {
         report(&format!(
             "radic: warning: of {} nodes no majority is left when one is gone, so a death cannot be told from a broken network: \
@@ -111,15 +127,21 @@ pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool)
     }
     let dir = cluster.dir().display().to_string();
     if json {
-        return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes }));
+        return show::print_json(&serde_json::json!({ "dir": dir, "nodes": nodes, "failed": launched.failed }));
     }
     let number = |role| nodes.iter().filter(|n| n.role == role).count();
     let count = |n, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
     let others = [(Role::Spare, "spare"), (Role::Witness, "witness")].into_iter().filter(|(role, _)| number(*role) > 0);
     let and_others: String = others.map(|(role, what)| format!(" and {}", count(number(role), what))).collect();
+    let failed = match launched.failed.len() {
+        0 => String::new(),
+        n => format!(" (not started on {})", count(n, "host")),
+    };
     let regular = number(Role::Node);
+    // Only a node of this machine can be asked for anything.
+    let there = if cluster.nodes().is_empty() { "on one of these hosts:\n\n" } else { "" };
     let text = format!(
-        "cluster of {}{and_others} in {dir}\n\n  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
+        "cluster of {}{and_others} in {dir}{failed}\n\n{there}  export RADIC_CLUSTER={}\n  radic run -n {regular} -- PROGRAM\n  radic cluster stop\n",
         count(regular, "node"),
         quoted(&dir)
     );
@@ -127,13 +149,13 @@ pub(crate) fn show_started(cluster: &Cluster, nodes: &[StartedNode], json: bool)
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
     if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 /// What `radic cluster stop` says.
-pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
+pub(crate) fn show_stopped(stopped: &(impl Serialize + fmt::Display), json: bool) -> Result<()> {
     if json {
         return show::print_json(stopped);
     }
@@ -143,7 +165,9 @@ pub(crate) fn show_stopped(stopped: &Stopped, json: bool) -> Result<()> {
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.nodes - self.elsewhere.len() {
-            0 if self.elsewhere.is_empty() => return f.write_str("the cluster was dead already; what was left of it is removed"),
+            0 if self.elsewhere.is_empty() => {
+                return f.write_str("the cluster was dead already; what was left of it is removed");
+            }
             0 => f.write_str("no protector was started from this folder")?,
             1 => f.write_str("1 protector has ended")?,
             n => write!(f, "{n} protectors have ended")?,
@@ -173,7 +197,8 @@ fn start_all(
     let names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), Role::Spare)));
     let mut names = names.chain(options.witness.then(|| ("w1".to_owned(), Role::Witness)));
     let spawn = |name: &str, role, join, signals: &mut Signals| {
-        let command = protector(cluster, radicd, options, name, role, join)?;
+        let wanted = Protector { listen: LOOPBACK, name, role, join, slots: options.slots, heartbeat_ms: options.heartbeat_ms };
+        let command = wanted.command(cluster, radicd)?;
         check_interrupt(signals)?;
         let child = signals.unblocked(|| spawn(command, name, role)).context("signals")??;
         Ok::<_, anyhow::Error>(child)
@@ -190,32 +215,40 @@ fn start_all(
     Ok(())
 }
 
-/// The command that is one node's protector, and its directory with a log in it.
-fn protector(
-    cluster: &Cluster,
-    radicd: &Path,
-    options: &StartOptions,
-    name: &str,
-    role: Role,
-    join: Option<SocketAddr>,
-) -> Result<Command> {
-    let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(name)?.append("log")?;
-    let mut command = Command::new(radicd);
-    command.arg("--dir").arg(cluster.dir()).args(["--name", name, "--listen", "127.0.0.1:0", "--own-session"]);
-    command.args(join.map(|address| format!("--join={address}")));
-    command.args(match role {
-        Role::Node => None,
-        Role::Spare => Some("--spare"),
-        Role::Witness => Some("--witness"),
-    });
-    command.args(options.slots.map(|slots| format!("--slots={slots}")));
-    command.args(options.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
-    // What the environment says about one protector is not meant for all of these.
-    for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
-        command.env_remove(variable);
+/// A protector that is to be started.
+pub(crate) struct Protector<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) role: Role,
+    /// Where it listens. Port 0: any.
+    pub(crate) listen: SocketAddr,
+    /// A member to join through; none: it founds the cluster.
+    pub(crate) join: Option<SocketAddr>,
+    pub(crate) slots: Option<u32>,
+    pub(crate) heartbeat_ms: Option<u64>,
+}
+
+impl Protector<'_> {
+    /// The command that is this protector, and its directory with a log in it. Its standard output is a pipe.
+    pub(crate) fn command(&self, cluster: &Cluster, radicd: &Path) -> Result<Command> {
+        let log = Folder::open(cluster.dir())?.subfolder("nodes")?.subfolder(self.name)?.append("log")?;
+        let mut command = Command::new(radicd);
+        command.arg("--dir").arg(cluster.dir()).args(["--name", self.name, "--own-session"]);
+        command.arg(format!("--listen={}", self.listen));
+        command.args(self.join.map(|address| format!("--join={address}")));
+        command.args(match self.role {
+            Role::Node => None,
+            Role::Spare => Some("--spare"),
+            Role::Witness => Some("--witness"),
+        });
+        command.args(self.slots.map(|slots| format!("--slots={slots}")));
+        command.args(self.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
+        // What the environment says about one protector is not meant for all of these.
+        for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
+            command.env_remove(variable);
+        }
+        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        Ok(command)
     }
-    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    Ok(command)
 }
 
 fn spawn(mut command: Command, name: &str, role: Role) -> Result<Starting> {
@@ -281,22 +314,26 @@ fn read_ready(cluster: &Cluster, node: &mut Starting) -> Result<()> {
             log_tail(cluster, &node.name)
         );
     }
-    let line = String::from_utf8_lossy(&node.line);
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let address = match words[..] {
-        ["ready", name, address] if name == node.name => address.parse().ok(),
-        _ => None,
-    };
-    node.address = Some(address.with_context(|| format!("{} said {line:?}; are radic and radicd of one build?", node.name))?);
+    node.address = Some(ready_address(&node.name, &String::from_utf8_lossy(&node.line))?);
     Ok(())
 }
 
-fn log_path(cluster: &Cluster, name: &str) -> PathBuf {
+/// The address in what a protector says when it is ready: `ready NAME ADDRESS`.
+pub(crate) fn ready_address(name: &str, line: &str) -> Result<SocketAddr> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let address = match words[..] {
+        ["ready", said, address] if said == name => address.parse().ok(),
+        _ => None,
+    };
+    address.with_context(|| format!("{name} said {line:?}; are radic and radicd of one build?"))
+}
+
+pub(crate) fn log_path(cluster: &Cluster, name: &str) -> PathBuf {
     cluster.node_dir(name).join("log")
 }
 
 /// The end of a node's log, indented.
-fn log_tail(cluster: &Cluster, name: &str) -> String {
+pub(crate) fn log_tail(cluster: &Cluster, name: &str) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = Folder::open(&cluster.node_dir(name)).and_then(|folder| folder.read("log")).map_err(io::Error::other)?;
         let length = file.metadata()?.len();
@@ -327,6 +364,13 @@ fn clear_leftovers(cluster: &Cluster) -> Result<()> {
             connection.node()
         );
     }
+    // Slurm ends what it has started with its job.
+    if let Some(record) = Record::read(cluster)?.filter(|record| !record.slurm) {
+        bail!(
+            "a cluster was started from {dir} on other hosts ({}): use it there, or end it with `radic cluster stop --dir {dir}`",
+            record.names()
+        );
+    }
     let alive = processes(cluster);
     ensure!(
         alive.is_empty(),
@@ -345,7 +389,7 @@ fn remove_nodes(cluster: &Cluster) -> Result<()> {
     }
 }
 
-fn find_radicd() -> Result<PathBuf> {
+pub(crate) fn find_radicd() -> Result<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("radicd")));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let candidates = beside.into_iter().chain(std::env::split_paths(&path).map(|dir| dir.join("radicd")));
@@ -355,14 +399,14 @@ fn find_radicd() -> Result<PathBuf> {
 
 /// A protector of this cluster that runs. The descriptor is bound to the process: its number may be given to another one, and
 /// no signal goes astray.
-struct Process {
-    name: String,
+pub(crate) struct Process {
+    pub(crate) name: String,
     fd: OwnedFd,
 }
 
 /// The protectors of the cluster in this folder that run, whatever has become of the folder. They are looked for among all processes of
 /// this user: the files that name them may be gone.
-fn processes(cluster: &Cluster) -> Vec<Process> {
+pub(crate) fn processes(cluster: &Cluster) -> Vec<Process> {
     let me = nix::unistd::geteuid().as_raw();
     let named: Vec<(i32, String)> =
         cluster.nodes().into_iter().filter_map(|name| Some((noted_pid(cluster, &name)?, name))).collect();
@@ -432,6 +476,17 @@ pub(crate) struct Stopped {
     pub(crate) unseen: Vec<String>,
 }
 
+/// Ends a cluster whose nodes are on the hosts of `record`, and every job on it.
+pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::stop::StoppedHosts> {
+    let folder = Folder::open(cluster.dir())?;
+    let _lock = lock(&folder)?;
+    let stopped = launch::stop::stop(cluster, record)?;
+    // Of hosts that share this folder nothing is left in it but what could not be reached.
+    remove_nodes(cluster)?;
+    Record::remove(cluster)?;
+    Ok(stopped)
+}
+
 /// Ends every protector of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
@@ -439,7 +494,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     // Of a folder that was removed there is nothing to lock, and nobody starts anything in it while its protectors live.
     let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
     let _lock = folder.as_ref().map(lock).transpose()?;
-    let mut alive = processes(cluster);
+    let alive = processes(cluster);
     let names: Vec<String> = alive.iter().map(|process| process.name.clone()).collect();
     let unseen: Vec<String> = names.iter().filter(|name| !cluster.node_dir(name).join("pid").exists()).cloned().collect();
     let elsewhere = match end_by_request(cluster, &names) {
@@ -452,6 +507,37 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
             Vec::new()
         }
     };
+    let killed = wait_or_kill(alive)?;
+    remove_nodes(cluster)?;
+    if cluster.dir().exists() {
+        Record::remove(cluster)?;
+    }
+    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
+}
+
+/// Ends one protector on this host, and tells the others to end: what `radic cluster stop` does on each host of a cluster that it has
+/// started on several.
+pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
+    let mut alive = processes(cluster);
+    alive.retain(|process| process.name == name);
+    if !alive.is_empty() && cluster.connect_to(name).and_then(|mut node| node.ask(&Request::Shutdown, client::ANSWER)).is_err() {
+        // It ends already, as another one has told it, or it does not answer.
+        signal(&alive, Signal::TERM);
+    }
+    let nodes = alive.len();
+    let killed = wait_or_kill(alive)?;
+    let dir = cluster.node_dir(name);
+    match fs::remove_dir_all(&dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("cannot remove {}", dir.display()));
+        }
+        _ => {}
+    }
+    Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new() })
+}
+
+/// Waits for the end of protectors that were asked to end. The names of those that had to be killed.
+fn wait_or_kill(mut alive: Vec<Process>) -> Result<Vec<String>> {
     // Those that the others cannot reach get a signal.
     wait_gone(&mut alive, CLEAN)?;
     signal(&alive, Signal::TERM);
@@ -460,8 +546,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     signal(&alive, Signal::KILL);
     wait_gone(&mut alive, KILLED)?;
     ensure!(alive.is_empty(), "{} protectors did not end even by SIGKILL: they hang in the kernel", alive.len());
-    remove_nodes(cluster)?;
-    Ok(Stopped { nodes: names.len() + elsewhere.len(), killed, elsewhere, unseen })
+    Ok(killed)
 }
 
 /// Asks a member to tell all to end. Those of them that are not `here`.
@@ -478,7 +563,7 @@ fn end_by_request(cluster: &Cluster, here: &[String]) -> Result<Vec<String>, Cli
     Ok(elsewhere)
 }
 
-fn signal(processes: &[Process], signal: Signal) {
+pub(crate) fn signal(processes: &[Process], signal: Signal) {
     for process in processes {
         // One that ended meanwhile needs none.
         let _ = pidfd_send_signal(&process.fd, signal);
@@ -486,7 +571,7 @@ fn signal(processes: &[Process], signal: Signal) {
 }
 
 /// Waits until all have ended, or the time is over; keeps those that have not.
-fn wait_gone(processes: &mut Vec<Process>, limit: Duration) -> Result<()> {
+pub(crate) fn wait_gone(processes: &mut Vec<Process>, limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     while !processes.is_empty() {
         let mut fds: Vec<_> = processes.iter().map(|p| PollFd::new(p.fd.as_fd(), PollFlags::POLLIN)).collect();
@@ -525,7 +610,8 @@ mod tests {
     fn what_has_ended_is_counted() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let said = |nodes, killed: &[&str], elsewhere: &[&str], unseen: &[&str]| {
-            Stopped { nodes, killed: names(killed), elsewhere: names(elsewhere), unseen: names(unseen) }.to_string()
+            let (killed, elsewhere, unseen) = (names(killed), names(elsewhere), names(unseen));
+            Stopped { nodes, killed, elsewhere, unseen }.to_string()
         };
         assert!(said(0, &[], &[], &[]).contains("dead already"));
         assert_eq!(said(1, &[], &[], &[]), "1 protector has ended");

@@ -7,11 +7,13 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use radic_wire::ids::NodeName;
 use radic_wire::job::exit_code;
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{Reply, Request};
 
 use crate::client::Cluster;
+use crate::launch::record::Record;
 
 mod bench;
 mod ckpt;
@@ -23,6 +25,7 @@ mod explain;
 mod feed;
 mod inject;
 mod kill;
+mod launch;
 mod ledger;
 mod log;
 mod manual;
@@ -189,15 +192,19 @@ enum Command {
 
 #[derive(Subcommand)]
 enum ClusterCommand {
-    /// Start a cluster in the background; no root needed
-    #[command(after_help = "Example:\n  radic cluster start --nodes 4 --spares 1\n  radic run -n 4 -- ./program\n\n\
-        Every node is a protector with an address of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ..., \
-        a witness w1; \
-        DIR/nodes/NAME/log holds what a node has to say.")]
+    /// Start a cluster in the background, on this machine or on others; no root needed
+    #[command(after_help = "Examples:\n  radic cluster start --nodes 4 --spares 1\n  radic run -n 4 -- ./program\n\n  \
+        radic cluster start --hosts node1,node2,node3,node4 --spares 1\n  \
+        radic cluster start --hosts hostfile --rsh \"ssh -p 2222\"\n  \
+        radic cluster start --slurm --spares 1\n\n\
+        With --nodes every node is a protector with a port of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ..., \
+        a witness w1. With --hosts nodes have the names of their hosts; the last host is the witness, those before it the spares. A host that \
+        cannot be reached is told, and the others go on without it. With --slurm, in a script of sbatch or under salloc, it is the same with the \
+        allocation's nodes; DIR is ~/.radic/slurm-JOB then, if no other is named. DIR/nodes/NAME/log, on its host, holds what a node has to say.")]
     Start {
-        /// How many nodes
-        #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-        nodes: u32,
+        /// How many nodes, on this machine
+        #[arg(long, short, value_name = "N", required_unless_present_any = ["hosts", "slurm"], value_parser = clap::value_parser!(u32).range(1..=1024))]
+        nodes: Option<u32>,
         /// How many spares: nodes that host nothing until another has died
         #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
         spares: u32,
@@ -210,15 +217,30 @@ enum ClusterCommand {
         /// Time between two heartbeats, in milliseconds [default: 100]
         #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
         heartbeat_ms: Option<u64>,
-        /// The cluster's directory; the same as --cluster
+        #[command(flatten)]
+        launch: launch::LaunchArgs,
+        /// The cluster's directory, the same on every host; the same as --cluster
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
         #[command(flatten)]
         format: Format,
     },
+    /// Start one node, as `radic cluster start` on another machine says it over standard input
+    #[command(
+        hide = true,
+        after_help = "Example:\n  ssh n1 radic cluster agent --name n1\n\n\
+        What is said is private to one release."
+    )]
+    Agent(launch::agent::AgentArgs),
     /// End the cluster and every job on it
-    #[command(after_help = "Example:\n  radic cluster stop\n\nThe key stays, the nodes' logs do not.")]
+    #[command(
+        after_help = "Example:\n  radic cluster stop\n\nA cluster that was started on other hosts from here is ended on each of them, by the same \
+        remote shell. The key stays, the nodes' logs do not."
+    )]
     Stop {
+        /// End the protector of this node, on this host, and see to nothing else
+        #[arg(long, value_name = "NAME", hide = true)]
+        only: Option<NodeName>,
         /// The cluster's directory; the same as --cluster
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -251,10 +273,11 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn dispatch(cli: Cli) -> Result<u8> {
-    let cluster = Cluster::new(cli.cluster)?;
+    let in_slurm = matches!(&cli.command, Command::Cluster(ClusterCommand::Start { launch, .. }) if launch.slurm);
+    let cluster = Cluster::new(cli.cluster.or_else(|| if in_slurm { launch::slurm::default_dir() } else { None }))?;
     match cli.command {
         Command::Key { path } => make_key(&path)?,
-        Command::Cluster(command) => control_cluster(cluster, command)?,
+        Command::Cluster(command) => return control_cluster(cluster, command),
         Command::Run(args) => return run::run(&cluster, &args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Attach { job, label } => {
@@ -296,18 +319,32 @@ fn make_key(path: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<()> {
+fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
     match command {
-        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, dir, format } => {
+        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, launch, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let started = cluster::start(&cluster, &cluster::StartOptions { nodes, spares, witness, slots, heartbeat_ms })?;
-            cluster::show_started(&cluster, &started, format.json)
+            let options = cluster::StartOptions { nodes: nodes.unwrap_or(0), spares, witness, slots, heartbeat_ms };
+            let launched = match &launch.hosts {
+                Some(hosts) => launch::start_hosts(&cluster, hosts, &launch, &options)?,
+                None if launch.slurm => launch::slurm::start(&cluster, &launch, &options)?,
+                None => cluster::start(&cluster, &options)?,
+            };
+            cluster::show_started(&cluster, &launched, format.json)?;
         }
-        ClusterCommand::Stop { dir, format } => {
+        ClusterCommand::Agent(args) => return launch::agent::run(&args),
+        ClusterCommand::Stop { only, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            cluster::show_stopped(&cluster::stop(&cluster)?, format.json)
+            if let Some(name) = only {
+                cluster::show_stopped(&cluster::stop_only(&cluster, name.as_str())?, format.json)?;
+            } else if let Some(record) = Record::read(&cluster)?.filter(|record| !record.slurm || cluster.connect(None).is_err())
+            {
+                cluster::show_stopped(&cluster::stop_hosts(&cluster, &record)?, format.json)?;
+            } else {
+                cluster::show_stopped(&cluster::stop(&cluster)?, format.json)?;
+            }
         }
     }
+    Ok(0)
 }
 
 #[cfg(test)]

@@ -6,17 +6,18 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use nix::sys::stat;
 use nix::unistd::{AccessFlags, access};
 use radic_wire::ids::NodeName;
 use radic_wire::job::{JobSpec, MapBy, exit_code};
-use radic_wire::local::{Reply, Request};
+use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
+use radic_wire::membership::Role;
 use serde::Serialize;
 use serde_bytes::ByteBuf;
 
-use crate::client::Cluster;
+use crate::client::{self, Cluster};
 use crate::protection::{Decision, ProtectionArgs};
 use crate::show::{print, print_json, report};
 use crate::{doctor, mpi, session};
@@ -33,9 +34,15 @@ use crate::{doctor, mpi, session};
     hosted ranks that were not protected, or could not be brought back; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
 )]
 pub(crate) struct RunArgs {
-    /// How many ranks
+    /// How many ranks [default: SLURM_NTASKS in an allocation of Slurm]
     #[arg(short, long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(radic_wire::limits::RANKS)))]
-    n: u32,
+    n: Option<u32>,
+    /// On so many nodes only: the first ones, as `radic nodes` shows them, without spares
+    #[arg(short = 'N', long = "node-count", value_name = "M", conflicts_with = "nodes", value_parser = clap::value_parser!(u32).range(1..))]
+    node_count: Option<u32>,
+    /// So many ranks on each node; without -n, that is how many there are
+    #[arg(long, value_name = "K", conflicts_with = "map_by", value_parser = clap::value_parser!(u32).range(1..))]
+    ntasks_per_node: Option<u32>,
     /// On these nodes only [default: all that are not spares]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     nodes: Vec<NodeName>,
@@ -113,7 +120,8 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
     if let Some(warning) = decision.warning() {
         report(&format!("radic: warning: {warning}"));
     }
-    let spec = job_spec(args, &here, &program, inherited, &plan, &decision)?;
+    let size = size(cluster, args)?;
+    let spec = job_spec(args, size, &here, &program, inherited, &plan, &decision)?;
     spec.validate().context("this job cannot be started")?;
     let mut connection = cluster.connect(None)?;
     let request = Request::Run { spec: Box::new(spec), attach: !args.detach };
@@ -135,8 +143,69 @@ struct Explained<'a> {
     protection: &'a Decision,
 }
 
+/// How many ranks a job has, and on which nodes; none: on all that are no spares.
+#[derive(Debug, PartialEq, Eq)]
+struct Size {
+    ranks: u32,
+    nodes: Vec<NodeName>,
+}
+
+/// What the flags, or else the allocation around this command, say.
+fn size(cluster: &Cluster, args: &RunArgs) -> Result<Size> {
+    let tasks = env::var("SLURM_NTASKS").ok().filter(|tasks| !tasks.is_empty());
+    let needed = args.node_count.is_some() || args.ntasks_per_node.is_some();
+    let members = match &args.nodes[..] {
+        [] if needed => match cluster.ask(&Request::Status, client::ANSWER)? {
+            Reply::Status(status) => regular(&status),
+            other => bail!("the protector answered {other:?} to a question about the nodes"),
+        },
+        named => named.to_vec(),
+    };
+    work_out(args.n, args.node_count, args.ntasks_per_node, members, tasks.as_deref())
+}
+
+/// The nodes that host ranks now, in the order in which ranks go to them.
+fn regular(status: &ClusterStatus) -> Vec<NodeName> {
+    let hosts = status.nodes.iter().filter(|node| node.state == NodeState::Alive && node.role == Role::Node);
+    hosts.map(|node| node.name.clone()).collect()
+}
+
+/// `nodes`: those to choose from, if it matters.
+fn work_out(
+    n: Option<u32>,
+    count: Option<u32>,
+    each: Option<u32>,
+    mut nodes: Vec<NodeName>,
+    tasks: Option<&str>,
+) -> Result<Size> {
+    if let Some(count) = count {
+        ensure!(
+            count as usize <= nodes.len(),
+            "-N {count}: the cluster has {} nodes that host ranks; `radic nodes` shows them",
+            nodes.len()
+        );
+        nodes.truncate(count as usize);
+    }
+    let room = each.map(|each| each.saturating_mul(nodes.len() as u32));
+    let ranks = match (n, room, tasks) {
+        (Some(n), Some(room), _) if n > room => {
+            bail!("-n {n}: {} nodes with --ntasks-per-node {} take {room} ranks", nodes.len(), room / nodes.len() as u32)
+        }
+        (Some(n), _, _) => n,
+        (None, Some(room), _) => room,
+        (None, None, Some(tasks)) => {
+            tasks.parse().ok().with_context(|| format!("SLURM_NTASKS is {tasks:?}, which is no number: say -n"))?
+        }
+        (None, None, None) => {
+            bail!("how many ranks? Say -n N, or --ntasks-per-node K; in an allocation of Slurm, sbatch --ntasks=N says it, too")
+        }
+    };
+    Ok(Size { ranks, nodes })
+}
+
 fn job_spec(
     args: &RunArgs,
+    size: Size,
     here: &Path,
     program: &Path,
     inherited: Vec<(OsString, OsString)>,
@@ -156,8 +225,8 @@ fn job_spec(
         env: environment(inherited, plan, &args.env, &dir),
         templates: plan.templates(),
         dir: bytes(dir.as_os_str()),
-        ranks: args.n,
-        nodes: args.nodes.clone(),
+        ranks: size.ranks,
+        nodes: size.nodes,
         map_by: match args.map_by {
             MapByFlag::Node => MapBy::Node,
             MapByFlag::Slot => MapBy::Slot,
@@ -288,6 +357,27 @@ mod tests {
         let hint = resolve(OsStr::new("local"), Some(&path), here).unwrap_err().why;
         assert_eq!(hint, "local: not found in PATH; did you mean ./local?");
         assert_eq!(resolve(OsStr::new("local"), Some(OsStr::new("")), here), Ok(here.join("local")));
+    }
+
+    #[test]
+    fn the_number_of_ranks_is_what_the_flags_say_and_else_what_slurm_says() {
+        let nodes = || ["a", "b", "c"].map(|name| name.parse().unwrap()).to_vec();
+        let size = |n, count, each, tasks| work_out(n, count, each, nodes(), tasks).map(|size| (size.ranks, size.nodes.len()));
+        assert_eq!(size(Some(5), None, None, Some("8")).unwrap(), (5, 3));
+        assert_eq!(size(None, None, None, Some("8")).unwrap(), (8, 3));
+        assert_eq!(size(None, Some(2), None, Some("8")).unwrap(), (8, 2));
+        assert_eq!(size(None, None, Some(2), Some("8")).unwrap(), (6, 3));
+        assert_eq!(size(None, Some(2), Some(4), None).unwrap(), (8, 2));
+        assert_eq!(size(Some(3), Some(2), Some(2), None).unwrap(), (3, 2));
+        for (wrong, part) in [
+            (size(None, None, None, None), "how many ranks"),
+            (size(None, None, None, Some("x")), "SLURM_NTASKS"),
+            (size(Some(1), Some(4), None, None), "-N 4"),
+            (size(Some(5), Some(2), Some(2), None), "take 4 ranks"),
+        ] {
+            let error = wrong.unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]

@@ -59,6 +59,7 @@ use self::refusals::Refusals;
 use self::restores::{Ready, Restores};
 use self::rounds::{Away, Rounds, SLICE};
 use self::stores::Stores;
+use crate::address::{self, Seeds};
 use crate::config::Config;
 use crate::folder::Folder;
 use crate::node::host::HostEnvironment;
@@ -72,6 +73,9 @@ const URGENT: usize = 256;
 const BACKLOG: u32 = 4096;
 /// The file in the node's folder that names the protector's process.
 const PID: &str = "pid";
+/// Time for one of the names of `--join` to be known, and between two questions.
+const NAMES: Duration = Duration::from_secs(20);
+const NAMES_AGAIN: Duration = Duration::from_millis(500);
 /// Time to hand over the last messages before the daemon ends.
 const LAST_WORDS: Duration = Duration::from_millis(1000);
 
@@ -143,14 +147,16 @@ impl Daemon {
         let folder = Arc::new(folder);
         let gone = folders::watch(vec![folder.clone(), Arc::new(store)]).context("cannot watch the node's folder")?;
         let wall_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64);
-        let (join, timing) = (config.join, config.timing);
+        let seeds = seeds(&config, address).await?;
+        let timing = config.timing;
         let heartbeat = timing.heartbeat;
         let node_config = NodeConfig {
             me: me.clone(),
             environment,
             wall_us,
             seed: random[1],
-            join,
+            join: seeds.join,
+            found: seeds.found,
             timing: timing.clone(),
             memory: resident_memory,
             addresses,
@@ -492,6 +498,27 @@ fn log(event: &radic_wire::event::Event) {
             tracing::warn!(event = name, subject, job, rank, "{}", event.text);
         }
         _ => tracing::info!(event = name, subject, job, rank, "{}", event.text),
+    }
+}
+
+/// What the list of `--join` stands for now. A name that nobody knows yet may be that of a node which is about to come.
+async fn seeds(config: &Config, own: SocketAddr) -> Result<Seeds> {
+    let deadline = Instant::now() + NAMES;
+    loop {
+        let resolved: Vec<_> = config.join.iter().map(|name| (name, name.resolve())).collect();
+        let unknown = resolved.iter().filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
+        let list: Vec<_> = resolved.iter().map(|(_, result)| result.as_deref().unwrap_or_default().to_vec()).collect();
+        let is_known = list.iter().flatten().any(|address| *address != own);
+        if unknown.clone().next().is_none() || is_known || Instant::now() >= deadline {
+            unknown.for_each(|(name, error)| tracing::warn!(%name, %error, "cannot find the address of a node to join through"));
+            let seeds = address::seeds(&list, own, config.bootstrap_expect).map_err(anyhow::Error::msg)?;
+            // To found a cluster because nobody's name is known would be wrong.
+            if seeds.join.is_empty() && config.join.len() > 1 {
+                bail!("none of the names given with --join has an address: correct them, or ask who runs the name service");
+            }
+            return Ok(seeds);
+        }
+        tokio::time::sleep(NAMES_AGAIN).await;
     }
 }
 

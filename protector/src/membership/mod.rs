@@ -49,6 +49,7 @@
 
 mod agree;
 mod detect;
+mod found;
 pub mod ring;
 #[cfg(test)]
 mod sim;
@@ -67,6 +68,7 @@ use radic_wire::membership::{Change, Departure, Member, MembershipBody, Membersh
 use agree::{Acceptor, Cut, Pending, Proposer};
 pub use detect::Evidence;
 use detect::{Probing, Suspicion, Watched};
+use found::Founding;
 use views::Known;
 pub use views::Views;
 
@@ -328,6 +330,7 @@ pub struct Membership {
     roster: Option<Roster>,
     seeds: Vec<SocketAddr>,
     next_join: Duration,
+    founding: Option<Founding>,
     leaving: bool,
     /// Whom I heard of that has a newer view, and when to ask it for that.
     behind: Option<(NodeId, Duration)>,
@@ -402,6 +405,7 @@ impl Membership {
             roster: None,
             seeds,
             next_join: now,
+            founding: None,
             leaving: false,
             behind: None,
             early: None,
@@ -569,14 +573,23 @@ impl Membership {
     }
 
     fn dispatch(&mut self, from: &NodeId, message: MembershipMessage) {
-        let MembershipMessage { view, body, .. } = message;
+        let MembershipMessage { cluster, view, body } = message;
         match body {
             MembershipBody::Newest(newest) => return self.on_newest(from, newest),
             MembershipBody::Decided { changes, root } => return self.on_decided(from, view, &changes, root as usize),
-            MembershipBody::Refused(refusal) if self.roster.is_none() => return self.outputs.push_back(Output::Refused(refusal)),
+            MembershipBody::Refused(refusal) if self.roster.is_none() => {
+                self.rule_out_founding();
+                return self.outputs.push_back(Output::Refused(refusal));
+            }
             _ => {}
         }
         let Some(roster) = &self.roster else {
+            if self.founding.is_some() {
+                self.hear_of_founding(from, cluster.is_some(), &body);
+            }
+            if self.roster.is_some() {
+                return;
+            }
             // A member speaks to this joiner as to a member: it is one, and does not know yet.
             self.keep_early(from, view, &body);
             return self.fall_behind(from.clone());

@@ -227,6 +227,12 @@ impl Sim {
         self.start(member, machine)
     }
 
+    /// The first of a list: it founds when so many others are there.
+    pub(super) fn join_or_found(&mut self, member: Member, seeds: Vec<SocketAddr>, others: usize) -> usize {
+        let machine = Membership::joining(self.now, member.clone(), seeds, self.timing.clone(), self.random.next());
+        self.start(member, machine.may_found(others))
+    }
+
     fn start(&mut self, member: Member, machine: Membership) -> usize {
         let place = self.nodes.len();
         self.by_id.insert(member.id.clone(), place);

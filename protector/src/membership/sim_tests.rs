@@ -721,3 +721,59 @@ fn the_checker_notices_a_broken_quorum() {
     });
     assert!(noticed);
 }
+
+fn nobody_has_a_view(sim: &Sim) -> bool {
+    sim.nodes.iter().all(|node| node.machine.view().is_none())
+}
+
+/// Three nodes that have the same list, of which the first may found.
+fn listed(sim: &mut Sim, number: usize, boot: u64) -> usize {
+    let mut seeds: Vec<_> = (0..3).map(|i| member(i, 1).address).collect();
+    seeds.retain(|seed| *seed != member(number, boot).address);
+    if number == 0 { sim.join_or_found(member(0, boot), seeds, 1) } else { sim.join_through(member(number, boot), seeds) }
+}
+
+#[test]
+fn the_first_of_a_list_founds_when_another_one_is_there() {
+    for seed in 1..=20 {
+        let mut sim = Sim::new(seed);
+        listed(&mut sim, 0, 1);
+        sim.run(ms(5_000));
+        assert!(nobody_has_a_view(&sim), "alone it founds nothing");
+        listed(&mut sim, 1, 1);
+        listed(&mut sim, 2, 1);
+        sim.run(ms(5_000));
+        sim.assert_converged();
+        assert_eq!(sim.newest().members.len(), 3);
+    }
+}
+
+#[test]
+fn the_others_of_a_list_found_nothing_without_the_first() {
+    let mut sim = Sim::new(1);
+    listed(&mut sim, 1, 1);
+    listed(&mut sim, 2, 1);
+    sim.run(ms(10_000));
+    assert!(nobody_has_a_view(&sim));
+}
+
+#[test]
+fn a_first_node_that_comes_back_joins_though_strangers_ask_it_to_be_let_in() {
+    for seed in 1..=20 {
+        let mut sim = Sim::new(seed);
+        let first = listed(&mut sim, 0, 1);
+        listed(&mut sim, 1, 1);
+        listed(&mut sim, 2, 1);
+        sim.run(ms(5_000));
+        let founded = sim.newest().cluster;
+        sim.kill(first);
+        sim.run(ms(5_000));
+        // It is not on the list, and asks nobody but the first.
+        sim.join_through(member(7, 1), vec![member(0, 2).address]);
+        sim.run(ms(1_000));
+        listed(&mut sim, 0, 2);
+        sim.run(ms(10_000));
+        sim.assert_converged();
+        assert_eq!((sim.newest().cluster, sim.newest().members.len()), (founded, 4), "seed {seed}");
+    }
+}

@@ -184,6 +184,8 @@ pub struct NodeConfig {
     pub seed: u64,
     /// Where to join; empty: this node makes view 1 of itself.
     pub join: Vec<SocketAddr>,
+    /// How many others must ask this node to be let in before it founds a cluster itself; none: it never does, if it is to join.
+    pub found: Option<usize>,
     /// The membership's times.
     pub timing: membership::Timing,
     /// Tells the daemon's resident memory, in bytes.
@@ -252,7 +254,11 @@ impl Node {
         let membership = if config.join.is_empty() {
             Membership::bootstrap(now, me, timing, seed)
         } else {
-            Membership::joining(now, me, config.join.clone(), timing, seed)
+            let membership = Membership::joining(now, me, config.join.clone(), timing, seed);
+            match config.found {
+                Some(others) => membership.may_found(others),
+                None => membership,
+            }
         };
         Node::with(now, config, membership)
     }
@@ -360,7 +366,14 @@ impl Node {
             self.stop(now, Stop::Clean);
         }
         if self.join_until.is_some_and(|at| at <= now && !self.ready) {
-            let reason = self.refusal.clone().unwrap_or_else(|| "none of the addresses given with --join answers".into());
+            let silent = || match self.config.found {
+                None => "no member answers at the addresses given with --join".to_owned(),
+                Some(others) => format!(
+                    "no member answers at the addresses given with --join, and not {others} others that are in no cluster, with which this \
+                     node, the first of the list, would found one"
+                ),
+            };
+            let reason = self.refusal.clone().unwrap_or_else(silent);
             self.stop(now, Stop::Refused(format!("could not join for {} s: {reason}", JOIN.as_secs())));
         }
         self.settle(now);

@@ -158,6 +158,7 @@ impl Cluster {
             wall_us: 1_000_000,
             seed: index as u64,
             join: if index == 1 { vec![] } else { vec![address(1)] },
+            found: None,
             timing: membership::Timing::default(),
             memory: || 0,
             addresses: Vec::new,

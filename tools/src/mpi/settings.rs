@@ -140,6 +140,12 @@ const LAUNCHERS: &[(&str, &str)] = &[
     ("SLURM_GTIDS", "from inside a job step"),
     ("SLURM_SRUN_", "from inside a job step: makes libraries take srun for their launcher"),
     ("SLURM_MPI_TYPE", "makes libraries take srun for their launcher"),
+    ("SLURM_TASK_PID", "it is a process of the batch script's node"),
+    ("SLURM_TOPOLOGY_ADDR", "it names the batch script's node"),
+    ("SLURM_LAUNCH_NODE_IPADDR", "from inside a job step: it is the address of srun's node"),
+    ("SLURM_CPU_BIND", "from inside a job step: it names processors of one node"),
+    ("SLURM_CPUS_ON_NODE", "it counts the processors of the batch script's node"),
+    ("SLURMD_NODENAME", "it names the batch script's node"),
 ];
 
 /// The settings for a library, in the order in which they are explained.

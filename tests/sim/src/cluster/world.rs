@@ -432,6 +432,7 @@ impl World {
             wall_us: 1_000_000,
             seed: self.plan.seed.wrapping_mul(64) + at as u64 + u64::from(boot) * 1_000,
             join: others.map(|other| address(other, DAEMON_PORT)).collect(),
+            found: None,
             timing: Timing::default(),
             memory: || 0,
             addresses: Vec::new,

@@ -247,6 +247,7 @@ impl World {
             wall_us: 1_000_000,
             seed: crate::app::mix(self.seed, at as u64),
             join,
+            found: None,
             timing: Timing::default(),
             memory: || 0,
             addresses: Vec::new,

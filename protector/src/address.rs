@@ -1,0 +1,214 @@
+//! Addresses as people write them: a name or a number, and a port.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The port where none is said.
+pub const DEFAULT_PORT: u16 = 7117;
+/// Longest name of a host, in bytes.
+const NAME: usize = 253;
+
+/// `HOST`, `HOST:PORT`, `192.0.2.1:PORT`, `[2001:db8::1]:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct HostPort {
+    host: String,
+    port: u16,
+}
+
+/// Why a text is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no address: write HOST:PORT, with a name or a number for HOST, or HOST alone for port {DEFAULT_PORT}")]
+pub struct AddressError(String);
+
+impl HostPort {
+    /// All that the name stands for now, each once; asks the resolver of the system, which may take seconds.
+    ///
+    /// # Errors
+    /// Those of the resolver: no such name, or nobody to ask.
+    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        let mut found: Vec<SocketAddr> = Vec::new();
+        for address in (self.host.as_str(), self.port).to_socket_addrs()? {
+            if !found.contains(&address) {
+                found.push(address);
+            }
+        }
+        Ok(found)
+    }
+
+    /// That of the addresses which this machine has; one of the loopback network only if there is no other. `own`: the addresses of its
+    /// interfaces. A number is taken as it is: it may be one that comes up later.
+    ///
+    /// # Errors
+    /// Those of the resolver, and that none of the addresses is this machine's.
+    pub fn resolve_here(&self, own: &[IpAddr]) -> io::Result<SocketAddr> {
+        if let Ok(ip) = self.host.parse() {
+            return Ok(SocketAddr::new(ip, self.port));
+        }
+        let found = self.resolve()?;
+        let here = |address: &&SocketAddr| own.contains(&address.ip()) || address.ip().is_loopback();
+        let fitting = found.iter().filter(here).min_by_key(|address| address.ip().is_loopback());
+        fitting.copied().ok_or_else(|| {
+            let shown = found.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(", ");
+            io::Error::other(format!("its address, {shown}, is that of another machine"))
+        })
+    }
+}
+
+impl From<SocketAddr> for HostPort {
+    fn from(address: SocketAddr) -> Self {
+        HostPort { host: address.ip().to_string(), port: address.port() }
+    }
+}
+
+impl FromStr for HostPort {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = || AddressError(text.to_owned());
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return Ok(address.into());
+        }
+        if let Ok(ip) = text.parse::<IpAddr>() {
+            return Ok(SocketAddr::new(ip, DEFAULT_PORT).into());
+        }
+        let (host, port) = match text.split_once(':') {
+            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
+            None => (text, DEFAULT_PORT),
+        };
+        let letters = host.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_'));
+        // What looks like a number, and is none, is no name.
+        let numeric = host.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+        if host.is_empty() || host.len() > NAME || !letters || numeric || host.starts_with('-') {
+            return Err(wrong());
+        }
+        Ok(HostPort { host: host.to_owned(), port })
+    }
+}
+
+impl TryFrom<String> for HostPort {
+    type Error = AddressError;
+
+    fn try_from(text: String) -> Result<Self, AddressError> {
+        text.parse()
+    }
+}
+
+impl From<HostPort> for String {
+    fn from(address: HostPort) -> String {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Through whom to join, and whether this node may found the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seeds {
+    /// The addresses of others.
+    pub join: Vec<SocketAddr>,
+    /// If this node is the first of the list: how many others must be there, and in no cluster, before it founds one.
+    pub found: Option<usize>,
+}
+
+/// What the list of `--join`, resolved, means for the node at `own`. `expect`: how many nodes are to be there when a cluster is founded;
+/// else the majority of the list.
+///
+/// # Errors
+/// What cannot be is said.
+pub fn seeds(list: &[Vec<SocketAddr>], own: SocketAddr, expect: Option<u32>) -> Result<Seeds, String> {
+    let place = list.iter().position(|addresses| addresses.contains(&own));
+    let mut join: Vec<SocketAddr> = Vec::new();
+    // A name may stand for several addresses; those of this node's own are all left out.
+    for (at, addresses) in list.iter().enumerate() {
+        let others = addresses.iter().filter(|address| Some(at) != place && **address != own);
+        join.extend(others);
+    }
+    let mut known = std::collections::HashSet::new();
+    join.retain(|address| known.insert(*address));
+    let expected = match expect {
+        None => list.len() / 2 + 1,
+        Some(expect) if place.is_none() => {
+            return Err(format!(
+                "bootstrap-expect is {expect}, and the list of --join does not have this node, {own}: name it there, too"
+            ));
+        }
+        Some(expect) if !(1..=list.len()).contains(&(expect as usize)) || expect as usize <= list.len() / 2 => {
+            let (half, all) = (list.len() / 2 + 1, list.len());
+            return Err(format!(
+                "bootstrap-expect is {expect}; of {all} addresses it must be {half} to {all}: less would allow two clusters"
+            ));
+        }
+        Some(expect) => expect as usize,
+    };
+    let found = (place == Some(0) && !join.is_empty()).then_some(expected - 1);
+    Ok(Seeds { join, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_read_and_written() {
+        for (text, shown) in [
+            ("node1", "node1:7117"),
+            ("node1.example.org:5", "node1.example.org:5"),
+            ("192.0.2.1:0", "192.0.2.1:0"),
+            ("192.0.2.1", "192.0.2.1:7117"),
+            ("[2001:db8::1]:5", "[2001:db8::1]:5"),
+            ("2001:db8::1", "[2001:db8::1]:7117"),
+        ] {
+            let address: HostPort = text.parse().unwrap();
+            assert_eq!(address.to_string(), shown);
+            assert_eq!(shown.parse::<HostPort>().unwrap(), address);
+        }
+        for wrong in ["", ":5", "a:b", "a b:5", "192.0.2:5", "a:70000", "-x", "a:1:2", "[::1"] {
+            assert!(wrong.parse::<HostPort>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_stands_for_an_address_of_this_machine() {
+        let here = |text: &str| text.parse::<HostPort>().unwrap().resolve_here(&[]);
+        assert!(here("localhost:5").unwrap().ip().is_loopback());
+        assert_eq!(here("192.0.2.77:5").unwrap(), "192.0.2.77:5".parse().unwrap(), "a number is taken as it is");
+        assert!(here("no-such-host.invalid:5").is_err());
+    }
+
+    fn list(ports: &[u16]) -> Vec<Vec<SocketAddr>> {
+        ports.iter().map(|port| vec![at(*port)]).collect()
+    }
+
+    fn at(port: u16) -> SocketAddr {
+        ([127, 0, 0, 1], port).into()
+    }
+
+    #[test]
+    fn the_first_of_the_list_may_found_and_nobody_joins_itself() {
+        let of = |ports: &[u16], own, expect| seeds(&list(ports), at(own), expect).map(|seeds| (seeds.join.len(), seeds.found));
+        assert_eq!(of(&[1, 2, 3], 1, None), Ok((2, Some(1))), "a majority of three are two");
+        assert_eq!(of(&[1, 2, 3], 1, Some(3)), Ok((2, Some(2))));
+        assert_eq!(of(&[1, 2, 3], 2, None), Ok((2, None)));
+        assert_eq!(of(&[1, 2, 3], 4, None), Ok((3, None)));
+        assert_eq!(of(&[1], 1, None), Ok((0, None)), "there is nobody else: it founds");
+        assert_eq!(of(&[], 1, None), Ok((0, None)));
+        let twice = [vec![at(1), "[::1]:1".parse().unwrap()], vec![at(2), at(2)]];
+        assert_eq!(seeds(&twice, at(1), None), Ok(Seeds { join: vec![at(2)], found: Some(1) }), "a name with two addresses");
+        assert!(of(&[1, 2, 3], 1, Some(1)).unwrap_err().contains("2 to 3"));
+        assert!(of(&[1, 2, 3], 1, Some(4)).unwrap_err().contains("2 to 3"));
+        assert!(of(&[1, 2], 3, Some(2)).unwrap_err().contains("name it there"));
+    }
+}

@@ -1,0 +1,178 @@
+//! A real Slurm of several nodes on this machine: its daemons as ordinary processes of this user, with everything in a test's folder.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::cluster::{Cluster, program};
+use crate::command::{Finished, Invocation, Running};
+use crate::process::{self, Process};
+
+const DAEMONS: [&str; 3] = ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd"];
+/// Time for anything that Slurm does by itself.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Why there can be no Slurm here. Where scripts/deps.sh was asked for everything (RADIC_DEPS), that is a failure.
+pub fn missing() -> Option<String> {
+    let all = DAEMONS.iter().all(|path| Path::new(path).is_file()) && Path::new("/usr/bin/srun").is_file();
+    assert!(
+        all || std::env::var_os("RADIC_DEPS").is_none(),
+        "RADIC_DEPS is set, and scripts/deps.sh has not installed what this test needs"
+    );
+    (!all).then(|| {
+        "there is no Slurm: `apt-get install slurmctld slurmd slurm-client munge`, or RADIC_DEPS=all scripts/deps.sh".to_owned()
+    })
+}
+
+/// A Slurm that runs. Its nodes are called v1, v2, ... It ends when it is dropped; so it must be dropped before its cluster.
+#[derive(Debug)]
+pub struct Slurm {
+    folder: PathBuf,
+    nodes: Vec<(String, Running)>,
+    _controller: Running,
+    _munged: Running,
+}
+
+impl Slurm {
+    /// Starts it, and waits until all nodes are idle.
+    pub fn start(cluster: &Cluster, nodes: usize) -> Slurm {
+        let folder = cluster.dir().join("slurm");
+        fs::create_dir_all(folder.join("state")).expect("a new folder");
+        let at = |name: &str| folder.join(name).display().to_string();
+        fs::write(folder.join("munge.key"), [7; 64]).expect("a new file");
+        fs::set_permissions(folder.join("munge.key"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .expect("a file of ours");
+        // Held until all are known, so that they differ.
+        let free: Vec<_> = (0..=nodes).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port")).collect();
+        let ports: Vec<u16> = free.iter().map(|free| free.local_addr().expect("it is bound").port()).collect();
+        drop(free);
+        fs::write(folder.join("slurm.conf"), configuration(&folder, &ports)).expect("a new file");
+        let daemon =
+            |path: &str, args: &[String]| invocation(cluster, &folder, path).args(args).limit(Duration::from_secs(300)).start();
+        // What it finds too open is a folder that only this user can enter.
+        let options = [
+            "--foreground".to_owned(),
+            "--force".to_owned(),
+            format!("--key-file={}", at("munge.key")),
+            format!("--socket={}", at("munge")),
+            format!("--pid-file={}", at("munge.pid")),
+            format!("--log-file={}", at("munge.log")),
+            format!("--seed-file={}", at("munge.seed")),
+        ];
+        let munged = daemon(DAEMONS[0], &options);
+        process::eventually(SOON, "munged", || folder.join("munge").exists());
+        let controller = daemon(DAEMONS[1], &["-D".to_owned()]);
+        let name = |number: usize| format!("v{number}");
+        let node = |number: usize| (name(number), daemon(DAEMONS[2], &["-D".to_owned(), "-N".to_owned(), name(number)]));
+        let slurm =
+            Slurm { nodes: (1..=nodes).map(node).collect(), folder: folder.clone(), _controller: controller, _munged: munged };
+        let idle = || {
+            slurm
+                .command(cluster, "sinfo", &["-h", "-N", "-o", "%T"])
+                .run()
+                .stdout()
+                .lines()
+                .filter(|state| *state == "idle")
+                .count()
+        };
+        process::eventually(SOON, "all nodes to be idle", || idle() == nodes);
+        slurm
+    }
+
+    /// A command of Slurm.
+    pub fn command(&self, cluster: &Cluster, program: &str, args: &[&str]) -> Invocation {
+        invocation(cluster, &self.folder, program).args(args)
+    }
+
+    /// Submits a script, with options that stand in it and others that do not. The result is its job's number.
+    pub fn submit(&self, cluster: &Cluster, directives: &str, options: &[&str], script: &str) -> String {
+        let radic = program("radic");
+        let path = radic.parent().expect("it is in a folder").display().to_string();
+        let text = format!(
+            "#!/bin/sh\n#SBATCH --output={} {directives}\nPATH={path}:$PATH\n{script}",
+            self.folder.join("out.%j").display()
+        );
+        let sbatch = self.command(cluster, "sbatch", &["--parsable"]).args(options).stdin(text).run().expect(0);
+        sbatch.stdout().trim().to_owned()
+    }
+
+    /// What the script of a job has printed so far.
+    pub fn said(&self, job: &str) -> String {
+        fs::read_to_string(self.folder.join(format!("out.{job}"))).unwrap_or_default()
+    }
+
+    /// Waits until a job's script has printed this.
+    pub fn until(&self, job: &str, text: &str, limit: Duration) -> String {
+        let deadline = std::time::Instant::now() + limit;
+        while !self.said(job).contains(text) {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "job {job} has not said {text:?} within {limit:?}, but:\n{}",
+                self.said(job)
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.said(job)
+    }
+
+    /// A job's state, as `scontrol show job` has it.
+    pub fn state(&self, cluster: &Cluster, job: &str) -> String {
+        let shown: Finished = self.command(cluster, "scontrol", &["show", "job", "-o", job]).run();
+        let out = shown.stdout();
+        out.split_whitespace().find_map(|word| word.strip_prefix("JobState=")).unwrap_or("gone").to_owned()
+    }
+
+    /// A node dies: its slurmd, its steps and all that is in them, at once; and Slurm is told, as it would find out by itself later.
+    pub fn kill(&mut self, cluster: &Cluster, node: &str) {
+        let tasks: Vec<Process> =
+            process::marked(cluster.dir()).into_iter().filter(|process| is_on(process.pid(), node)).collect();
+        let steps: Vec<Process> = tasks.iter().filter_map(|task| parent(task.pid())).filter_map(Process::open).collect();
+        let steps = steps.iter().filter(|step| process::command_line(step.pid()).contains("slurmstepd"));
+        let at = self.nodes.iter().position(|(name, _)| name == node).expect("a node that lives");
+        self.nodes[at].1.signal(Signal::KILL);
+        steps.chain(&tasks).for_each(|process| process.signal(Signal::KILL));
+        drop(self.nodes.remove(at));
+        let down = format!("nodename={node}");
+        self.command(cluster, "scontrol", &["update", &down, "state=down", "reason=test"]).run().expect(0);
+    }
+}
+
+fn invocation(cluster: &Cluster, folder: &Path, program: &str) -> Invocation {
+    let invocation = cluster.invocation(program).env("SLURM_CONF", folder.join("slurm.conf"));
+    // A test may run in an allocation itself.
+    std::env::vars()
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("SLURM"))
+        .filter(|name| name != "SLURM_CONF")
+        .fold(invocation, |invocation, name| invocation.env_remove(name))
+}
+
+fn is_on(pid: u32, node: &str) -> bool {
+    process::variable(pid, "SLURMD_NODENAME").is_some_and(|name| name == node.as_bytes())
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+fn configuration(folder: &Path, ports: &[u16]) -> String {
+    let at = folder.display();
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().expect("this user has a name").name;
+    let mut text = format!(
+        "ClusterName=radic\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort={}\nSlurmUser={user}\nSlurmdUser={user}\n\
+         AuthType=auth/munge\nAuthInfo=socket={at}/munge\nCryptoType=crypto/munge\nProctrackType=proctrack/linuxproc\n\
+         TaskPlugin=task/none\nSelectType=select/cons_tres\nSchedulerType=sched/builtin\nSlurmdParameters=config_overrides\n\
+         StateSaveLocation={at}/state\nSlurmctldPidFile={at}/slurmctld.pid\nSlurmctldLogFile={at}/slurmctld.log\n\
+         SlurmdSpoolDir={at}/spool.%n\nSlurmdPidFile={at}/slurmd.%n.pid\nSlurmdLogFile={at}/slurmd.%n.log\n\
+         SlurmdTimeout=15\nReturnToService=2\nMailProg=/bin/true\nPartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP\n",
+        ports[0]
+    );
+    for (number, port) in (1..).zip(&ports[1..]) {
+        text += &format!("NodeName=v{number} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=500\n");
+    }
+    text
+}

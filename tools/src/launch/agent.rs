@@ -1,0 +1,328 @@
+//! `radic cluster agent`: starts the protector of one host for a launcher on another one, which speaks to it over standard input and output.
+//!
+//! If standard input ends before the launcher has said that the node is to stay, nothing is left: a launcher that is interrupted, or whose
+//! connection breaks, leaves no half of a cluster behind.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::process::{Child, ChildStdout, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
+use radic_protector::folder::Folder;
+use radic_wire::ids::NodeName;
+use radic_wire::key::ClusterKey;
+
+use crate::client::Cluster;
+use crate::cluster::{self, Protector};
+
+use super::protocol::{self, Assignment, Go, LINE, Order, Said, Watch, What};
+use super::{READY, version, watch};
+
+/// Time that the launcher has for its next word: longer than it may wait for a host.
+const PATIENCE: Duration = Duration::from_secs(660);
+/// Lines that wait to be handled.
+const QUEUE: usize = 16;
+
+/// Flags of `radic cluster agent`.
+#[derive(Args)]
+pub(crate) struct AgentArgs {
+    /// The node to start
+    #[arg(long, value_name = "NAME", required_unless_present = "slurm")]
+    name: Option<NodeName>,
+    /// Start the node whose name Slurm says, and stay as long as it does
+    #[arg(long, conflicts_with = "name")]
+    slurm: bool,
+}
+
+/// What happens to an agent.
+enum Event {
+    /// The launcher has said something.
+    Line(String),
+    /// It has gone.
+    End,
+    /// The protector has said this; nothing: it has ended.
+    Protector(String),
+    /// The protector has ended, after it was to stay.
+    Over(io::Result<ExitStatus>),
+}
+
+/// Runs an agent. The result is the exit code.
+///
+/// # Errors
+/// Only if the launcher cannot be told what is wrong.
+pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => std::env::var("SLURMD_NODENAME").context("SLURMD_NODENAME is not set: this is no task of Slurm")?.parse()?,
+    };
+    let (sender, events) = sync_channel(QUEUE);
+    let agent = Agent { name, stays: args.slurm, events };
+    listen(io::stdin(), sender.clone());
+    match agent.start(sender) {
+        Ok(code) => Ok(code),
+        Err(error) => {
+            agent.say(What::Failed(format!("{error:#}")))?;
+            Ok(1)
+        }
+    }
+}
+
+struct Agent {
+    name: NodeName,
+    /// Whether it ends with its protector only.
+    stays: bool,
+    events: Receiver<Event>,
+}
+
+impl Agent {
+    /// The result is the exit code.
+    fn start(&self, sender: SyncSender<Event>) -> Result<u8> {
+        let order: Order = self.hear("its order")?;
+        ensure!(
+            order.version == version(),
+            "RADIC {} is installed there, and {} gives the order: install one release",
+            version(),
+            order.version
+        );
+        let own = order.nodes.iter().find(|node| node.name == self.name);
+        let own = own.with_context(|| format!("the order has no node {}", self.name))?;
+        let cluster = Cluster::new(Some(order.dir.clone()))?;
+        prepare(&cluster, &order, own)?;
+        let address = own_address(own, &order)?;
+        self.say(What::Here(address))?;
+        let join = self.hear_start()?;
+        let wanted = Protector {
+            name: own.name.as_str(),
+            role: own.role,
+            listen: SocketAddr::new(address, order.port),
+            join,
+            slots: own.slots.or_else(|| if self.stays { slots_of_slurm() } else { None }),
+            heartbeat_ms: order.heartbeat_ms,
+        };
+        let mut command = wanted.command(&cluster, &cluster::find_radicd()?)?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        if let Err(error) = self.see_to(&cluster, &mut child, sender.clone()) {
+            // One that has ended already is fine, too.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        if self.stays { self.stay(cluster, child, order.watch, sender) } else { Ok(0) }
+    }
+
+    /// Waits for the end of the protector. The result is its exit code.
+    fn stay(&self, cluster: Cluster, mut child: Child, watch: Option<Watch>, sender: SyncSender<Event>) -> Result<u8> {
+        thread::spawn(move || sender.send(Event::Over(child.wait())));
+        if let Some(watch) = watch {
+            let name = self.name.clone();
+            thread::spawn(move || watch::watch(&cluster, &name, &watch));
+        }
+        loop {
+            // The launcher has gone, and its standard output with it.
+            if let Event::Over(status) = self.events.recv().context("nothing can be heard any more")? {
+                return Ok(status?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
+            }
+        }
+    }
+
+    /// Waits until the protector is a member, and is to stay.
+    fn see_to(&self, cluster: &Cluster, child: &mut Child, sender: SyncSender<Event>) -> Result<()> {
+        let stdout = child.stdout.take().context("the pipe that was asked for")?;
+        thread::spawn(move || watch(stdout, sender));
+        let name = self.name.as_str();
+        let deadline = Instant::now() + READY;
+        let line = loop {
+            match self.event(deadline.saturating_duration_since(Instant::now()))? {
+                Some(Event::Protector(line)) => break line,
+                // One launcher may speak to all its agents at once.
+                Some(Event::Line(_)) => {}
+                Some(Event::End | Event::Over(_)) => bail!("the launcher has gone"),
+                None => {
+                    bail!("not a member within {} s; its log ends with:\n{}", READY.as_secs(), cluster::log_tail(cluster, name))
+                }
+            }
+        };
+        ensure!(
+            !line.is_empty(),
+            "its radicd ended; its log, {}, ends with:\n{}",
+            cluster::log_path(cluster, name).display(),
+            cluster::log_tail(cluster, name)
+        );
+        self.say(What::Ready { address: cluster::ready_address(name, &line)?, pid: child.id() })?;
+        while self.hear::<Go>("that the node is to stay")? != Go::Keep {}
+        self.say(What::Kept)
+    }
+
+    fn hear_start(&self) -> Result<Option<SocketAddr>> {
+        loop {
+            match self.hear("how to start")? {
+                Go::Found(name) if name == self.name => return Ok(None),
+                Go::Join(names, address) if names.contains(&self.name) => return Ok(Some(address)),
+                // One launcher may speak to all its agents at once.
+                Go::Found(_) | Go::Join(..) => {}
+                Go::Keep => bail!("the launcher spoke out of turn"),
+            }
+        }
+    }
+
+    /// The launcher's next word.
+    fn hear<T: serde::de::DeserializeOwned>(&self, what: &str) -> Result<T> {
+        loop {
+            match self.event(PATIENCE)? {
+                Some(Event::Line(line)) => {
+                    if let Some(message) = protocol::parse(&line)? {
+                        return Ok(message);
+                    }
+                }
+                Some(Event::Protector(_) | Event::Over(_)) => bail!("radicd ended while the launcher was to say {what}"),
+                Some(Event::End) => bail!("the launcher has gone before it said {what}"),
+                None => bail!("the launcher did not say {what} within {} s", PATIENCE.as_secs()),
+            }
+        }
+    }
+
+    fn event(&self, limit: Duration) -> Result<Option<Event>> {
+        match self.events.recv_timeout(limit) {
+            Ok(event) => Ok(Some(event)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(anyhow!("nothing can be heard any more")),
+        }
+    }
+
+    fn say(&self, what: What) -> Result<()> {
+        let line = protocol::line(&Said { name: self.name.clone(), what })?;
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).context("the launcher does not listen")
+    }
+}
+
+/// Hands on what the launcher says, in a thread of its own, which ends with this process.
+fn listen(input: impl Read + Send + 'static, sender: SyncSender<Event>) {
+    thread::spawn(move || {
+        let mut input = BufReader::new(input);
+        loop {
+            let mut line = String::new();
+            let read = input.by_ref().take(LINE as u64).read_line(&mut line);
+            let end = !matches!(read, Ok(1..)) || !line.ends_with('\n');
+            let sent = sender.send(if end { Event::End } else { Event::Line(line) });
+            if end || sent.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Hands on the one line that a protector says. Nothing reads what it might say later.
+fn watch(stdout: ChildStdout, sender: SyncSender<Event>) {
+    let mut line = String::new();
+    // What cannot be read is as good as not said.
+    let _ = BufReader::new(stdout.take(LINE as u64)).read_line(&mut line);
+    let _ = sender.send(Event::Protector(line));
+}
+
+/// The cluster's folder with its key in it, and nothing of an old node of this name.
+fn prepare(cluster: &Cluster, order: &Order, own: &Assignment) -> Result<()> {
+    cluster.check_text()?;
+    let folder = Folder::make_all(cluster.dir())?;
+    put_key(cluster, &folder, order)?;
+    let runs = cluster::processes(cluster).into_iter().find(|process| process.name == own.name.as_str());
+    ensure!(
+        runs.is_none(),
+        "a protector of {} runs there already, in {dir}: end it with `radic cluster stop --dir {dir}` there, or take another --dir",
+        own.name,
+        dir = cluster.dir().display()
+    );
+    let old = cluster.node_dir(own.name.as_str());
+    match fs::remove_dir_all(&old) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}, which an old node has left", old.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes the key, whole or not at all: other agents may do the same in a folder that they share.
+fn put_key(cluster: &Cluster, folder: &Folder, order: &Order) -> Result<()> {
+    let path = cluster.key();
+    if !path.exists() {
+        let new = format!("key.{}.{}", order.nodes.len(), std::process::id());
+        folder.replace(&new)?.write_all(order.key.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+        let linked = fs::hard_link(cluster.dir().join(&new), &path);
+        folder.remove(&new)?;
+        if let Err(error) = linked
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error).with_context(|| format!("cannot write {}", path.display()));
+        }
+    }
+    let uid = nix::unistd::geteuid().as_raw();
+    ClusterKey::load(&path, uid)?;
+    let there = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(
+        there == order.key,
+        "there is another key in {} already: move it away if no cluster and no suspended job needs it, or take another --dir",
+        path.display()
+    );
+    Ok(())
+}
+
+/// The address by which others reach this host: the one that the launcher knows, the one by which it has come here, or that of the host's own
+/// name.
+fn own_address(own: &Assignment, order: &Order) -> Result<IpAddr> {
+    if let Some(name) = &own.address {
+        return match resolve(name)? {
+            // As Debian has it in /etc/hosts for a host's own name.
+            loopback if loopback.is_loopback() && name.parse::<IpAddr>().is_err() => {
+                Ok(towards_others(own, order).unwrap_or(loopback))
+            }
+            address => Ok(address),
+        };
+    }
+    let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    if let Some(address) = connection.split(' ').nth(2).and_then(|text| text.parse().ok()) {
+        return Ok(address);
+    }
+    let host = nix::unistd::gethostname().context("cannot read the host's name")?;
+    resolve(&host.to_string_lossy())
+}
+
+/// The address from which this host reaches another one of the cluster.
+fn towards_others(own: &Assignment, order: &Order) -> Option<IpAddr> {
+    let other = order.nodes.iter().filter(|node| node.name != own.name).find_map(|node| resolve(node.address.as_ref()?).ok())?;
+    let any: IpAddr = if other.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Nothing is sent: the kernel looks for the way there.
+    socket.connect((other, 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip()).filter(|address| !address.is_loopback())
+}
+
+/// The processors of this step on this node, for tasks of as many as the user has asked for.
+fn slots_of_slurm() -> Option<u32> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok().filter(|number| *number > 0);
+    number("SLURM_CPUS_ON_NODE").map(|cpus| (cpus / number("SLURM_CPUS_PER_TASK").unwrap_or(1)).max(1))
+}
+
+/// An address of this host that has this name.
+fn resolve(name: &str) -> Result<IpAddr> {
+    if let Ok(address) = name.parse() {
+        return Ok(address);
+    }
+    let found = (name, 0).to_socket_addrs().with_context(|| format!("cannot find the address of {name}"))?;
+    let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    let own: Vec<IpAddr> = getifaddrs().into_iter().flatten().filter_map(|i| ip_of(i.address.as_ref()?)).collect();
+    let fits = |address: &&IpAddr| own.contains(address) && !address.is_loopback();
+    let fitting = found.iter().find(fits).or_else(|| found.first());
+    fitting.copied().with_context(|| format!("{name} has no address"))
+}
+
+fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+}

@@ -1,0 +1,162 @@
+//! `radic cluster start` on other machines: by ssh, or by a batch system.
+//!
+//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`]) or by one `srun` for
+//! all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
+//! but RADIC itself is needed there, no host needs to know another's name before, and the key goes where standard input goes.
+//!
+//! [`plan::Plan`] decides who founds the cluster and who joins it through whom, without doing anything itself.
+
+pub(crate) mod agent;
+pub(crate) mod hosts;
+pub(crate) mod plan;
+pub(crate) mod protocol;
+pub(crate) mod record;
+pub(crate) mod slurm;
+pub(crate) mod ssh;
+pub(crate) mod stop;
+pub(crate) mod watch;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use radic_wire::key::ClusterKey;
+use radic_wire::membership::Role;
+
+use crate::client::Cluster;
+use crate::cluster::{self, StartOptions, StartedNode};
+use crate::show::report;
+
+use self::hosts::Host;
+use self::plan::Planned;
+use self::protocol::Order;
+use self::record::Record;
+
+/// Flags of `radic cluster start` that concern other machines.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LaunchArgs {
+    /// Start one node on each of these hosts, by ssh: names with commas, or a file with one a line; NAME, NAME:SLOTS or NAME slots=N
+    #[arg(long, value_name = "FILE|NAME,...", conflicts_with = "nodes")]
+    pub(crate) hosts: Option<String>,
+    /// Start one node on each node of this allocation of Slurm, by srun
+    #[arg(long, conflicts_with_all = ["nodes", "hosts"])]
+    pub(crate) slurm: bool,
+    /// What one of the nodes left does when the node of this command is lost and no job runs any more; empty: nothing [default: scancel of
+    /// this job]
+    #[arg(long, value_name = "CMD", requires = "slurm")]
+    pub(crate) when_over: Option<String>,
+    /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:
+    /// never ask for a password, and ConnectTimeout
+    #[arg(long, value_name = "CMD", default_value = "ssh", requires = "hosts")]
+    pub(crate) rsh: String,
+    /// Where RADIC is on the hosts [default: where this radic is]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) prefix: Option<PathBuf>,
+    /// Time that each host has to answer, in seconds
+    #[arg(long, value_name = "S", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub(crate) host_timeout: u64,
+    /// The port of the nodes, the same on every host [default: any that is free]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<u16>,
+}
+
+/// Starts a cluster on the hosts that `--hosts` names.
+///
+/// # Errors
+/// If no node could be started, or nothing can be started from here. Hosts that fail are told on standard error and in the result.
+pub(crate) fn start_hosts(cluster: &Cluster, text: &str, args: &LaunchArgs, options: &StartOptions) -> Result<Launched> {
+    let planned = assign_roles(hosts::read(text)?, options)?;
+    let prefix = prefix(args)?;
+    cluster::prepared(cluster, || {
+        let order = order(cluster, args, options, &planned)?;
+        let launcher = ssh::Launcher::new(args, &prefix, &order)?;
+        launcher.run(planned.clone(), |launched| Record::of_ssh(&args.rsh, prefix.clone(), &planned, launched).write(cluster))
+    })
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    pub(crate) started: Vec<StartedNode>,
+    pub(crate) failed: Vec<Failed>,
+}
+
+/// A host on which no node runs.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Failed {
+    pub(crate) host: String,
+    pub(crate) why: String,
+}
+
+/// What each host is to be: the last one the witness, those before it the spares.
+fn assign_roles(hosts: Vec<Host>, options: &StartOptions) -> Result<Vec<Planned>> {
+    let aside = options.spares as usize + usize::from(options.witness);
+    ensure!(
+        hosts.len() > aside,
+        "of {} hosts {aside} are to be spares or the witness: at least one more must be there to run programs",
+        hosts.len()
+    );
+    let nodes = hosts.len() - aside;
+    let role = |at: usize| match at {
+        at if at < nodes => Role::Node,
+        at if at < nodes + options.spares as usize => Role::Spare,
+        _ => Role::Witness,
+    };
+    let planned =
+        |(at, host): (usize, Host)| Planned { role: role(at), slots: host.slots.or(options.slots), host, address: None };
+    Ok(hosts.into_iter().enumerate().map(planned).collect())
+}
+
+/// What every agent is told first.
+fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: &[Planned]) -> Result<Order> {
+    let path = cluster.key();
+    // Whether it may be used is checked here, once, and not on every host.
+    ClusterKey::load(&path, nix::unistd::geteuid().as_raw())?;
+    let key = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Order {
+        version: version(),
+        dir: cluster.dir().to_owned(),
+        key,
+        port: args.port.unwrap_or(0),
+        heartbeat_ms: options.heartbeat_ms,
+        nodes: planned.iter().map(Planned::assignment).collect(),
+        watch: None,
+    })
+}
+
+/// The folder in which RADIC is on the hosts.
+fn prefix(args: &LaunchArgs) -> Result<PathBuf> {
+    if let Some(prefix) = &args.prefix {
+        ensure!(
+            prefix.is_absolute(),
+            "--prefix {}: name a folder from the root on, it is one on other machines",
+            prefix.display()
+        );
+        return Ok(prefix.clone());
+    }
+    let exe = std::env::current_exe().context("cannot find radic's own path")?;
+    exe.parent().map(PathBuf::from).context("radic's own path has no folder")
+}
+
+/// What both sides of a launch must have in common.
+fn version() -> String {
+    format!("{} (protocol {})", env!("CARGO_PKG_VERSION"), radic_wire::PROTOCOL_VERSION)
+}
+
+/// One line for each host as it is done.
+fn tell(planned: &Planned, done: &Result<plan::Ready, String>) {
+    let name = &planned.host.name;
+    let role = match planned.role {
+        Role::Node => "",
+        Role::Spare => ", a spare",
+        Role::Witness => ", the witness",
+    };
+    match done {
+        Ok(ready) => report(&format!("radic: {name}: started at {}{role}", ready.address)),
+        Err(why) => report(&format!("radic: {name}: not started: {why}")),
+    }
+}
+
+/// Time that a node has to be a member, after its host has answered.
+const READY: Duration = Duration::from_secs(30);

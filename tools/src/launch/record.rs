@@ -1,0 +1,94 @@
+//! What was started on other machines: kept in the cluster's folder, so that `radic cluster stop` can end it.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use radic_protector::folder::Folder;
+use radic_wire::ids::NodeName;
+use serde::{Deserialize, Serialize};
+
+use crate::client::Cluster;
+
+use super::Launched;
+use super::plan::Planned;
+
+/// The file.
+const FILE: &str = "hosts.json";
+/// Longest file, in bytes.
+const LIMIT: u64 = 4 << 20;
+
+/// Nodes that are named in messages.
+const NAMED: usize = 8;
+
+/// A node on another machine.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Remote {
+    /// What the remote shell is given.
+    pub(crate) target: String,
+    pub(crate) name: NodeName,
+}
+
+/// What was started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// The words of the remote shell.
+    pub(crate) shell: Vec<String>,
+    /// Whether Slurm runs them.
+    pub(crate) slurm: bool,
+    /// Where RADIC is on the hosts.
+    pub(crate) prefix: PathBuf,
+    pub(crate) nodes: Vec<Remote>,
+}
+
+impl Record {
+    pub(crate) fn of_ssh(rsh: &str, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+        let shell = rsh.split_whitespace().map(str::to_owned).collect();
+        Record { shell, slurm: false, prefix, nodes: remotes(planned, launched) }
+    }
+
+    pub(crate) fn of_slurm(shell: Vec<String>, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+        Record { shell, slurm: true, prefix, nodes: remotes(planned, launched) }
+    }
+
+    /// The names of the nodes; of very many only the first.
+    pub(crate) fn names(&self) -> String {
+        let mut names: Vec<&str> = self.nodes.iter().take(NAMED).map(|node| node.name.as_str()).collect();
+        if self.nodes.len() > NAMED {
+            names.push("...");
+        }
+        names.join(", ")
+    }
+
+    pub(crate) fn write(&self, cluster: &Cluster) -> Result<()> {
+        let what = || format!("cannot write {}", cluster.dir().join(FILE).display());
+        let bytes = serde_json::to_vec(self).with_context(what)?;
+        Folder::open(cluster.dir())?.replace(FILE)?.write_all(&bytes).with_context(what)
+    }
+
+    /// What was started from this folder; none if that is nothing.
+    pub(crate) fn read(cluster: &Cluster) -> Result<Option<Record>> {
+        let what =
+            || format!("cannot read {}; remove it if no node of this cluster runs any more", cluster.dir().join(FILE).display());
+        if !cluster.dir().exists() {
+            return Ok(None);
+        }
+        let file = match Folder::open(cluster.dir()).and_then(|folder| folder.read(FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.with_context(what)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(LIMIT).read_to_end(&mut bytes).with_context(what)?;
+        serde_json::from_slice(&bytes).map(Some).with_context(what)
+    }
+
+    pub(crate) fn remove(cluster: &Cluster) -> Result<()> {
+        Ok(Folder::open(cluster.dir())?.remove(FILE)?)
+    }
+}
+
+/// Those of the hosts on which a node was started.
+fn remotes(planned: &[Planned], launched: &Launched) -> Vec<Remote> {
+    let started = planned.iter().filter(|host| launched.started.iter().any(|node| node.name == host.host.name.as_str()));
+    started.map(|host| Remote { target: host.host.target.clone(), name: host.host.name.clone() }).collect()
+}

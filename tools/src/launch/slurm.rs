@@ -1,0 +1,437 @@
+//! All nodes by one `srun`, inside an allocation of Slurm.
+//!
+//! The step has to survive what the allocation survives: `--no-kill` (a node is lost), `--kill-on-bad-exit=0` (a protector ends with an error),
+//! `--wait=0` (one ends before the others). Its agents stay, as parents of their protectors: so all that a protector starts belongs to the step.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use radic_protector::folder::Folder;
+use radic_wire::ids::NodeName;
+use radic_wire::membership::Role;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::client::Cluster;
+use crate::cluster::{self, StartOptions, StartedNode};
+use crate::show::report;
+
+use super::hosts::Host;
+use super::plan::{Action, Plan};
+use super::protocol::{self, Go, LINE, Said, Watch, What};
+use super::record::Record;
+use super::ssh::block_on;
+use super::{Failed, LaunchArgs, Launched, READY, assign_roles, order, prefix, tell};
+
+/// Time for a step to begin on all its nodes.
+const BEGIN: Duration = Duration::from_secs(60);
+/// Time for the last words of agents, and for a step to end.
+const END: Duration = Duration::from_secs(10);
+/// How much of what srun complains about is looked at, in bytes.
+const COMPLAINTS: u64 = 4096;
+/// What srun takes from its environment, and would apply to our step: what the user has asked for is meant for his program.
+const FOR_OTHERS: &[&str] = &[
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_CPU_BIND",
+    "SLURM_CPU_BIND_LIST",
+    "SLURM_CPU_BIND_TYPE",
+    "SLURM_CPU_BIND_VERBOSE",
+    "SLURM_MEM_PER_CPU",
+    "SLURM_MEM_PER_NODE",
+    "SLURM_MEM_PER_GPU",
+    "SLURM_MEM_BIND",
+    "SLURM_DISTRIBUTION",
+    "SLURM_HINT",
+    "SLURM_EXACT",
+    "SLURM_EXCLUSIVE",
+    "SLURM_WHOLE",
+    "SLURM_THREADS_PER_CORE",
+    "SLURM_CORE_SPEC",
+    "SLURM_STDOUTMODE",
+    "SLURM_STDERRMODE",
+    "SLURM_STDINMODE",
+    "SLURM_LABELIO",
+    "SLURM_MULTI_PROG",
+    "SLURM_TIMELIMIT",
+];
+
+/// The cluster's folder in an allocation, if no other is named: a job that is queued again, and a second job of this user, have another.
+pub(crate) fn default_dir() -> Option<PathBuf> {
+    let job = variable("SLURM_JOB_ID")?;
+    let restarts = variable("SLURM_RESTART_COUNT").map_or_else(String::new, |count| format!("-{count}"));
+    Some(std::env::home_dir()?.join(".radic").join(format!("slurm-{job}{restarts}")))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// An allocation.
+struct Allocation {
+    job: String,
+    nodes: Vec<AllocatedNode>,
+    /// Whether Slurm queues the job again when it has killed it.
+    requeued: bool,
+    /// Whether `--no-kill` was seen.
+    stays: bool,
+}
+
+struct AllocatedNode {
+    name: NodeName,
+    address: String,
+    slots: Option<u32>,
+}
+
+impl Allocation {
+    /// The one that this process is in, or that `SLURM_JOB_ID` names.
+    fn read() -> Result<Allocation> {
+        let job = variable("SLURM_JOB_ID").context(
+            "no allocation: run this in a script of sbatch or under salloc, or set SLURM_JOB_ID to the job that `salloc --no-shell` has made",
+        )?;
+        let shown = output("scontrol", &["show", "job", "--oneliner", &job])?;
+        let list = field(&shown, "NodeList").filter(|list| *list != "(null)");
+        let list = list.with_context(|| format!("job {job} has no nodes: does it run (`scontrol show job {job}`)?"))?;
+        let shown_nodes = output("scontrol", &["show", "node", "--oneliner", list])?;
+        let addresses: HashMap<&str, &str> =
+            shown_nodes.lines().filter_map(|line| Some((field(line, "NodeName")?, field(line, "NodeAddr")?))).collect();
+        let slots = slots()?;
+        let names = output("scontrol", &["show", "hostnames", list])?;
+        let node = |name: &str| {
+            Ok(AllocatedNode {
+                name: name.parse()?,
+                address: (*addresses.get(name).unwrap_or(&name)).to_owned(),
+                slots: slots.get(name).copied(),
+            })
+        };
+        let nodes = names.lines().map(node).collect::<Result<Vec<_>>>()?;
+        let requeued = field(&shown, "Requeue") == Some("1");
+        Ok(Allocation { stays: stays(&job), job, nodes, requeued })
+    }
+
+    /// What is missing, and what that costs.
+    fn warn(&self) {
+        if self.stays {
+            return;
+        }
+        let again = if self.requeued { ", and queues the job again, from its beginning" } else { "" };
+        report(&format!(
+            "radic: warning: job {} shows no --no-kill (Slurm tells of it only in a script): without it Slurm kills all nodes when one is \
+             lost{again}; put `#SBATCH --no-kill` into the script, or give it to salloc",
+            self.job
+        ));
+    }
+}
+
+/// Whether the allocation is known to stay when a node is lost. Neither scontrol nor squeue of Slurm 22.05 tells it: what the script and the
+/// variables for sbatch, salloc and srun say is all there is.
+fn stays(job: &str) -> bool {
+    let told = ["SBATCH_NO_KILL", "SALLOC_NO_KILL", "SLURM_NO_KILL"].iter().any(|name| variable(name).is_some());
+    told || output("scontrol", &["write", "batch_script", job, "-"]).is_ok_and(|script| script_says_no_kill(&script))
+}
+
+fn script_says_no_kill(script: &str) -> bool {
+    // Behind the first command sbatch takes them for comments.
+    let head = script.lines().take_while(|line| line.starts_with('#') || line.trim().is_empty());
+    let directives = head.filter_map(|line| line.strip_prefix("#SBATCH"));
+    let mut words = directives.flat_map(|line| line.split('#').next().unwrap_or_default().split_whitespace());
+    words.any(|word| word == "--no-kill" || word == "-k")
+}
+
+/// The slots of each node, if tasks were asked for: one for each.
+fn slots() -> Result<HashMap<String, u32>> {
+    let (Some(_), Some(list), Some(tasks)) =
+        (variable("SLURM_NTASKS"), variable("SLURM_JOB_NODELIST"), variable("SLURM_TASKS_PER_NODE"))
+    else {
+        return Ok(HashMap::new());
+    };
+    let names = output("scontrol", &["show", "hostnames", &list])?;
+    let tasks = expand(&tasks).with_context(|| format!("SLURM_TASKS_PER_NODE is {tasks:?}, which is not understood"))?;
+    Ok(names.lines().map(str::to_owned).zip(tasks).collect())
+}
+
+/// `2(x3),1` as 2, 2, 2, 1.
+fn expand(text: &str) -> Option<Vec<u32>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (number, times) = match part.split_once("(x") {
+            Some((number, times)) => (number, times.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        let number: u32 = number.parse().ok()?;
+        all.extend(std::iter::repeat_n(number, usize::min(times, 65_536)));
+    }
+    Some(all)
+}
+
+/// The value of `NAME=value` in what scontrol shows on one line.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// What a command of Slurm says.
+fn output(program: &str, args: &[&str]) -> Result<String> {
+    let shown = || format!("{program} {}", args.join(" "));
+    let result = Command::new(program).args(args).stdin(Stdio::null()).output();
+    let result = result.with_context(|| format!("cannot run `{}`: is Slurm installed here?", shown()))?;
+    ensure!(result.status.success(), "`{}` failed: {}", shown(), String::from_utf8_lossy(&result.stderr).trim());
+    Ok(String::from_utf8_lossy(&result.stdout).into_owned())
+}
+
+/// Starts a cluster on the nodes of the allocation.
+///
+/// # Errors
+/// If there is no allocation, or no node could be started.
+pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions) -> Result<Launched> {
+    let allocation = Allocation::read()?;
+    allocation.warn();
+    let host = |node: &AllocatedNode| Host { target: node.name.to_string(), name: node.name.clone(), slots: node.slots };
+    let mut planned = assign_roles(allocation.nodes.iter().map(host).collect(), options)?;
+    planned.iter_mut().zip(&allocation.nodes).for_each(|(planned, node)| planned.address = Some(node.address.clone()));
+    let prefix = prefix(args)?;
+    let watch = watch(&allocation, args)?;
+    cluster::prepared(cluster, || {
+        let mut order = order(cluster, args, options, &planned)?;
+        order.watch = watch;
+        let line = protocol::line(&order)?;
+        let srun = srun(cluster, &allocation, &prefix)?;
+        block_on(async {
+            let mut step = Step::begin(srun, &line).await?;
+            let result = step.go_on(cluster, Plan::new(planned.clone())).await;
+            let recorded = result.and_then(|launched| {
+                let shell = remote_shell(&allocation.job);
+                Record::of_slurm(shell, prefix.clone(), &planned, &launched).write(cluster).map(|()| launched)
+            });
+            match recorded {
+                Ok(launched) => step.keep().await.map(|()| launched),
+                Err(error) => {
+                    step.end().await;
+                    Err(error)
+                }
+            }
+        })
+    })
+}
+
+/// What the nodes are to do when the node of this script is lost, and its programs have ended.
+fn watch(allocation: &Allocation, args: &LaunchArgs) -> Result<Option<Watch>> {
+    let here = variable("SLURMD_NODENAME");
+    let node =
+        here.and_then(|name| allocation.nodes.iter().find(|node| node.name.as_str() == name)).map(|node| node.name.clone());
+    match (node, &args.when_over) {
+        (Some(node), command) => {
+            let command = command.clone().unwrap_or_else(|| format!("scancel {}", allocation.job));
+            Ok((!command.trim().is_empty()).then_some(Watch { node, command }))
+        }
+        (None, None) => Ok(None),
+        (None, Some(_)) => bail!(
+            "--when-over: this is no node of job {} (SLURMD_NODENAME is not set): the nodes could not see when its script is gone",
+            allocation.job
+        ),
+    }
+}
+
+/// The step that is to be all nodes. It leads a session of its own: it is to stay when this terminal goes.
+fn srun(cluster: &Cluster, allocation: &Allocation, prefix: &Path) -> Result<tokio::process::Command> {
+    let count = allocation.nodes.len();
+    let names: Vec<&str> = allocation.nodes.iter().map(|node| node.name.as_str()).collect();
+    let mut command = tokio::process::Command::new("setsid");
+    command.args(["srun", "--job-name=radic", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]);
+    command.args(["--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--input=all", "--chdir=/", "--unbuffered"]);
+    command.args([format!("--jobid={}", allocation.job), format!("--nodes={count}"), format!("--ntasks={count}")]);
+    command.args(["--ntasks-per-node=1".to_owned(), format!("--nodelist={}", names.join(","))]);
+    command.arg(prefix.join("radic")).args(["cluster", "agent", "--slurm"]);
+    FOR_OTHERS.iter().for_each(|name| _ = command.env_remove(name));
+    let log = Folder::open(cluster.dir())?.replace(LOG)?;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+    Ok(command)
+}
+
+/// What srun complains about.
+const LOG: &str = "srun.log";
+
+/// How something is run on one node of the allocation: `target` and the command for a shell there are added.
+fn remote_shell(job: &str) -> Vec<String> {
+    let srun = format!(
+        "exec srun --jobid={job} --overlap --nodes=1 --ntasks=1 --mem=0 --mpi=none --input=none --nodelist=\"$0\" sh -c \"$1\""
+    );
+    vec!["sh".to_owned(), "-c".to_owned(), srun]
+}
+
+/// The running step.
+struct Step {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Lines,
+}
+
+impl Step {
+    async fn begin(mut command: tokio::process::Command, order: &str) -> Result<Step> {
+        ensure!(
+            order.len() < LINE,
+            "too many nodes: what each of them is told would be {} bytes long, the limit is {LINE}",
+            order.len()
+        );
+        let mut child = command.spawn().context("cannot run setsid, of util-linux")?;
+        let stdin = child.stdin.take().context("the pipe that was asked for")?;
+        let stdout = Lines::new(child.stdout.take().context("the pipe that was asked for")?);
+        let mut step = Step { child, stdin: Some(stdin), stdout };
+        step.say(order).await;
+        Ok(step)
+    }
+
+    /// An srun that has ended takes nothing: that is noticed where its output is read.
+    async fn say(&mut self, line: &str) {
+        if let Some(stdin) = &mut self.stdin {
+            let _ = stdin.write_all(line.as_bytes()).await;
+            let _ = stdin.flush().await;
+        }
+    }
+
+    async fn go_on(&mut self, cluster: &Cluster, mut plan: Plan) -> Result<Launched> {
+        let places: HashMap<NodeName, usize> = plan.hosts().enumerate().map(|(at, host)| (host.host.name.clone(), at)).collect();
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+        let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
+        let begun = Instant::now() + BEGIN;
+        let over = begun + 2 * READY;
+        while !plan.is_done() {
+            let deadline = if Instant::now() < begun { begun } else { over };
+            tokio::select! {
+                said = self.stdout.hear() => match said? {
+                    Some(said) => _ = places.get(&said.name).map(|at| plan.handle(*at, said.what)),
+                    None => {
+                        let why = complaint(cluster).unwrap_or_else(|| "srun has ended".to_owned());
+                        (0..places.len()).for_each(|at| plan.fail(at, why.clone()));
+                    }
+                },
+                _ = interrupt.recv() => bail!("interrupted; nothing of the cluster is left running"),
+                _ = terminate.recv() => bail!("interrupted; nothing of the cluster is left running"),
+                () = sleep_until(deadline) => {
+                    let late = (0..places.len()).filter(|at| deadline == over || plan.is_called(*at)).collect::<Vec<_>>();
+                    let why = complaint(cluster).map_or_else(String::new, |said| format!("; srun says: {said}"));
+                    late.into_iter().for_each(|at| plan.fail(at, format!("no answer within {} s{why}", BEGIN.as_secs())));
+                }
+            }
+            for action in plan.actions() {
+                match action {
+                    Action::Tell(_, go) => self.say(&protocol::line(&go)?).await,
+                    Action::Done(at, done) => _ = plan.hosts().nth(at).map(|host| tell(host, &done)),
+                }
+            }
+        }
+        let (mut started, mut failed) = (Vec::new(), Vec::new());
+        for (host, result) in plan.finished() {
+            let name = host.host.name.to_string();
+            match result {
+                Ok(ready) => started.push(StartedNode { name, address: ready.address, role: host.role, pid: ready.pid }),
+                Err(why) => failed.push(Failed { host: name, why }),
+            }
+        }
+        ensure!(started.iter().any(|node| node.role == Role::Node), "no node was started that could run programs");
+        Ok(Launched { started, failed })
+    }
+
+    /// Lets the nodes stay when this process has ended. The first answer shows that the word has arrived at srun, which passes it to all.
+    async fn keep(mut self) -> Result<()> {
+        self.say(&protocol::line(&Go::Keep)?).await;
+        let kept = async {
+            while let Some(said) = self.stdout.hear().await? {
+                if said.what == What::Kept {
+                    return Ok(());
+                }
+            }
+            bail!("srun has ended")
+        };
+        match timeout(END, kept).await {
+            Ok(result) => result,
+            Err(_) => bail!("no node answers any more"),
+        }
+    }
+
+    /// Ends the step: agents whose launcher goes end their nodes.
+    async fn end(mut self) {
+        self.stdin = None;
+        if timeout(END, self.child.wait()).await.is_err() {
+            // Slurm kills its tasks then.
+            let _ = self.child.start_kill();
+            let _ = self.child.wait().await;
+        }
+    }
+}
+
+/// What the agents say. A line of which only a part has come is kept here, so that a wait for its rest can be given up and begun again.
+struct Lines {
+    stdout: BufReader<ChildStdout>,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn new(stdout: ChildStdout) -> Lines {
+        Lines { stdout: BufReader::new(stdout), line: Vec::new() }
+    }
+
+    /// What an agent says next; nothing at the end.
+    async fn hear(&mut self) -> Result<Option<Said>> {
+        loop {
+            let room = (LINE - self.line.len()) as u64;
+            let read = (&mut self.stdout).take(room).read_until(b'\n', &mut self.line).await.context("reading from srun")?;
+            if read == 0 && self.line.is_empty() {
+                return Ok(None);
+            }
+            // One that is too long, or that the end cuts off, is no agent's.
+            let line = std::mem::take(&mut self.line);
+            if let Some(said) = protocol::parse(&String::from_utf8_lossy(&line))? {
+                return Ok(Some(said));
+            }
+        }
+    }
+}
+
+/// The last line that srun has complained with.
+fn complaint(cluster: &Cluster) -> Option<String> {
+    let mut file = fs::File::open(cluster.dir().join(LOG)).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(COMPLAINTS))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(COMPLAINTS).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_slurm_writes_is_read() {
+        assert_eq!(expand("2(x3),1"), Some(vec![2, 2, 2, 1]));
+        assert_eq!(expand("4"), Some(vec![4]));
+        assert!(expand("2(x3").is_none() && expand("x").is_none() && expand("").is_none());
+        let line = "JobId=2 JobName=NodeList=x NodeList=v[1-3] BatchHost=v1 Requeue=1";
+        assert_eq!((field(line, "NodeList"), field(line, "Requeue"), field(line, "Nodes")), (Some("v[1-3]"), Some("1"), None));
+    }
+
+    #[test]
+    fn a_script_is_searched_for_what_keeps_the_allocation() {
+        assert!(script_says_no_kill("#!/bin/sh\n#SBATCH -N 5 --no-kill\n"));
+        assert!(script_says_no_kill("#!/bin/sh\n#SBATCH -k\n"));
+        for other in
+            ["#!/bin/sh\nsrun --no-kill x\n", "#SBATCH -N5 # --no-kill\n", "##SBATCH --no-kill\n", "#SBATCH --no-kill=off\n"]
+        {
+            assert!(!script_says_no_kill(other), "{other}");
+        }
+    }
+}
