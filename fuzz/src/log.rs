@@ -1,6 +1,6 @@
 //! What observers and log services say ([`radic_wire::log`]), and greetings: any bytes.
 
-use radic_wire::ids::Incarnation;
+use radic_wire::ids::{BootId, Epoch, Incarnation};
 use radic_wire::limits;
 use radic_wire::log::{CutStreams, Ends, FromProtector, GREETING, Greeting, Span, ToProtector};
 
@@ -36,7 +36,7 @@ fn cut(streams: &CutStreams<'_>) {
 
 /// What an observer may say.
 pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
-    let (process, incarnation, stream) = (process(1), Incarnation(0), stream(3));
+    let (process, incarnation, stream) = (process(1), Incarnation::FIRST, stream(3));
     let pair = [(stream, 7), (crate::values::stream(4), u64::MAX)];
     let streams = CutStreams::new(&pair).expect("two streams");
     let none = CutStreams::new(&[]).expect("no stream");
@@ -67,14 +67,17 @@ pub fn first() -> Inputs {
     let streams = CutStreams::new(&pair).expect("one stream");
     for (name, message) in [
         ("welcome", FromProtector::Welcome { journal: 5, payload: u64::MAX }),
-        ("fenced", FromProtector::Fenced { newest: Incarnation(65_536) }),
+        (
+            "fenced",
+            FromProtector::Fenced { newest: Incarnation::launched_in(Epoch { view: 300, count: 2, home: BootId(u64::MAX) }) },
+        ),
         ("stable", FromProtector::StreamStable { stream, offset: 300 }),
         ("held", FromProtector::Held { streams, ended: streams }),
         ("some-payload", FromProtector::Payload { stream, offset: 7, bytes: b"again" }),
     ] {
         inputs.push((name, written(|out| message.write(out))));
     }
-    let (process, incarnation, connection) = (process(1), Incarnation(2), connection(9));
+    let (process, incarnation, connection) = (process(1), Incarnation::restarted(2), connection(9));
     let ends = Some(Ends { from: address(1), to: std::net::SocketAddr::from(([7u16; 8], 80)) });
     let greeting = Greeting {
         process,

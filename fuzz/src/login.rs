@@ -46,7 +46,7 @@ fn changed(input: &mut Input<'_>, login: Login, nonce: [u8; NONCE], cluster: &Cl
     match input.u8() {
         0 => other.process.job = JobId::from_bits(input.u64()),
         1 => other.process.rank = Rank(input.u32()),
-        2 => other.incarnation = Incarnation(input.u32()),
+        2 => other.incarnation = Incarnation::restarted(input.u32()),
         3 => other.channel = CHANNELS[usize::from(input.u8()) % CHANNELS.len()],
         4 => other.nonce = input.array(),
         5 => other_nonce = input.array(),
@@ -70,7 +70,7 @@ fn greeting(key: &JobKey, other_key: &JobKey, process: ProcessId, other: Process
 pub fn first() -> Inputs {
     let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
     let input = |channel, change: u8| {
-        let login = Login { process, incarnation: Incarnation(1), channel, nonce: [9; NONCE] };
+        let login = Login { process, incarnation: Incarnation::restarted(1), channel, nonce: [9; NONCE] };
         let mut out = vec![0; LOGIN + NONCE + PROOF + WELCOME + 1];
         let mut writer = Writer::new(&mut out);
         writer.raw(&login.encode(&JobKey::derive(&ClusterKey::from_bytes([1; 32]), process.job)));

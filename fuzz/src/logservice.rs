@@ -54,7 +54,7 @@ fn key() -> JobKey {
 struct Visit(TcpStream, Option<(Channel, Opener)>);
 
 fn speaker(rank: u32, life: u32) -> Speaker {
-    Speaker { process: process(rank), incarnation: Incarnation(life) }
+    Speaker { process: process(rank), incarnation: Incarnation::restarted(life) }
 }
 
 /// Whatever is said, each connection comes to its end, what is answered can be read, and the service goes on serving who behaves.
@@ -82,7 +82,7 @@ impl World {
         (0..8).for_each(|rank| logs.set_replica(process(rank), None));
         let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
         let none = Span::default();
-        let hello = ToProtector::Hello { process: process(0), incarnation: Incarnation(0), journal: none, payload: none };
+        let hello = ToProtector::Hello { process: process(0), incarnation: Incarnation::FIRST, journal: none, payload: none };
         honest.send(&hello).expect("a service that listens");
         honest.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).expect("a service that listens");
         World { logs, honest, connections: 0, _dir: dir }
@@ -220,7 +220,7 @@ pub fn first() -> Inputs {
     let bulk = on(0x83, &[message("payload"), message("payload-end")].concat());
     let image = [&message("image-begin")[..], b"\x08no image"].concat();
     let nonce = [3; NONCE];
-    let login = Login { process: process(1), incarnation: Incarnation(0), channel: Channel::Bulk, nonce };
+    let login = Login { process: process(1), incarnation: Incarnation::FIRST, channel: Channel::Bulk, nonce };
     let stranger: [u8; LOGIN] = login.encode(&JobKey::from_bytes([0; 32]));
     vec![
         ("journal", journal.clone()),

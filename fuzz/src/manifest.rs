@@ -65,7 +65,7 @@ fn manifest() -> Manifest {
     };
     let image = |image, parent, cut| SavedImage { image, parent, cut, file: file("rank-0.image", 9) };
     let rank = SavedRank {
-        incarnation: Incarnation(3),
+        incarnation: Incarnation::restarted(3),
         images: vec![image(4, None, 50), image(5, Some(4), 60)],
         journal: Span { start: 60, end: 80 },
         journal_file: file("rank-0.journal", 20),

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use radic_wire::codec;
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{Incarnation, Rank};
+use radic_wire::ids::{Epoch, Incarnation, Rank};
 use radic_wire::job::{OutputStream, Placement};
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
@@ -168,20 +168,20 @@ fn jobs(inputs: &mut Inputs) {
     let (spec, placement) = (Box::new(spec(2)), placement(2));
     let start = ToHome::Start { spec: spec.clone(), placement: placement.clone(), session: Some(session) };
     data(inputs, "start", PeerMessage::ToHome(job(), start));
-    let launch = ToHost::Launch { incarnation: Incarnation(0), spec, placement };
+    let launch = ToHost::Launch { epoch: Epoch::FIRST, spec, placement };
     data(inputs, "launch", PeerMessage::ToHost(job(), launch));
     let said = FromHost::Output { rank: Rank(1), stream: OutputStream::Stderr, offset: 5, data: ByteBuf::from("line\n") };
-    let output = ToHome::Host { life: Incarnation(0), said };
+    let output = ToHome::Host { epoch: Epoch::FIRST, said };
     data(inputs, "output", PeerMessage::ToHome(job(), output));
     let protect = ToStore::Protect {
-        ranks: vec![(Rank(0), Incarnation(1))],
+        ranks: vec![(Rank(0), Incarnation::restarted(1))],
         origins: [(Rank(0), address(1).ip())].into(),
         ward: Box::new(ward()),
     };
     data(inputs, "protect", PeerMessage::ToStore(job(), protect));
     let order = RestartOrder {
         process: process(0),
-        incarnation: Incarnation(1),
+        incarnation: Incarnation::restarted(1),
         ward: ward(),
         origin: address(1).ip(),
         log: address(2),
@@ -212,13 +212,13 @@ fn processes(inputs: &mut Inputs) {
     add(inputs, 6, "leaving", &ToNode::Leaving(Box::default()));
     add(inputs, 6, "note", &ToNode::Note("a note".into()));
     let (key, protection) = (JobKey::from_bytes([3; 32]), Protection::default());
-    let joined = FromNode::Joined { incarnation: Incarnation(0), key, protector: address(4), protection, inherited: false };
+    let joined = FromNode::Joined { incarnation: Incarnation::FIRST, key, protector: address(4), protection, inherited: false };
     add(inputs, 7, "joined", &joined);
     add(inputs, 7, "protector", &FromNode::Protector(address(5)));
     let bytes = ByteBuf::from("sent");
     add(inputs, 8, "sent", &ToReplayer::Sent { stream: stream(1), offset: 3, bytes });
-    add(inputs, 8, "restored", &ToReplayer::Restored { process: process(1), incarnation: Incarnation(1), cut: 9 });
-    let setup = FromReplayer::Setup { incarnation: Incarnation(1), log_end: 9, held: vec![(stream(1), 2, None)] };
+    add(inputs, 8, "restored", &ToReplayer::Restored { process: process(1), incarnation: Incarnation::restarted(1), cut: 9 });
+    let setup = FromReplayer::Setup { incarnation: Incarnation::restarted(1), log_end: 9, held: vec![(stream(1), 2, None)] };
     add(inputs, 9, "setup", &setup);
     add(inputs, 9, "piece", &FromReplayer::Journal(ByteBuf::from("xy")));
 }

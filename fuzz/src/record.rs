@@ -45,7 +45,7 @@ pub fn check(data: &[u8]) -> bool {
 
 fn pair(key: u8, cover: Cover) -> (Sealer, Opener) {
     let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
-    let login = Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] };
+    let login = Login { process, incarnation: Incarnation::restarted(1), channel: Channel::Bulk, nonce: [9; NONCE] };
     let key = JobKey::from_bytes([key; 32]);
     (login.records_of_caller(&key, &[4; NONCE], cover).0, login.records_of_protector(&key, &[4; NONCE], cover).1)
 }

@@ -33,7 +33,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 fn say_honestly(store: &mut Store) -> HeldLog {
-    let speaker = Speaker { process: process(HONEST), incarnation: Incarnation(1) };
+    let speaker = Speaker { process: process(HONEST), incarnation: Incarnation::restarted(1) };
     let none = Span::default();
     let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal: none, payload: none };
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
@@ -48,7 +48,8 @@ fn say_honestly(store: &mut Store) -> HeldLog {
 /// One step; whether it was a message that was accepted.
 fn step(store: &mut Store, input: &mut Input<'_>) -> bool {
     let (what, whose) = (input.u8(), input.u8());
-    let speaker = Speaker { process: process(1 + u32::from(whose % 3)), incarnation: Incarnation(u32::from(whose >> 4)) };
+    let speaker =
+        Speaker { process: process(1 + u32::from(whose % 3)), incarnation: Incarnation::restarted(u32::from(whose >> 4)) };
     let Speaker { process, incarnation } = speaker;
     match what % 16 {
         0 => store.set_replica(process, whose & 8 == 8),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{BootId, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{BootId, Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{JobSpec, MapBy, Placement, RestartOn};
 use radic_wire::membership::{Member, Role};
 use radic_wire::peer::Ward;
@@ -74,7 +74,7 @@ pub fn placement(ranks: u32) -> Placement {
 /// Both, and the keys.
 pub fn ward() -> Ward {
     let keys = vec![("a".into(), "b".into())];
-    Ward { incarnation: Incarnation(0), spec: spec(1), placement: placement(1), fence: 2, keys }
+    Ward { epoch: Epoch::FIRST, spec: spec(1), placement: placement(1), fence: 2, keys }
 }
 
 /// The job when it is suspended.

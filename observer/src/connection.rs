@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Incarnation, JobId, ProcessId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::log::Greeting;
 
 use crate::error::Error;
@@ -192,7 +192,7 @@ impl Connection {
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             attempt: None,
-            peer_incarnation: Incarnation(0),
+            peer_incarnation: Incarnation::FIRST,
             offered: false,
             unsettled: false,
             dropped: false,
@@ -381,7 +381,7 @@ pub struct Table {
     /// Processes that were restarted, and as what; as few as there were deaths.
     restarted: HashMap<ProcessId, Incarnation, BuildHasherDefault<DefaultHasher>>,
     /// This process's job, and the first life of its processes since it has begun anew: an older one, that is not dead everywhere yet, knows the same connections.
-    job: Option<(JobId, Incarnation)>,
+    job: Option<(JobId, Epoch)>,
     /// Number of the next connection that this process opens.
     next_number: u64,
     /// Connections that wait to be accepted, in the order in which they came.
@@ -796,13 +796,13 @@ impl Table {
         Some(slot)
     }
 
-    /// Nobody of this process's job is in an older life than of this one's.
-    pub(crate) fn begin(&mut self, job: JobId, life: Incarnation) {
-        self.job = Some((job, life.first_of_job()));
+    /// No process of this job speaks in an epoch before this one.
+    pub(crate) fn begin(&mut self, job: JobId, epoch: Epoch) {
+        self.job = Some((job, epoch));
     }
 
     fn incarnation_of(&self, process: ProcessId) -> Incarnation {
-        let least = self.job.filter(|(job, _)| *job == process.job).map(|(_, first)| first);
+        let least = self.job.filter(|(job, _)| *job == process.job).map(|(_, epoch)| Incarnation::launched_in(epoch));
         self.restarted.get(&process).copied().max(least).unwrap_or_default()
     }
 

@@ -16,7 +16,7 @@ pub enum Failure {
     #[error(transparent)]
     Observer(#[from] Error),
     /// A greeting contradicts what is known.
-    #[error("{process}, incarnation {}, greets with what cannot be: {error}", .incarnation.0)]
+    #[error("{process}, incarnation {incarnation}, greets with what cannot be: {error}")]
     Greeting {
         /// The process that greets.
         process: ProcessId,

@@ -82,6 +82,6 @@ pub enum Error {
         source: Malformed,
     },
     /// Another incarnation speaks for this process now (G4): this one must end.
-    #[error("incarnation {} or a later one speaks for this process now", .0.0)]
+    #[error("incarnation {0} or a later one speaks for this process now")]
     Fenced(Incarnation),
 }

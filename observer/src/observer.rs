@@ -264,13 +264,13 @@ pub struct Observer {
 impl Observer {
     /// The observer of the first incarnation of `me`.
     pub fn new(me: ProcessId, config: &Config) -> Self {
-        Observer::in_life(me, Incarnation(0), config)
+        Observer::in_life(me, Incarnation::FIRST, config)
     }
 
     /// The observer of a process that begins, in this life: the job may have been begun anew.
     pub fn in_life(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
         let mut table = Table::new(config.connections, config.descriptors);
-        table.begin(me.job, incarnation);
+        table.begin(me.job, incarnation.epoch);
         Observer {
             me,
             incarnation,
@@ -1291,7 +1291,7 @@ impl Observer {
 
 #[cfg(test)]
 mod tests {
-    use radic_wire::ids::{JobId, Rank};
+    use radic_wire::ids::{BootId, Epoch, JobId, Rank};
 
     use super::*;
 
@@ -1311,7 +1311,7 @@ mod tests {
         let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
         let connection = ConnectionId { opener, number: 0 };
         let greeting =
-            |attempt, received, stable| Greeting { attempt, received, stable, ..first_greeting(opener, Incarnation(0)) };
+            |attempt, received, stable| Greeting { attempt, received, stable, ..first_greeting(opener, Incarnation::FIRST) };
         let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&greeting(0, 0, 0)) else { panic!("no link") };
         observer.handle_accepted(0, 3, 4, connection, ([10, 0, 0, 1], 1).into()).unwrap();
         let position = observer.journal().end();
@@ -1327,7 +1327,7 @@ mod tests {
         assert_eq!(observer.poll_transmit(slot), None);
         assert_eq!(observer.table().get(slot).unwrap().outgoing().unsent(), 0);
         // Its next life has not closed it yet. It will not want that, either, and is told that it is gone.
-        let next = Greeting { received: 2, attempt: 1, ..first_greeting(opener, Incarnation(1)) };
+        let next = Greeting { received: 2, attempt: 1, ..first_greeting(opener, Incarnation::restarted(1)) };
         let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&next) else { panic!("no link") };
         assert_eq!(answer.kept, 14);
     }
@@ -1336,7 +1336,7 @@ mod tests {
     fn reader(opener: ProcessId) -> Observer {
         let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
         let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
-        let hello = first_greeting(opener, Incarnation(0));
+        let hello = first_greeting(opener, Incarnation::FIRST);
         assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
         observer.handle_accepted(0, 3, 4, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
         assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
@@ -1354,7 +1354,7 @@ mod tests {
         let mut observer = reader(opener);
         assert_eq!(observer.close(4), Ok(None));
         let stable = |observer: &mut Observer, attempt| {
-            let again = Greeting { attempt, ..first_greeting(opener, Incarnation(0)) };
+            let again = Greeting { attempt, ..first_greeting(opener, Incarnation::FIRST) };
             let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&again) else { panic!("no link") };
             answer.stable
         };
@@ -1378,14 +1378,14 @@ mod tests {
         assert_eq!(observer.receive(0, 4, 100, true), Ok(Receive::End), "there is no link");
         assert_eq!(observer.peek(0, 4, 100, true), Ok(Receive::End), "there is no link");
         assert_eq!(observer.table().get(0).unwrap().incoming().finish(), None);
-        let again = Greeting { attempt: 1, received: 0, finish: Some(50), ..first_greeting(opener, Incarnation(1)) };
+        let again = Greeting { attempt: 1, received: 0, finish: Some(50), ..first_greeting(opener, Incarnation::restarted(1)) };
         assert!(matches!(observer.handle_greeting(&again), Ok(Welcome::Link(_, Some(Greeting { received: 6, .. })))));
         assert!(matches!(observer.receive(0, 4, 100, true), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
         assert_eq!(observer.handle_received(0, 4, Source::Link, b"later"), Ok(Some(5)));
         // Its next life is told the same.
         let log = observer.poll_journal().unwrap().head.to_vec();
         let mut next = image;
-        next.restart(Incarnation(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
+        next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
         next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
         next.shut_reading(4).unwrap();
         assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::End));
@@ -1401,7 +1401,7 @@ mod tests {
     fn what_is_gone_is_not_passed_over() {
         let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
         let mut observer = reader(opener);
-        let again = |attempt, kept| Greeting { attempt, kept, ..first_greeting(opener, Incarnation(0)) };
+        let again = |attempt, kept| Greeting { attempt, kept, ..first_greeting(opener, Incarnation::FIRST) };
         assert!(matches!(observer.handle_greeting(&again(1, 6)), Ok(Welcome::Link(..))));
         assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
         assert!(matches!(observer.handle_greeting(&again(2, 7)), Ok(Welcome::Link(..))));
@@ -1426,7 +1426,7 @@ mod tests {
         let log = observer.poll_journal().unwrap().head.to_vec();
         observer.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
         assert_eq!(observer.gate_of_output(0), Ok(None));
-        again.restart(Incarnation(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
+        again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
         again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
         (again, end)
     }
@@ -1469,7 +1469,7 @@ mod tests {
         assert_eq!(first.send(0, 3, b"then", 0, true), Ok(Send::Taken { len: 4, whole: true }));
         assert_eq!(first.gate_of_output(0), Ok(None), "a send that waits is always taken");
         let mut again = image;
-        again.restart(Incarnation(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
+        again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
         again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
         assert_eq!(again.gate_of_output(0), Ok(None));
         assert_eq!(again.phase(), Phase::Replaying, "before it has sent that");
@@ -1482,7 +1482,7 @@ mod tests {
     #[test]
     fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
         let mut first = sender();
-        first.restart(Incarnation(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+        first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
         assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
         assert_eq!(first.phase(), Phase::Settled);
         assert!(first.gate_of_output(0).unwrap().is_some());
@@ -1493,7 +1493,7 @@ mod tests {
     fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
         let image = sender();
         let mut first = image.clone();
-        first.restart(Incarnation(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+        first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
         assert_eq!(first.gate_of_output(0), Ok(None), "it may be what it has printed before");
         assert_eq!(first.ready(0, None, false, &mut []), Ok(Ready::Nothing), "its peer has not been reached");
         let end = first.gate_of_output(0).unwrap().expect("the output waits");
@@ -1501,7 +1501,7 @@ mod tests {
         first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
         assert_eq!((first.gate_of_output(0), first.settle()), (Ok(None), false));
         let mut second = image;
-        second.restart(Incarnation(2), end, Vec::new(), ImageRange::default(), 64).unwrap();
+        second.restart(Incarnation::restarted(2), end, Vec::new(), ImageRange::default(), 64).unwrap();
         second.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
         assert_eq!(second.phase(), Phase::Replaying);
         assert_eq!(second.ready(0, None, false, &mut []), Ok(Ready::Nothing));
@@ -1540,7 +1540,7 @@ mod tests {
     #[test]
     fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
         let mut observer = sender();
-        observer.restart(Incarnation(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+        observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
         assert!(!observer.table().all_sent_again(), "the peer has not said how much it has");
         let stream = observer.table().get(0).unwrap().stream_out();
         observer.handle_left(stream.connection, 5);
@@ -1560,7 +1560,7 @@ mod tests {
         let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
         for is_told_twice in [false, true] {
             let mut observer = Observer::new(process(0), &config);
-            let call = first_greeting(opener, Incarnation(0));
+            let call = first_greeting(opener, Incarnation::FIRST);
             let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&call) else { panic!("no link") };
             observer.handle_accepted(0, 3, 4, call.connection, ([10, 0, 0, 1], 1).into()).unwrap();
             let position = observer.journal().end();
@@ -1584,21 +1584,21 @@ mod tests {
         }
     }
 
-    /// Processes of before the job began anew are not dead everywhere at once, and know connections by the same names.
+    /// Processes of an earlier epoch are not dead everywhere at once, and know connections by the same names.
     #[test]
-    fn a_life_of_before_the_job_began_anew_is_refused() {
+    fn a_process_of_an_earlier_epoch_is_refused() {
         let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
         let (me, peer) = (process(0), process(1));
         let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
-        let mut observer = Observer::in_life(me, Incarnation(Incarnation::LIVES), &config);
+        let launched = Incarnation::launched_in(Epoch { view: 4, count: 1, home: BootId(7) });
+        let mut observer = Observer::in_life(me, launched, &config);
         let stranger = ProcessId { job: JobId::from_bits(99), ..peer };
-        let greeting = |process, incarnation| first_greeting(process, Incarnation(incarnation));
-        observer.handle_restarted(peer, Incarnation(3));
-        assert_eq!(observer.handle_greeting(&greeting(peer, 3)).unwrap(), Welcome::Refuse);
-        assert!(matches!(observer.handle_greeting(&greeting(peer, Incarnation::LIVES)), Ok(Welcome::Link(..))));
+        observer.handle_restarted(peer, Incarnation::restarted(3));
+        assert_eq!(observer.handle_greeting(&first_greeting(peer, Incarnation::restarted(3))).unwrap(), Welcome::Refuse);
+        assert!(matches!(observer.handle_greeting(&first_greeting(peer, launched)), Ok(Welcome::Link(..))));
         assert!(
-            matches!(observer.handle_greeting(&greeting(stranger, 0)), Ok(Welcome::Link(..))),
-            "lives of another job are its own"
+            matches!(observer.handle_greeting(&first_greeting(stranger, Incarnation::FIRST)), Ok(Welcome::Link(..))),
+            "epochs of another job are its own"
         );
     }
 }

@@ -22,6 +22,8 @@ use crate::sys;
 const GREETING_MS: u64 = 5_000;
 /// The longest, with what is around it.
 const LONGEST: usize = 1 + GREETING + MAC;
+/// Bytes of [`To`] in the code: job, rank, whether an incarnation is named, and that.
+const TO: usize = 8 + 4 + 1 + 24;
 
 /// Whom a greeting is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,12 +34,16 @@ pub struct To {
 }
 
 impl To {
-    fn bytes(self) -> [u8; 17] {
-        let mut out = [0; 17];
+    fn bytes(self) -> [u8; TO] {
+        let mut out = [0; TO];
         out[..8].copy_from_slice(&self.process.job.bits().to_le_bytes());
         out[8..12].copy_from_slice(&self.process.rank.0.to_le_bytes());
         out[12] = u8::from(self.life.is_some());
-        out[13..].copy_from_slice(&self.life.map_or(0, |life| life.0).to_le_bytes());
+        let Incarnation { epoch, restart } = self.life.unwrap_or_default();
+        out[13..21].copy_from_slice(&epoch.view.to_le_bytes());
+        out[21..25].copy_from_slice(&epoch.count.to_le_bytes());
+        out[25..33].copy_from_slice(&epoch.home.0.to_le_bytes());
+        out[33..].copy_from_slice(&restart.to_le_bytes());
         out
     }
 }
@@ -129,7 +135,7 @@ mod tests {
     fn greeting() -> Greeting {
         let process = ProcessId { job: JobId::from_bits(7), rank: Rank(3) };
         let connection = ConnectionId { opener: process, number: 9 };
-        let (incarnation, attempt, finish) = (Incarnation(2), 5, Some(77));
+        let (incarnation, attempt, finish) = (Incarnation::restarted(2), 5, Some(77));
         Greeting {
             process,
             incarnation,
@@ -149,7 +155,7 @@ mod tests {
     }
 
     fn me() -> To {
-        To { process: process(7, 4), life: Some(Incarnation(1)) }
+        To { process: process(7, 4), life: Some(Incarnation::restarted(1)) }
     }
 
     /// What was said to a process, said once more.
@@ -162,7 +168,7 @@ mod tests {
             write(other.as_fd(), &key(to, &greeting().connection), to, &greeting()).unwrap();
             Incoming::default().read(one.as_fd(), me, |connection| key(me, connection)).map(|greeting| greeting.is_some())
         };
-        let lives = [None, Some(Incarnation(0)), Some(Incarnation(1)), Some(Incarnation(2))];
+        let lives = [None, Some(Incarnation::FIRST), Some(Incarnation::restarted(1)), Some(Incarnation::restarted(2))];
         let all = [process(7, 3), process(7, 4), process(7, 5), process(8, 4)]
             .map(|process| lives.map(|life| To { process, life }))
             .concat();

@@ -394,7 +394,7 @@ mod tests {
     /// All that a process does with its keys.
     fn use_keys(through: fn(&mut dyn FnMut()), with_records: fn(&mut dyn FnMut())) {
         let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
-        let login = Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] };
+        let login = Login { process, incarnation: Incarnation::restarted(1), channel: Channel::Bulk, nonce: [9; NONCE] };
         let connection = ConnectionId { opener: process, number: 1 };
         let (mut key, mut records, mut out) = (None, None, Vec::new());
         // Made here, of bytes that are nowhere before.

@@ -17,7 +17,7 @@ use radic_protector::logs::{self, BadImage, Config, Event, FetchError, Images, L
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId, Rank};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{CutStreams, FromProtector, ImageState, LogPart, Span, ToProtector};
 use radic_wire::login::{Channel, LOGIN, Login, NONCE, OFFER, PROOF, WELCOME};
@@ -47,7 +47,7 @@ fn nodes_key() -> JobKey {
 }
 
 fn speaker(rank: u32) -> Speaker {
-    Speaker { process: ProcessId { job: job(), rank: Rank(rank) }, incarnation: Incarnation(0) }
+    Speaker { process: ProcessId { job: job(), rank: Rank(rank) }, incarnation: Incarnation::FIRST }
 }
 
 fn stream(number: u64) -> StreamId {
@@ -265,8 +265,8 @@ fn what_is_logged_is_acknowledged_and_comes_back() {
     assert_eq!((held.journal, held.stable), (Span { start: 0, end: 12 }, 12));
     assert_eq!((held.streams[0].bytes, held.streams[0].ended), (Span { start: 0, end: 7 }, Some(7)));
     assert_eq!(service.read(process, LogPart::Journal, 2).unwrap(), b"terminants");
-    assert_eq!(service.logs.stable_of(process, Incarnation(0), stream(1)).blocking_recv(), Ok(8));
-    assert_eq!(service.logs.stable_of(process, Incarnation(0), stream(2)).blocking_recv(), Ok(0));
+    assert_eq!(service.logs.stable_of(process, Epoch::FIRST, stream(1)).blocking_recv(), Ok(8));
+    assert_eq!(service.logs.stable_of(process, Epoch::FIRST, stream(2)).blocking_recv(), Ok(0));
     let status = service.logs.status(job()).blocking_recv().unwrap();
     assert_eq!(
         (status[0].0, status[0].1.usage.journal, status[0].1.usage.payload, status[0].1.connected),
@@ -333,7 +333,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     service.image(speaker, &begin(2, Some(1), 90, &[]), &image(3, 77, 3));
     observer.expect("ImageRefused { image: 2 }");
     assert!(service.event(What::Refused).text.contains("000000000000004d"), "not the parent that was announced");
-    let restart = service.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().unwrap();
+    let restart = service.logs.fence(process, Incarnation::restarted(1)).blocking_recv().unwrap().unwrap();
     assert_eq!((numbers(&restart), restart.cut, restart.log_end), (vec![0, 1], 80, 100));
     let mut changed = fs::read(&path).unwrap();
     changed[5000] ^= 1;
@@ -395,7 +395,7 @@ fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
     assert!(sent.is_err());
     observer.expect("ImageRefused { image: 10 }");
     eventually("no file is left", || service.files(process).is_empty());
-    assert_eq!(service.logs.fence(process, Incarnation(1)).blocking_recv(), Ok(Err(NoRestart::NoImage)));
+    assert_eq!(service.logs.fence(process, Incarnation::restarted(1)).blocking_recv(), Ok(Err(NoRestart::NoImage)));
 }
 
 #[test]
@@ -580,13 +580,13 @@ fn the_replica_decides() {
     first.image(observer.speaker, &begin, &image(2, 0, 3));
     while !is_committed(&observer.next(), 1) {}
     // While it follows it brings nobody back. Then the protector is lost, and the process speaks to the replica.
-    let refused = third.logs.fence(process, Incarnation(0)).blocking_recv().unwrap();
+    let refused = third.logs.fence(process, Incarnation::FIRST).blocking_recv().unwrap();
     assert_eq!(refused, Err(NoRestart::NoImage));
     drop(first);
     let mut next = Observer { speaker: observer.speaker, journal: third.open(observer.speaker, Channel::Journal) };
     next.send(&hello(observer.speaker, 200, 7));
     while !is_committed(&next.next(), 1) {}
-    assert!(third.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().is_ok(), "the replica can restart it");
+    assert!(third.logs.fence(process, Incarnation::restarted(1)).blocking_recv().unwrap().is_ok(), "the replica can restart it");
 }
 
 #[test]
@@ -647,15 +647,15 @@ fn an_older_life_is_told_and_not_listened_to() {
     old.expect_committed(0);
     old.journal(0, b"abc");
     old.expect("JournalStable { position: 3 }");
-    let restart = service.logs.fence(process, Incarnation(1)).blocking_recv().unwrap().unwrap();
+    let restart = service.logs.fence(process, Incarnation::restarted(1)).blocking_recv().unwrap().unwrap();
     assert_eq!((numbers(&restart), restart.log_end), (vec![0], 3));
-    old.expect("Fenced { newest: Incarnation(1) }");
+    old.expect(&format!("Fenced {{ newest: {:?} }}", Incarnation::restarted(1)));
     assert!(old.journal.receive().is_err());
     // It tries again.
     let mut again = Observer { speaker: old.speaker, journal: service.open(old.speaker, Channel::Journal) };
     again.send(&hello(old.speaker, 3, 0));
-    again.expect("Fenced { newest: Incarnation(1) }");
-    let new = Speaker { process, incarnation: Incarnation(1) };
+    again.expect(&format!("Fenced {{ newest: {:?} }}", Incarnation::restarted(1)));
+    let new = Speaker { process, incarnation: Incarnation::restarted(1) };
     let mut new = Observer { speaker: new, journal: service.open(new, Channel::Journal) };
     new.send(&hello(new.speaker, 3, 0));
     new.expect("Welcome { journal: 3, payload: 0 }");
@@ -701,7 +701,7 @@ fn who_has_not_the_key_is_not_heard() {
         assert!(Client::open(address, &other, speaker(0), Channel::Journal, LIMIT).is_err());
     }
     // A recording of everything that an observer said.
-    let login = Login { process: speaker(0).process, incarnation: Incarnation(0), channel: Channel::Journal, nonce: [1; 16] };
+    let login = Login { process: speaker(0).process, incarnation: Incarnation::FIRST, channel: Channel::Journal, nonce: [1; 16] };
     let talk = |proof: Option<[u8; PROOF]>| {
         let mut socket = TcpStream::connect(address).unwrap();
         socket.write_all(&login.encode(&key())).unwrap();
@@ -738,7 +738,7 @@ fn a_stranger_gets_nothing_that_follows_from_a_key() {
     let service = Service::start(|_| ());
     let address = service.logs.address();
     for channel in [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica, Channel::Fetch] {
-        let login = Login { process: speaker(0).process, incarnation: Incarnation(0), channel, nonce: [1; 16] };
+        let login = Login { process: speaker(0).process, incarnation: Incarnation::FIRST, channel, nonce: [1; 16] };
         let right = login.encode(&channel.key(&cluster(), job()));
         let mut without_code = right;
         without_code[LOGIN - 16..].fill(0);
@@ -790,7 +790,7 @@ fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
         login,
         Login { process: speaker(1).process, ..login },
         Login { process: other_job, ..login },
-        Login { incarnation: Incarnation(1), ..login },
+        Login { incarnation: Incarnation::restarted(1), ..login },
         Login { channel: Channel::Replica, ..login },
     ] {
         // As if even the first word of such a login had been overheard.
@@ -898,7 +898,7 @@ fn garbage_silence_and_floods_cost_nothing() {
     garbage.write_all(&[0xff; LOGIN]).unwrap();
     assert!(closed(garbage));
     // One byte at a time is slow, and allowed for as long as a login may take.
-    let login = Login { process: speaker(3).process, incarnation: Incarnation(0), channel: Channel::Journal, nonce: [2; 16] };
+    let login = Login { process: speaker(3).process, incarnation: Incarnation::FIRST, channel: Channel::Journal, nonce: [2; 16] };
     login.encode(&key()).iter().for_each(|byte| slow.write_all(&[*byte]).unwrap());
     let mut nonce = [0; NONCE];
     slow.read_exact(&mut nonce).unwrap();
@@ -996,7 +996,7 @@ proptest! {
         let mut other = service.observer(7);
         other.journal(0, b"served");
         other.expect("JournalStable { position: 6 }");
-        prop_assert!(service.logs.fence(speaker(0).process, Incarnation(1)).blocking_recv().is_ok());
+        prop_assert!(service.logs.fence(speaker(0).process, Incarnation::restarted(1)).blocking_recv().is_ok());
     }
 }
 
@@ -1134,7 +1134,7 @@ fn a_log_that_is_gone_from_the_disk_is_told() {
 
 /// The process as it is about to begin anew.
 fn next_life(of: Speaker) -> Speaker {
-    Speaker { incarnation: Incarnation(of.incarnation.0 + 1), ..of }
+    Speaker { incarnation: of.incarnation.next(), ..of }
 }
 
 /// A service with one process that has committed a full image of so many pages and three increments, and was fenced.
@@ -1203,10 +1203,10 @@ fn only_the_life_that_is_to_begin_fetches_what_is_there() {
     }
     assert!(Client::open(service.logs.address(), &key(), speaker, Channel::Replica, LIMIT).is_err());
     for incarnation in [0, 2] {
-        let speaker = Speaker { incarnation: Incarnation(incarnation), ..speaker };
+        let speaker = Speaker { incarnation: Incarnation::restarted(incarnation), ..speaker };
         assert!(matches!(fetch(&nodes_key(), speaker, images[0]), FetchError::Service(..)), "incarnation {incarnation}");
     }
-    let stranger = Speaker { incarnation: Incarnation(1), ..self::speaker(7) };
+    let stranger = Speaker { incarnation: Incarnation::restarted(1), ..self::speaker(7) };
     assert!(matches!(fetch(&nodes_key(), stranger, images[0]), FetchError::Service(..)));
     let (number, length) = images[0];
     for wrong in [(number, length + 1), (9, length), (number, 0), (number, u64::MAX)] {

@@ -234,7 +234,7 @@ fn make_file(name: &str, text: &str) {
 fn caller_and_listener() {
     assert_eq!(variable_of(PART), "caller_and_listener");
     let (mut me, joined) = Played::join();
-    let FromNode::Joined { incarnation: Incarnation(0), key, .. } = joined else { panic!("{joined:?}") };
+    let FromNode::Joined { incarnation: Incarnation::FIRST, key, .. } = joined else { panic!("{joined:?}") };
     make_file(&format!("key{}", me.process.rank), &format!("{:?}", key.to_bytes()));
     if me.process.rank == Rank(1) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

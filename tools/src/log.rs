@@ -114,7 +114,7 @@ fn span(span: Span) -> String {
 
 fn summary(node: &NodeName, log: &HeldLog) -> String {
     let process = log.process;
-    let mut text = format!("rank {} of job {}, incarnation {}, held by {node}\n", process.rank, process.job, log.incarnation.0);
+    let mut text = format!("rank {} of job {}, incarnation {}, held by {node}\n", process.rank, process.job, log.incarnation);
     _ = writeln!(text, "journal   {}, acknowledged up to {}", span(log.journal), log.stable);
     if !log.images.is_empty() {
         let mut table = Table::new(&[">IMAGE", ">PARENT", ">CUT", ">SIZE", "STATE"]);

@@ -24,7 +24,7 @@ use radic_wire::bytes::Reader;
 use radic_wire::codec;
 use radic_wire::determinant::{Determinant, StreamId};
 use radic_wire::frame::{self, FrameReader};
-use radic_wire::ids::{Incarnation, Rank};
+use radic_wire::ids::Rank;
 use radic_wire::limits;
 use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart};
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
@@ -333,7 +333,7 @@ impl Session {
             let units = held.bytes.end + u64::from(held.ended == Some(held.bytes.end));
             (held.stream, units, held.ended)
         });
-        FromReplayer::Setup { incarnation: Incarnation(log.incarnation.0 + 1), log_end: log.journal.end, held: held.collect() }
+        FromReplayer::Setup { incarnation: log.incarnation.next(), log_end: log.journal.end, held: held.collect() }
     }
 
     fn compare(&mut self, stream: StreamId, offset: u64, again: &[u8]) -> Result<()> {

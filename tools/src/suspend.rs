@@ -491,7 +491,7 @@ impl Upload<'_> {
 fn refused(message: &FromProtector<'_>) -> Result<()> {
     match message {
         FromProtector::ImageRefused { image } => bail!("image {image} was refused"),
-        FromProtector::Fenced { newest } => bail!("the rank has a later life already, {}", newest.0),
+        FromProtector::Fenced { newest } => bail!("the rank has a later incarnation already, {newest}"),
         _ => Ok(()),
     }
 }

@@ -611,7 +611,7 @@ fn a_log_is_shown_outcome_by_outcome() {
         "n3".parse().unwrap(),
         HeldLog {
             process,
-            incarnation: Incarnation(0),
+            incarnation: Incarnation::FIRST,
             journal: Span { start: 1000, end: 1006 },
             stable: 1006,
             streams: vec![],

@@ -160,18 +160,98 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Which life of a process or of a whole job, from 0. Every message that speaks for a process carries it (G4).
+/// One attempt to run a whole job. A home that restarts the job from its beginning begins the next one.
+///
+/// No two homes give the same epoch, whatever each of them has heard of the other: [`Epoch::home`] names the protector that gave it, which counts
+/// ([`Epoch::count`]). And a home gives greater ones than any home before it, also those of which it has heard nothing: that home is lost in the view in which
+/// this one took its place, so [`Epoch::view`] is greater. (A job that was resumed in a cluster of fewer views brings a greater view along; there the count
+/// decides until the cluster has as many.) The order is that of the fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Epoch {
+    /// The view in which its home took over the job; 0 in the first epoch.
+    pub view: u64,
+    /// How many epochs of the job its home knew of.
+    pub count: u32,
+    /// The protector that was the home; 0 in the first epoch, which every job begins with: the job's number is its own.
+    pub home: BootId,
+}
+
+/// Where a home sits: what makes its epochs its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seat {
+    /// The view in which it took over the job.
+    pub view: u64,
+    /// Its protector.
+    pub home: BootId,
+}
+
+impl Epoch {
+    /// The one in which a job is launched.
+    pub const FIRST: Epoch = Epoch { view: 0, count: 0, home: BootId(0) };
+
+    /// The one that the home in this seat begins, of the greatest epoch that it knows.
+    pub fn next(self, seat: Seat) -> Epoch {
+        Epoch { view: seat.view.max(self.view), count: self.count.saturating_add(1), home: seat.home }
+    }
+}
+
+impl Default for Epoch {
+    fn default() -> Self {
+        Epoch::FIRST
+    }
+}
+
+impl fmt::Display for Epoch {
+    /// `0`, and for a later one `2v17h3f`: the third of the job, begun by the home that took over in view 17; the last two digits are of that protector's number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Epoch::FIRST => f.write_str("0"),
+            Epoch { view, count, home } => write!(f, "{count}v{view}h{:02x}", home.0 as u8),
+        }
+    }
+}
+
+/// One attempt to run a process: which restart of it, within an epoch of its job. Every message that speaks for a process carries it (G4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
-#[serde(transparent)]
-pub struct Incarnation(pub u32);
+pub struct Incarnation {
+    /// The job's epoch.
+    pub epoch: Epoch,
+    /// From 0, which is launched and not restored.
+    pub restart: u32,
+}
 
 impl Incarnation {
-    /// Lives of a process within one life of its job: when a job begins anew, that is the next multiple.
-    pub const LIVES: u32 = 1 << 16;
+    /// That of a process of a job that has just been launched.
+    pub const FIRST: Incarnation = Incarnation { epoch: Epoch::FIRST, restart: 0 };
 
-    /// The first life of processes in the life of the job in which this one is.
-    pub fn first_of_job(self) -> Incarnation {
-        Incarnation(self.0 / Self::LIVES * Self::LIVES)
+    /// That of a process which is launched in this epoch.
+    pub const fn launched_in(epoch: Epoch) -> Incarnation {
+        Incarnation { epoch, restart: 0 }
+    }
+
+    /// The next one of the same process in the same epoch.
+    pub const fn next(self) -> Incarnation {
+        Incarnation { restart: self.restart.saturating_add(1), ..self }
+    }
+
+    /// Whether the process was launched, and not restored.
+    pub const fn is_launched(self) -> bool {
+        self.restart == 0
+    }
+
+    /// For tests and tools: in the first epoch of the job.
+    pub const fn restarted(restart: u32) -> Incarnation {
+        Incarnation { epoch: Epoch::FIRST, restart }
+    }
+}
+
+impl fmt::Display for Incarnation {
+    /// `3`, and in a later epoch of the job `2v17h3f.3`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.epoch != Epoch::FIRST {
+            write!(f, "{}.", self.epoch)?;
+        }
+        self.restart.fmt(f)
     }
 }
 
@@ -202,6 +282,27 @@ mod tests {
         for bad in ["", "-n", ".n", "a b", "a/b", "ä", &"x".repeat(65), "a\n"] {
             assert!(bad.parse::<NodeName>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn two_homes_that_know_the_same_begin_different_epochs() {
+        let seat = |view, home| Seat { view, home: BootId(home) };
+        let (one, other) = (Epoch::FIRST.next(seat(7, 9)), Epoch::FIRST.next(seat(8, 3)));
+        assert!(Epoch::FIRST < one && one < other);
+        let further = one.next(seat(7, 9)).next(seat(7, 9));
+        assert!(one < further && further < other, "the later home's are greater, also than those of which it knows nothing");
+        assert_ne!(Epoch::FIRST.next(seat(7, 3)), one);
+        // Of a home that has taken over in a view before: it is never smaller than what is known.
+        assert!(other.next(seat(6, 1)) > other && other.next(seat(6, 1)) != other.next(seat(6, 2)));
+    }
+
+    #[test]
+    fn incarnations_follow_each_other_within_an_epoch() {
+        let epoch = Epoch::FIRST.next(Seat { view: 17, home: BootId(0xa3f) });
+        let launched = Incarnation::launched_in(epoch);
+        assert!(Incarnation::restarted(u32::MAX) < launched && launched < launched.next());
+        assert!(launched.is_launched() && !launched.next().is_launched());
+        assert_eq!((Incarnation::restarted(3).to_string(), launched.next().to_string()), ("3".into(), "1v17h3f.1".into()));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::determinant::{ConnectionId, StreamId, read_address, read_process, write_address};
-use crate::ids::{Incarnation, ProcessId};
+use crate::ids::{BootId, Epoch, Incarnation, ProcessId};
 use crate::limits;
 
 /// A range of positions, `start` included, `end` not.
@@ -246,7 +246,7 @@ impl<'a> ToProtector<'a> {
             ToProtector::Hello { process, incarnation, journal, payload } => {
                 out.u8(0);
                 write_process(out, &process);
-                out.varint(u64::from(incarnation.0));
+                write_incarnation(out, incarnation);
                 write_span(out, &journal);
                 write_span(out, &payload);
             }
@@ -361,8 +361,19 @@ impl<'a> ToProtector<'a> {
 }
 
 fn read_incarnation(from: &mut Reader<'_>) -> Result<Incarnation, Malformed> {
-    let number = from.varint()?;
-    u32::try_from(number).map(Incarnation).map_err(|_| from.malformed("an incarnation over 32 bits"))
+    let view = from.varint()?;
+    let count = u32::try_from(from.varint()?).map_err(|_| from.malformed("more epochs than 32 bits count"))?;
+    let home = BootId(from.varint()?);
+    let restart = u32::try_from(from.varint()?).map_err(|_| from.malformed("more restarts than 32 bits count"))?;
+    Ok(Incarnation { epoch: Epoch { view, count, home }, restart })
+}
+
+fn write_incarnation(out: &mut Writer<'_>, incarnation: Incarnation) {
+    let Incarnation { epoch, restart } = incarnation;
+    out.varint(epoch.view);
+    out.varint(u64::from(epoch.count));
+    out.varint(epoch.home.0);
+    out.varint(u64::from(restart));
 }
 
 /// From a protector to an observer it protects; from a replica to the protector before it.
@@ -457,7 +468,7 @@ impl<'a> FromProtector<'a> {
             }
             FromProtector::Fenced { newest } => {
                 out.u8(1);
-                out.varint(u64::from(newest.0));
+                write_incarnation(out, newest);
             }
             FromProtector::JournalStable { position } => {
                 out.u8(2);
@@ -568,7 +579,7 @@ pub struct Greeting {
 }
 
 /// Longest greeting, in bytes.
-pub const GREETING: usize = 160;
+pub const GREETING: usize = 184;
 
 impl Greeting {
     /// Whether the acceptor of the connection greets: it says that the link is broken, and nothing else.
@@ -579,7 +590,7 @@ impl Greeting {
     /// Writes it: at most [`GREETING`] bytes.
     pub fn write(&self, out: &mut Writer<'_>) {
         write_process(out, &self.process);
-        out.varint(u64::from(self.incarnation.0));
+        write_incarnation(out, self.incarnation);
         self.connection.write(out);
         out.varint(u64::from(self.attempt));
         out.varint(self.received);
@@ -725,7 +736,8 @@ mod tests {
             let process = ProcessId { job: JobId::from_bits(a), rank: Rank(c) };
             let stream = StreamId { connection: ConnectionId { opener: process, number }, from_opener };
             let span = Span { start: a.min(b), end: a.max(b) };
-            let (incarnation, bytes, pair) = (Incarnation(c), bytes.as_slice(), [(stream, a), (stream, b)]);
+            let epoch = Epoch { view: b, count: c, home: BootId(a) };
+            let (incarnation, bytes, pair) = (Incarnation { epoch, restart: c }, bytes.as_slice(), [(stream, a), (stream, b)]);
             let streams = CutStreams::new(&pair).unwrap();
             for message in [
                 ToProtector::Hello { process, incarnation, journal: span, payload: span },
@@ -787,7 +799,8 @@ mod tests {
     fn a_greeting_is_never_longer_than_its_limit() {
         let process = ProcessId { job: JobId::from_bits(u64::MAX), rank: Rank(u32::MAX) };
         let connection = ConnectionId { opener: process, number: u64::MAX };
-        let incarnation = Incarnation(u32::MAX);
+        let epoch = Epoch { view: u64::MAX, count: u32::MAX, home: BootId(u64::MAX) };
+        let incarnation = Incarnation { epoch, restart: u32::MAX };
         let (attempt, received, stable, kept, finish) = (u32::MAX, u64::MAX, u64::MAX, u64::MAX, Some(u64::MAX));
         let address = SocketAddr::V6(SocketAddrV6::new([0xff; 16].into(), u16::MAX, u32::MAX, u32::MAX));
         let ends = Some(Ends { from: address, to: address });

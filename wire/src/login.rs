@@ -16,7 +16,7 @@
 //! answer is [`OFFER`] bytes, its length and its code, or a length of [`NOT_HELD`]; then come its bytes, and the end.
 
 use crate::bytes::{Malformed, Reader, Writer};
-use crate::ids::{Incarnation, JobId, ProcessId};
+use crate::ids::{BootId, Epoch, Incarnation, JobId, ProcessId};
 use crate::key::ClusterKey;
 use crate::mac::{JobKey, MAC, Purpose};
 use crate::record::{self, Cover, Opener, Sealer};
@@ -26,7 +26,7 @@ const MAGIC: [u8; 8] = *b"RADICLG2";
 /// Bytes of a nonce.
 pub const NONCE: usize = 16;
 /// Bytes of what a login says.
-const WORDS: usize = 8 + 1 + 8 + 4 + 4 + 3 + NONCE;
+const WORDS: usize = 8 + 1 + 8 + 4 + 24 + 3 + NONCE;
 /// Bytes of a login.
 pub const LOGIN: usize = WORDS + MAC;
 /// Bytes of a proof.
@@ -87,7 +87,11 @@ impl Login {
         writer.u8(self.channel as u8);
         writer.u64(self.process.job.bits());
         writer.u32(self.process.rank.0);
-        writer.u32(self.incarnation.0);
+        let Incarnation { epoch, restart } = self.incarnation;
+        writer.u64(epoch.view);
+        writer.u32(epoch.count);
+        writer.u64(epoch.home.0);
+        writer.u32(restart);
         writer.raw(&[0; 3]);
         writer.raw(&self.nonce);
         out
@@ -115,7 +119,9 @@ impl Login {
             4 => Channel::Fetch,
             _ => return Err(from.malformed("no such channel")),
         };
-        let (job, rank, incarnation) = (from.u64()?, from.u32()?, from.u32()?);
+        let (job, rank) = (from.u64()?, from.u32()?);
+        let epoch = Epoch { view: from.u64()?, count: from.u32()?, home: BootId(from.u64()?) };
+        let incarnation = Incarnation { epoch, restart: from.u32()? };
         if from.raw(3)? != [0; 3] {
             return Err(from.malformed("bytes that mean nothing yet"));
         }
@@ -125,7 +131,7 @@ impl Login {
         }
         let mut nonce = [0; NONCE];
         nonce.copy_from_slice(from.raw(NONCE)?);
-        Ok(Login { process, incarnation: Incarnation(incarnation), channel, nonce })
+        Ok(Login { process, incarnation, channel, nonce })
     }
 
     /// Whether the code of these bytes, of which this is the login, was made with the key: now, or when somebody has overheard it.
@@ -182,7 +188,7 @@ mod tests {
 
     fn login() -> Login {
         let process = ProcessId { job: JobId::from_bits(5), rank: Rank(3) };
-        Login { process, incarnation: Incarnation(1), channel: Channel::Bulk, nonce: [9; NONCE] }
+        Login { process, incarnation: Incarnation::restarted(1), channel: Channel::Bulk, nonce: [9; NONCE] }
     }
 
     fn key(cluster: u8) -> JobKey {
@@ -197,7 +203,10 @@ mod tests {
         let proof = login.prove(&key, &nonce);
         assert!(login.is_proven(&key, &nonce, &proof));
         assert!(!login.is_proven(&key, &[5; NONCE], &proof), "another nonce");
-        assert!(!Login { incarnation: Incarnation(2), ..login }.is_proven(&key, &nonce, &proof), "another life");
+        assert!(
+            !Login { incarnation: Incarnation::restarted(2), ..login }.is_proven(&key, &nonce, &proof),
+            "another incarnation"
+        );
         let welcome = login.welcome(&key, &nonce, Cover::Encrypted);
         assert_eq!(login.welcomed(&key, &nonce, &welcome), Some(Cover::Encrypted));
         assert_eq!(login.welcomed(&self::key(2), &nonce, &welcome), None);
@@ -256,7 +265,7 @@ mod tests {
         assert!(!is_heard(login, &key, [5; NONCE], cover));
         assert!(!is_heard(login, &key, nonce, Cover::Authenticated));
         for other in [
-            Login { incarnation: Incarnation(2), ..login },
+            Login { incarnation: Incarnation::restarted(2), ..login },
             Login { channel: Channel::Journal, ..login },
             Login { nonce: [8; NONCE], ..login },
         ] {
@@ -266,7 +275,7 @@ mod tests {
 
     #[test]
     fn what_is_no_login_is_refused() {
-        for at in [0, 8, 15, 25] {
+        for at in [0, 8, 15, 45] {
             let mut bytes = login().encode(&key(1));
             bytes[at] ^= 0x80;
             assert!(Login::decode(&bytes).is_err(), "byte {at}");

@@ -12,7 +12,7 @@ use serde_bytes::ByteBuf;
 
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
-use crate::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
 use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, ImageRange, LogPart};
@@ -132,8 +132,8 @@ pub enum PeerMessage {
         process: ProcessId,
         /// No image of the other end's process has it any more.
         for_good: bool,
-        /// The life of the job: the next one gives the same numbers to other connections.
-        life: Incarnation,
+        /// The epoch of the job: the next one gives the same numbers to other connections.
+        epoch: Epoch,
     },
     /// The caller that [`Query::Listener`] has announced does not come, or its connection is not with a protected process.
     Withdraw {
@@ -206,8 +206,8 @@ pub enum ToStore {
         /// The ends of what it has sent.
         finals: Vec<(StreamId, StreamEnd)>,
     },
-    /// From a home: the job begins anew, and of its lives before this one nobody is to be brought back.
-    Anew(Incarnation),
+    /// From a home: the job restarts from its beginning, and no process of an epoch before this one is to be brought back.
+    Anew(Epoch),
     /// From the home of a job that was suspended: you have the logs and images of these ranks; bring them back.
     Resume {
         /// Which, the life that was suspended, and the address of the node where each was first launched.
@@ -258,8 +258,8 @@ pub struct Left {
 /// What a protector knows of a job with processes that it may have to bring back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ward {
-    /// Which life of the job.
-    pub incarnation: Incarnation,
+    /// The job's epoch.
+    pub epoch: Epoch,
     /// What runs.
     pub spec: JobSpec,
     /// Where its ranks are.
@@ -306,6 +306,8 @@ pub struct Adoption {
     pub ward: Ward,
     /// When it was started, in milliseconds since 1970.
     pub started_ms: u64,
+    /// The sender's view, in which the home before is lost.
+    pub view: u64,
 }
 
 /// To a job's home.
@@ -364,8 +366,8 @@ pub enum ToHome {
     },
     /// From a host, of its ranks.
     Host {
-        /// In which life of the job they are: what is said of a life before it began anew says nothing of this one.
-        life: Incarnation,
+        /// The epoch of the job in which they are: what is said of an earlier one says nothing of this one.
+        epoch: Epoch,
         /// What it says.
         said: FromHost,
     },
@@ -373,8 +375,8 @@ pub enum ToHome {
     Left {
         /// The rank.
         rank: Rank,
-        /// In which life of the job: in the next one it has not ended.
-        life: Incarnation,
+        /// The epoch of the job: in the next one the rank has not ended.
+        epoch: Epoch,
         /// How it has ended.
         status: ExitStatus,
         /// How far it had come with MPI.
@@ -385,8 +387,8 @@ pub enum ToHome {
     Finals {
         /// The rank.
         rank: Rank,
-        /// In which life of the job.
-        life: Incarnation,
+        /// The epoch of the job.
+        epoch: Epoch,
         /// The ends of what it has sent.
         finals: Vec<(StreamId, StreamEnd)>,
     },
@@ -394,8 +396,8 @@ pub enum ToHome {
     NoImage {
         /// The rank.
         rank: Rank,
-        /// The life that was lost, or was to be: a job that has begun anew since does not do so again.
-        life: Incarnation,
+        /// The incarnation that was lost, or was to be: a job that has begun its next epoch since does not do so again.
+        incarnation: Incarnation,
         /// Why not, for people.
         why: String,
         /// The signal that has ended it, if it has crashed.
@@ -405,8 +407,8 @@ pub enum ToHome {
     Lost {
         /// The rank.
         rank: Rank,
-        /// The life that was to be.
-        life: Incarnation,
+        /// The incarnation that was to be.
+        incarnation: Incarnation,
         /// Why, for people.
         why: String,
     },
@@ -511,8 +513,8 @@ pub struct HostReport {
 pub enum ToHost {
     /// Start the ranks that are placed on you.
     Launch {
-        /// Which life of the job.
-        incarnation: Incarnation,
+        /// The epoch of the job.
+        epoch: Epoch,
         /// What to run.
         spec: Box<JobSpec>,
         /// Where.
@@ -549,8 +551,8 @@ pub enum ToHost {
     },
     /// The job ends: what still runs is ended (SIGTERM, then SIGKILL), then `Gone` is the answer.
     End {
-        /// Which life of the job; `Gone` says so, too.
-        life: Incarnation,
+        /// The epoch of the job; `Gone` says so, too.
+        epoch: Epoch,
         /// SIGKILL at once.
         kill: bool,
         /// It begins anew: a home that comes before all is ended is to go on with that.
@@ -646,8 +648,8 @@ pub enum Query {
         stream: StreamId,
         /// Who receives it.
         receiver: ProcessId,
-        /// Which life of the job this is: what is held of an earlier one is of another stream, whatever its name.
-        life: Incarnation,
+        /// The epoch of the job: what is held of an earlier one is of another stream, whatever its name.
+        epoch: Epoch,
     },
     /// The process begins anew (exec): forget its log and images.
     ForgetProcess(ProcessId),

@@ -92,6 +92,6 @@ mod tests {
         let sent = ToReplayer::Sent { stream, offset: u64::MAX, bytes: ByteBuf::from(vec![0; limits::LOG_CHUNK]) };
         assert!(codec::encode(&sent, FRAME).is_ok());
         let held = vec![(stream, u64::MAX, Some(u64::MAX)); 16 << 10];
-        assert!(codec::encode(&FromReplayer::Setup { incarnation: Incarnation(1), log_end: 1, held }, FRAME).is_ok());
+        assert!(codec::encode(&FromReplayer::Setup { incarnation: Incarnation::restarted(1), log_end: 1, held }, FRAME).is_ok());
     }
 }

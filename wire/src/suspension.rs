@@ -21,7 +21,7 @@ use crate::peer::Ward;
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
 /// Another one whenever anything in it changes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
 const SIGNED_BY_PROCESSES: u32 = 2;
 /// Bytes before the body: magic, version, job, length.
@@ -308,7 +308,7 @@ mod tests {
         };
         let node = NodeId { name: "n1".parse().unwrap(), boot: BootId(1) };
         let placement = Placement { nodes: vec![node], rank_nodes: vec![0] };
-        let ward = Ward { incarnation: Incarnation(0), spec, placement, fence: 2, keys: vec![("a".into(), "b".into())] };
+        let ward = Ward { epoch: crate::ids::Epoch::FIRST, spec, placement, fence: 2, keys: vec![("a".into(), "b".into())] };
         let suspension =
             Suspension { job, ward, started_ms: 5, origins: vec![IpAddr::from([127, 0, 0, 1])], output: vec![[10, 0]] };
         let data = ByteBuf::from("a line\n");
@@ -322,7 +322,7 @@ mod tests {
         };
         let image = |image, parent, cut| SavedImage { image, parent, cut, file: file(&format!("rank-0.image-{image}"), 9) };
         let rank = SavedRank {
-            incarnation: Incarnation(3),
+            incarnation: Incarnation::restarted(3),
             images: vec![image(4, None, 50), image(5, Some(4), 60)],
             journal: Span { start: 60, end: 80 },
             journal_file: file("rank-0.journal", 20),

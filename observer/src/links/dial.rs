@@ -176,7 +176,7 @@ impl Links {
     }
 
     fn hear_of(&mut self, cx: &mut Context<'_>, process: ProcessId, incarnation: Incarnation) {
-        if incarnation.0 > 0 {
+        if incarnation > Incarnation::FIRST {
             cx.observer.handle_restarted(process, incarnation);
             self.break_dropped(cx);
         }

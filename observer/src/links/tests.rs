@@ -77,7 +77,7 @@ impl Side {
 }
 
 fn here(ask: u64) -> FromNode {
-    FromNode::Place { ask, place: Place::Here { incarnation: Incarnation(0), door: DOOR } }
+    FromNode::Place { ask, place: Place::Here { incarnation: Incarnation::FIRST, door: DOOR } }
 }
 
 fn installed(actions: &[Action]) -> Install {
@@ -96,7 +96,7 @@ fn pair() -> (Side, Side, Slot, Slot) {
     let (_, result, actions) = other.is_visited(&hello);
     result.expect("it is welcome");
     let install = installed(&actions);
-    assert_eq!((install.answer, install.peer), (None, Incarnation(0)), "the first greeting of all is not answered");
+    assert_eq!((install.answer, install.peer), (None, Incarnation::FIRST), "the first greeting of all is not answered");
     assert!(!one.links.is_any_down() && !other.links.is_any_down());
     let there = other.observer.table().find_end(hello.connection, false).expect("it was let in");
     (one, other, slot, there)
@@ -255,7 +255,7 @@ fn what_a_peer_that_has_left_had_ended_is_whole_or_lost() {
 fn a_peer_that_has_come_back_is_dialed_at_once_and_its_old_sockets_are_dead() {
     let (mut one, _, slot, _) = pair();
     let name = end(&one, slot);
-    let back = FromNode::Restarted { process: process(1), incarnation: Incarnation(1), door: DOOR };
+    let back = FromNode::Restarted { process: process(1), incarnation: Incarnation::restarted(1), door: DOOR };
     let (result, actions) = one.hears(back, 0);
     result.expect("nothing contradicts");
     assert!(matches!(actions[..], [Action::Unplug(end), Action::Dial(_, DOOR)] if end == name), "{actions:?}");
@@ -264,7 +264,7 @@ fn a_peer_that_has_come_back_is_dialed_at_once_and_its_old_sockets_are_dead() {
     let (mut one, mut other, slot, _) = pair();
     one.breaks(slot);
     let (_, hello) = one.greets();
-    other.observer.handle_restarted(process(0), Incarnation(1));
+    other.observer.handle_restarted(process(0), Incarnation::restarted(1));
     let (visitor, result, actions) = other.is_visited(&hello);
     assert_eq!((result, actions), (Ok(()), vec![Action::Close(visitor)]));
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use radic_observer::connection::Welcome;
 use radic_observer::{Accept, Wait};
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
+use radic_wire::ids::Incarnation;
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, StreamEnd, ToNode};
 use rustix::event::PollFlags;
@@ -188,8 +189,8 @@ impl Accepting {
                     let Some(hello) = identify(layer, &fd, connection) else { continue };
                     send_off(layer, peer);
                     let moved = |moved: bool| hello.ends.filter(|_| moved);
-                    let from = moved(hello.incarnation.0 > 0).map_or(peer, |ends| like(ends.from, &peer));
-                    let local = moved(layer.observer.incarnation().0 > 0).map(|ends| like(ends.to, &peer));
+                    let from = moved(hello.incarnation > Incarnation::FIRST).map_or(peer, |ends| like(ends.from, &peer));
+                    let local = moved(layer.observer.incarnation() > Incarnation::FIRST).map(|ends| like(ends.to, &peer));
                     layer.arrived.push(Arrived { connection: hello.connection, fd: sys::give(fd), peer: from, local });
                     return None;
                 }

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use radic_observer::replay::Ask;
 use radic_observer::{Address, Wait};
 use radic_wire::determinant::{Call, Determinant};
-use radic_wire::ids::ProcessId;
+use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::process::{FromNode, ToNode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -180,7 +180,7 @@ fn bind_here(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno
     let socket = sys::borrow(fd);
     let here = || local(fd).ok_or(Errno::INVAL);
     match rustix::net::bind(socket, &to) {
-        Err(Errno::ADDRNOTAVAIL) if layer.observer.incarnation().0 > 0 => {
+        Err(Errno::ADDRNOTAVAIL) if layer.observer.incarnation() > Incarnation::FIRST => {
             rustix::net::bind(socket, &any(&to, to.port()))?;
             Ok(SocketAddr::new(to.ip(), here()?.port()))
         }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use libc::{epoll_event, pollfd, sigset_t};
 use radic_observer::{Ready, Wait};
 use radic_wire::determinant::{Call, ReadyFd};
+use radic_wire::ids::Incarnation;
 use radic_wire::limits::READY_FDS;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -373,7 +374,7 @@ fn translate(
 
 /// Whether something may be ready that the kernel knows nothing of. In a first life: a connection between its arrival and the program's accept.
 fn knows_more(layer: &Layer) -> bool {
-    layer.observer.incarnation().0 > 0 || !layer.arrived.is_empty() || layer.links.is_any_down()
+    layer.observer.incarnation() > Incarnation::FIRST || !layer.arrived.is_empty() || layer.links.is_any_down()
 }
 
 /// Whether the kernel reports that something is over on a protected connection.

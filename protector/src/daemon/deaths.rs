@@ -43,7 +43,7 @@ pub fn make_room(store: &Path, process: ProcessId, life: Incarnation) -> Result<
         return Err(format!("{} is not a folder for the protector's user only (mode 0700): remove it", folder.display()));
     }
     remove_oldest(&folder).map_err(failed)?;
-    let path = folder.join(format!("{}-{}-{}.{ENDING}", process.job, process.rank, life.0));
+    let path = folder.join(format!("{}-{}-{}.{ENDING}", process.job, process.rank, life));
     remove(&path).map_err(failed)?;
     Ok(path)
 }
@@ -118,7 +118,7 @@ impl Return {
         let said: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_SAID).collect();
         let said = said.trim();
         let said = if said.is_empty() { String::new() } else { format!("; it said: {said}") };
-        let (rank, life, seconds) = (self.process.rank, self.life.0, after.as_secs_f64());
+        let (rank, life, seconds) = (self.process.rank, self.life, after.as_secs_f64());
         format!("rank {rank}, life {life}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}")
     }
 }
@@ -148,14 +148,14 @@ mod tests {
     }
 
     fn explained(report: &Path, said: &str) -> String {
-        let back = Return::new(id(), Incarnation(3), Ok(report.to_owned()));
+        let back = Return::new(id(), Incarnation::restarted(3), Ok(report.to_owned()));
         back.explain(ExitStatus::Signal(libc::SIGSEGV), Duration::from_millis(1250), said)
     }
 
     #[test]
     fn the_event_tells_the_report_or_that_there_is_none() {
         let store = tempfile::tempdir().unwrap();
-        let path = make_room(store.path(), id(), Incarnation(3)).unwrap();
+        let path = make_room(store.path(), id(), Incarnation::restarted(3)).unwrap();
         assert!(path.ends_with("deaths/000000000abc-2-3.txt"), "{}", path.display());
         assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o7777, 0o700);
         let begin = "rank 2, life 3: died of SIGSEGV 1.250 s after it was brought back, before it lived: ";
@@ -168,9 +168,9 @@ mod tests {
         fs::write(&path, "signal: 11\ncode: 1\naddress: 0x10\n").unwrap();
         let told = explained(&path, "radic: odd\x1b\n");
         assert_eq!(told, format!("{begin}SIGSEGV at address 0x10; report: {}; it said: radic: odd", path.display()));
-        Return::new(id(), Incarnation(3), Ok(path.clone())).forget();
+        Return::new(id(), Incarnation::restarted(3), Ok(path.clone())).forget();
         assert!(!path.exists());
-        let refused = Return::new(id(), Incarnation(3), Err("no room".to_owned()));
+        let refused = Return::new(id(), Incarnation::restarted(3), Err("no room".to_owned()));
         let text = refused.explain(ExitStatus::Code(125), Duration::ZERO, "");
         assert!(text.contains("died with exit code 125") && text.ends_with("there is no report of it: no room"), "{text}");
     }
@@ -199,7 +199,7 @@ mod tests {
     fn reports_go_into_a_folder_of_this_user_only() {
         let store = tempfile::tempdir().unwrap();
         let (folder, elsewhere) = (store.path().join(FOLDER), store.path().join("elsewhere"));
-        let room = || make_room(store.path(), id(), Incarnation(1));
+        let room = || make_room(store.path(), id(), Incarnation::restarted(1));
         fs::create_dir(&elsewhere).unwrap();
         symlink(&elsewhere, &folder).unwrap();
         assert!(room().unwrap_err().contains("mode 0700"));
@@ -224,7 +224,7 @@ mod tests {
     fn the_oldest_reports_go() {
         let store = tempfile::tempdir().unwrap();
         for life in 0..2 * MOST as u32 {
-            let path = make_room(store.path(), id(), Incarnation(life)).unwrap();
+            let path = make_room(store.path(), id(), Incarnation::restarted(life)).unwrap();
             let file = File::create(path).unwrap();
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(life.into())).unwrap();
         }

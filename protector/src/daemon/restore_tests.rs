@@ -139,7 +139,7 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let (logs, _events) = logs::start(logs::Config::new("127.0.0.1".parse().unwrap(), dir.into(), cluster())).unwrap();
     logs.set_replica(id(), None);
     let key = JobKey::derive(&cluster(), id().job);
-    let speaker = Speaker { process: id(), incarnation: Incarnation(0) };
+    let speaker = Speaker { process: id(), incarnation: Incarnation::FIRST };
     let open = |channel| Client::open(logs.address(), &key, speaker, channel, LIMIT).unwrap();
     let mut journal = open(Channel::Journal);
     let (process, incarnation) = (speaker.process, speaker.incarnation);
@@ -156,7 +156,7 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
             |body: &[u8]| matches!(FromProtector::read(body), Ok(FromProtector::Committed { image: of, .. }) if of == image);
         while !is_committed(&journal.receive().unwrap()) {}
     }
-    let restart = logs.fence(id(), Incarnation(1)).blocking_recv().unwrap().unwrap();
+    let restart = logs.fence(id(), Incarnation::restarted(1)).blocking_recv().unwrap().unwrap();
     assert_eq!(restart.images.len(), images.len());
     (logs, restart.images)
 }
@@ -260,7 +260,7 @@ fn caller(listener: &UnixListener) -> u32 {
 
 fn order(logs: &Logs, local: bool, images: Vec<(u64, u64)>) -> RestoreOrder {
     let library = library().to_string_lossy().into_owned();
-    let (process, incarnation, log, kvsname) = (id(), Incarnation(1), logs.address(), "k".to_owned());
+    let (process, incarnation, log, kvsname) = (id(), Incarnation::restarted(1), logs.address(), "k".to_owned());
     RestoreOrder { process, incarnation, log, local, replica: None, images, kvsname, stdin: true, library }
 }
 
@@ -374,7 +374,8 @@ fn a_damaged_image_is_refused_and_the_replica_s_copy_taken() {
             let alone = order(&logs, local, images.clone());
             let error = driver.bring_back(alone.clone()).await.unwrap_err();
             assert!(error.contains("image 1: its code") && error.contains("--replicas 2"), "{error}");
-            let unborn = RestoreOrder { replica: Some(replica.address()), incarnation: Incarnation(2), ..alone.clone() };
+            let unborn =
+                RestoreOrder { replica: Some(replica.address()), incarnation: Incarnation::restarted(2), ..alone.clone() };
             let error = driver.bring_back(unborn).await.unwrap_err();
             assert!(error.contains("; and its replica: "), "of a life that it has not heard of: {error}");
             let both = RestoreOrder { replica: Some(replica.address()), ..alone };

@@ -57,8 +57,8 @@ impl Stores {
                 self.answer(node, number, self.logs.list(process), |_| Answer::Forgotten);
             }
             StoreOrder::Fence(process, incarnation) => self.fence(process, incarnation),
-            StoreOrder::StableOf(node, number, process, life, stream) => {
-                self.answer(node, number, self.logs.stable_of(process, life, stream), Answer::Stable);
+            StoreOrder::StableOf(node, number, process, epoch, stream) => {
+                self.answer(node, number, self.logs.stable_of(process, epoch, stream), Answer::Stable);
             }
             StoreOrder::Sizes(node, number, jobs) => self.answer_sizes(node, number, jobs),
             StoreOrder::List(node, number, process) => self.answer(node, number, self.logs.list(process), Answer::Log),

@@ -110,8 +110,8 @@ impl Service {
             Request::RemoveJob(job) => server.remove_job(now, job),
             Request::ReviveJob(job, protection) => server.revive_job(now, job, protection),
             Request::RemoveProcess(process) => server.remove_process(now, process),
-            Request::StableOf(receiver, life, stream, answer) => {
-                _ = answer.send(server.store().stable_in(receiver, life, stream));
+            Request::StableOf(receiver, epoch, stream, answer) => {
+                _ = answer.send(server.store().stable_in(receiver, epoch, stream));
             }
             Request::List(process, answer) => _ = answer.send(server.store().list(process)),
             Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),

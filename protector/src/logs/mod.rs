@@ -85,7 +85,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, JobId, ProcessId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{HeldLog, LogPart};
 use radic_wire::process::Protection;
@@ -211,8 +211,8 @@ impl Logs {
     }
 
     /// How many units of a stream are stable here, where its receiver is protected in this life or a later one: the sender need not keep them. 0: nothing is known.
-    pub fn stable_of(&self, receiver: ProcessId, life: Incarnation, stream: StreamId) -> oneshot::Receiver<u64> {
-        self.0.question(|answer| Request::StableOf(receiver, life, stream, answer))
+    pub fn stable_of(&self, receiver: ProcessId, epoch: Epoch, stream: StreamId) -> oneshot::Receiver<u64> {
+        self.0.question(|answer| Request::StableOf(receiver, epoch, stream, answer))
     }
 
     /// What is held of this process, if it is known.
@@ -262,7 +262,7 @@ enum Request {
     RemoveJob(JobId),
     ReviveJob(JobId, Protection),
     RemoveProcess(ProcessId),
-    StableOf(ProcessId, Incarnation, StreamId, Answer<u64>),
+    StableOf(ProcessId, Epoch, StreamId, Answer<u64>),
     List(ProcessId, Answer<Option<HeldLog>>),
     Read(ProcessId, LogPart, u64, usize, Answer<Result<Vec<u8>, String>>),
     Status(JobId, Answer<Vec<(ProcessId, Status)>>),

@@ -741,7 +741,7 @@ impl LogServer {
 
     /// An incarnation of this process is listened to here, or was.
     fn incarnation(&self, process: ProcessId) -> Incarnation {
-        self.store.incarnation(process).unwrap_or(Incarnation(0))
+        self.store.incarnation(process).unwrap_or(Incarnation::FIRST)
     }
 }
 

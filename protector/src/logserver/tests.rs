@@ -19,7 +19,7 @@ fn process(rank: u32) -> ProcessId {
 }
 
 fn speaker(rank: u32, life: u32) -> Speaker {
-    Speaker { process: process(rank), incarnation: Incarnation(life) }
+    Speaker { process: process(rank), incarnation: Incarnation::restarted(life) }
 }
 
 fn at(ms: u64) -> Duration {
@@ -128,7 +128,7 @@ fn fences_what_is_not_stable() -> LogServer {
     let journal = radic_wire::log::ToProtector::Journal { position: 0, bytes: b"12345" };
     _ = server.handle_frame(at(2), 1, &encoded(&journal));
     actions(&mut server);
-    server.fence(at(3), process(0), Incarnation(1));
+    server.fence(at(3), process(0), Incarnation::restarted(1));
     server.handle_round();
     assert_eq!(fenced(&mut server), [], "the replica has said nothing");
     server
@@ -166,7 +166,7 @@ fn a_fence_answers_when_the_log_is_stable() {
     server.set_replica(at(5), process(0), None);
     server.handle_round();
     let answers = fenced(&mut server);
-    assert!(matches!(answers[..], [Action::Fenced(_, Incarnation(1), Ok(_))]), "{answers:?}");
+    assert!(matches!(answers[..], [Action::Fenced(_, Incarnation { restart: 1, .. }, Ok(_))]), "{answers:?}");
     server.handle_round();
     assert_eq!(fenced(&mut server), [], "once");
 }
@@ -179,7 +179,7 @@ fn a_fence_does_not_wait_for_ever() {
     server.handle_timeout(limit - at(1));
     assert_eq!(fenced(&mut server), []);
     server.handle_timeout(limit);
-    assert_eq!(fenced(&mut server), [Action::Fenced(process(0), Incarnation(1), Err(NoRestart::Unstable))]);
+    assert_eq!(fenced(&mut server), [Action::Fenced(process(0), Incarnation::restarted(1), Err(NoRestart::Unstable))]);
 }
 
 #[test]
@@ -189,10 +189,10 @@ fn a_fence_tells_older_incarnations_before_it_closes_them() {
     assert_eq!(connect(&mut server, 2, speaker(0, 0), Channel::Bulk), Next::Read);
     assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
     actions(&mut server);
-    server.fence(at(3), process(0), Incarnation(1));
+    server.fence(at(3), process(0), Incarnation::restarted(1));
     let told = actions(&mut server);
     assert!(matches!(told[0], Action::Answer(1, _, _)), "{told:?}");
-    let fenced = Action::Fenced(process(0), Incarnation(1), Err(NoRestart::NoImage));
+    let fenced = Action::Fenced(process(0), Incarnation::restarted(1), Err(NoRestart::NoImage));
     assert_eq!(told[1..], [Action::Close(1, Reason::Fenced), Action::Close(2, Reason::Fenced), fenced]);
     // And when it comes again.
     assert_eq!(connect(&mut server, 3, speaker(0, 0), Channel::Journal), Next::Read);
@@ -372,7 +372,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
             _ = server.may_go_on(connection);
         }
         Happens::Replica(rank, port) => server.set_replica(at, process(rank), port.map(|port| ([10, 0, 0, 2], port).into())),
-        Happens::Fence(rank, life) => server.fence(at, process(rank), Incarnation(life)),
+        Happens::Fence(rank, life) => server.fence(at, process(rank), Incarnation::restarted(life)),
         Happens::LetGo(rank) => server.let_go(process(rank)),
         Happens::TakeOver(rank) => server.take_over(process(rank)),
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),

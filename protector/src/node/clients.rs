@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::StreamId;
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
@@ -336,8 +336,7 @@ impl Node {
         let (job, home) = (self.next_job(), placement.home().clone());
         let session = attach.then(|| self.session(client));
         let protected = spec.protection.protect == Protect::On;
-        let ward =
-            || Ward { incarnation: Incarnation(0), spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+        let ward = || Ward { epoch: Epoch::FIRST, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
         let shown = Shown { protected, ward: (attach && protected).then(|| Box::new(ward())), ..Shown::default() };
         let start = ToHome::Start { spec: Box::new(spec), placement: placement.clone(), session };
         self.send(&home, PeerMessage::ToHome(job, start));
@@ -963,7 +962,7 @@ impl Node {
         }
         let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
         let home = ward.placement.home().clone();
-        self.send(&home, PeerMessage::Adopt(Box::new(Adoption { job, ward, started_ms })));
+        self.send(&home, PeerMessage::Adopt(Box::new(Adoption { job, ward, started_ms, view: self.seat().view })));
         true
     }
 
@@ -975,12 +974,12 @@ impl Node {
     }
 
     /// A job has begun anew in this life.
-    pub(super) fn clients_hear_of_life(&mut self, job: JobId, life: Incarnation) {
+    pub(super) fn clients_hear_of_epoch(&mut self, job: JobId, epoch: Epoch) {
         for client in self.clients.values_mut() {
             if let Client::Session { job: of, shown: Shown { ward: Some(ward), .. }, .. } = client
                 && *of == job
             {
-                ward.incarnation = ward.incarnation.max(life);
+                ward.epoch = ward.epoch.max(epoch);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, Rank, Seat};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
 use radic_wire::limits;
 use radic_wire::peer::{Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
@@ -41,7 +41,7 @@ pub enum HomeOutput {
     /// The job begins anew, from the beginning, and why.
     Anew(String),
     /// Nothing is left of its lives before this one.
-    Life(Incarnation),
+    Epoch(Epoch),
     /// Tell the node of a terminal that all ranks are stopped. The key space is missing: this node's host has it.
     Frozen(SessionId, Box<Suspension>),
 }
@@ -147,7 +147,9 @@ pub struct Home {
     spec: JobSpec,
     placement: Placement,
     /// Which life of the job this is.
-    incarnation: Incarnation,
+    epoch: Epoch,
+    /// Where it sits: what makes the epochs that it begins its own.
+    seat: Seat,
     /// It begins anew when every host has ended what it had of it.
     anew: bool,
     /// Another home had it before, which may have begun the job anew.
@@ -165,7 +167,7 @@ pub struct Home {
     unreported: BTreeSet<NodeId>,
     /// What nodes say of ranks that are not there, as far as this home knows: they know of a loss that it has not heard of, and have brought them back. Bounded by what a host
     /// keeps of output that is not taken.
-    early: Vec<(NodeId, Incarnation, FromHost)>,
+    early: Vec<(NodeId, Epoch, FromHost)>,
     started: Duration,
     started_ms: u64,
     ended: Option<Duration>,
@@ -195,13 +197,14 @@ impl Home {
         now: Duration,
         started_ms: u64,
         job: JobId,
+        seat: Seat,
         spec: JobSpec,
         placement: Placement,
         terminal: Option<SessionId>,
     ) -> Self {
         assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
-        let ward = Ward { incarnation: Incarnation(0), spec, placement, fence: 0, keys: Vec::new() };
-        let mut home = Home::new(now, started_ms, job, ward);
+        let ward = Ward { epoch: Epoch::FIRST, spec, placement, fence: 0, keys: Vec::new() };
+        let mut home = Home::new(now, started_ms, job, seat, ward);
         if let Some(session) = terminal {
             home.attach(session);
         }
@@ -210,9 +213,10 @@ impl Home {
     }
 
     /// The new home of a job whose home is lost. Its hosts are to report.
-    pub fn adopt(now: Duration, adoption: Adoption) -> Self {
-        let Adoption { job, ward, started_ms } = adoption;
-        let mut home = Home::new(now, started_ms, job, ward);
+    pub fn adopt(now: Duration, seat: Seat, adoption: Adoption) -> Self {
+        let Adoption { job, ward, started_ms, view } = adoption;
+        let seat = Seat { view: seat.view.max(view), ..seat };
+        let mut home = Home::new(now, started_ms, job, seat, ward);
         // What is released its hosts say, with the keys of it.
         home.fences = Fences::default();
         home.ranks.fill(RankState::Running);
@@ -226,7 +230,8 @@ impl Home {
     /// Somebody else wants this home to be.
     pub fn handle_adoption(&mut self, adoption: &Adoption) {
         self.started_ms = self.started_ms.min(adoption.started_ms);
-        self.learn_life(adoption.ward.incarnation, None);
+        self.seat.view = self.seat.view.max(adoption.view);
+        self.learn_epoch(adoption.ward.epoch, None);
     }
 
     /// The job is over, says somebody who has heard it of the home before: this one has come for nothing.
@@ -243,7 +248,7 @@ impl Home {
         (self.anew, self.ending) = (false, true);
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
-        self.tell_hosts(&ToHost::End { life: self.incarnation, kill: true, anew: false });
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
         // Nobody will say so: hosts were gone when the job ended, and whoever has come back since ends like somebody of a life before (`Host::supersede`).
         self.hosts.values_mut().for_each(|host| host.gone = true);
         self.pump();
@@ -274,9 +279,15 @@ impl Home {
     }
 
     /// A job that was suspended goes on; the placement is a new one. Its protectors bring its ranks back.
-    pub fn resume(now: Duration, suspension: &Suspension, protectors: BTreeMap<Rank, NodeId>, session: SessionId) -> Self {
+    pub fn resume(
+        now: Duration,
+        seat: Seat,
+        suspension: &Suspension,
+        protectors: BTreeMap<Rank, NodeId>,
+        session: SessionId,
+    ) -> Self {
         let Suspension { job, ref ward, started_ms, ref output, .. } = *suspension;
-        let mut home = Home::new(now, started_ms, job, ward.clone());
+        let mut home = Home::new(now, started_ms, job, seat, ward.clone());
         for (offsets, rank) in output.iter().zip((0..).map(Rank)) {
             for (offset, stream) in offsets.iter().zip([OutputStream::Stdout, OutputStream::Stderr]) {
                 home.printing.progress.insert((rank, stream), Progress { next: Some(*offset), taken: *offset });
@@ -289,11 +300,12 @@ impl Home {
         home
     }
 
-    fn new(now: Duration, started_ms: u64, job: JobId, ward: Ward) -> Self {
-        let Ward { incarnation, spec, placement, fence, keys } = ward;
+    fn new(now: Duration, started_ms: u64, job: JobId, seat: Seat, ward: Ward) -> Self {
+        let Ward { epoch, spec, placement, fence, keys } = ward;
         Home {
             job,
-            incarnation,
+            epoch,
+            seat,
             anew: false,
             adopted: false,
             origins: Vec::new(),
@@ -324,7 +336,7 @@ impl Home {
     fn launch(&mut self) {
         for node in self.placement.nodes.clone() {
             let (spec, placement) = (Box::new(self.spec.clone()), self.placement.clone());
-            self.tell_host(node, ToHost::Launch { incarnation: self.incarnation, spec, placement });
+            self.tell_host(node, ToHost::Launch { epoch: self.epoch, spec, placement });
         }
     }
 
@@ -365,8 +377,8 @@ impl Home {
     }
 
     /// Which life of it this is.
-    pub fn incarnation(&self) -> Incarnation {
-        self.incarnation
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// Where its ranks are.
@@ -437,17 +449,21 @@ impl Home {
             ToHome::Stdin { session, offset, data } => self.handle_stdin(session, offset, data),
             ToHome::Signal(signal) => self.tell_hosts(&ToHost::Signal(signal)),
             ToHome::Kill { session } => self.kill(session),
-            ToHome::Host { life, said } => self.handle_host(now, from, life, said),
-            ToHome::NoImage { rank, life, why, signal } if self.knows(rank) && life >= self.incarnation => {
-                self.learn_life(life, Some(rank));
+            ToHome::Host { epoch, said } => self.handle_host(now, from, epoch, said),
+            ToHome::NoImage { rank, incarnation: Incarnation { epoch, .. }, why, signal }
+                if self.knows(rank) && epoch >= self.epoch =>
+            {
+                self.learn_epoch(epoch, Some(rank));
                 self.begin_anew(rank, &why, signal);
             }
-            ToHome::Lost { rank, life, why } if self.knows(rank) && life >= self.incarnation => self.lose(rank, from, why),
+            ToHome::Lost { rank, incarnation, why } if self.knows(rank) && incarnation.epoch >= self.epoch => {
+                self.lose(rank, from, why)
+            }
             // Who has ended before the job began anew has not ended in this life. (`make sim`, seed 39399: what was sent to its next life was thought to be wanted by nobody.)
-            ToHome::Left { rank, life, status, phase } if self.knows(rank) && !self.anew && life == self.incarnation => {
+            ToHome::Left { rank, epoch, status, phase } if self.knows(rank) && !self.anew && epoch == self.epoch => {
                 self.handle_left(rank, status, phase);
             }
-            ToHome::Finals { rank, life, finals } if self.knows(rank) && !self.anew && life == self.incarnation => {
+            ToHome::Finals { rank, epoch, finals } if self.knows(rank) && !self.anew && epoch == self.epoch => {
                 self.finals.keep(rank, finals);
             }
             // What is said of a rank that is not part of the job, or of another life, is not listened to.
@@ -458,11 +474,11 @@ impl Home {
 
     /// A host speaks of its ranks, which are in this life of the job. A word of the life before may still be under way when the next one has begun: from a node that was to bring
     /// somebody back, and that was taken for empty.
-    fn handle_host(&mut self, now: Duration, from: &NodeId, life: Incarnation, said: FromHost) {
+    fn handle_host(&mut self, now: Duration, from: &NodeId, epoch: Epoch, said: FromHost) {
         match said {
-            FromHost::Report(report) => self.handle_report(from, life, report),
+            FromHost::Report(report) => self.handle_report(from, epoch, report),
             // While it ends, in whatever life: nothing is left there.
-            FromHost::Gone if life >= self.incarnation || self.anew || self.ending => self.handle_gone(now, from, life),
+            FromHost::Gone if epoch >= self.epoch || self.anew || self.ending => self.handle_gone(now, from, epoch),
             // It knows of a new home, and has not reported to it. With its report all that was not printed comes once more, from the first byte on; what was taken before
             // that would make the beginning look printed.
             FromHost::Output { .. } if self.unreported.contains(from) => {}
@@ -470,7 +486,7 @@ impl Home {
             FromHost::Output { rank, stream, offset, data } if self.anew && self.placement.node_of(rank) == Some(from) => {
                 self.tell_taken(rank, stream, offset + data.len() as u64);
             }
-            _ if life != self.incarnation => {}
+            _ if epoch != self.epoch => {}
             FromHost::Frozen(result) => self.handle_frozen(from, result),
             FromHost::StdinTaken(number) if from == self.placement.home() => self.handle_stdin_taken(number),
             FromHost::StdinWanted(wanted) if from == self.placement.home() => self.restart_stdin(wanted),
@@ -486,7 +502,7 @@ impl Home {
                 if self.placement.node_of(rank) == Some(from) {
                     self.handle_rank(from, rank, said);
                 } else if self.is_protected() && !self.is_over() {
-                    self.early.push((from.clone(), life, said));
+                    self.early.push((from.clone(), epoch, said));
                 }
             }
             // A host that speaks for ranks it does not have is not listened to.
@@ -608,11 +624,11 @@ impl Home {
     }
 
     /// A host tells a new home of its ranks.
-    fn handle_report(&mut self, from: &NodeId, life: Incarnation, report: HostReport) {
+    fn handle_report(&mut self, from: &NodeId, epoch: Epoch, report: HostReport) {
         let (is_first, ends) = (self.unreported.remove(from), self.ending || self.anew);
         let rank = self.placement.ranks_on(from).next();
-        self.learn_life(life, rank);
-        if is_first && life != self.incarnation || report.anew && life >= self.incarnation {
+        self.learn_epoch(epoch, rank);
+        if is_first && epoch != self.epoch || report.anew && epoch >= self.epoch {
             // Nobody has got far, and who was ended for that has not failed. A node that has nothing of it says so, too: it takes no order of that life any more.
             self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
@@ -620,7 +636,7 @@ impl Home {
             // It may not have known of this home when it was told.
             self.tell_host(from.clone(), self.end_message());
         }
-        if life != self.incarnation || self.anew {
+        if epoch != self.epoch || self.anew {
             return;
         }
         self.learn_fence(report.fence, report.keys);
@@ -641,10 +657,9 @@ impl Home {
     }
 
     /// The home before had begun the job anew, and was lost: nobody else may have the number of that life, of which there may be processes behind a cut (G4).
-    fn learn_life(&mut self, life: Incarnation, rank: Option<Rank>) {
-        let life = life.first_of_job();
-        if life > self.incarnation && !self.ending {
-            self.incarnation = life;
+    fn learn_epoch(&mut self, epoch: Epoch, rank: Option<Rank>) {
+        if epoch > self.epoch && !self.ending {
+            self.epoch = epoch;
             self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
     }
@@ -674,9 +689,7 @@ impl Home {
         }
         let stays = match self.spec.on_loss {
             OnLoss::Fail => Some("it was asked not to begin anew (--on-loss fail)".to_owned()),
-            OnLoss::Restart if self.incarnation.0 / Incarnation::LIVES >= ANEW => {
-                Some("the job has begun anew too often already".to_owned())
-            }
+            OnLoss::Restart if self.epoch.count >= ANEW => Some("the job has begun anew too often already".to_owned()),
             OnLoss::Restart => None,
         };
         if let Some(stays) = stays {
@@ -701,8 +714,8 @@ impl Home {
         self.anew = false;
         // The home before may have launched a life of which nobody has heard here, for it was cut off that moment. If its processes had the number of these, they would be taken for
         // them when the cut heals, until their protectors hear that they are fenced (G4).
-        let step = if std::mem::take(&mut self.adopted) { 2 } else { 1 };
-        self.incarnation = Incarnation(self.incarnation.first_of_job().0 + step * Incarnation::LIVES);
+        self.adopted = false;
+        self.epoch = self.epoch.next(self.seat);
         self.fences = Fences::default();
         self.unreported.clear();
         self.lost.clear();
@@ -710,7 +723,7 @@ impl Home {
         self.ranks.fill(RankState::Starting);
         self.restart_stdin(StdinWanted::From(0));
         self.hosts = self.placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect();
-        self.outputs.push_back(HomeOutput::Life(self.incarnation));
+        self.outputs.push_back(HomeOutput::Epoch(self.epoch));
         self.launch();
     }
 
@@ -750,8 +763,8 @@ impl Home {
         self.fences.lose(node);
         self.lose_terminal(node);
         self.launch_anew();
-        for (from, life, said) in std::mem::take(&mut self.early) {
-            self.handle_host(now, &from, life, said);
+        for (from, epoch, said) in std::mem::take(&mut self.early) {
+            self.handle_host(now, &from, epoch, said);
         }
         self.check_end(now);
     }
@@ -803,7 +816,7 @@ impl Home {
         let next = |rank, stream| progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
         let output = |rank| [OutputStream::Stdout, OutputStream::Stderr].map(|stream| next(rank, stream));
         let (spec, placement) = (self.spec.clone(), self.placement.clone());
-        let ward = Ward { incarnation: self.incarnation, spec, placement, fence: self.fences.released(), keys: Vec::new() };
+        let ward = Ward { epoch: self.epoch, spec, placement, fence: self.fences.released(), keys: Vec::new() };
         let output = (0..self.spec.ranks).map(|rank| output(Rank(rank))).collect();
         let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output };
         let unprinted = self.printing.waiting.iter();
@@ -840,7 +853,7 @@ impl Home {
         (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
         self.ending = true;
         self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
-        self.tell_hosts(&ToHost::End { life: self.incarnation, kill: true, anew: false });
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
     }
 
     /// A node is lost: its terminals are, wherever the ranks are. Whoever had waited for one of them to print would wait for ever.
@@ -940,10 +953,10 @@ impl Home {
 
     /// What hosts are told when the job ends, or begins anew.
     fn end_message(&self) -> ToHost {
-        ToHost::End { life: self.incarnation, kill: self.anew, anew: self.anew }
+        ToHost::End { epoch: self.epoch, kill: self.anew, anew: self.anew }
     }
 
-    fn handle_gone(&mut self, now: Duration, from: &NodeId, life: Incarnation) {
+    fn handle_gone(&mut self, now: Duration, from: &NodeId, epoch: Epoch) {
         let Some(host) = self.hosts.get_mut(from) else { return };
         // A host that the home before has ended knows nothing of those who are to come back on its node.
         let comes = |rank: &Rank| !self.ending && !self.anew && self.lost.contains(rank);
@@ -951,7 +964,7 @@ impl Home {
         host.gone = coming.is_empty();
         if self.anew {
             // A home that was adopted may not have known of it.
-            self.learn_life(life, None);
+            self.learn_epoch(epoch, None);
             return self.launch_anew();
         }
         // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code, placeholder};
 use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Ward};
 use radic_wire::process::{Point, Protect, Protection, variable};
@@ -283,7 +283,7 @@ pub struct Host {
     home: NodeId,
     spec: JobSpec,
     placement: Placement,
-    incarnation: Incarnation,
+    epoch: Epoch,
     ranks: BTreeMap<Rank, LocalRank>,
     /// Of these, those that are still to be started here.
     launches: Launches,
@@ -316,13 +316,13 @@ impl Host {
         me: &NodeId,
         environment: &HostEnvironment,
         job: JobId,
-        incarnation: Incarnation,
+        epoch: Epoch,
         spec: &JobSpec,
         placement: Placement,
     ) -> Self {
         assert!(placement.is_valid(spec.ranks), "the caller has validated the placement");
         let keys = KeySpace::new(spec.ranks);
-        let ward = Ward { incarnation, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+        let ward = Ward { epoch, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
         let mut host = Host::empty(job, ward, keys);
         host.launch_ranks(me, environment, &placement);
         host
@@ -367,14 +367,14 @@ impl Host {
     }
 
     fn empty(job: JobId, ward: Ward, keys: KeySpace) -> Self {
-        let Ward { incarnation, spec, placement, fence, .. } = ward;
+        let Ward { epoch, spec, placement, fence, .. } = ward;
         let (ranks, launches, waiting, sent, outputs) = Default::default();
         Host {
             job,
             home: placement.home().clone(),
             placement,
             spec,
-            incarnation,
+            epoch,
             ranks,
             launches,
             keys,
@@ -394,7 +394,7 @@ impl Host {
 
     /// The name of the job's key space in this life of it.
     fn kvsname(&self) -> String {
-        format!("radic_{}_{}", self.job, self.incarnation.0)
+        format!("radic_{}_{}", self.job, self.epoch)
     }
 
     /// Brings a rank back, which may have been here before.
@@ -575,8 +575,8 @@ impl Host {
     }
 
     /// Which life of the job this is.
-    pub fn incarnation(&self) -> Incarnation {
-        self.incarnation
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// What runs.
@@ -597,7 +597,7 @@ impl Host {
     /// What the protector of its processes has to know.
     pub fn ward(&self) -> Ward {
         let (spec, placement) = (self.spec.clone(), self.placement.clone());
-        Ward { incarnation: self.incarnation, spec, placement, fence: self.fence, keys: self.keys.all() }
+        Ward { epoch: self.epoch, spec, placement, fence: self.fence, keys: self.keys.all() }
     }
 
     /// The ranks that are, or were, here.

@@ -30,7 +30,7 @@ impl Node {
                     self.send(&node, PeerMessage::ToSession(session, message));
                 }
                 HomeOutput::Ended => self.handle_job_over(now, job),
-                HomeOutput::Life(life) => self.tell_all(&PeerMessage::ToStore(job, ToStore::Anew(life))),
+                HomeOutput::Epoch(epoch) => self.tell_all(&PeerMessage::ToStore(job, ToStore::Anew(epoch))),
                 HomeOutput::Frozen(session, suspension) => self.tell_frozen(now, session, suspension),
                 HomeOutput::Anew(why) => {
                     self.record(now, EventName::Restart, About::job(job), format!("it begins anew: {why}"));
@@ -46,8 +46,8 @@ impl Node {
             match output {
                 HostOutput::ToHome(_) if self.hosts.get(&job).is_some_and(Host::is_superseded) => {}
                 HostOutput::ToHome(said) => {
-                    let Some((home, life)) = self.hosts.get(&job).map(|h| (h.home().clone(), h.incarnation())) else { return };
-                    self.send(&home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
+                    let Some((home, epoch)) = self.hosts.get(&job).map(|h| (h.home().clone(), h.epoch())) else { return };
+                    self.send(&home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
                 }
                 HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
                 HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
@@ -79,10 +79,10 @@ impl Node {
                     self.forget_lives(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
                     if host.protection().protect == Protect::On && self.is_member(host.home()) {
-                        self.keep_ends(job, host.incarnation(), host.ends());
+                        self.keep_ends(job, host.epoch(), host.ends());
                     }
                     if host.protection().protect == Protect::On && host.begins_anew() {
-                        self.keep_anew(job, host.incarnation());
+                        self.keep_anew(job, host.epoch());
                     }
                     // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
@@ -142,7 +142,7 @@ impl Node {
         self.record(now, EventName::JobStart, About::job(job), text);
         let absent: Vec<_> = placement.nodes.iter().filter(|n| !self.is_member(n)).cloned().collect();
         let started_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
-        self.homes.insert(job, Home::start(now, started_ms, job, spec, placement, session));
+        self.homes.insert(job, Home::start(now, started_ms, job, self.seat(), spec, placement, session));
         self.with_home(now, job, |_| ());
         for node in absent {
             self.with_home(now, job, |home| home.handle_node_lost(now, &node, "it was gone before the job started"));
@@ -182,9 +182,9 @@ impl Node {
 
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
-            ToHost::Launch { incarnation, spec, placement } => {
-                if self.hosts.get(&job).is_some_and(|host| host.incarnation() < incarnation) {
-                    let launch = ToHost::Launch { incarnation, spec, placement };
+            ToHost::Launch { epoch, spec, placement } => {
+                if self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch) {
+                    let launch = ToHost::Launch { epoch, spec, placement };
                     return self.supersede(now, job, from, PeerMessage::ToHost(job, launch));
                 }
                 let good = spec.validate().is_ok() && placement.is_valid(spec.ranks) && placement.home() == from;
@@ -193,10 +193,10 @@ impl Node {
                 }
                 self.forget_anew(job);
                 let (me, environment) = (self.me().clone(), &self.config.environment);
-                if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.incarnation() == incarnation) {
+                if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.epoch() == epoch) {
                     host.launch_ranks(&me, environment, &placement);
                 } else if !self.hosts.contains_key(&job) {
-                    let host = Host::launch(&me, environment, job, incarnation, &spec, placement);
+                    let host = Host::launch(&me, environment, job, epoch, &spec, placement);
                     self.forget_ends(job);
                     self.hosts.insert(job, host);
                 }
@@ -211,12 +211,12 @@ impl Node {
                 self.with_host(now, job, |host| host.handle_message(now, message));
             }
             // The home of a job that is not here wants it ended: it is.
-            ToHost::End { life, anew, .. } if !self.hosts.contains_key(&job) => {
+            ToHost::End { epoch, anew, .. } if !self.hosts.contains_key(&job) => {
                 if anew {
                     // An order to bring somebody of that life back may be under way, which would be in the way of the next one. (`make sim`, seed 958219.)
-                    self.keep_anew(job, life);
+                    self.keep_anew(job, epoch);
                 }
-                self.send(from, PeerMessage::ToHome(job, ToHome::Host { life, said: FromHost::Gone }));
+                self.send(from, PeerMessage::ToHome(job, ToHome::Host { epoch, said: FromHost::Gone }));
             }
             // A home of which this node has not heard yet: what matters it says again when it has the report of what is here. (`make sim`, seed 55920: it was told that
             // nothing is here, began the job anew beside what was, and took what that had printed for its own.)

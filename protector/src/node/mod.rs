@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank, Seat};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{Fault, NodeState, ProcessInfo, Reply, Request};
@@ -397,6 +397,11 @@ impl Node {
         self.outputs.pop_front()
     }
 
+    /// Where a home sits that takes over a job now.
+    fn seat(&self) -> Seat {
+        Seat { view: self.view().map_or(0, |view| view.number), home: self.me().boot }
+    }
+
     /// The newest view, if there is one.
     pub fn view(&self) -> Option<&View> {
         self.membership.view().map(|view| &**view)
@@ -459,8 +464,8 @@ impl Node {
             PeerMessage::ToSession(session, message) => self.handle_to_session(now, &session, message),
             PeerMessage::Query(number, query) => self.handle_query(now, from, number, &query),
             PeerMessage::ToStore(job, message) => self.handle_to_store(now, from, job, message),
-            PeerMessage::Forget { connection, process, for_good, life } => {
-                self.handle_forget(connection, process, for_good, life)
+            PeerMessage::Forget { connection, process, for_good, epoch } => {
+                self.handle_forget(connection, process, for_good, epoch)
             }
             PeerMessage::Withdraw { connection, from } => self.registry.withdraw(from, connection),
             PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),

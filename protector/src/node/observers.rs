@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
@@ -108,7 +108,7 @@ impl Node {
             return self.refuse(observer, format!("job {} does not run on this node", process.job));
         };
         let (ours, protect) = (host.pid(process.rank), host.protection().protect);
-        let later_life = host.incarnation().0 > 0;
+        let later_epoch = host.epoch() > Epoch::FIRST;
         if ours.is_none() || protect == Protect::None {
             return self.refuse(observer, format!("rank {} of job {} is not protected here", process.rank, process.job));
         }
@@ -125,7 +125,7 @@ impl Node {
         }
         (observed.observer, observed.gone) = (Some(observer), None);
         observed.inherited = observed.pid.replace(pid) == Some(pid);
-        let again = std::mem::replace(&mut observed.known, true) || later_life;
+        let again = std::mem::replace(&mut observed.known, true) || later_epoch;
         self.observers.joined.insert(observer, process);
         if again && protect == Protect::On {
             self.begin_anew(now, observer, process);
@@ -201,7 +201,7 @@ impl Node {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let joined = FromNode::Joined {
             // A program that is executed by a process in a later life speaks in that life.
-            incarnation: host.incarnation().max(self.life_of(process)),
+            incarnation: Incarnation::launched_in(host.epoch()).max(self.life_of(process)),
             key: JobKey::derive(&self.config.key, process.job),
             protector: self.log_address(),
             protection: host.protection().clone(),
@@ -293,8 +293,8 @@ impl Node {
             ToNode::Greeted(from) => self.registry.greeted(process, from),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
-                let life = self.running_life(process.job);
-                self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good, life });
+                let epoch = self.running_epoch(process.job);
+                self.send_to_host(peer, &PeerMessage::Forget { connection, process: peer, for_good, epoch });
             }
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
@@ -592,13 +592,13 @@ impl Node {
     }
 
     /// The life of a job that runs on this node.
-    fn running_life(&self, job: JobId) -> Incarnation {
-        self.hosts.get(&job).map_or(Incarnation(0), Host::incarnation).first_of_job()
+    fn running_epoch(&self, job: JobId) -> Epoch {
+        self.hosts.get(&job).map_or(Epoch::FIRST, Host::epoch)
     }
 
     /// The peer of a connection has closed it, and will never ask for it again. If the job has begun anew since, that connection is none of this life's.
-    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId, for_good: bool, life: Incarnation) {
-        if life != self.running_life(process.job) {
+    pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId, for_good: bool, epoch: Epoch) {
+        if epoch != self.running_epoch(process.job) {
             return;
         }
         if let Some(observer) = self.observers.processes.get(&process).and_then(|p| p.observer) {
@@ -611,8 +611,8 @@ impl Node {
             let (nodes, all) = self.asked_for_stable(receiver);
             let purpose = Purpose::Stable { observer, process, stream, receiver, all };
             let same = self.hosts.get(&process.job).filter(|_| receiver.job == process.job);
-            let life = same.map_or(Incarnation(0), Host::incarnation);
-            self.gather_from(now, purpose, &Query::Stable { stream, receiver, life }, nodes, STORE);
+            let epoch = same.map_or(Epoch::FIRST, Host::epoch);
+            self.gather_from(now, purpose, &Query::Stable { stream, receiver, epoch }, nodes, STORE);
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, Outcome, Placement};
 use radic_wire::limits;
 use radic_wire::membership::{Member, View};
@@ -86,8 +86,8 @@ impl Wards {
 
     /// The job has begun anew with this life: what is known of ranks in an older one is not so any more. Hosts say so by what they have protected, and the home in words,
     /// in either order. Who is forgotten.
-    pub(super) fn forget_before(&mut self, life: Incarnation) -> Vec<Rank> {
-        let is_old = |(_, protected): &(&Rank, &Protected)| protected.incarnation < life;
+    pub(super) fn forget_before(&mut self, epoch: Epoch) -> Vec<Rank> {
+        let is_old = |(_, protected): &(&Rank, &Protected)| protected.incarnation.epoch < epoch;
         let forgotten: Vec<Rank> = self.ranks.iter().filter(is_old).map(|(rank, _)| *rank).collect();
         self.ranks.retain(|rank, _| !forgotten.contains(rank));
         forgotten
@@ -128,9 +128,9 @@ pub(super) struct Recovery {
     /// Jobs that are over, and how they have ended, if their homes have said so.
     ended: VecDeque<(JobId, Option<Outcome>)>,
     /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
-    ends: BTreeMap<JobId, (Incarnation, Ends)>,
+    ends: BTreeMap<JobId, (Epoch, Ends)>,
     /// Jobs of which all that was here has ended because they begin anew, and in which life that was, until the next one is launched here: their home may be lost before.
-    anew: BTreeMap<JobId, Incarnation>,
+    anew: BTreeMap<JobId, Epoch>,
     /// The latest members that were lost: the view with each, and the one without it.
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
@@ -156,10 +156,10 @@ impl Node {
         let now_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
         let (membership, mut copies) = (&self.membership, Vec::new());
         let wards = Wards::of(&mut self.recovery.wards, job, &ward, now_ms);
-        let forgotten = wards.forget_before(ward.incarnation);
+        let forgotten = wards.forget_before(ward.epoch);
         for (rank, life) in ranks {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
-            let known = told.max(*life).max(ward.incarnation);
+            let known = told.max(*life).max(Incarnation::launched_in(ward.epoch));
             let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected::new(from.clone(), known));
             // Else what this node stands in for is reviewed with the view that lacks the protector.
             let had_copy = protected.protector.as_ref().is_some_and(|before| membership.member(before).is_none());
@@ -256,14 +256,14 @@ impl Node {
     }
 
     /// Whether what this node protects of a job is of a later life of it than this.
-    pub(super) fn protects_later_life(&self, job: JobId, life: Incarnation) -> bool {
-        self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation > life)
+    pub(super) fn protects_later_epoch(&self, job: JobId, epoch: Epoch) -> bool {
+        self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.epoch > epoch)
     }
 
     /// The host of a job is done, and its home does not know yet.
-    pub(super) fn keep_ends(&mut self, job: JobId, life: Incarnation, ends: Ends) {
+    pub(super) fn keep_ends(&mut self, job: JobId, epoch: Epoch, ends: Ends) {
         if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {
-            self.recovery.ends.insert(job, (life, ends));
+            self.recovery.ends.insert(job, (epoch, ends));
         }
     }
 
@@ -273,9 +273,9 @@ impl Node {
     }
 
     /// All of a job has ended here because it begins anew.
-    pub(super) fn keep_anew(&mut self, job: JobId, life: Incarnation) {
+    pub(super) fn keep_anew(&mut self, job: JobId, epoch: Epoch) {
         if self.recovery.anew.len() < limits::JOBS {
-            self.recovery.anew.insert(job, life);
+            self.recovery.anew.insert(job, epoch);
         }
     }
 
@@ -292,21 +292,22 @@ impl Node {
     pub(super) fn handle_postponed(&mut self, now: Duration, job: JobId, home: &NodeId) {
         let Some(postponed) = self.recovery.postponed.remove(&job) else { return };
         let launched = postponed.iter().filter(|(_, message)| matches!(message, PeerMessage::ToHost(..)));
-        let life = launched.filter_map(|(_, message)| life_in(message)).max();
+        let epoch = launched.filter_map(|(_, message)| epoch_in(message)).max();
         for (from, message) in postponed {
             self.handle_message(now, &from, message);
         }
-        if let Some(life) = life.filter(|_| !self.hosts.contains_key(&job) && !self.has_ended(job)) {
-            self.keep_anew(job, life);
+        if let Some(epoch) = epoch.filter(|_| !self.hosts.contains_key(&job) && !self.has_ended(job)) {
+            self.keep_anew(job, epoch);
             self.tell_home_of_anew(home, job);
         }
     }
 
     /// The newest life of a job that this node has heard of.
-    fn life_of_job(&self, job: JobId) -> Option<Incarnation> {
-        let host = self.hosts.get(&job).map(Host::incarnation);
-        let ward = self.recovery.wards.get(&job).map(|wards| wards.ward.incarnation);
-        let postponed = self.recovery.postponed.get(&job).into_iter().flatten().filter_map(|(_, message)| life_in(message)).max();
+    fn epoch_of(&self, job: JobId) -> Option<Epoch> {
+        let host = self.hosts.get(&job).map(Host::epoch);
+        let ward = self.recovery.wards.get(&job).map(|wards| wards.ward.epoch);
+        let postponed =
+            self.recovery.postponed.get(&job).into_iter().flatten().filter_map(|(_, message)| epoch_in(message)).max();
         host.max(ward).max(postponed)
     }
 
@@ -318,17 +319,17 @@ impl Node {
     /// Tells the next home of a job that the one before had all ended here, to begin anew: there is no host that would. (`make sim`, seed 258613: a stand-in still knew of the rank that was
     /// here, so the next home went on with the others, and waited for it for ever.)
     fn tell_home_of_anew(&mut self, home: &NodeId, job: JobId) {
-        let Some(life) = self.recovery.anew.get(&job).copied() else { return };
+        let Some(epoch) = self.recovery.anew.get(&job).copied() else { return };
         let (running, ended, keys, waiting) = Default::default();
         let said = FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, anew: true });
-        self.send(home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
+        self.send(home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
     }
 
     /// Tells the next home of a job what its host has told the home before.
     fn tell_home_of_ends_here(&mut self, home: &NodeId, job: JobId) {
-        let (life, ends) = self.recovery.ends.get(&job).cloned().unwrap_or_default();
+        let (epoch, ends) = self.recovery.ends.get(&job).cloned().unwrap_or_default();
         for (rank, status, phase) in ends {
-            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, life, status, phase }));
+            self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, epoch, status, phase }));
         }
     }
 
@@ -443,8 +444,8 @@ impl Node {
     /// Tells the home that a process of this node is not brought back.
     pub(super) fn tell_home_of_no_image(&mut self, process: ProcessId, why: String, signal: Option<i32>) {
         let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
-        let (rank, life) = (process.rank, self.life_here(process));
-        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal }));
+        let (rank, incarnation) = (process.rank, self.life_here(process));
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, incarnation, why, signal }));
     }
 
     /// Tells the home of a job how those have ended whose node is lost, and who is not brought back: nobody else can, and it may have died before it was told.
@@ -455,20 +456,20 @@ impl Node {
             let Some(left) = p.left.as_ref().filter(|_| !self.is_member(&p.host)) else {
                 return p.hopeless.clone().into_iter().collect();
             };
-            let (rank, life) = (*rank, p.incarnation.first_of_job());
-            let finals = ToHome::Finals { rank, life, finals: left.finals.clone() };
-            vec![finals, ToHome::Left { rank, life, status: left.status, phase: left.phase }]
+            let (rank, epoch) = (*rank, p.incarnation.epoch);
+            let finals = ToHome::Finals { rank, epoch, finals: left.finals.clone() };
+            vec![finals, ToHome::Left { rank, epoch, status: left.status, phase: left.phase }]
         };
         let ended: Vec<ToHome> = wards.ranks.iter().flat_map(ended).collect();
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
     }
 
     /// The job has begun anew: of its lives before `life` nobody comes back.
-    pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
+    pub(super) fn forget_epochs_before(&mut self, job: JobId, epoch: Epoch) {
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
-        let forgotten = wards.forget_before(life);
-        if wards.ward.incarnation < life {
-            (wards.ward.incarnation, wards.ward.fence) = (life, 0);
+        let forgotten = wards.forget_before(epoch);
+        if wards.ward.epoch < epoch {
+            (wards.ward.epoch, wards.ward.fence) = (epoch, 0);
             wards.ward.keys.clear();
         }
         self.end_replication(job, forgotten);
@@ -500,8 +501,8 @@ impl Node {
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         let me = self.me().clone();
         self.with_home(now, job, |home| {
-            let life = home.incarnation();
-            home.handle_message(now, &me, ToHome::NoImage { rank, life, why, signal: None });
+            let incarnation = Incarnation::launched_in(home.epoch());
+            home.handle_message(now, &me, ToHome::NoImage { rank, incarnation, why, signal: None });
         });
     }
 
@@ -555,10 +556,10 @@ impl Node {
             let wards = self.recovery.wards.get(&job);
             let host = || self.hosts.get(&job).map(|host| (host.spec(), host.placement()));
             let ward = wards.map(|wards| (&wards.ward.spec, &wards.ward.placement));
-            let Some(((spec, placement), incarnation)) = host().or(ward).zip(self.life_of_job(job)) else { continue };
-            let ward = Ward { incarnation, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+            let Some(((spec, placement), epoch)) = host().or(ward).zip(self.epoch_of(job)) else { continue };
+            let ward = Ward { epoch, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
             let started_ms = wards.map_or(self.config.wall_us / 1000 + now.as_millis() as u64, |wards| wards.started_ms);
-            let (home, adoption) = (placement.home().clone(), Adoption { job, ward, started_ms });
+            let (home, adoption) = (placement.home().clone(), Adoption { job, ward, started_ms, view: self.seat().view });
             self.send(&home, PeerMessage::Adopt(Box::new(adoption)));
         }
     }
@@ -578,7 +579,7 @@ impl Node {
         // Else the sender does not know yet that one more is lost. When it does, it says so once more.
         if placement.home() == self.me() && !placement.nodes.iter().any(|node| self.has_departed(node)) {
             self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
-            self.homes.insert(job, Home::adopt(now, adoption));
+            self.homes.insert(job, Home::adopt(now, self.seat(), adoption));
             self.tell_all(&PeerMessage::NewHome(job));
             self.seek_lost(now, job);
         }
@@ -618,10 +619,10 @@ impl Node {
     pub(super) fn recover(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
-        protected.incarnation.0 += 1;
+        protected.incarnation = protected.incarnation.next();
         (protected.recovering, protected.hopeless) = (true, None);
         let incarnation = protected.incarnation;
-        let text = format!("rank {}: lives before {} are not listened to any more", process.rank, incarnation.0);
+        let text = format!("rank {}: incarnations before {incarnation} are not listened to any more", process.rank);
         self.record(now, EventName::Fence, About::rank(process.job, process.rank), text);
         self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation)));
     }
@@ -648,9 +649,9 @@ impl Node {
                 let hopeless = match error {
                     store::NoRestart::NoImage => {
                         let why = "it was lost before a checkpoint of it was committed".to_owned();
-                        ToHome::NoImage { rank, life: incarnation, why, signal }
+                        ToHome::NoImage { rank, incarnation, why, signal }
                     }
-                    error => ToHome::Lost { rank, life: incarnation, why: format!("it cannot be brought back: {error}") },
+                    error => ToHome::Lost { rank, incarnation, why: format!("it cannot be brought back: {error}") },
                 };
                 protected.hopeless = Some(hopeless.clone());
                 if let ToHome::Lost { why, .. } = &hopeless {
@@ -691,7 +692,7 @@ impl Node {
             return;
         };
         if protected.hopeless.is_none() {
-            let hopeless = ToHome::NoImage { rank, life: protected.incarnation, why: why.clone(), signal: None };
+            let hopeless = ToHome::NoImage { rank, incarnation: protected.incarnation, why: why.clone(), signal: None };
             protected.hopeless = Some(hopeless.clone());
             self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
             self.send(&home, PeerMessage::ToHome(job, hopeless));
@@ -705,11 +706,10 @@ impl Node {
 
     /// Whether this life of a process is one that others have gone on from: there is a later one of it or of its job, or its job has ended it here to begin anew.
     fn has_left_behind(&self, process: ProcessId, life: Incarnation) -> bool {
-        let of_job = life.first_of_job();
-        let is_ended_by = |host: &Host| host.incarnation() > life || host.is_superseded() && host.incarnation() == of_job;
+        let is_ended_by = |host: &Host| host.epoch() > life.epoch || host.is_superseded() && host.epoch() == life.epoch;
         life < self.life_of(process)
             || self.hosts.get(&process.job).is_some_and(is_ended_by)
-            || self.recovery.anew.get(&process.job).is_some_and(|ended| *ended >= of_job)
+            || self.recovery.anew.get(&process.job).is_some_and(|ended| *ended >= life.epoch)
     }
 
     /// A protector orders that a process goes on here.
@@ -723,7 +723,7 @@ impl Node {
         {
             return;
         }
-        if self.hosts.get(&job).is_some_and(|host| host.incarnation() < order.ward.incarnation) {
+        if self.hosts.get(&job).is_some_and(|host| host.epoch() < order.ward.epoch) {
             return self.supersede(now, job, from, PeerMessage::Restart(Box::new(order)));
         }
         let fresh = !self.hosts.contains_key(&job);
@@ -755,7 +755,7 @@ impl Node {
         let ProcessId { job, rank } = process;
         let has_ended_here = self.recovery.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
         // Not one of before the job began anew, which is about to end; what waits for that may bring it back.
-        let host = self.hosts.get(&job).filter(|host| host.incarnation() == life.first_of_job());
+        let host = self.hosts.get(&job).filter(|host| host.epoch() == life.epoch);
         let is_here = host.is_some_and(|host| host.ranks().any(|here| here == rank));
         let comes =
             |(_, message): &(NodeId, PeerMessage)| matches!(message, PeerMessage::Restart(order) if order.process == process);
@@ -764,7 +764,7 @@ impl Node {
             return true;
         }
         let known = self.recovery.restarted.entry(process).or_default();
-        *known = (*known).max(Incarnation(life.0 + 1));
+        *known = (*known).max(life.next());
         false
     }
 
@@ -940,7 +940,7 @@ impl Node {
 
     /// In which life a process of this node is.
     pub(super) fn life_here(&self, process: ProcessId) -> Incarnation {
-        let first = || self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
+        let first = || self.hosts.get(&process.job).map_or(Incarnation::FIRST, |host| Incarnation::launched_in(host.epoch()));
         self.recovery.lives.get(&process).copied().unwrap_or_else(first)
     }
 
@@ -1059,8 +1059,8 @@ impl Node {
     fn tell_home_of_finals(&mut self, process: ProcessId) {
         let ProcessId { job, rank } = process;
         let Some(host) = self.hosts.get(&job).filter(|host| host.end_of(rank).is_some()) else { return };
-        let (home, life, finals) = (host.home().clone(), host.incarnation(), self.finals_here(process));
-        self.send(&home, PeerMessage::ToHome(job, ToHome::Finals { rank, life, finals }));
+        let (home, epoch, finals) = (host.home().clone(), host.epoch(), self.finals_here(process));
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Finals { rank, epoch, finals }));
     }
 
     /// Where a process of this node has ended its streams.
@@ -1106,10 +1106,10 @@ impl Node {
 
     /// Whether what this node has of a job is of an older life of it than this: the job has begun anew, and this node has not heard so. What has left, or where streams
     /// have ended, is not so any more.
-    pub(super) fn is_behind(&self, job: JobId, life: Incarnation) -> bool {
-        let host = self.hosts.get(&job).is_some_and(|host| host.incarnation() < life);
-        let home = self.homes.get(&job).is_some_and(|home| home.incarnation() < life);
-        host || home || self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation < life)
+    pub(super) fn is_behind(&self, job: JobId, epoch: Epoch) -> bool {
+        let host = self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch);
+        let home = self.homes.get(&job).is_some_and(|home| home.epoch() < epoch);
+        host || home || self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.epoch < epoch)
     }
 
     /// Whether nobody will read what is sent to this process any more.
@@ -1159,10 +1159,10 @@ impl Node {
 }
 
 /// The life of a job that `message` is about to begin, or to bring somebody of back, at a host.
-fn life_in(message: &PeerMessage) -> Option<Incarnation> {
+fn epoch_in(message: &PeerMessage) -> Option<Epoch> {
     match message {
-        PeerMessage::ToHost(_, ToHost::Launch { incarnation, .. }) => Some(*incarnation),
-        PeerMessage::Restart(order) => Some(order.ward.incarnation),
+        PeerMessage::ToHost(_, ToHost::Launch { epoch, .. }) => Some(*epoch),
+        PeerMessage::Restart(order) => Some(order.ward.epoch),
         _ => None,
     }
 }

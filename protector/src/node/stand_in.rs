@@ -128,15 +128,15 @@ impl Node {
     /// A protector wants this node to stand in for it.
     pub(super) fn handle_stand(&mut self, now: Duration, from: &NodeId, job: JobId, standing: Standing) {
         let Standing { host, ranks, mut ward } = standing;
-        let is_old = self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation > ward.incarnation);
+        let is_old = self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.epoch > ward.epoch);
         if is_old || self.has_ended(job) || !self.is_member(from) || ranks.iter().any(|stood| stood.rank.0 >= ward.spec.ranks) {
             return;
         }
         self.update(&mut ward);
         let now_ms = self.config.wall_us / 1000 + now.as_millis() as u64;
         let wards = Wards::of(&mut self.recovery.wards, job, &ward, now_ms);
-        let forgotten = wards.forget_before(ward.incarnation);
-        if ward.fence >= wards.ward.fence || ward.incarnation > wards.ward.incarnation {
+        let forgotten = wards.forget_before(ward.epoch);
+        if ward.fence >= wards.ward.fence || ward.epoch > wards.ward.epoch {
             wards.ward = ward;
         }
         for Stood { rank, incarnation, origin, left } in ranks {
@@ -220,9 +220,9 @@ impl Node {
     fn give_up_copy(&mut self, process: ProcessId, mut protected: Protected) {
         let Some(wards) = self.recovery.wards.get_mut(&process.job) else { return };
         let why = "its node is lost, and so is its protector, and the copy of its log may lack something".to_owned();
-        let (rank, life) = (process.rank, protected.incarnation);
+        let (rank, incarnation) = (process.rank, protected.incarnation);
         let home = wards.ward.placement.home().clone();
-        let hopeless = ToHome::NoImage { rank, life, why, signal: None };
+        let hopeless = ToHome::NoImage { rank, incarnation, why, signal: None };
         (protected.protector, protected.hopeless) = (None, Some(hopeless.clone()));
         wards.ranks.insert(rank, protected);
         self.send(&home, PeerMessage::ToHome(process.job, hopeless));
@@ -257,7 +257,7 @@ impl Node {
         host: &NodeId,
         answer: Option<Option<NodeId>>,
     ) {
-        let Some(wards) = self.recovery.wards.get(&process.job).filter(|wards| wards.ward.incarnation <= life) else { return };
+        let Some(wards) = self.recovery.wards.get(&process.job).filter(|wards| wards.ward.epoch <= life.epoch) else { return };
         let protected = wards.ranks.get(&process.rank);
         let waits = |p: &Protected| {
             p.incarnation == life && p.host == *host && p.protector.as_ref().is_some_and(|lost| !self.is_member(lost))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::limits;
 use radic_wire::log::LogPart;
 use radic_wire::peer::{Answer, Left, PeerMessage, Query, ToStore};
@@ -39,7 +39,7 @@ pub enum StoreOrder {
     /// while its log becomes stable; [`NoRestart::Unstable`](crate::store::NoRestart::Unstable) is the answer if that does not come to pass.
     Fence(ProcessId, Incarnation),
     /// Answer up to where the stream is stable in this life of its receiver, or a later one: [`Answer::Stable`].
-    StableOf(NodeId, u64, ProcessId, Incarnation, StreamId),
+    StableOf(NodeId, u64, ProcessId, Epoch, StreamId),
     /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].
     Sizes(NodeId, u64, Vec<JobId>),
     /// Answer what is held of this process: [`Answer::Log`].
@@ -148,7 +148,7 @@ impl Node {
             // Who says so has not heard that the job is over, and was overtaken by the word of that.
             ToStore::Protect { .. } | ToStore::Stand(_) if self.has_ended(job) => {}
             // Nor that it has begun anew: what is protected of its next life would be taken for that of the life before.
-            ToStore::Protect { ref ward, .. } if self.protects_later_life(job, ward.incarnation) => {}
+            ToStore::Protect { ref ward, .. } if self.protects_later_epoch(job, ward.epoch) => {}
             ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
                 let replicas = protection.replicas;
@@ -165,10 +165,10 @@ impl Node {
             ToStore::Keys { fence, entries } => self.handle_keys(from, job, fence, entries),
             ToStore::Restart { rank, signal } => self.handle_crashed(now, from, job, rank, signal),
             ToStore::Left { rank, status, phase, finals } => self.handle_left(from, job, rank, Left { status, phase, finals }),
-            ToStore::Anew(life) => {
+            ToStore::Anew(epoch) => {
                 self.forget_ends(job);
-                self.forget_lives_before(job, life);
-                self.clients_hear_of_life(job, life);
+                self.forget_epochs_before(job, epoch);
+                self.clients_hear_of_epoch(job, epoch);
             }
             ToStore::Resume { ranks, ward } => {
                 let replicas = ward.spec.protection.replicas;
@@ -200,8 +200,8 @@ impl Node {
 
     /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`].
     pub(super) fn handle_store_query(&mut self, from: &NodeId, number: u64, query: &Query) {
-        if let Query::Stable { receiver, life, .. } = *query
-            && !self.is_behind(receiver.job, life)
+        if let Query::Stable { receiver, epoch, .. } = *query
+            && !self.is_behind(receiver.job, epoch)
             && self.wants_nothing(receiver)
         {
             // It will read nothing more: nobody need keep it.
@@ -209,7 +209,7 @@ impl Node {
         }
         let from = from.clone();
         let order = match *query {
-            Query::Stable { stream, receiver, life } => StoreOrder::StableOf(from, number, receiver, life, stream),
+            Query::Stable { stream, receiver, epoch } => StoreOrder::StableOf(from, number, receiver, epoch, stream),
             Query::ForgetProcess(process) => StoreOrder::ForgetProcess(from, number, process),
             Query::Sizes => StoreOrder::Sizes(from, number, self.stored.iter().copied().collect()),
             Query::Log(process) => StoreOrder::List(from, number, process),

@@ -28,9 +28,9 @@ impl Node {
         let Some(host) = self.hosts.get(&job) else { return };
         let here = self.config.me.address.ip();
         let origin = |rank| (rank, self.origin_of(ProcessId { job, rank }).unwrap_or(here));
-        let (origins, home, life) = (host.ranks().map(origin).collect(), host.home().clone(), host.incarnation());
+        let (origins, home, epoch) = (host.ranks().map(origin).collect(), host.home().clone(), host.epoch());
         let said = FromHost::Frozen(Ok(origins));
-        self.send(&home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
+        self.send(&home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
     }
 
     /// All ranks of a job whose home this is are stopped: what is known of it goes to whoever writes it down, with the key space.
@@ -91,7 +91,7 @@ impl Node {
             orders.entry(protectors[*at as usize].clone()).or_default().push((rank, *life, *origin));
         }
         let by_rank = orders.iter().flat_map(|(node, ranks)| ranks.iter().map(|(rank, ..)| (*rank, node.clone()))).collect();
-        self.homes.insert(job, Home::resume(now, suspension, by_rank, session));
+        self.homes.insert(job, Home::resume(now, self.seat(), suspension, by_rank, session));
         self.with_home(now, job, |_| ());
         for (node, ranks) in orders {
             let ward = Box::new(ward.clone());

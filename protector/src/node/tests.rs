@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{BootId, Incarnation, NodeName};
+use radic_wire::ids::{BootId, Epoch, Incarnation, NodeName, Seat};
 use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, Placement, RestartOn};
 use radic_wire::limits;
 use radic_wire::log::ImageRange;
@@ -17,6 +17,7 @@ use radic_wire::process::{Interval, Place, Point, Protect, Protection, StreamEnd
 
 use super::*;
 
+mod epochs;
 mod launching;
 mod lost;
 
@@ -91,6 +92,14 @@ fn replayed() -> Option<u64> {
 const REPLAY_LIMIT: Duration = Duration::from_secs(10);
 
 const LATENCY: Duration = Duration::from_micros(100);
+
+/// Where a home sits that is looked at alone.
+const SEAT: Seat = Seat { view: 1, home: BootId(1) };
+
+/// The epoch that this home gives after so many others.
+fn epoch(count: u32) -> Epoch {
+    Epoch { view: SEAT.view, count, home: SEAT.home }
+}
 
 fn name(index: usize) -> NodeName {
     format!("n{index}").parse().unwrap()
@@ -375,7 +384,7 @@ impl Cluster {
     fn catch_up(&mut self, node: &NodeName, observer: ObserverId, life: Incarnation) {
         let rank = (observer.0 % LIFE) as u32;
         let mut say = |message| self.post(node, Input::Observer(observer, 1000 + rank, message));
-        say(ToNode::Door(([10, 0, 0, 99], 9000 + life.0 as u16).into()));
+        say(ToNode::Door(([10, 0, 0, 99], 9000 + life.restart as u16).into()));
         if !self.silent {
             self.live(node, rank, life);
             self.read_log(node, rank, life);
@@ -802,7 +811,7 @@ fn texts(cluster: &Cluster, node: usize, event: EventName) -> Vec<String> {
 /// What the home of a job says to node 2 to start rank 1 there.
 fn launch(home: usize, job: JobId) -> PeerMessage {
     let placement = Placement { nodes: vec![id(home), id(2)], rank_nodes: vec![0, 1] };
-    PeerMessage::ToHost(job, ToHost::Launch { incarnation: Incarnation(0), spec: Box::new(spec(2)), placement })
+    PeerMessage::ToHost(job, ToHost::Launch { epoch: Epoch::FIRST, spec: Box::new(spec(2)), placement })
 }
 
 #[test]
@@ -930,7 +939,7 @@ const LIFE: u64 = 1000;
 
 /// The observer of a process in a later life.
 fn observer_of(rank: u32, life: Incarnation) -> ObserverId {
-    ObserverId(u64::from(life.0) * LIFE + u64::from(rank))
+    ObserverId(u64::from(life.epoch.count << 8 | life.restart) * LIFE + u64::from(rank))
 }
 
 /// A rank of [`protected`] jobs: its observer has the number of its rank, its process id is 1000 and its rank.
@@ -1004,7 +1013,7 @@ fn a_rank_joins_and_its_children_do_not() {
     let FromNode::Joined { incarnation, key: told, protector, protection, inherited } = cluster.told(0)[0].clone() else {
         panic!("no")
     };
-    assert_eq!((incarnation, told, protection, inherited), (Incarnation(0), key, never(), false));
+    assert_eq!((incarnation, told, protection, inherited), (Incarnation::FIRST, key, never(), false));
     assert_eq!(protector, "10.0.0.2:102".parse().unwrap(), "the log service of the next node");
     let n1 = name(1);
     for (number, pid, message) in [
@@ -1166,12 +1175,12 @@ fn what_was_closed_in_a_life_before_is_not_closed_in_this_one() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start_protected(2, never());
     let (connection, process) = (ConnectionId { opener: at(job, 0), number: 1 }, at(job, 1));
-    for (life, is_told) in [(Incarnation(Incarnation::LIVES), false), (Incarnation(0), true)] {
+    for (epoch, is_told) in [(epoch(1), false), (Epoch::FIRST, true)] {
         let node = cluster.nodes.get_mut(&name(2)).expect("it is up");
-        node.handle_message(cluster.now, &id(1), PeerMessage::Forget { connection, process, for_good: true, life });
+        node.handle_message(cluster.now, &id(1), PeerMessage::Forget { connection, process, for_good: true, epoch });
         let outputs: Vec<Output> = std::iter::from_fn(|| node.poll_output()).collect();
         let told = outputs.iter().any(|o| matches!(o, Output::Observer(_, FromNode::Forget { .. })));
-        assert_eq!(told, is_told, "{life:?}: {outputs:?}");
+        assert_eq!(told, is_told, "{epoch}: {outputs:?}");
     }
 }
 
@@ -1293,7 +1302,7 @@ fn a_variable_for_which_the_node_has_no_value_stays_unset() {
         let templates = names.iter().zip(templates).map(|(name, template)| ((*name).to_owned(), template.to_owned())).collect();
         let spec = JobSpec { templates, ..spec(1) };
         let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
-        let mut host = Host::launch(&id(1), &environment, JobId::from_bits(7), Incarnation(0), &spec, placement);
+        let mut host = Host::launch(&id(1), &environment, JobId::from_bits(7), Epoch::FIRST, &spec, placement);
         let Some(HostOutput::Spawn(_, order)) = host.poll_output() else { panic!("nothing is started") };
         let value = |wanted: &&str| {
             let (_, value) = order.env.iter().find(|(name, _)| name.as_ref() == wanted.as_bytes())?;
@@ -1398,12 +1407,12 @@ fn a_protected_job_goes_on_when_the_node_of_its_terminal_is_lost() {
 fn home_of(second: usize) -> Home {
     let placement = Placement { nodes: vec![id(1), id(second)], rank_nodes: vec![0, 1] };
     let spec = JobSpec { protection: never(), ..spec(2) };
-    Home::start(Duration::ZERO, 0, JobId::from_bits(1), spec, placement, None)
+    Home::start(Duration::ZERO, 0, JobId::from_bits(1), SEAT, spec, placement, None)
 }
 
 /// What a host says of its ranks in the job's first life.
 fn of_host(said: FromHost) -> ToHome {
-    ToHome::Host { life: Incarnation(0), said }
+    ToHome::Host { epoch: Epoch::FIRST, said }
 }
 
 fn prints(offset: u64, text: &str) -> ToHome {
@@ -1453,39 +1462,49 @@ fn a_gap_in_the_output_holds_nobody_up() {
 fn what_is_said_of_a_life_before_says_nothing_of_the_next_one() {
     let mut home = home_of(2);
     let now = Duration::ZERO;
-    let lost = ToHome::NoImage { rank: Rank(1), life: Incarnation(0), why: "lost".to_owned(), signal: None };
+    let lost = ToHome::NoImage { rank: Rank(1), incarnation: Incarnation::FIRST, why: "lost".to_owned(), signal: None };
     home.handle_message(now, &id(1), lost);
     home.handle_message(now, &id(1), of_host(FromHost::Gone));
     home.handle_message(now, &id(2), of_host(FromHost::Gone));
-    let next = Incarnation(Incarnation::LIVES);
-    assert_eq!(home.incarnation(), next);
+    let next = epoch(1);
+    assert_eq!(home.epoch(), next);
     let status = ExitStatus::Signal(9);
     home.handle_message(now, &id(2), prints(116, "of before"));
     home.handle_message(now, &id(2), of_host(FromHost::Exited { rank: Rank(1), status, phase: MpiPhase::Before }));
     home.handle_message(now, &id(2), of_host(FromHost::Gone));
     let data = ByteBuf::from(b"of now".as_slice());
     let said = FromHost::Output { rank: Rank(1), stream: OutputStream::Stdout, offset: 0, data };
-    home.handle_message(now, &id(2), ToHome::Host { life: next, said });
+    home.handle_message(now, &id(2), ToHome::Host { epoch: next, said });
     assert_eq!(home.outcome(), None);
     assert_eq!(shown_by(&mut home), b"of now");
 }
 
-/// What is needed to adopt a job in `incarnation` with a rank on each of two nodes, of which the first is the home.
-fn adoption(incarnation: Incarnation) -> Adoption {
+/// What is needed to adopt a job in `epoch` with a rank on each of two nodes, of which the first is the home.
+fn adoption(epoch: Epoch) -> Adoption {
     let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1] };
     let spec = JobSpec { protection: never(), ..spec(2) };
-    Adoption { job: JobId::from_bits(1), ward: Ward { incarnation, spec, placement, fence: 0, keys: Vec::new() }, started_ms: 0 }
+    Adoption {
+        job: JobId::from_bits(1),
+        ward: Ward { epoch, spec, placement, fence: 0, keys: Vec::new() },
+        started_ms: 0,
+        view: 1,
+    }
 }
 
 fn adopted() -> Home {
-    Home::adopt(Duration::ZERO, adoption(Incarnation(0)))
+    Home::adopt(Duration::ZERO, SEAT, adoption(Epoch::FIRST))
 }
 
-/// The home before had begun the job anew, and the next one hears so from whoever knows: it gives no number of a life once more, for there may be processes of it behind a cut (G4).
+/// The home before had begun an epoch, and the next one hears so from a node that knows: it gives a greater one, for processes of the other may run behind a cut (G4).
 #[test]
-fn no_number_of_a_life_is_given_twice() {
-    let begun = Incarnation(Incarnation::LIVES);
-    let no_image = ToHome::NoImage { rank: Rank(0), life: Incarnation(begun.0 + 1), why: "lost".to_owned(), signal: None };
+fn an_epoch_that_the_home_before_has_begun_is_not_given_again() {
+    let begun = epoch(1);
+    let no_image = ToHome::NoImage {
+        rank: Rank(0),
+        incarnation: Incarnation::launched_in(begun).next(),
+        why: "lost".to_owned(),
+        signal: None,
+    };
     for knows in [None, Some(no_image)] {
         let (now, mut home) = (Duration::ZERO, adopted());
         match knows {
@@ -1495,8 +1514,7 @@ fn no_number_of_a_life_is_given_twice() {
         for node in [id(3), id(4)] {
             home.handle_message(now, &node, of_host(FromHost::Gone));
         }
-        // Nor that of a life of which nobody has heard.
-        assert_eq!(home.incarnation(), Incarnation(3 * Incarnation::LIVES));
+        assert_eq!(home.epoch(), epoch(2));
         assert_eq!(home.outcome(), None);
     }
 }
@@ -1505,7 +1523,7 @@ fn no_number_of_a_life_is_given_twice() {
 #[test]
 fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     let mut home = adopted();
-    let lost = ToHome::NoImage { rank: Rank(0), life: Incarnation(1), why: "lost".to_owned(), signal: None };
+    let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), signal: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
     let ends = |home: &mut Home| {
         let outputs = std::iter::from_fn(|| home.poll_output());
@@ -1526,7 +1544,7 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
     RestartOrder {
         process,
         incarnation,
-        ward: Ward { incarnation: incarnation.first_of_job(), spec, placement, fence: 0, keys: Vec::new() },
+        ward: Ward { epoch: incarnation.epoch, spec, placement, fence: 0, keys: Vec::new() },
         origin: address(1).ip(),
         log: address(1),
         replica: None,
@@ -1544,12 +1562,12 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
 fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start_protected(2, never());
-    let (now, next) = (Duration::from_secs(1), Incarnation(Incarnation::LIVES));
+    let (now, next) = (Duration::from_secs(1), epoch(1));
     let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1, 1] };
     let spec = JobSpec { protection: never(), ..spec(3) };
-    let ward = Ward { incarnation: next, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
-    let order = RestartOrder { ward, ..order_of(at(job, 2), Incarnation(next.0 + 1)) };
-    let launch = ToHost::Launch { incarnation: next, spec: Box::new(spec), placement };
+    let ward = Ward { epoch: next, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+    let order = RestartOrder { ward, ..order_of(at(job, 2), Incarnation::launched_in(next).next()) };
+    let launch = ToHost::Launch { epoch: next, spec: Box::new(spec), placement };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let mut says = |input: Input| {
         node.handle(now, input);
@@ -1574,11 +1592,11 @@ fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
 fn an_order_of_a_life_that_was_ended_brings_nobody_back() {
     let mut cluster = Cluster::new(2);
     let (job, now) = (JobId::from_bits(9), Duration::from_secs(1));
-    let end = ToHost::End { life: Incarnation(0), kill: true, anew: true };
+    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, anew: true };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     node.handle(now, Input::Message(id(1), PeerMessage::ToHost(job, end)));
-    for (life, comes) in [(1, false), (Incarnation::LIVES + 1, true)] {
-        let order = order_of(at(job, 1), Incarnation(life));
+    for (life, comes) in [(Incarnation::restarted(1), false), (Incarnation::launched_in(epoch(1)).next(), true)] {
+        let order = order_of(at(job, 1), life);
         node.handle(now, Input::Message(id(1), PeerMessage::Restart(Box::new(order))));
         let restores = |output| matches!(output, Output::Process(_, HostOutput::Restore(Rank(1), _)));
         assert_eq!(std::iter::from_fn(|| node.poll_output()).any(restores), comes, "life {life}");
@@ -1591,17 +1609,17 @@ fn an_order_of_a_life_that_was_ended_brings_nobody_back() {
 fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start_protected(2, never());
-    let (now, incarnation) = (Duration::from_secs(1), Incarnation(Incarnation::LIVES));
+    let (now, epoch) = (Duration::from_secs(1), epoch(1));
     let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };
-    let launch = ToHost::Launch { incarnation, spec: Box::new(JobSpec { protection: never(), ..spec(2) }), placement };
-    let end = ToHost::End { life: incarnation, kill: true, anew: true };
+    let launch = ToHost::Launch { epoch, spec: Box::new(JobSpec { protection: never(), ..spec(2) }), placement };
+    let end = ToHost::End { epoch, kill: true, anew: true };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let mut said = |input: Input| {
         node.handle(now, input);
         let outputs = std::iter::from_fn(|| node.poll_output());
         let of_host = outputs.filter_map(|output| match output {
-            Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { life, said: FromHost::Gone })) => {
-                Some(format!("gone {}", life.0))
+            Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { epoch: life, said: FromHost::Gone })) => {
+                Some(format!("gone {life}"))
             }
             Output::Process(_, HostOutput::Spawn(rank, _)) => Some(format!("spawn {rank}")),
             Output::Process(_, HostOutput::Signal(rank, signal)) => Some(format!("signal {rank} {signal}")),
@@ -1614,7 +1632,7 @@ fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
     assert_eq!(said(Input::Exited(at(job, 1), ExitStatus::Signal(9)))[1..], ["spawn 1"]);
     assert_eq!(said(Input::Spawned(at(job, 1), Ok(7))), ["signal 1 9"]);
     assert_eq!(said(Input::Exited(at(job, 1), ExitStatus::Signal(9))), ["signal 1 9"]);
-    for (stream, gone) in [(OutputStream::Stdout, [].as_slice()), (OutputStream::Stderr, &["gone 65536"])] {
+    for (stream, gone) in [(OutputStream::Stdout, [].as_slice()), (OutputStream::Stderr, &["gone 1v1h01"])] {
         assert_eq!(said(Input::ProcessOutput(at(job, 1), stream, ByteBuf::new())), gone);
     }
 }
@@ -1624,7 +1642,7 @@ fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
 fn who_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(2, never());
-    let end = ToHost::End { life: Incarnation(0), kill: true, anew: true };
+    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, anew: true };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let says_gone =
         |output: Output| matches!(output, Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { said: FromHost::Gone, .. })));
@@ -1650,7 +1668,7 @@ fn a_home_that_has_nothing_to_print_says_how_its_job_has_ended() {
     let (now, mut home) = (Duration::ZERO, adopted());
     for (rank, node) in [(Rank(0), id(3)), (Rank(1), id(4))] {
         let (status, phase) = (ExitStatus::Code(0), MpiPhase::After);
-        home.handle_message(now, &node, ToHome::Left { rank, life: Incarnation(0), status, phase });
+        home.handle_message(now, &node, ToHome::Left { rank, epoch: Epoch::FIRST, status, phase });
     }
     home.handle_message(now, &id(3), of_host(FromHost::Gone));
     home.handle_message(now, &id(4), of_host(FromHost::Gone));
@@ -1695,7 +1713,7 @@ fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
 #[test]
 fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
     let mut home = adopted();
-    let lost = ToHome::NoImage { rank: Rank(0), life: Incarnation(1), why: "lost".to_owned(), signal: None };
+    let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), signal: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Gone));
     home.handle_node_lost(Duration::ZERO, &id(4), "no majority");
@@ -1708,14 +1726,9 @@ fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
 #[test]
 fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
     let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1, 1] };
-    let ward = Ward {
-        incarnation: Incarnation(0),
-        spec: JobSpec { protection: never(), ..spec(3) },
-        placement,
-        fence: 0,
-        keys: Vec::new(),
-    };
-    let mut home = Home::adopt(Duration::ZERO, Adoption { job: JobId::from_bits(1), ward, started_ms: 0 });
+    let ward =
+        Ward { epoch: Epoch::FIRST, spec: JobSpec { protection: never(), ..spec(3) }, placement, fence: 0, keys: Vec::new() };
+    let mut home = Home::adopt(Duration::ZERO, SEAT, Adoption { job: JobId::from_bits(1), ward, started_ms: 0, view: 1 });
     let report = |ended: &[u32], running: &[u32]| HostReport {
         running: running.iter().map(|rank| Rank(*rank)).collect(),
         ended: ended.iter().map(|rank| (Rank(*rank), ExitStatus::Code(0), MpiPhase::Before)).collect(),
@@ -1747,8 +1760,8 @@ fn nobody_protects_a_job_that_is_over() {
     cluster.run_until(|c| c.outcome(1).is_some() && !c.nodes[&name(2)].knows(job));
     let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0] };
     let spec = JobSpec { protection: never(), ..spec(1) };
-    let ward = Box::new(Ward { incarnation: Incarnation(0), spec, placement, fence: 0, keys: Vec::new() });
-    let protect = ToStore::Protect { ranks: vec![(Rank(0), Incarnation(1))], origins: BTreeMap::new(), ward };
+    let ward = Box::new(Ward { epoch: Epoch::FIRST, spec, placement, fence: 0, keys: Vec::new() });
+    let protect = ToStore::Protect { ranks: vec![(Rank(0), Incarnation::restarted(1))], origins: BTreeMap::new(), ward };
     cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToStore(job, protect)));
     cluster.run_for(Duration::from_millis(10));
     assert!(!cluster.nodes[&name(2)].knows(job));
@@ -1758,19 +1771,25 @@ fn nobody_protects_a_job_that_is_over() {
 #[test]
 fn who_is_protected_in_the_next_life_of_a_job_stays_so() {
     let mut cluster = Cluster::new(3);
-    let (job, first) = (JobId::from_bits(1), Incarnation(Incarnation::LIVES));
+    let (job, first) = (JobId::from_bits(1), epoch(1));
     let placement = Placement { nodes: vec![id(1), id(3)], rank_nodes: vec![0, 1] };
-    let ward = |incarnation| {
+    let ward = |epoch| {
         let spec = JobSpec { protection: never(), ..spec(2) };
-        Box::new(Ward { incarnation, spec, placement: placement.clone(), fence: 0, keys: Vec::new() })
+        Box::new(Ward { epoch, spec, placement: placement.clone(), fence: 0, keys: Vec::new() })
     };
-    let protect = |rank, life| ToStore::Protect { ranks: vec![(Rank(rank), life)], origins: BTreeMap::new(), ward: ward(life) };
-    let said = [(1, ToStore::Anew(first)), (1, protect(0, first)), (3, protect(1, Incarnation(0)))];
+    let protect = |rank, epoch| {
+        let ranks = vec![(Rank(rank), Incarnation::launched_in(epoch))];
+        ToStore::Protect { ranks, origins: BTreeMap::new(), ward: ward(epoch) }
+    };
+    let said = [(1, ToStore::Anew(first)), (1, protect(0, first)), (3, protect(1, Epoch::FIRST))];
     for (from, message) in said {
         cluster.post(&name(2), Input::Message(id(from), PeerMessage::ToStore(job, message)));
     }
     cluster.run_for(Duration::from_millis(10));
     let wards = &cluster.nodes[&name(2)].recovery.wards[&job];
-    assert_eq!(wards.ward.incarnation, first);
-    assert_eq!(wards.ranks.iter().map(|(rank, p)| (*rank, p.incarnation)).collect::<Vec<_>>(), [(Rank(0), first)]);
+    assert_eq!(wards.ward.epoch, first);
+    assert_eq!(
+        wards.ranks.iter().map(|(rank, p)| (*rank, p.incarnation)).collect::<Vec<_>>(),
+        [(Rank(0), Incarnation::launched_in(first))]
+    );
 }

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Incarnation, JobId, ProcessId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, HeldImage, HeldLog, HeldStream, ImageRange, ImageState, LogPart, Span, ToProtector};
 
@@ -187,7 +187,7 @@ pub enum StoreError {
     #[error("{0} has said no hello")]
     Stranger(ProcessId),
     /// An older incarnation; it was told.
-    #[error("incarnation {} of {process} is fenced: {} speaks for it", .old.0, .newest.0)]
+    #[error("incarnation {old} of {process} is fenced: {newest} speaks for it")]
     Fenced {
         /// The process.
         process: ProcessId,
@@ -681,7 +681,7 @@ impl Store {
         let before = self.processes.get(&id).map(|process| process.incarnation).filter(|before| *before < incarnation);
         // The job has begun anew: nobody comes back from what is held of the life before. Or its next life began with another protector: positions in the payload are of a
         // life, so nobody can tell what of the one before never came here. (`make sim`, seed 75474: a stream had a gap.)
-        let begins = before.is_some_and(|before| before.first_of_job() < incarnation.first_of_job() || self.has_let_go(id));
+        let begins = before.is_some_and(|before| before.epoch < incarnation.epoch || self.has_let_go(id));
         if before.is_some() {
             self.silence(id, incarnation);
             self.processes.get_mut(&id).into_iter().for_each(Process::renew);
@@ -1163,7 +1163,7 @@ impl Store {
     /// be of another past than everybody else.
     pub fn fence(&mut self, id: ProcessId, incarnation: Incarnation) {
         self.silence(id, incarnation);
-        let process = self.processes.get_mut(&id).filter(|process| process.counted.first_of_job() < incarnation.first_of_job());
+        let process = self.processes.get_mut(&id).filter(|process| process.counted.epoch < incarnation.epoch);
         if let Some(process) = process {
             let new = Process { queued: process.queued, bound: process.bound, ..Process::new(incarnation, 0, 0) };
             let old = std::mem::replace(process, new);
@@ -1358,8 +1358,8 @@ impl Store {
 
     /// [`Store::stable_of`], if the receiver could be brought back from here, in this life of its job or a later one (a job that has begun anew has streams of the same names).
     /// A replica commits an image before its leader does, so it says nothing: if it were lost with the receiver, the leader would want bytes that the sender has let go of.
-    pub fn stable_in(&self, receiver: ProcessId, life: Incarnation, stream: StreamId) -> u64 {
-        let answers = |process: &Process| process.incarnation >= life && process.is_current();
+    pub fn stable_in(&self, receiver: ProcessId, epoch: Epoch, stream: StreamId) -> u64 {
+        let answers = |process: &Process| process.incarnation.epoch >= epoch && process.is_current();
         if self.processes.get(&receiver).is_some_and(answers) { self.stable_of(receiver, stream) } else { 0 }
     }
 

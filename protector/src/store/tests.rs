@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use radic_wire::ids::{JobId, Rank};
+use radic_wire::ids::{BootId, Epoch, JobId, Rank};
 use radic_wire::log::CutStreams;
 
 use super::*;
@@ -12,7 +12,13 @@ const CONFIG: Config = Config { memory: 64, log: 1_000, image: 100, durable: fal
 
 fn speaker(incarnation: u32) -> Speaker {
     let process = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
-    Speaker { process, incarnation: Incarnation(incarnation) }
+    Speaker { process, incarnation: Incarnation::restarted(incarnation) }
+}
+
+/// It was launched in the epoch that its home gave after so many others.
+fn launched(count: u32) -> Speaker {
+    let epoch = Epoch { view: 1, count, home: BootId(1) };
+    Speaker { incarnation: Incarnation::launched_in(epoch), ..speaker(0) }
 }
 
 fn stream(number: u64) -> StreamId {
@@ -98,7 +104,7 @@ fn two_images(config: Config) -> Store {
 
 /// The first life's process is restarted as these lives, one after the other, and lives in none: which image each comes from.
 fn restarted_as(store: &mut Store, lives: std::ops::Range<u32>) -> Vec<(u64, u64)> {
-    let restart = |life| store.restart(speaker(0).process, Incarnation(life)).unwrap();
+    let restart = |life| store.restart(speaker(0).process, Incarnation::restarted(life)).unwrap();
     lives.map(restart).map(|restart| (restart.images.last().unwrap().0, restart.cut)).collect()
 }
 
@@ -108,7 +114,7 @@ fn a_process_that_does_not_live_again_comes_back_from_the_image_before() {
     let id = speaker(0).process;
     assert!(said(&mut store).contains(&"Committed { image: 1, oldest: 0 }".to_owned()));
     assert_eq!(restarted_as(&mut store, 1..4), [(1, 4), (1, 4), (0, 2)]);
-    let restart = store.restart(id, Incarnation(4)).unwrap();
+    let restart = store.restart(id, Incarnation::restarted(4)).unwrap();
     assert_eq!((restart.range, restart.log_end), (ImageRange { oldest: 0, next: 2 }, 6));
     assert_eq!(restart.held, [(stream(1), 8, None)]);
     // All of the log since is there, to catch up from.
@@ -164,7 +170,7 @@ fn an_image_of_an_earlier_life_covers_no_payload_of_this_one() {
     let id = speaker(0).process;
     assert_eq!(restarted_as(&mut store, 1..2), [(1, 4)]);
     let (journal, payload) = (Span { start: 4, end: 6 }, Span { start: 0, end: 0 });
-    let hello = ToProtector::Hello { process: id, incarnation: Incarnation(1), journal, payload };
+    let hello = ToProtector::Hello { process: id, incarnation: Incarnation::restarted(1), journal, payload };
     store.handle_message(speaker(1), &hello).unwrap();
     let read = [(stream(1), 8)];
     let (streams, ended) = (CutStreams::new(&read).unwrap(), CutStreams::new(&[]).unwrap());
@@ -276,10 +282,10 @@ fn a_whole_image_is_wanted_when_the_increments_are_longer_than_the_last() {
 fn an_older_incarnation_is_told_and_changes_nothing() {
     let mut store = begun(CONFIG);
     let journal = ToProtector::Journal { position: 0, bytes: b"new" };
-    store.fence(speaker(0).process, Incarnation(2));
+    store.fence(speaker(0).process, Incarnation::restarted(2));
     assert!(matches!(store.handle_message(speaker(0), &journal), Err(StoreError::Fenced { .. })));
     assert!(matches!(store.handle_message(speaker(0), &hello(speaker(0), 0)), Err(StoreError::Fenced { .. })));
-    assert_eq!(said(&mut store)[0], "Fenced { newest: Incarnation(2) }");
+    assert_eq!(said(&mut store)[0], format!("Fenced {{ newest: {:?} }}", Incarnation::restarted(2)));
     assert_eq!(store.journal_end(speaker(0).process), 0);
     store.handle_message(speaker(2), &journal).unwrap();
     assert_eq!(store.journal_end(speaker(0).process), 3);
@@ -384,7 +390,7 @@ fn the_last_replica_decides() {
     assert_eq!(said(&mut store), ["forward Journal { position: 0, bytes: [97, 98, 99] }"]);
     store.handle_replica(id, &FromProtector::JournalStable { position: 2 });
     assert_eq!(said(&mut store), ["JournalStable { position: 2 }"]);
-    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage));
+    assert_eq!(store.restart(id, Incarnation::restarted(1)), Err(NoRestart::NoImage));
     store.set_replica(id, false);
     assert_eq!(said(&mut store), ["JournalStable { position: 3 }"]);
 }
@@ -472,20 +478,22 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     store.set_replica(id, true);
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"received" };
     store.handle_message(speaker(0), &payload).unwrap();
-    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::Unstable), "the replica has said nothing");
+    assert_eq!(store.restart(id, Incarnation::restarted(1)), Err(NoRestart::Unstable), "the replica has said nothing");
     said(&mut store);
     store.set_replica(id, true);
     let hellos = |store: &mut Store| said(store).into_iter().filter(|said| said.starts_with("forward Hello")).collect::<Vec<_>>();
     let [of_before] = &hellos(&mut store)[..] else { panic!("one hello") };
     assert!(
-        of_before.contains("incarnation: Incarnation(0)") && of_before.ends_with("payload: Span { start: 0, end: 8 } }"),
+        of_before.contains(&format!("incarnation: {:?}", Incarnation::FIRST))
+            && of_before.ends_with("payload: Span { start: 0, end: 8 } }"),
         "{of_before}"
     );
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
-    store.restart(id, Incarnation(1)).unwrap();
+    store.restart(id, Incarnation::restarted(1)).unwrap();
     let [of_next] = &hellos(&mut store)[..] else { panic!("one hello") };
     assert!(
-        of_next.contains("incarnation: Incarnation(1)") && of_next.ends_with("payload: Span { start: 0, end: 0 } }"),
+        of_next.contains(&format!("incarnation: {:?}", Incarnation::restarted(1)))
+            && of_next.ends_with("payload: Span { start: 0, end: 0 } }"),
         "{of_next}"
     );
 }
@@ -501,15 +509,15 @@ fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     let payload = |position, offset| ToProtector::Payload { position, stream: stream(1), offset, bytes: b"received" };
     store.handle_message(speaker(0), &payload(0, 0)).unwrap();
     for life in [1, 2] {
-        assert_eq!(store.restart(id, Incarnation(life)), Err(NoRestart::Unstable));
+        assert_eq!(store.restart(id, Incarnation::restarted(life)), Err(NoRestart::Unstable));
     }
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
-    store.restart(id, Incarnation(2)).unwrap();
+    store.restart(id, Incarnation::restarted(2)).unwrap();
     store.handle_message(speaker(2), &hello(speaker(2), 0)).unwrap();
     store.handle_message(speaker(2), &payload(0, 8)).unwrap();
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
     said(&mut store);
-    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage));
+    assert_eq!(store.restart(id, Incarnation::restarted(1)), Err(NoRestart::NoImage));
     assert_eq!(said(&mut store), [""; 0]);
     store.handle_message(speaker(2), &payload(8, 16)).unwrap();
 }
@@ -519,11 +527,11 @@ fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
 #[test]
 fn only_a_log_that_can_bring_the_receiver_back_says_what_is_stable() {
     let mut store = Store::new(CONFIG);
-    let (speaker, life) = (speaker(0), Incarnation(0));
+    let (speaker, epoch) = (speaker(0), Epoch::FIRST);
     store.handle_message(speaker, &hello(speaker, 0)).unwrap();
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: 0, bytes: b"12345" };
     store.handle_message(speaker, &payload).unwrap();
-    let says = |store: &Store| store.stable_in(speaker.process, life, stream(1));
+    let says = |store: &Store| store.stable_in(speaker.process, epoch, stream(1));
     assert_eq!(says(&store), 5);
     store.follow(speaker.process);
     assert_eq!((says(&store), store.stable_of(speaker.process, stream(1))), (0, 5), "the one that leads says it");
@@ -583,13 +591,13 @@ fn nobody_comes_back_from_a_log_of_before_the_job_began_anew() {
     let id = speaker(0).process;
     image(&mut store, 0, 0, &[]);
     store.handle_verified(id, 0, true);
-    assert!(store.clone().restart(id, Incarnation(1)).is_ok());
+    assert!(store.clone().restart(id, Incarnation::restarted(1)).is_ok());
     said(&mut store);
-    for life in [Incarnation::LIVES + 1, Incarnation::LIVES + 2] {
-        assert_eq!(store.restart(id, Incarnation(life)), Err(NoRestart::NoImage));
+    for incarnation in [launched(1).incarnation.next(), launched(1).incarnation.next().next()] {
+        assert_eq!(store.restart(id, incarnation), Err(NoRestart::NoImage));
     }
     assert!(said(&mut store).iter().any(|said| said.starts_with("Delete(Image")));
-    let anew = speaker(2 * Incarnation::LIVES);
+    let anew = launched(2);
     store.handle_message(anew, &hello(anew, 0)).unwrap();
     assert!(said(&mut store).contains(&"ImageWanted".to_owned()));
 }
@@ -603,11 +611,11 @@ fn a_job_that_begins_anew_has_no_log_of_before() {
     store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abcdef" }).unwrap();
     store.set_replica(id, true);
     said(&mut store);
-    let anew = speaker(Incarnation::LIVES);
+    let anew = launched(1);
     assert_eq!(store.handle_message(anew, &hello(anew, 0)), Ok(()));
     assert_eq!((store.journal_end(id), store.is_replicated(id)), (0, true));
     let forwarded = said(&mut store).into_iter().find(|said| said.starts_with("forward Hello")).expect("its replica hears of it");
-    assert!(forwarded.contains("Incarnation(65536), journal: Span { start: 0, end: 0 }"), "{forwarded}");
+    assert!(forwarded.contains(&format!("{:?}, journal: Span {{ start: 0, end: 0 }}", anew.incarnation)), "{forwarded}");
     assert!(store.handle_message(speaker(1), &hello(speaker(1), 6)).is_err(), "a life of before");
 }
 
@@ -621,11 +629,11 @@ fn what_another_protector_has_led_since_restarts_nothing() {
     assert!(store.can_restart(id));
     store.let_go(id);
     assert!(!store.can_restart(id));
-    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage));
+    assert_eq!(store.restart(id, Incarnation::restarted(1)), Err(NoRestart::NoImage));
     // The process comes back, and what it has kept goes on where this log ends.
     assert_eq!(store.handle_message(speaker(1), &hello(speaker(1), 0)), Ok(()));
     store.take_up(id);
-    assert!(store.restart(id, Incarnation(2)).is_ok());
+    assert!(store.restart(id, Incarnation::restarted(2)).is_ok());
     // In a life that began elsewhere it goes on nowhere: of the payload of the one before something may be missing.
     store.let_go(id);
     assert_eq!(store.handle_message(speaker(3), &hello(speaker(3), 0)), Ok(()));
@@ -643,7 +651,7 @@ fn a_log_that_was_let_go_restarts_nothing_before_it_has_what_was_acknowledged_el
     store.let_go(id);
     let told = ToProtector::Hello {
         process: id,
-        incarnation: Incarnation(0),
+        incarnation: Incarnation::FIRST,
         journal: Span { start: 0, end: 6 },
         payload: Span::default(),
     };
@@ -666,14 +674,14 @@ fn a_copy_restarts_what_its_leader_was_lost_with_and_nothing_else() {
     store.follow(id);
     image(&mut store, 0, 0, &[]);
     store.handle_verified(id, 0, true);
-    assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage), "its leader does that");
+    assert_eq!(store.restart(id, Incarnation::restarted(1)), Err(NoRestart::NoImage), "its leader does that");
     store.take_over(id);
-    assert!(store.restart(id, Incarnation(1)).is_ok());
+    assert!(store.restart(id, Incarnation::restarted(1)).is_ok());
     // What was let go stays so, whoever forwards and whoever is lost.
     store.let_go(id);
     store.follow(id);
     store.take_over(id);
-    assert_eq!(store.restart(id, Incarnation(2)), Err(NoRestart::NoImage));
+    assert_eq!(store.restart(id, Incarnation::restarted(2)), Err(NoRestart::NoImage));
     assert!(store.has_let_go(id));
 }
 
@@ -686,12 +694,12 @@ fn nothing_is_forgotten_before_the_commit() {
     store.handle_message(speaker(0), &payload).unwrap();
     image(&mut store, 0, 4, &[(stream(1), 3)]);
     assert!(said(&mut store).contains(&format!("{:?}", Output::Verify(id, 0))));
-    assert_eq!(store.restart(id, Incarnation(0)), Err(NoRestart::NoImage));
+    assert_eq!(store.restart(id, Incarnation::FIRST), Err(NoRestart::NoImage));
     let fetch = ToProtector::FetchJournal { position: 0 };
     store.handle_message(speaker(0), &fetch).unwrap();
     store.handle_verified(id, 0, true);
     assert!(store.handle_message(speaker(0), &fetch).is_err(), "the journal before the cut is gone");
-    let restart = store.restart(id, Incarnation(1)).unwrap();
+    let restart = store.restart(id, Incarnation::restarted(1)).unwrap();
     assert_eq!((numbers(&restart), restart.cut, restart.log_end), (vec![0], 4, 6));
     assert_eq!(restart.held, [(stream(1), 8, None)]);
 }
@@ -766,7 +774,7 @@ fn a_process_at_its_end_is_acknowledged_over_the_bound() {
     assert!(!store.is_over_bound(id));
     assert_eq!(store.stable_of(id, stream(1)), 300);
     // Its next life has images again.
-    store.restart(id, Incarnation(1)).unwrap();
+    store.restart(id, Incarnation::restarted(1)).unwrap();
     assert!(store.is_over_bound(id));
 }
 

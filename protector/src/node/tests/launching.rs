@@ -32,7 +32,7 @@ impl Starting {
             node: "n1".into(),
         };
         let placement = Placement { nodes: vec![id(1)], rank_nodes: vec![0; RANKS as usize] };
-        let host = Host::launch(&id(1), &environment, JobId::from_bits(7), Incarnation(0), &spec(RANKS), placement);
+        let host = Host::launch(&id(1), &environment, JobId::from_bits(7), Epoch::FIRST, &spec(RANKS), placement);
         let (ordered, signals, ended) = Default::default();
         let mut starting = Starting { host, environment, ordered, signals, ended, is_over: false };
         starting.look();
@@ -101,7 +101,7 @@ fn signals_reach_those_that_are_not_there_yet_in_order_and_once() {
 fn a_job_that_ends_while_its_ranks_are_started_starts_no_more_of_them() {
     let mut starting = Starting::new();
     assert_eq!(starting.start_one(), Some(0));
-    starting.says(ToHost::End { life: Incarnation(0), kill: false, anew: false });
+    starting.says(ToHost::End { epoch: Epoch::FIRST, kill: false, anew: false });
     let under_way: Vec<u32> = (1..=AT_ONCE as u32).collect();
     let begun: Vec<u32> = std::iter::from_fn(|| starting.start_one()).collect();
     assert_eq!(begun, under_way, "no other is ordered any more");

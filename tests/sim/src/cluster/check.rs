@@ -13,21 +13,20 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use radic_protector::logserver::LogServer;
 use radic_protector::store::{File, Restart, Speaker, Store};
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::log::FromProtector;
 use radic_wire::membership::View;
+use radic_wire::peer::{PeerMessage, ToHost};
 
 use super::net::machine_of;
 use super::process::{Lib, Process};
 use super::world::{Machine, World};
-
-/// Lives of processes within one life of their job.
-const LIVES: u32 = Incarnation::LIVES;
 
 /// What is remembered for the checks.
 #[derive(Debug, Default)]
@@ -45,16 +44,18 @@ pub struct Checks {
     truth: BTreeMap<StreamId, Vec<u8>>,
     /// From which journal position on the state of a process depends on which bytes.
     depends: Vec<(ProcessId, u64, StreamId, u64)>,
-    /// Which life of the job this is.
-    pub job_life: u32,
+    /// The epoch of the job.
+    pub epoch: Epoch,
     /// Its home has said that there will be another one.
     begins_anew: bool,
+    /// The home that gave each epoch of each job, and when.
+    homes: BTreeMap<(JobId, Epoch), (NodeId, Duration)>,
 }
 
 impl Checks {
     /// Whether this life speaks for the process, as far as anybody has decided.
     pub fn is_voice(&self, process: ProcessId, life: Incarnation) -> bool {
-        life >= self.voices.get(&process).copied().unwrap_or_default() && life.0 / LIVES == self.job_life
+        life >= self.voices.get(&process).copied().unwrap_or_default() && life.epoch == self.epoch
     }
 
     /// The job is about to begin anew: nobody goes on from what there is.
@@ -67,12 +68,18 @@ impl Checks {
         !self.begins_anew
     }
 
+    /// G4: a home launches an epoch, which no other home has given.
+    pub fn handle_launch(&mut self, now: Duration, home: &NodeId, job: JobId, epoch: Epoch) {
+        let (known, _) = self.homes.entry((job, epoch)).or_insert_with(|| (home.clone(), now));
+        assert!(*known == *home, "G4: {home} gives epoch {epoch} of job {job}, as {known} has");
+    }
+
     /// A process begins in this life, with nothing.
     pub fn handle_life(&mut self, process: ProcessId, life: Incarnation) {
-        if life.0 / LIVES > self.job_life {
+        if life.epoch > self.epoch {
             // The job begins anew: what was, was not.
-            let (views, job_life) = (std::mem::take(&mut self.views), life.0 / LIVES);
-            *self = Checks { views, job_life, ..Checks::default() };
+            let (views, homes) = (std::mem::take(&mut self.views), std::mem::take(&mut self.homes));
+            *self = Checks { views, homes, epoch: life.epoch, ..Checks::default() };
         }
         let voice = self.voices.entry(process).or_default();
         *voice = life.max(*voice);
@@ -80,7 +87,7 @@ impl Checks {
 
     /// Older lives are not listened to any more.
     pub fn handle_fence(&mut self, process: ProcessId, life: Incarnation) {
-        if life.0 / LIVES == self.job_life {
+        if life.epoch == self.epoch {
             let voice = self.voices.entry(process).or_default();
             *voice = life.max(*voice);
         }
@@ -88,13 +95,16 @@ impl Checks {
 
     /// A log is there for a restart: it has all that was acknowledged.
     pub fn handle_restart(&mut self, process: ProcessId, life: Incarnation, restart: &Restart) {
-        if life.0 / LIVES != self.job_life {
+        if life.epoch != self.epoch {
             return;
         }
-        let first = Incarnation(self.job_life * LIVES);
+        let first = Incarnation::launched_in(self.epoch);
         for ((_, old), acked) in self.acked.range((process, first)..(process, life)) {
             let end = restart.log_end;
-            assert!(*acked <= end, "G1: life {} of {process} was acknowledged {acked}, its next life's log ends at {end}", old.0);
+            assert!(
+                *acked <= end,
+                "G1: incarnation {old} of {process} was acknowledged {acked}, the next one's log ends at {end}"
+            );
         }
         self.begun.insert((process, life), restart.log_end);
     }
@@ -107,16 +117,14 @@ impl Checks {
             FromProtector::Committed { image, .. } => self.cuts.get(&(process, *image)).copied().unwrap_or(0),
             _ => return,
         };
-        if incarnation.0 / LIVES != self.job_life {
+        if incarnation.epoch != self.epoch {
             return; // Of before the job began anew, perhaps on a side that has not heard so: another journal.
         }
-        let newer = self.begun.range((process, Incarnation(incarnation.0 + 1))..).take_while(|((of, _), _)| *of == process);
+        let newer = self.begun.range((process, incarnation.next())..).take_while(|((of, _), _)| *of == process);
         for ((_, life), end) in newer {
             assert!(
                 position <= *end,
-                "G4: life {} of {process} commits {position}, and life {} began at {end}",
-                incarnation.0,
-                life.0
+                "G4: incarnation {incarnation} of {process} commits {position}, and incarnation {life} began at {end}"
             );
         }
         let acked = self.acked.entry(to_key(to)).or_default();
@@ -189,10 +197,25 @@ impl World {
         assert!(*known == view, "views: n{} has {view:?}, another node has {known:?}", at + 1);
     }
 
+    /// G4: what a home says to its hosts.
+    pub fn check_launch(&mut self, at: usize, message: &PeerMessage) {
+        let PeerMessage::ToHost(job, ToHost::Launch { epoch, .. }) = *message else { return };
+        let epoch = if self.breaks.epochs { Epoch { count: epoch.count, ..Epoch::FIRST } } else { epoch };
+        self.checks.handle_launch(self.now, &self.machines[at].member.id, job, epoch);
+    }
+
+    /// The machine whose home has begun the second epoch of the job, and how long after the job's start.
+    #[cfg(test)]
+    pub fn launched_anew(&self) -> Option<(usize, Duration)> {
+        let (_, (home, at)) = self.checks.homes.iter().find(|((_, epoch), _)| epoch.count == 1)?;
+        let machine = self.machines.iter().position(|machine| machine.member.id.name == home.name)?;
+        Some((machine, *at - self.started?))
+    }
+
     /// G1: something leaves a process that has come to this position of its journal.
     pub fn check_departure(&mut self, pid: u32, position: u64) {
         let Some((process, life)) = self.speaks(pid) else { return };
-        let acked = self.checks.acked.range((process, Incarnation(0))..=(process, life)).map(|(_, position)| *position);
+        let acked = self.checks.acked.range((process, Incarnation::FIRST)..=(process, life)).map(|(_, position)| *position);
         let begun = self.checks.begun.get(&(process, life)).copied();
         let held = acked.chain(begun).max().unwrap_or(0);
         assert!(position <= held, "G1: something leaves {process} that depends on {position}, {held} is acknowledged");
@@ -225,8 +248,7 @@ impl World {
             // Until it has an image at a new protector, the loss of its node begins the job anew.
             let protector = self.newest(receiver).map(|lib| self.machines[machine_of(lib.protector())].logs.server.store());
             // What is there of a life before the job began anew is dropped when it is to be used, or when this life is heard.
-            let is_of_now =
-                |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.0 / LIVES == self.checks.job_life);
+            let is_of_now = |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.epoch == self.checks.epoch);
             let protector = protector.filter(is_of_now);
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
@@ -311,12 +333,13 @@ impl World {
         let store = self.machines[at].logs.server.store();
         // What was held of the life before the job began anew goes when the first one of after it speaks.
         let is_of_before = self.machines[at].logs.of_before.contains(&process);
-        let begins = |life: Incarnation| (is_of_before || life.0 > 0 && life == life.first_of_job()) && !store.has_image(process);
+        let begins =
+            |life: Incarnation| (is_of_before || life.epoch > Epoch::FIRST && life.is_launched()) && !store.has_image(process);
         if store.incarnation(process).is_none_or(begins) {
             return;
         }
         // Its job has begun anew: nobody goes back to a life before that. What such a life's log still says to a replica that has forgotten it makes a log without a beginning there (seeds 200389, 244914).
-        if store.incarnation(process).is_some_and(|life| life.0 / LIVES < self.checks.job_life) {
+        if store.incarnation(process).is_some_and(|life| life.epoch < self.checks.epoch) {
             return;
         }
         let held = store.list(process).expect("it is known");
@@ -325,8 +348,8 @@ impl World {
         // What another node than its protector has, and what lacks something that was acknowledged since, brings nobody back: it may go when that node is to hold
         // the log once more.
         let is_elsewhere = self.is_protected_elsewhere(process, at);
-        let acked =
-            self.checks.acked.range((process, Incarnation(0))..=(process, Incarnation(u32::MAX))).map(|(_, acked)| *acked);
+        let acked = self.checks.acked.range((process, Incarnation::FIRST)..);
+        let acked = acked.take_while(|((of, _), _)| *of == process).map(|(_, acked)| *acked);
         if newest.is_none() && self.machines[at].logs.let_go.contains(&process) {
             return;
         }
@@ -373,7 +396,7 @@ impl World {
         // The newest; one that was brought back only to print what its life before had printed already need not have come to its end.
         let order = |process: &Process| {
             let ended = process.ended == Some(ExitStatus::Code(0));
-            process.incarnation().map(|life| (life.0 / LIVES, ended, life))
+            process.incarnation().map(|life| (life.epoch, ended, life))
         };
         let mut last: BTreeMap<ProcessId, &Process> = BTreeMap::new();
         for process in self.processes.iter().filter(|process| process.lib.is_some()) {
@@ -398,8 +421,9 @@ impl World {
             }
             // What was printed before a job began anew is not printed again, whatever it would be now.
             let known = printed.iter().zip(&program.out).enumerate().filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
-            let same = printed.len() >= program.out.len() && (self.checks.job_life > 0 || printed.len() == program.out.len());
-            let same = same && (self.checks.job_life > 0 || known.into_iter().all(|(_, (printed, out))| printed == out));
+            let same =
+                printed.len() >= program.out.len() && (self.checks.epoch > Epoch::FIRST || printed.len() == program.out.len());
+            let same = same && (self.checks.epoch > Epoch::FIRST || known.into_iter().all(|(_, (printed, out))| printed == out));
             assert!(same, "G3: {id} has printed {:?}, the terminal {printed:?}", program.out);
         }
         assert_eq!(sent, received, "G3: what was sent is what was received");

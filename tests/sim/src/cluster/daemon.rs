@@ -131,7 +131,10 @@ impl World {
 
     fn carry_out(&mut self, at: usize, output: Output) {
         match output {
-            Output::Send(to, message) => self.send_to_peer(at, &to, message),
+            Output::Send(to, message) => {
+                self.check_launch(at, &message);
+                self.send_to_peer(at, &to, message);
+            }
             Output::SendToSeed(seed, message) => self.send_once(at, seed, None, message),
             Output::Heartbeat(to, view) => self.heartbeat(at, to, view),
             Output::Probe(member) => self.probe(at, member, self.now + HANDSHAKE),

@@ -137,7 +137,7 @@ impl World {
             }
             StoreOrder::Fence(process, life) => {
                 self.checks.handle_fence(process, life);
-                self.trace(|| format!("n{} fences {process} below {}", at + 1, life.0));
+                self.trace(|| format!("n{} fences {process} below {}", at + 1, life));
                 self.fence(at, process, life);
                 None
             }
@@ -145,8 +145,8 @@ impl World {
                 server.remove_process(now, process);
                 Some((node, number, Answer::Forgotten))
             }
-            StoreOrder::StableOf(node, number, process, life, stream) => {
-                let stable = server.store().stable_in(process, life, stream);
+            StoreOrder::StableOf(node, number, process, epoch, stream) => {
+                let stable = server.store().stable_in(process, epoch, stream);
                 Some((node, number, Answer::Stable(stable + if self.breaks.stable { 1_000 } else { 0 })))
             }
             StoreOrder::Sizes(node, number, _) => Some((node, number, Answer::Sizes(Vec::new()))),
@@ -162,7 +162,7 @@ impl World {
     fn fence(&mut self, at: usize, process: ProcessId, life: Incarnation) {
         let (now, breaks) = (self.now, self.breaks);
         let logs = self.logs(at);
-        let is_of_before = |held: Incarnation| held.first_of_job() < life.first_of_job();
+        let is_of_before = |held: Incarnation| held.epoch < life.epoch;
         if logs.server.store().incarnation(process).is_some_and(is_of_before) {
             logs.of_before.insert(process);
         }
@@ -184,7 +184,7 @@ impl World {
             self.brought_back.insert(Speaker { process, incarnation: life }, (at, boot));
             self.checks.handle_restart(process, life, restart);
         }
-        self.trace(|| format!("n{}: log of {process} for life {}: {:?}", at + 1, life.0, result.as_ref().map(|r| r.log_end)));
+        self.trace(|| format!("n{}: log of {process} for life {life}: {:?}", at + 1, result.as_ref().map(|r| r.log_end)));
         self.input_soon(at, Input::Fenced(process, life, result));
     }
 
@@ -306,14 +306,14 @@ impl World {
             format!(
                 "n{}: hello of {process} in life {} from {journal:?} {payload:?}, {role:?}, held {held:?}",
                 at + 1,
-                incarnation.0
+                incarnation
             )
         });
         let logs = self.logs(at);
         // Its next life began elsewhere: positions in its payload are not those of the life that is held. (Seed 25179.)
         let held = logs.server.store().incarnation(process);
         let is_of_before = held.is_some_and(|life| life < incarnation);
-        if held.is_some_and(|life| life.first_of_job() < incarnation.first_of_job()) {
+        if held.is_some_and(|life| life.epoch < incarnation.epoch) {
             // A replica is not fenced: it hears of the next life by that one's hello, which need not be the first since the job began anew. (Seed 357735.)
             logs.of_before.insert(process);
         }

@@ -131,7 +131,7 @@ impl Lib {
         let table: Vec<_> = observer.table().iter().map(|(_, c)| format!("{c:?}")).collect();
         format!(
             "life {}, {:?}, {:?} {:?}, calls {}, op {:?}, rest {:?}, gate {:?}, outbox {}, {:?}\n    {:?}\n    {}",
-            observer.incarnation().0,
+            observer.incarnation(),
             observer.phase(),
             self.session,
             self.conns,
@@ -241,7 +241,7 @@ impl World {
             Ok(value) => Some(value),
             Err(error) => {
                 let process = &self.processes[pid as usize];
-                let life = process.incarnation().expect("it has an observer").0;
+                let life = process.incarnation().expect("it has an observer");
                 assert!(!self.is_voice(pid), "observer of {}, life {life}: {error}\n{}", process.id, self.standing());
                 self.end_by(pid, &error);
                 None

@@ -65,6 +65,32 @@ fn the_checker_of_fences_bites() {
     assert!(violated.iter().any(|rule| rule == "G4"), "{violated:?}");
 }
 
+/// The home of a job is lost before there is a checkpoint. The next home is cut off when it has begun the next epoch, and before a host has heard so: the home after that knows as
+/// little as this one did. The moment is that of the same seed without the cut.
+#[test]
+fn the_checker_of_epochs_bites() {
+    let us = std::time::Duration::from_micros;
+    let lost = |seed, cut: Option<(usize, std::time::Duration)>| {
+        let mut plan = Plan::new(seed);
+        let cut = cut.map(|(machine, at)| (When::At(at + us(1)), Fault::Cut(machine, us(60_000_000))));
+        plan.faults = [(When::At(us(3_000)), Fault::Kill(1))].into_iter().chain(cut).collect();
+        plan
+    };
+    let second = |seed| {
+        let mut world = World::new(lost(seed, None), Breaks::default(), false);
+        _ = catch_unwind(AssertUnwindSafe(|| world.run()));
+        world.launched_anew()
+    };
+    let rule = |seed, breaks| {
+        let plan = lost(seed, second(seed));
+        let ran = catch_unwind(AssertUnwindSafe(|| World::new(plan, breaks, false).run()));
+        ran.err().map(|panic| rule_of(text_of(&*panic)).to_owned())
+    };
+    let is_violated = |breaks| (1..40).any(|seed| rule(seed, breaks).is_some_and(|rule| rule == "G4"));
+    assert!(is_violated(Breaks { epochs: true, ..Breaks::default() }), "G4 was never violated");
+    assert!(!is_violated(Breaks::default()));
+}
+
 #[test]
 fn the_checker_of_re_execution_bites() {
     let breaks = Breaks { lots: true, ..Breaks::default() };

@@ -13,7 +13,7 @@ use radic_protector::node::{ClientId, Input, Node, NodeConfig};
 use radic_protector::store::{self, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::event::EventName;
-use radic_wire::ids::{BootId, JobId, NodeId, NodeName, ProcessId, Rank};
+use radic_wire::ids::{BootId, Epoch, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{EndReason, ExitStatus, JobSpec, MapBy, OnLoss, Outcome, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
@@ -210,6 +210,8 @@ pub struct Breaks {
     pub fence: bool,
     /// A program draws lots (G5).
     pub lots: bool,
+    /// Epochs are numbers that a home counts on from what it knows, and nothing more (G4).
+    pub epochs: bool,
     /// Damaged images pass for whole (G6).
     pub image: bool,
     /// One node has views of its own.
@@ -294,11 +296,11 @@ pub struct World {
     /// How often each rank crashed that nobody could have brought back.
     early_crashes: BTreeMap<Rank, u32>,
     /// When each rank has crashed, where, and in which life of the job.
-    crashes: BTreeMap<(Rank, usize, u32), Vec<Duration>>,
+    crashes: BTreeMap<(Rank, usize, Epoch), Vec<Duration>>,
     pub breaks: Breaks,
     tracing: bool,
     /// When the job was started.
-    started: Option<Duration>,
+    pub started: Option<Duration>,
     /// Events that were recorded since.
     seen: BTreeMap<EventName, u32>,
     /// Faults that have not come.
@@ -460,7 +462,7 @@ impl World {
         self.check_outcome();
         self.settle();
         self.counts.virtual_ms = self.now.as_millis() as u64;
-        self.counts.anew = self.checks.job_life.into();
+        self.counts.anew = self.checks.epoch.count.into();
     }
 
     /// A digest of all that has happened.
@@ -785,7 +787,7 @@ impl World {
         // Another terminal may be told what the one before had printed and not said so.
         assert!(offset == printed.len() || again && offset < printed.len(), "G3: output of {rank} goes on at {offset}");
         let known = (printed.len() - offset).min(data.len());
-        let anew = self.checks.job_life > 0;
+        let anew = self.checks.epoch > Epoch::FIRST;
         let is_hole = |at: usize| self.terminal.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)));
         let same = (offset..offset + known).all(|at| printed[at] == data[at - offset] || is_hole(at));
         assert!(anew || same, "G3: other output of {rank} at {offset}");
@@ -834,7 +836,7 @@ impl World {
     /// Documented: who crashes twice without a checkpoint that anybody has, or once more there than [`CRASHES`] times within a minute, will do so again.
     fn goes_on_crashing(&self, rank: Rank, node: &NodeName) -> bool {
         let last =
-            self.crashes.iter().find(|((of, at, life), _)| *of == rank && name(*at) == *node && *life == self.checks.job_life);
+            self.crashes.iter().find(|((of, at, epoch), _)| *of == rank && name(*at) == *node && *epoch == self.checks.epoch);
         let last = last.map_or(&[][..], |(_, times)| times);
         let often = last.len() > CRASHES && last[last.len() - 1] - last[last.len() - 1 - CRASHES] < CRASH_TIME;
         often || self.early_crashes.get(&rank).is_some_and(|crashes| *crashes > 1)
@@ -925,7 +927,7 @@ impl World {
                 let is_this = |p: &Process| p.id.rank.0 == rank && p.ended.is_none();
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
                     let Process { id, machine, .. } = self.processes[pid];
-                    self.crashes.entry((id.rank, machine, self.checks.job_life)).or_default().push(now);
+                    self.crashes.entry((id.rank, machine, self.checks.epoch)).or_default().push(now);
                     let can_restart = |at: usize| self.is_up(at) && self.machines[at].logs.server.store().can_restart(id);
                     if !(0..self.machines.len()).any(can_restart) {
                         *self.early_crashes.entry(id.rank).or_default() += 1;

@@ -21,7 +21,7 @@ use super::world::World;
 const LIFE: u64 = 1 << 32;
 
 fn observer_of(rank: Rank, life: Incarnation) -> ObserverId {
-    ObserverId(u64::from(rank.0) + LIFE * u64::from(life.0))
+    ObserverId(u64::from(rank.0) + LIFE * u64::from(life.restart))
 }
 
 fn pid_of(rank: Rank) -> u32 {
@@ -61,7 +61,7 @@ impl World {
                 let process = ProcessId { job, rank };
                 self.watch.hosts.insert(process, at);
                 self.soon(at, Input::Spawned(process, Ok(pid_of(rank))));
-                self.say(at, rank, Incarnation(0), ToNode::Join { version: PROTOCOL_VERSION, process });
+                self.say(at, rank, Incarnation::FIRST, ToNode::Join { version: PROTOCOL_VERSION, process });
             }
             HostOutput::Restore(rank, order) => {
                 let (process, life) = (ProcessId { job, rank }, order.incarnation);
@@ -83,8 +83,8 @@ impl World {
 
     /// A node tells a process something.
     pub(super) fn tell_process(&mut self, at: usize, observer: ObserverId, message: FromNode) {
-        let (rank, life) = (Rank((observer.0 % LIFE) as u32), Incarnation((observer.0 / LIFE) as u32));
-        let door = || ToNode::Door(([10, 0, 0, 0], 9_000 + life.0 as u16).into());
+        let (rank, life) = (Rank((observer.0 % LIFE) as u32), Incarnation::restarted((observer.0 / LIFE) as u32));
+        let door = || ToNode::Door(([10, 0, 0, 0], 9_000 + life.restart as u16).into());
         match message {
             FromNode::Joined { .. } => {
                 self.watch.joined += 1;
