@@ -34,14 +34,15 @@ const EVENTS_AT_ONCE: usize = 256;
 /// Ranks in one message to a command.
 const RANKS_AT_ONCE: usize = 1024;
 
-/// Of the events of one node, what a command has: the number of its daemon's start, if that was among them, and of the last one.
+/// How far a command has the events of one node: the number of the daemon's last `start` that it has, if any, and of its last
+/// event.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Passed {
     start: Option<u64>,
     last: u64,
 }
 
-/// What a connected command is at.
+/// What a connected command is doing.
 #[derive(Debug)]
 pub(super) enum Client {
     /// It has said nothing yet.
@@ -50,23 +51,23 @@ pub(super) enum Client {
     Idle,
     /// Its request waits for the answers of all nodes.
     Gathering,
-    /// It shows a job.
+    /// It shows a job, as a terminal.
     Session { job: JobId, home: NodeId, placement: Option<Placement>, shown: Shown },
-    /// It writes a job down whose ranks are stopped, or waits for the end of it then.
+    /// It writes a job down whose ranks are stopped, or waits for the end of that job.
     Suspending { job: JobId, home: NodeId },
-    /// It gives the logs and images of a suspended job to these protectors, of each node of its placement.
+    /// It gives the logs and images of a suspended job to the protectors, one for each node of the placement.
     Resuming { suspension: Box<Suspension>, protectors: Vec<NodeId> },
     /// It waits for the end of a job that it has asked to be killed.
     Killing { job: JobId, home: NodeId },
-    /// It follows events: which ones it has, and those that came before the past ones were gathered.
+    /// It follows events: how far it has those of each node, and the new ones that came before the past ones were gathered.
     Following { sent: BTreeMap<NodeName, Passed>, early: Option<Vec<Event>> },
-    /// It reads what that node holds of a process. A read may be under way.
+    /// It reads what that node holds of a process. `busy` while a read is under way.
     Reading { holder: NodeId, process: ProcessId, busy: bool },
     /// It has its answer.
     Finished,
 }
 
-/// What a terminal was shown, and what becomes of it if the job's home is lost.
+/// What a terminal was shown, and what it does if the job's home is lost.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     /// Of each stream: the offset of the next byte. What a new home sends once more is left out.
@@ -75,9 +76,10 @@ pub(super) struct Shown {
     attached: bool,
     /// The job goes on without its home.
     protected: bool,
-    /// Until when another home may come.
+    /// Until when another home may come, while the terminal waits for one.
     waits: Option<Duration>,
-    /// What was started here, if it is protected: if nobody else knows of it any more, this is enough to begin anew.
+    /// What was started here, if it is protected. If no other node knows of the job any more, this is enough to restart it from
+    /// the beginning.
     ward: Option<Box<Ward>>,
 }
 
@@ -85,7 +87,7 @@ pub(super) struct Shown {
 #[derive(Debug)]
 pub(super) enum Purpose {
     Status(ClientId),
-    /// To find the job that begins with these digits.
+    /// To find the job whose number begins with these digits.
     Find(ClientId, String, Wanted),
     Events(ClientId),
     Name {
@@ -93,7 +95,7 @@ pub(super) enum Purpose {
         rank: Rank,
         request: NameRequest,
     },
-    /// A process begins anew: the node that is to forget it, and those that are after that.
+    /// A process executes another program: the node that is to forget it, and those that are asked after that.
     Anew {
         observer: ObserverId,
         process: ProcessId,
@@ -115,7 +117,7 @@ pub(super) enum Purpose {
         ask: u64,
         address: SocketAddr,
     },
-    /// A sender wants to know what it need not keep.
+    /// A sender asks what it need not keep.
     Stable {
         observer: ObserverId,
         process: ProcessId,
@@ -130,37 +132,38 @@ pub(super) enum Purpose {
         ask: u64,
         other: ProcessId,
     },
-    /// An observer wants to know where a stream ends.
+    /// An observer asks where a stream ends.
     Final {
         observer: ObserverId,
         process: ProcessId,
         ask: u64,
     },
-    /// A process is to be protected elsewhere.
+    /// A process is to have another protector.
     Release {
         process: ProcessId,
         holder: NodeId,
     },
-    /// Whoever stands in for this node is to let go of a process that somebody wants to protect.
+    /// The stand-in of this node is to let a process go that another node wants to protect.
     Unstand {
         asker: NodeId,
         number: u64,
         process: ProcessId,
         stand_in: NodeId,
     },
-    /// Whoever stands in for this node is to know of an order.
+    /// The stand-in of this node is to know of an order.
     Stand {
         target: NodeId,
         order: Box<RestartOrder>,
         stand_in: NodeId,
     },
-    /// The protector of a process is lost, for which this node stands in: whether its host has it, in this life.
+    /// The protector of a process is lost, for which this node stands in: asks the host whether it has the process in this
+    /// incarnation.
     Hosts {
         process: ProcessId,
         life: Incarnation,
         host: NodeId,
     },
-    /// Checkpoints of a job with so many ranks.
+    /// The checkpoints of a job with this many ranks.
     Checkpoint(ClientId, u32),
     /// How much is held of the processes of this status.
     Sizes(ClientId, Box<ClusterStatus>),
@@ -168,17 +171,17 @@ pub(super) enum Purpose {
     Revive(ClientId, Box<Suspension>),
     /// What is held of a process.
     Log(ClientId, ProcessId),
-    /// Bytes of it.
+    /// Bytes of a log.
     ReadLog(ClientId),
     /// Whether a node can have this fault.
     Fault(ClientId, NodeId, Fault),
-    /// Whether anybody knows of a lost rank.
+    /// Whether any node knows of a lost rank.
     Lost(ProcessId),
-    /// Whether anybody is left who knows of the job of this terminal.
+    /// Whether any node is left that knows of the job of this terminal.
     Knows(ClientId, JobId),
 }
 
-/// What a command wants of a job that is to be found.
+/// What a command wants to do with the job that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     Attach,
@@ -195,7 +198,7 @@ pub(super) struct Gather {
     purpose: Purpose,
     waiting: BTreeSet<NodeId>,
     answers: BTreeMap<NodeId, Answer>,
-    /// One of those who were asked is no member any more, and has not answered.
+    /// A node that was asked is no member any more, and has not answered.
     lost: bool,
     pub(super) deadline: Duration,
 }
@@ -297,7 +300,7 @@ impl Node {
             Request::Stdin { offset, data } => ToHome::Stdin { session, offset, data },
             Request::Printed(bytes) => ToHome::Printed { session, bytes },
             Request::Signal(signal) if (1..=64).contains(&signal) => ToHome::Signal(signal),
-            // Asked in the session: its end is the answer, as for any other end.
+            // In a session the end of the job is the answer.
             Request::Kill { .. } => ToHome::Kill { session: None },
             _ => return self.fail(client, "that request does not belong into a session"),
         };
@@ -315,7 +318,7 @@ impl Node {
                 self.send(&home, PeerMessage::ToHome(job, ToHome::Detach(session)));
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
-            // It was not begun: what the protectors were given is of no use.
+            // The job was not begun: what the protectors were given is of no use.
             Some(Client::Resuming { suspension, .. }) => {
                 self.tell_all(&PeerMessage::ToStore(suspension.job, ToStore::Remove(None)))
             }
@@ -348,7 +351,7 @@ impl Node {
         }
     }
 
-    /// A suspended job is to go on. Every node must know, and have nothing of it.
+    /// A suspended job is to be resumed. Every node must know of it, and have nothing of it.
     fn resume(&mut self, now: Duration, client: ClientId, suspension: Box<Suspension>) {
         if self.membership.is_frozen() {
             return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
@@ -356,13 +359,13 @@ impl Node {
         if let Err(error) = suspension.ward.spec.validate() {
             return self.fail(client, error.to_string());
         }
-        // Whatever the bound of its log is: it was held, so it is taken.
+        // The log was held when the job was suspended, so it is taken whatever the bound for new logs is.
         let protection = Protection { log: u64::MAX, ..suspension.ward.spec.protection.clone() };
         let query = Query::Revive(suspension.job, protection);
         self.gather_for(now, client, Purpose::Revive(client, suspension), &query);
     }
 
-    /// Where it goes on.
+    /// Chooses the nodes where a suspended job goes on.
     fn finish_revive(
         &mut self,
         client: ClientId,
@@ -396,7 +399,7 @@ impl Node {
         self.reply(client, Reply::Resuming(logs));
     }
 
-    /// Its protectors have everything.
+    /// The protectors of a resumed job have everything.
     fn begin_resumed(&mut self, client: ClientId, request: Request) {
         let Request::BeginResumed(resumption) = request else {
             return self.fail(client, "that request does not belong there");
@@ -419,14 +422,15 @@ impl Node {
                 ToSession::Attached { job, placement, consumed, dropped, protected },
             ) => {
                 *known = Some(placement.clone());
-                // (`make sim`, seed 375750: the home was lost before it had said so once, and the command never heard which job it had started.)
+                // A home may be lost before it has said `Attached` once: then the command must hear of it from the next one.
                 let again = shown.waits.is_some() && shown.attached;
-                // What a home has said that is out of reach may come late, when it is dead: it is waited for no longer than without that. (Seed 463035: for ever.)
+                // The word of a home that is out of reach may come late, when that home is dead. It does not prolong the wait for
+                // a new one.
                 shown.waits = shown.waits.filter(|_| is_out_of_reach);
                 shown.attached = true;
                 shown.protected = protected;
                 shown.ward.iter_mut().for_each(|ward| ward.placement = placement.clone());
-                // A command that has a new home behind it need not know.
+                // A command that was told already need not hear that the job has a new home.
                 if !again {
                     self.reply(client, Reply::Attached { job, placement, consumed, dropped });
                 }
@@ -441,7 +445,7 @@ impl Node {
                     let printed = ToHome::Printed { session, bytes: known as u64 };
                     self.send(&home, PeerMessage::ToHome(job, printed));
                 }
-                // None of it is known either if it is none: the end.
+                // An empty piece is the end of a stream, which is always passed on.
                 if known == 0 || !data.is_empty() {
                     let offset = offset + known as u64;
                     self.reply(client, Reply::Output { rank, stream, offset, data });
@@ -480,7 +484,7 @@ impl Node {
         found
     }
 
-    /// First the node is asked whether it can: when it has the fault it cannot answer any more.
+    /// The node is asked first whether it can have the fault, because it cannot answer once it has.
     fn ask_for_fault(&mut self, now: Duration, client: ClientId, name: &NodeName, fault: Fault) {
         let Some(node) = self.named(client, name) else { return };
         self.clients.insert(client, Client::Gathering);
@@ -562,7 +566,7 @@ impl Node {
         }
     }
 
-    /// Passes on those events that the command does not have yet; until the past ones are there, new ones wait.
+    /// Passes on the events that the command does not have yet. Until the past ones are there, new ones wait.
     fn pass_events(&mut self, client: ClientId, events: Vec<Event>) {
         let Some(Client::Following { sent, early }) = self.clients.get_mut(&client) else { return };
         if let Some(early) = early {
@@ -583,24 +587,24 @@ impl Node {
         self.gather_for(now, client, Purpose::Find(client, job, wanted), &Query::Report);
     }
 
-    /// Asks every member; what has not answered by the deadline is left out.
+    /// Asks every member. What has not answered by the deadline is left out.
     pub(super) fn gather(&mut self, now: Duration, purpose: Purpose, query: &Query) {
         let all = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
         self.gather_from(now, purpose, query, all, GATHER);
     }
 
-    /// Asks these members, and waits so long for them.
+    /// Asks these members, and waits at most `within` for them.
     pub(super) fn gather_from(&mut self, now: Duration, purpose: Purpose, query: &Query, nodes: Vec<NodeId>, within: Duration) {
         let number = self.next_query;
         self.next_query += 1;
-        // Who is no member would never answer.
+        // A node that is no member would never answer.
         let waiting: BTreeSet<_> = nodes.into_iter().filter(|node| self.is_member(node)).collect();
         for node in &waiting {
             self.send(node, PeerMessage::Query(number, query.clone()));
         }
-        let nobody = waiting.is_empty();
+        let none = waiting.is_empty();
         self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), lost: false, deadline: now + within });
-        if nobody {
+        if none {
             self.finish_gather(now, number);
         }
     }
@@ -611,7 +615,7 @@ impl Node {
             return;
         }
         gather.waiting.remove(from);
-        // One listener is enough; whoever else has one will hear that nobody calls.
+        // One listener is enough. Any other node with a listener is told later that the call does not come.
         let found = matches!(answer, Answer::Listener { process: Some(_), .. });
         gather.answers.insert(from.clone(), answer);
         if found || gather.waiting.is_empty() {
@@ -634,7 +638,7 @@ impl Node {
             Purpose::Events(client) => self.finish_events(client, answers),
             Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
             Purpose::Anew { observer, process, node, then, until } => {
-                // Who is no member any more holds nothing that anybody asks for.
+                // A node that is no member any more holds nothing that will be asked for.
                 let silent = Some(node).filter(|node| answers.is_empty() && self.is_member(node));
                 self.finish_anew(now, until, (observer, process), silent, then);
             }
@@ -710,7 +714,7 @@ impl Node {
         self.finish(client, Reply::Status(status));
     }
 
-    /// The protector of a process and its replica both hold its log; the one that holds more is shown.
+    /// The protector of a process and its replica both hold its log. The one that holds more is shown.
     fn finish_log(&mut self, client: ClientId, process: ProcessId, answers: BTreeMap<NodeId, Answer>) {
         let of = |(node, answer)| if let Answer::Log(Some(held)) = answer { Some((node, held)) } else { None };
         let found = answers.into_iter().filter_map(of).max_by_key(|(_, held)| (held.stable, held.images.len()));
@@ -771,7 +775,7 @@ impl Node {
         events.sort_by(|a, b| (a.at_ms, &a.node, a.seq).cmp(&(b.at_ms, &b.node, b.seq)));
         if let Some(Client::Following { early, .. }) = self.clients.get_mut(&client) {
             let early = early.take().unwrap_or_default();
-            // Sorted by time, a node's own events stay in its order: its clock does not go back.
+            // After sorting by time, the events of one node are still in their order: its clock does not go back.
             self.pass_events(client, events);
             return self.pass_events(client, early);
         }
@@ -798,8 +802,8 @@ impl Node {
         let is_lost = |home: &NodeId| !self.is_member(home) || self.is_out_of_reach(home);
         let (lost, found): (Vec<_>, Vec<_>) = named.partition(|(home, ..)| is_lost(home));
         if found.is_empty() && !lost.is_empty() {
-            // Its home was lost after it had said so. Another one comes, or nobody knows of the job any more. (`make sim`, seeds 485433, 917166: the terminal turned to the one that was
-            // gone, for ever.)
+            // The home was lost after it had reported. Another home comes, or no node knows of the job any more. The command
+            // would wait for ever for the one that is gone.
             return self.find_for(now, client, prefix, wanted);
         }
         let [(home, job, ranks)] = found.as_slice() else {
@@ -890,7 +894,7 @@ impl Node {
         }
         add_degraded(&mut jobs, &processes);
         jobs.sort_by_key(|j| (j.started_ms, j.job));
-        // Those that run, if there are too many for one answer.
+        // If there are too many for one answer, those that run are shown.
         processes.sort_by_key(|p| (!p.running, p.job, p.rank));
         processes.truncate(limits::PROCESSES_SHOWN);
         ClusterStatus {
@@ -923,7 +927,8 @@ impl Node {
         }
     }
 
-    /// Is there anybody who would want another home for the jobs of terminals that wait for one? There is nothing to wait for else.
+    /// Asks all nodes whether they know of the jobs whose terminals wait for a new home. If none does, there is nothing to wait
+    /// for.
     pub(super) fn seek_homes(&mut self, now: Duration) {
         let waits = |(client, state): (&ClientId, &Client)| match state {
             Client::Session { job, shown: Shown { waits: Some(_), .. }, .. } => Some((*client, *job)),
@@ -940,7 +945,7 @@ impl Node {
         match (known, silent) {
             _ if !waits => {}
             (true, _) => {}
-            // It will answer, or be declared dead.
+            // They will answer, or be declared dead.
             (false, true) => self.gather(now, Purpose::Knows(client, job), &Query::Knows(job)),
             (false, false) if self.want_home(now, client) => {}
             (false, false) => {
@@ -950,7 +955,8 @@ impl Node {
         }
     }
 
-    /// Of the job of this terminal nobody knows but this node, where it was started: somebody is to be its home, and begins it anew. False: nobody may or can.
+    /// Only this node, where the job was started, knows of it any more. Asks the first node of its placement to be its home and
+    /// to restart it. Returns false if that is not allowed or not possible.
     fn want_home(&mut self, now: Duration, client: ClientId) -> bool {
         let Some(Client::Session { job, shown: Shown { ward: Some(ward), .. }, .. }) = self.clients.get(&client) else {
             return false;
@@ -967,14 +973,14 @@ impl Node {
         true
     }
 
-    /// A job is over, in this way. Terminals whose home is there hear it from that.
+    /// A job is over, and how. Terminals whose home is a member hear it from that home.
     pub(super) fn clients_hear_of_end(&mut self, job: JobId, outcome: &Outcome) {
         let waits = |c: &Client| matches!(c, Client::Session { job: of, shown: Shown { waits: Some(_), .. }, .. } if *of == job);
         let waiting: Vec<_> = self.clients.iter().filter(|(_, client)| waits(client)).map(|(id, _)| *id).collect();
         waiting.into_iter().for_each(|client| self.finish(client, Reply::Ended(outcome.clone())));
     }
 
-    /// A job has begun anew in this life.
+    /// A job has restarted with this epoch.
     pub(super) fn clients_hear_of_life(&mut self, job: JobId, life: Incarnation) {
         for client in self.clients.values_mut() {
             if let Client::Session { job: of, shown: Shown { ward: Some(ward), .. }, .. } = client
@@ -985,7 +991,7 @@ impl Node {
         }
     }
 
-    /// This side has a majority again: homes that are members were out of reach, and are not lost.
+    /// This side has a majority again. Homes that are members were out of reach, and are not lost.
     pub(super) fn clients_thaw(&mut self) {
         let back = |home: &NodeId, view: Option<&View>| view.is_some_and(|view| view.get(home).is_some());
         let view = self.membership.view().cloned();
@@ -998,7 +1004,7 @@ impl Node {
         }
     }
 
-    /// Whatever becomes of the job, this terminal will not hear of it.
+    /// Ends a terminal that will not hear what becomes of its job.
     fn end_orphan(&mut self, client: ClientId, why: String) {
         let Some(Client::Session { home, placement, .. }) = self.clients.get(&client) else { return };
         let node = home.clone();
@@ -1012,7 +1018,7 @@ impl Node {
         self.clients.values().filter_map(|c| if let Client::Session { shown, .. } = c { shown.waits } else { None }).min()
     }
 
-    /// Terminals that have waited too long.
+    /// Ends the terminals that have waited too long for a new home.
     pub(super) fn end_orphans(&mut self, now: Duration) {
         let late = |c: &Client| matches!(c, Client::Session { shown: Shown { waits: Some(at), .. }, .. } if *at <= now);
         let late: Vec<_> = self.clients.iter().filter(|(_, c)| late(c)).map(|(id, _)| *id).collect();
@@ -1061,10 +1067,10 @@ impl Node {
     }
 }
 
-/// Whether the command does not have this event yet; it will.
+/// Whether the command does not have this event yet. Notes that it has it now.
 fn is_new(sent: &mut BTreeMap<NodeName, Passed>, event: &Event) -> bool {
     let passed = sent.get(&event.node);
-    // A daemon counts from the clock of its machine, which may have been set back since its last life.
+    // A daemon numbers its events from the clock of its machine, which may have been set back since the daemon ran last.
     let is_start = event.event == EventName::Start && passed.is_none_or(|passed| passed.start != Some(event.seq));
     let is_new = is_start || passed.is_none_or(|passed| passed.last < event.seq);
     if is_new {
@@ -1074,7 +1080,8 @@ fn is_new(sent: &mut BTreeMap<NodeName, Passed>, event: &Event) -> bool {
     is_new
 }
 
-/// The home of a job knows which of its ranks are lost; who is on the way back, or has no checkpoint at its protector yet, its hosts know.
+/// The home of a job knows which of its ranks are lost. The hosts know which ones are on their way back, or have no checkpoint at
+/// their protector yet.
 fn add_degraded(jobs: &mut [JobInfo], processes: &[ProcessInfo]) {
     let mut hosted: BTreeMap<JobId, BTreeSet<Rank>> = BTreeMap::new();
     for process in processes.iter().filter(|process| process.degraded) {

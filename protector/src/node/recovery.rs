@@ -1,9 +1,11 @@
-//! What is lost comes back (docs/recovery.md, step by step). Every node knows what it protects ([`Wards`]); when a view says that a node is gone, whoever
-//! protected its processes fences them, and orders the node where they go on to bring them back. Where that is, everybody works out alike
-//! ([`placement::replace`]). The job's home may be among what is lost: its new node becomes the home, and hosts report to it.
+//! What is lost comes back (docs/recovery.md, step by step). Every node knows what it protects ([`Wards`]). When a view says that
+//! a node is gone, the protector of its processes fences them and orders the nodes where they go on to bring them back. Every
+//! node computes the same new placement ([`placement::replace`]). If the job's home is lost too, the new node of rank 0 becomes
+//! the home, and the hosts report to it.
 //!
-//! A process is protected by one node at a time, and only that one may bring it back: when it is to be another ([`Node::reprotect`]), the one before is
-//! asked to let go first, so that nobody ever restarts a process from a log that has not all of what it did (G1).
+//! A process has one protector at a time, and only that one may bring it back. When another node is to become its protector
+//! ([`Node::reprotect`]), the present one is asked first to let the process go. So no process is ever restarted from a log that
+//! lacks some of what it did (G1).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -33,15 +35,17 @@ use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 use crate::store;
 
-/// Ended jobs of which it is remembered that nobody of them wants anything any more.
+/// Ended jobs that are remembered, so that messages about them can be answered.
 const ENDED: usize = 256;
-/// Lost members of which it is remembered what came of their ranks.
+/// Lost members that are remembered, to place the ranks of a message that does not know of the loss.
 const LOSSES: usize = 64;
-/// Time that a protector has to let go of a process.
+/// Time that a protector has to let a process go.
 const RELEASE: Duration = Duration::from_secs(5);
-/// Time that a side without a majority keeps protected jobs waiting for one: nothing can be decided there, and an error is better than a hang.
+/// Time that a side without a majority keeps protected jobs waiting for one. Nothing can be decided there, and an error is better
+/// than a hang.
 const FROZEN: Duration = Duration::from_secs(60);
-/// Time that hosts have after that to hear of it from the home of a job, which says why it ends. A process that finds no protector waits longer than both.
+/// Time that hosts have after that to hear from a job's home why the job ends. A process that finds no protector waits longer
+/// than both.
 const HOMELESS: Duration = Duration::from_secs(5);
 
 /// A process that this node protects, or for whose protector it stands in.
@@ -49,17 +53,17 @@ const HOMELESS: Duration = Duration::from_secs(5);
 pub(super) struct Protected {
     pub(super) host: NodeId,
     pub(super) incarnation: Incarnation,
-    /// Who protects it, if this node only stands in.
+    /// The protector of the process, if this node only stands in.
     pub(super) protector: Option<NodeId>,
-    /// It has ended by itself.
+    /// How the process has ended by itself, if it has.
     pub(super) left: Option<Left>,
-    /// It was fenced, and not sent anywhere yet.
+    /// The process is being fenced, and was not sent anywhere yet.
     recovering: bool,
-    /// Why it is not brought back, as its home was told; perhaps one that is lost.
+    /// Why the process is not brought back, as its home was told. That home may have been lost since.
     pub(super) hopeless: Option<ToHome>,
-    /// The signal that ended it, if it is brought back for that.
+    /// The signal that ended the process, if it is brought back because of a crash.
     crashed: Option<i32>,
-    /// The address of the node where it was first launched, if that is not its host.
+    /// The address of the node where the process was first launched, if that is not its host.
     pub(super) origin: Option<IpAddr>,
 }
 
@@ -70,7 +74,7 @@ impl Protected {
     }
 }
 
-/// Of one job, what this node protects, and what it stands in for.
+/// What this node protects of one job, and what it stands in for.
 #[derive(Debug)]
 pub(super) struct Wards {
     pub(super) ward: Ward,
@@ -79,13 +83,13 @@ pub(super) struct Wards {
 }
 
 impl Wards {
-    /// Those of a job; it is known from `now_ms` on, in milliseconds since 1970, if it is not known yet.
+    /// The entry of a job. `now_ms`, in milliseconds since 1970, is taken for the job's start if the job is not known yet.
     pub(super) fn of<'a>(all: &'a mut BTreeMap<JobId, Wards>, job: JobId, ward: &Ward, now_ms: u64) -> &'a mut Wards {
         all.entry(job).or_insert_with(|| Wards { ward: ward.clone(), started_ms: now_ms, ranks: BTreeMap::new() })
     }
 
-    /// The job has begun anew with this life: what is known of ranks in an older one is not so any more. Hosts say so by what they have protected, and the home in words,
-    /// in either order. Who is forgotten.
+    /// The job has restarted with this epoch, so what is known of ranks in an earlier one does not hold any more. Hosts say so by
+    /// what they ask to have protected, and the home says it outright, in either order. Returns the ranks that were forgotten.
     pub(super) fn forget_before(&mut self, life: Incarnation) -> Vec<Rank> {
         let is_old = |(_, protected): &(&Rank, &Protected)| protected.incarnation < life;
         let forgotten: Vec<Rank> = self.ranks.iter().filter(is_old).map(|(rank, _)| *rank).collect();
@@ -103,46 +107,51 @@ pub(super) struct Recovery {
     pub(super) wards: BTreeMap<JobId, Wards>,
     /// Where processes of this node are dialed.
     doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
-    /// Newest lives of processes that were restarted anywhere.
+    /// The newest incarnations of processes that were brought back anywhere.
     restarted: BTreeMap<ProcessId, Incarnation>,
-    /// What processes are brought back here with, until they are there.
+    /// The orders to bring processes back here, until the processes are there.
     orders: BTreeMap<ProcessId, RestartOrder>,
-    /// The node that has the log of a process of this node: from a crash, or an order to bring it back, until it has caught up and its log is with this
-    /// node's protector, whoever that is then.
+    /// For a process of this node: the node that has its log. Set by a crash or an order to bring the process back, until the
+    /// process has caught up and its log is with this node's protector.
     holders: BTreeMap<ProcessId, NodeId>,
-    /// In which life a process of this node is that was brought back here.
+    /// The incarnations of processes that were brought back here.
     lives: BTreeMap<ProcessId, Incarnation>,
-    /// Outgoing streams that processes of this node have ended: where, and whether they have closed the connection.
+    /// Outgoing streams that processes of this node have ended: where they end, and whether the process has closed the
+    /// connection.
     finals: BTreeMap<ProcessId, BTreeMap<StreamId, StreamEnd>>,
-    /// Of processes of this node that were first launched elsewhere: the address there.
+    /// For processes of this node that were first launched elsewhere: the address there.
     origins: BTreeMap<ProcessId, IpAddr>,
-    /// Processes that wait for their first checkpoint at a new protector, each with the number of the request that asked for it. An answer to an earlier request
-    /// is about an image at the protector before.
+    /// Processes that wait for their first checkpoint at a new protector, each with the number of the request that asked for it.
+    /// An answer to an earlier request is about an image at the protector before.
     degraded: BTreeMap<ProcessId, u64>,
-    /// What was said of the life of a job that is to begin here as soon as a process of the life before has ended, and by whom.
+    /// Messages about the next epoch of a job, with their senders. They are handled as soon as the processes of the epoch before
+    /// have ended here.
     postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
     /// Jobs whose home is lost, until the next one has said that it is there.
     homeless: BTreeSet<JobId>,
-    /// Who has said that it is the home of a job now, before this node has heard that the one before is lost.
+    /// The nodes that have announced themselves as the home of a job before this node has heard that the home before is lost.
     announced: BTreeMap<JobId, NodeId>,
     /// Jobs that are over, and how they have ended, if their homes have said so.
     ended: VecDeque<(JobId, Option<Outcome>)>,
-    /// How ranks have ended here of jobs of which nothing is here any more, until their home says that they are over: it may die before.
+    /// How ranks of a job have ended here, after the host of the job is gone and until its home says that the job is over: that
+    /// home may be lost before.
     ends: BTreeMap<JobId, (Incarnation, Ends)>,
-    /// Jobs of which all that was here has ended because they begin anew, and in which life that was, until the next one is launched here: their home may be lost before.
+    /// Jobs whose host here was ended for a restart, with the epoch that ended, until the next epoch is launched here: the home
+    /// may be lost before.
     anew: BTreeMap<JobId, Incarnation>,
-    /// The latest members that were lost: the view with each, and the one without it.
+    /// The latest members that were lost: the view with each of them, and the one without it.
     losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
     /// Since when this side has no majority.
     pub(super) frozen: Option<Duration>,
-    /// Who did not answer then.
+    /// The members that did not answer when the majority was lost.
     pub(super) unreachable: BTreeSet<NodeId>,
-    /// When the processes of this node end, whose home has not ended them.
+    /// When the hosts of this node give up waiting for their homes to end them, on a side without a majority.
     pub(super) abandoned: Option<Duration>,
 }
 
 impl Node {
-    /// From a host: this node protects these ranks. Those of which it has had a copy so far, whose protector is lost: that has acknowledged nothing that is not here.
+    /// A host asks this node to protect these ranks. Returns those of which this node has held a copy so far and whose protector
+    /// is lost: that protector has acknowledged nothing that is not here.
     pub(super) fn handle_protect(
         &mut self,
         now: Duration,
@@ -161,7 +170,7 @@ impl Node {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
             let known = told.max(*life).max(ward.incarnation);
             let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected::new(from.clone(), known));
-            // Else what this node stands in for is reviewed with the view that lacks the protector.
+            // If the protector is still a member, this is reviewed with the view that lacks it.
             let had_copy = protected.protector.as_ref().is_some_and(|before| membership.member(before).is_none());
             copies.extend(had_copy.then_some(ProcessId { job, rank: *rank }));
             (protected.host, protected.protector) = (from.clone(), None);
@@ -173,13 +182,13 @@ impl Node {
         copies
     }
 
-    /// Of these ranks this node has protected lives of before the job began anew: there is nothing to replicate.
+    /// The logs of these ranks are of earlier epochs: nothing of them is to be replicated any more.
     pub(super) fn end_replication(&mut self, job: JobId, ranks: Vec<Rank>) {
         let orders = ranks.into_iter().map(|rank| Output::Store(StoreOrder::SetReplica(ProcessId { job, rank }, None)));
         self.outputs.extend(orders);
     }
 
-    /// From a host: the key space of its ranks has grown.
+    /// A host says that the key space of its ranks has grown.
     pub(super) fn handle_keys(&mut self, from: &NodeId, job: JobId, fence: u64, keys: Vec<(String, String)>) {
         if let Some(wards) = self.recovery.wards.get_mut(&job) {
             (wards.ward.fence, wards.ward.keys) = (fence, keys);
@@ -187,7 +196,7 @@ impl Node {
         }
     }
 
-    /// From a host: a rank has ended by itself.
+    /// A host says that a rank has ended by itself.
     pub(super) fn handle_left(&mut self, from: &NodeId, job: JobId, rank: Rank, left: Left) {
         if let Some(protected) = self.recovery.wards.get_mut(&job).and_then(|wards| wards.ranks.get_mut(&rank))
             && protected.host == *from
@@ -197,7 +206,7 @@ impl Node {
         }
     }
 
-    /// From a host: a process of it has crashed.
+    /// A host says that one of its processes has crashed.
     pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank, signal: i32) {
         let wards = self.recovery.wards.get_mut(&job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&rank)).filter(|p| p.host == *from) else { return };
@@ -255,31 +264,31 @@ impl Node {
         self.recovery.wards.contains_key(&job)
     }
 
-    /// Whether what this node protects of a job is of a later life of it than this.
+    /// Whether what this node protects of a job is of a later epoch.
     pub(super) fn protects_later_life(&self, job: JobId, life: Incarnation) -> bool {
         self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation > life)
     }
 
-    /// The host of a job is done, and its home does not know yet.
+    /// The host of a job is gone, and its home may not know how the ranks ended.
     pub(super) fn keep_ends(&mut self, job: JobId, life: Incarnation, ends: Ends) {
         if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {
             self.recovery.ends.insert(job, (life, ends));
         }
     }
 
-    /// The job begins anew.
+    /// The job restarts from the beginning.
     pub(super) fn forget_ends(&mut self, job: JobId) {
         self.recovery.ends.remove(&job);
     }
 
-    /// All of a job has ended here because it begins anew.
+    /// All of a job has ended here for a restart.
     pub(super) fn keep_anew(&mut self, job: JobId, life: Incarnation) {
         if self.recovery.anew.len() < limits::JOBS {
             self.recovery.anew.insert(job, life);
         }
     }
 
-    /// Says `message` of `from` again when the host of the job, which is of a life before, is gone.
+    /// Keeps a message for later: it is handled when the host of the job, which is of an earlier epoch, is gone.
     pub(super) fn postpone(&mut self, job: JobId, from: &NodeId, message: PeerMessage) {
         let postponed = self.recovery.postponed.entry(job).or_default();
         if postponed.len() < limits::RANKS as usize {
@@ -287,8 +296,8 @@ impl Node {
         }
     }
 
-    /// The host of a job is gone, and what was said of the next life is heard now. If the home that has launched it is lost, the next one has to hear that nothing of it is here: that host said
-    /// nothing. (`make sim`, seed 958219: it waited for it for ever.)
+    /// The host of a job is gone, and what was said of the next epoch is handled now. If the home that launched that epoch is
+    /// lost, the next home has to hear that nothing of it is here, because there is no host that would say so.
     pub(super) fn handle_postponed(&mut self, now: Duration, job: JobId, home: &NodeId) {
         let Some(postponed) = self.recovery.postponed.remove(&job) else { return };
         let launched = postponed.iter().filter(|(_, message)| matches!(message, PeerMessage::ToHost(..)));
@@ -302,7 +311,7 @@ impl Node {
         }
     }
 
-    /// The newest life of a job that this node has heard of.
+    /// The newest epoch of a job that this node has heard of.
     fn life_of_job(&self, job: JobId) -> Option<Incarnation> {
         let host = self.hosts.get(&job).map(Host::incarnation);
         let ward = self.recovery.wards.get(&job).map(|wards| wards.ward.incarnation);
@@ -310,13 +319,13 @@ impl Node {
         host.max(ward).max(postponed)
     }
 
-    /// Its next life is launched here.
+    /// The job's next epoch is launched here.
     pub(super) fn forget_anew(&mut self, job: JobId) {
         self.recovery.anew.remove(&job);
     }
 
-    /// Tells the next home of a job that the one before had all ended here, to begin anew: there is no host that would. (`make sim`, seed 258613: a stand-in still knew of the rank that was
-    /// here, so the next home went on with the others, and waited for it for ever.)
+    /// Tells the next home of a job that the home before had ended all ranks here for a restart. There is no host that would say
+    /// so, and the next home would otherwise wait for the ranks that were here.
     fn tell_home_of_anew(&mut self, home: &NodeId, job: JobId) {
         let Some(life) = self.recovery.anew.get(&job).copied() else { return };
         let (running, ended, keys, waiting) = Default::default();
@@ -324,7 +333,7 @@ impl Node {
         self.send(home, PeerMessage::ToHome(job, ToHome::Host { life, said }));
     }
 
-    /// Tells the next home of a job what its host has told the home before.
+    /// Tells the next home of a job what its host had told the home before.
     fn tell_home_of_ends_here(&mut self, home: &NodeId, job: JobId) {
         let (life, ends) = self.recovery.ends.get(&job).cloned().unwrap_or_default();
         for (rank, status, phase) in ends {
@@ -343,7 +352,7 @@ impl Node {
         self.recovery.ended.iter().filter_map(known).collect()
     }
 
-    /// Whoever does not know that the job is over is told, and how it has ended.
+    /// Tells a node that a job is over, and how it has ended.
     fn tell_removed(&mut self, to: &NodeId, job: JobId) {
         let outcome = self.recovery.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone());
         self.send(to, PeerMessage::ToStore(job, ToStore::Remove(outcome)));
@@ -354,7 +363,8 @@ impl Node {
         self.recovery.ended.retain(|(ended, _)| *ended != job);
     }
 
-    /// This node protects these ranks of a job that goes on, the life that each of them had, and where each was first launched.
+    /// This node protects these ranks of a job that is resumed. Each has the incarnation that it had, and the address where it
+    /// was first launched.
     pub(super) fn guard(&mut self, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
         let started_ms = self.config.wall_us / 1000;
         let host = |rank| ward.placement.node_of(rank).unwrap_or(self.me()).clone();
@@ -364,8 +374,9 @@ impl Node {
         self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
     }
 
-    /// Members are gone: their ranks of protected jobs are placed anew by everybody who knows of them, and brought back by who protects them. What is told of
-    /// that is told when all of them are out of the placement: nobody speaks of one that is lost.
+    /// Members are gone. Every node that knows of their ranks computes the new placement, and the protectors bring the protected
+    /// ones back. Messages about it are sent only when all lost members are out of the placement, so that none speaks of a lost
+    /// node.
     pub(super) fn handle_losses(&mut self, now: Duration, old: &Arc<View>, new: &Arc<View>, lost: &[Member]) {
         if lost.is_empty() {
             return;
@@ -415,7 +426,7 @@ impl Node {
         }
     }
 
-    /// Somebody who does not know yet that a member is lost speaks of a job. Everybody places what was there in the same way.
+    /// A sender that does not know yet that a member is lost speaks of a job. Places the ranks as every node does.
     pub(super) fn update(&self, ward: &mut Ward) {
         for (old, new, lost) in self.recovery.losses.iter() {
             if ward.placement.nodes.contains(&lost.id) {
@@ -427,7 +438,8 @@ impl Node {
         }
     }
 
-    /// Tells the home of a job, perhaps the next one, which of its processes were to come back here with a log that is lost now, or could not.
+    /// Tells the home of a job, perhaps a new one, which of its processes on this node lack their log, or could not be brought
+    /// back.
     fn tell_home_of_lost_logs(&mut self, job: JobId) {
         let Some(host) = self.hosts.get(&job) else { return };
         let held = |rank: &Rank| self.is_member(&self.holder_of(ProcessId { job, rank: *rank }));
@@ -447,7 +459,8 @@ impl Node {
         self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, life, why, signal }));
     }
 
-    /// Tells the home of a job how those have ended whose node is lost, and who is not brought back: nobody else can, and it may have died before it was told.
+    /// Tells the home of a job how the ranks of lost nodes have ended, and which ranks are not brought back. Only this node can,
+    /// and the home before may have been lost before it was told.
     fn tell_home_of_ends(&mut self, job: JobId) {
         let Some(wards) = self.recovery.wards.get(&job) else { return };
         let home = wards.ward.placement.home().clone();
@@ -463,7 +476,7 @@ impl Node {
         ended.into_iter().for_each(|message| self.send(&home, PeerMessage::ToHome(job, message)));
     }
 
-    /// The job has begun anew: of its lives before `life` nobody comes back.
+    /// The job has restarted: nothing of its epochs before `life` is brought back.
     pub(super) fn forget_lives_before(&mut self, job: JobId, life: Incarnation) {
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
         let forgotten = wards.forget_before(life);
@@ -474,7 +487,8 @@ impl Node {
         self.end_replication(job, forgotten);
     }
 
-    /// The home of a job asks everybody who knows of its lost ranks: who protects one, or brings it back, does.
+    /// The home of a job asks every node about the job's lost ranks. The protector of a rank and the node that brings it back
+    /// know of it.
     fn seek_lost(&mut self, now: Duration, job: JobId) {
         let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.away().collect());
         for rank in lost {
@@ -483,20 +497,21 @@ impl Node {
         }
     }
 
-    /// Whether anybody knows of a lost rank. If nobody does, its protector was lost with it: only a new beginning is left (docs/guarantees.md: who survives what).
+    /// The answers about a lost rank. If no node knows of it, its protector was lost with it, and only a restart from the
+    /// beginning is left (docs/guarantees.md says what survives what).
     pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
         let ProcessId { job, rank } = process;
         if known || !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {
             return;
         }
         if silent {
-            // It will answer, or be declared dead.
+            // The node will answer, or be declared dead.
             return self.gather(now, Purpose::Lost(process), &Query::Where(process));
         }
         if self.homes.get(&job).is_some_and(|home| home.has_ended(rank)) {
             return self.with_home(now, job, |home| home.handle_left_for_good(rank));
         }
-        let why = "its node is lost, and so is whoever had its log".to_owned();
+        let why = "its node is lost, and every node that had its log with it".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         let me = self.me().clone();
         self.with_home(now, job, |home| {
@@ -505,7 +520,7 @@ impl Node {
         });
     }
 
-    /// Who watched `lost`, or the next after that who is still there.
+    /// The node that watched `lost`, or the next one after it that is still there.
     fn next_watcher(&self, old: &View, new: &View, lost: &Member) -> NodeId {
         let mut at = lost.id.clone();
         for _ in 0..old.members.len() {
@@ -518,7 +533,8 @@ impl Node {
         self.me().clone()
     }
 
-    /// What this node knows of a job that has something on `lost`. A home that has just been adopted may know already that it is gone.
+    /// What this node knows of a job that has something on `lost`. A home that has just been adopted may have dropped `lost`
+    /// already.
     fn placement_with(&self, job: JobId, lost: &NodeId) -> Option<(Placement, JobSpec)> {
         let home = self.homes.get(&job).filter(|home| !home.is_over()).map(|home| (home.placement(), home.spec()));
         let host = self.hosts.get(&job).map(|host| (host.placement(), host.spec()));
@@ -549,7 +565,8 @@ impl Node {
         }
     }
 
-    /// Wants the next home of each job that has none to be. Everybody does who has anything of it: whoever protected rank 0 may be lost with the home.
+    /// Asks the next home of each job without one to take the job. Every node that has anything of the job asks, because the
+    /// protector of rank 0 may be lost with the home.
     fn seek_next_homes(&mut self, now: Duration) {
         for job in self.recovery.homeless.clone() {
             let wards = self.recovery.wards.get(&job);
@@ -563,11 +580,11 @@ impl Node {
         }
     }
 
-    /// This node is to be the home of a job, says somebody who has something of it.
+    /// A node that has something of a job asks this node to be its home.
     pub(super) fn handle_adopt(&mut self, now: Duration, from: &NodeId, adoption: Adoption) {
         let (job, placement) = (adoption.job, &adoption.ward.placement);
         if self.has_ended(job) {
-            // The home that is lost had not told everybody.
+            // The lost home had not told every node.
             return self.tell_removed(from, job);
         }
         if let Some(home) = self.homes.get_mut(&job) {
@@ -575,7 +592,7 @@ impl Node {
             // The sender may have been told before it knew that the home before is lost.
             return self.send(from, PeerMessage::NewHome(job));
         }
-        // Else the sender does not know yet that one more is lost. When it does, it says so once more.
+        // Otherwise the sender does not know yet that another node is lost. It asks again when it does.
         if placement.home() == self.me() && !placement.nodes.iter().any(|node| self.has_departed(node)) {
             self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
             self.homes.insert(job, Home::adopt(now, adoption));
@@ -584,7 +601,7 @@ impl Node {
         }
     }
 
-    /// A job has a new home: what is here of it reports, and terminals attach again.
+    /// A job has a new home. What is here of the job reports to it, and terminals attach again.
     pub(super) fn handle_new_home(&mut self, now: Duration, from: &NodeId, job: JobId) {
         if self.has_ended(job) {
             return self.tell_removed(from, job);
@@ -596,7 +613,8 @@ impl Node {
                 self.recovery.homeless.remove(&job);
                 self.recovery.announced.retain(|of, next| (*of, &*next) != (job, from));
             }
-            // If the home before says now that the job is over, this one has to hear so. (`make sim`, seed 262459: it waited for ever for a report of what was forgotten.)
+            // If the home before says now that the job is over, the new one has to hear so: it would wait for reports of what was
+            // forgotten.
             Some(false) if self.recovery.announced.len() < limits::JOBS => {
                 _ = self.recovery.announced.insert(job, from.clone());
             }
@@ -614,19 +632,19 @@ impl Node {
         self.tell_home_of_lost_logs(job);
     }
 
-    /// Fences a process; the answer is [`Node::handle_fenced`].
+    /// Fences a process. The answer is [`Node::handle_fenced`].
     pub(super) fn recover(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         protected.incarnation.0 += 1;
         (protected.recovering, protected.hopeless) = (true, None);
         let incarnation = protected.incarnation;
-        let text = format!("rank {}: lives before {} are not listened to any more", process.rank, incarnation.0);
+        let text = format!("rank {}: incarnations before {} are refused from now on", process.rank, incarnation.0);
         self.record(now, EventName::Fence, About::rank(process.job, process.rank), text);
         self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation)));
     }
 
-    /// The log service listens to older lives of a process no more, and says what it has of it.
+    /// The log service refuses older incarnations of a process from now on, and says what it holds of it.
     pub(super) fn handle_fenced(
         &mut self,
         now: Duration,
@@ -683,7 +701,7 @@ impl Node {
         self.order_restart(now, &target, Box::new(order));
     }
 
-    /// The log of a process that is on its way back cannot be read: nobody can bring it back.
+    /// The log of a process that is catching up cannot be read. No other node can bring it back.
     pub(super) fn handle_unreadable(&mut self, now: Duration, process: ProcessId, why: String) {
         let ProcessId { job, rank } = process;
         let wards = self.recovery.wards.get_mut(&job);
@@ -703,7 +721,8 @@ impl Node {
         self.member(node).map(|member| member.address.ip()).or_else(gone).unwrap_or(self.config.me.address.ip())
     }
 
-    /// Whether this life of a process is one that others have gone on from: there is a later one of it or of its job, or its job has ended it here to begin anew.
+    /// Whether the others have gone on from this incarnation of a process: there is a later one of the process or a later epoch
+    /// of its job, or its epoch was ended here for a restart.
     fn has_left_behind(&self, process: ProcessId, life: Incarnation) -> bool {
         let of_job = life.first_of_job();
         let is_ended_by = |host: &Host| host.incarnation() > life || host.is_superseded() && host.incarnation() == of_job;
@@ -712,7 +731,7 @@ impl Node {
             || self.recovery.anew.get(&process.job).is_some_and(|ended| *ended >= of_job)
     }
 
-    /// A protector orders that a process goes on here.
+    /// A protector orders this node to bring a process back.
     pub(super) fn handle_restart(&mut self, now: Duration, from: &NodeId, mut order: RestartOrder) {
         let (process, job) = (order.process, order.process.job);
         self.update(&mut order.ward);
@@ -733,7 +752,7 @@ impl Node {
         }
         let host = self.hosts.get_mut(&job).expect("it was there, or has come");
         if fresh {
-            // A new home may have asked already; one that comes later asks again.
+            // A new home may have asked already. One that comes later asks again.
             host.handle_new_home(order.ward.placement.home().clone());
         }
         let local = from == &self.config.me.id;
@@ -750,11 +769,13 @@ impl Node {
         self.with_host(now, job, |_| ());
     }
 
-    /// Whether a process is here, or comes back here; if not, no order for this life of it is listened to any more: somebody else is about to begin the next one.
+    /// Whether a process is here, or comes back here. If not, this node refuses all orders for this incarnation from now on,
+    /// because another node is about to begin the next one.
     pub(super) fn has_or_refuses(&mut self, process: ProcessId, life: Incarnation) -> bool {
         let ProcessId { job, rank } = process;
         let has_ended_here = self.recovery.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
-        // Not one of before the job began anew, which is about to end; what waits for that may bring it back.
+        // A host of an earlier epoch does not count, because it is about to end. A message that waits for that end may bring the
+        // process back.
         let host = self.hosts.get(&job).filter(|host| host.incarnation() == life.first_of_job());
         let is_here = host.is_some_and(|host| host.ranks().any(|here| here == rank));
         let comes =
@@ -768,7 +789,7 @@ impl Node {
         false
     }
 
-    /// The images of a process are here, or not.
+    /// The images of a process are here, or cannot be had.
     pub(super) fn handle_fetched(&mut self, now: Duration, process: ProcessId, result: Result<(), String>) {
         match result {
             Ok(()) => self.record(
@@ -781,31 +802,31 @@ impl Node {
         }
     }
 
-    /// No image brings a process of this node back: its job begins anew. `own`: it had crashed by this signal before; if it does so once more in the job's
-    /// next life, the program has failed.
+    /// No image brings a process of this node back: its job restarts from the beginning. `own` is the signal by which the process
+    /// had crashed while it was live; if it crashes by it again in the job's next epoch, the program has failed.
     pub(super) fn handle_unrestorable(&mut self, now: Duration, process: ProcessId, why: String, own: Option<i32>) {
         let about = About::rank(process.job, process.rank);
         self.record(now, EventName::Lost, about, format!("rank {}: {why}", process.rank));
         self.tell_home_of_no_image(process, why.clone(), own);
-        // Which the home need not hear: the job begins anew.
+        // The home ignores what this says: it restarts the job.
         self.with_host(now, process.job, |host| host.handle_not_restored(now, process.rank, why));
     }
 
     /// A restored process is there.
     pub(super) fn handle_restored(&mut self, now: Duration, observer: ObserverId, process: ProcessId, point: Point) {
-        // Fulfilled, or refused: another one would be for another life.
+        // Fulfilled or refused, the order is used up: another one would be for another incarnation.
         let Some(order) = self.recovery.orders.remove(&process) else {
-            return self.refuse(observer, format!("nobody has ordered that rank {} comes back here", process.rank));
+            return self.refuse(observer, format!("no protector has ordered rank {} to come back here", process.rank));
         };
         if point.cut != order.cut {
             let text = format!("its image stands at {} of the journal, not at {}", point.cut, order.cut);
             return self.refuse(observer, text);
         }
         if order.ward.fence > 0 && !point.pmi.0 {
-            // Whoever was there when it started has gone on: it cannot go through MPI_Init once more by itself.
+            // The other ranks that were there when it started have gone on: it cannot pass MPI_Init alone.
             return self.give_up_image(now, observer, process);
         }
-        // Where its life before had ended streams is not so any more: this one says it itself.
+        // Where its incarnation before had ended streams does not hold any more: this one says it itself.
         self.recovery.finals.remove(&process);
         let Some(host) = self.hosts.get(&process.job) else { return };
         let restart = Restart {
@@ -832,18 +853,18 @@ impl Node {
         self.start_schedule(now, process);
     }
 
-    /// The image of a process is of before MPI_Init: it is of no use.
+    /// The image of a process was made before MPI_Init: it cannot be used.
     fn give_up_image(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
         let (job, rank) = (process.job, process.rank);
         let why = "it was lost before a checkpoint of it after MPI_Init was committed".to_owned();
         self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
         self.tell_home_of_no_image(process, why.clone(), None);
         self.refuse(observer, why.clone());
-        // The home may be lost before it has heard so: the next one is told, too. (A run of `make chaos`: this node tried again three times, and the next home ended the job for that.)
+        // The home may be lost before it has heard so. The host remembers it, so the next home is told as well.
         self.with_host(now, job, |host| host.handle_not_restored(now, rank, why));
     }
 
-    /// Which life of a process the nodes have heard of last.
+    /// The newest incarnation of a process that was announced to the nodes.
     pub(super) fn life_of(&self, process: ProcessId) -> Incarnation {
         self.recovery.restarted.get(&process).copied().unwrap_or_default()
     }
@@ -857,7 +878,7 @@ impl Node {
         }
     }
 
-    /// A process is back somewhere: everybody here may know it.
+    /// A process is back somewhere. All processes here are told, because each of them may know it.
     pub(super) fn handle_returned(&mut self, process: ProcessId, incarnation: Incarnation, door: SocketAddr) {
         let known = self.recovery.restarted.entry(process).or_default();
         if incarnation < *known {
@@ -867,12 +888,12 @@ impl Node {
         let told = self.observers.processes.iter().filter(|(other, _)| **other != process).filter_map(|(_, p)| p.observer());
         let told = told.map(|observer| Output::Observer(observer, FromNode::Restarted { process, incarnation, door }));
         self.outputs.extend(told.collect::<Vec<_>>());
-        // Whoever computes looks at it now.
+        // Computing processes are nudged, so that they look at it now.
         let computing: Vec<_> = self.observers.processes.keys().filter(|other| **other != process).copied().collect();
         self.outputs.extend(computing.into_iter().map(Output::Nudge));
     }
 
-    /// A process that was brought back has caught up.
+    /// A process that was brought back is live.
     pub(super) fn handle_live(&mut self, now: Duration, process: ProcessId, events: u64, different: u64) {
         let text = format!(
             "rank {}: lives again, after {events} outcomes; {different} bytes differ from what was sent then",
@@ -883,14 +904,14 @@ impl Node {
         self.with_host(now, process.job, |host| host.handle_live(process.rank));
     }
 
-    /// A process that was brought back needs its log no more. Not as soon as it lives: what it had received, and its program has not taken, its peers need not keep. (`make sim`, seed
-    /// 66997: whoever had its log was lost then, and it waited for that one for 90 s.)
+    /// A process that was brought back needs its old log no more. That may come later than `live`: peers need not keep what the
+    /// process had received, even if its program has not taken it yet.
     pub(super) fn handle_log_read(&mut self, now: Duration, process: ProcessId) {
         self.with_host(now, process.job, |host| host.handle_log_read(process.rank));
         self.reprotect(now, process);
     }
 
-    /// Gives a process to the protector of its node, if its log is elsewhere; asks for a checkpoint there.
+    /// Gives a process to the protector of its node, if its log is elsewhere, and asks for a checkpoint there.
     fn reprotect(&mut self, now: Duration, process: ProcessId) {
         let Some(holder) = self.recovery.holders.get(&process).cloned() else { return };
         self.recovery.degraded.insert(process, u64::MAX);
@@ -902,21 +923,21 @@ impl Node {
         self.gather_from(now, purpose, &Query::Release(process), vec![holder], RELEASE);
     }
 
-    /// The one that had its log lets go of a process, or is gone.
+    /// The node that had the log of a process has let it go, or is gone, or did not answer.
     pub(super) fn finish_release(&mut self, now: Duration, process: ProcessId, holder: &NodeId, released: bool) {
         let ProcessId { job, rank } = process;
         if self.recovery.holders.get(&process) != Some(holder) {
             return;
         }
         if !released && self.is_member(holder) {
-            // It has not said so: it may still bring the process back.
+            // Without its word the holder may still bring the process back.
             let text = format!("rank {rank}: {} does not let go of it yet; its log stays there", holder.name);
             self.record(now, EventName::Store, About::rank(job, rank), text);
             let purpose = Purpose::Release { process, holder: holder.clone() };
             return self.gather_from(now, purpose, &Query::Release(process), vec![holder.clone()], RELEASE);
         }
         if self.hosts.get(&job).is_some_and(|host| host.needs_log(rank)) {
-            // It has crashed meanwhile, and nobody brings it back.
+            // The process has crashed meanwhile, and no node brings it back.
             return self.tell_home_of_lost_log(process);
         }
         self.leave_holder(process);
@@ -928,7 +949,7 @@ impl Node {
         self.degrade(now, process);
     }
 
-    /// The log of a process that was brought back is with this node's protector from now on, whoever that is.
+    /// The log of a process that was brought back is with this node's protector from now on.
     fn leave_holder(&mut self, process: ProcessId) {
         self.recovery.holders.remove(&process);
     }
@@ -938,13 +959,13 @@ impl Node {
         self.recovery.holders.insert(process, holder);
     }
 
-    /// In which life a process of this node is.
+    /// The incarnation of a process of this node.
     pub(super) fn life_here(&self, process: ProcessId) -> Incarnation {
         let first = || self.hosts.get(&process.job).map_or(Incarnation(0), Host::incarnation);
         self.recovery.lives.get(&process).copied().unwrap_or_else(first)
     }
 
-    /// Another node wants to protect a process from now on.
+    /// Another node is to protect a process from now on.
     pub(super) fn handle_release(&mut self, process: ProcessId) {
         if let Some(wards) = self.recovery.wards.get_mut(&process.job) {
             wards.ranks.remove(&process.rank);
@@ -952,7 +973,7 @@ impl Node {
         self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
     }
 
-    /// The processes of this node have another protector: their logs and images there begin anew.
+    /// The processes of this node have another protector. Their logs and images there start from nothing.
     pub(super) fn degrade_all(&mut self, now: Duration) {
         let running: Vec<_> =
             self.observers.processes.iter().filter(|(_, p)| p.observer().is_some()).map(|(id, _)| *id).collect();
@@ -964,7 +985,8 @@ impl Node {
         }
     }
 
-    /// A process of this node has no image at its protector. It is asked for one; if it cannot be asked now, the next one it makes is the first there.
+    /// A process of this node has no image at its protector. It is asked for one. If it cannot be asked now, the next image that
+    /// it makes counts.
     fn degrade(&mut self, now: Duration, process: ProcessId) {
         let since = self.ask_checkpoint_anew(now, process).unwrap_or(0);
         self.recovery.degraded.insert(process, since);
@@ -985,13 +1007,13 @@ impl Node {
         let finals = self.recovery.finals.entry(process).or_default();
         let known = finals.entry(stream).or_insert(end);
         *known = StreamEnd { closed: end.closed || known.closed, received: end.received.max(known.received), ..end };
-        // No library comes near: it knows fewer connections at once.
+        // No library reaches this number: it knows fewer connections at once.
         if finals.len() > limits::ENDED_STREAMS {
             finals.pop_first();
         }
     }
 
-    /// Nobody asks any more where the streams of a connection of this process end.
+    /// The end of a connection of this process will not be asked for any more.
     pub(super) fn handle_over(&mut self, process: ProcessId, connection: ConnectionId) {
         if let Some(finals) = self.recovery.finals.get_mut(&process) {
             [true, false].iter().for_each(|from| _ = finals.remove(&StreamId { connection, from_opener: *from }));
@@ -1013,12 +1035,13 @@ impl Node {
         self.recovery.holders.contains_key(&process)
     }
 
-    /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its protector yet.
+    /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its
+    /// protector yet.
     pub(super) fn is_degraded(&self, process: ProcessId) -> bool {
         self.recovery.degraded.contains_key(&process)
     }
 
-    /// Nothing of the job is left on this node. If it begins anew, it is another life, of which all this would be wrong.
+    /// Nothing of the job is left on this node. If the job restarts, none of this holds in the next epoch.
     pub(super) fn forget_lives(&mut self, job: JobId) {
         let Recovery { doors, orders, holders, lives, finals, origins, degraded, .. } = &mut self.recovery;
         holders.retain(|process, _| process.job != job);
@@ -1030,12 +1053,12 @@ impl Node {
         degraded.retain(|process, _| process.job != job);
     }
 
-    /// Who has the log of a process of this node.
+    /// The node that has the log of a process of this node.
     pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
         self.recovery.holders.get(&process).unwrap_or(&self.protector().id).clone()
     }
 
-    /// Kills a rank, as asked: it is to be brought back.
+    /// Kills a rank on request. It is brought back.
     pub(super) fn kill_rank(&mut self, now: Duration, process: ProcessId) {
         if self.hosts.get(&process.job).is_some_and(|host| host.pid(process.rank).is_some()) {
             let text = format!("rank {} is killed, as asked", process.rank);
@@ -1044,18 +1067,18 @@ impl Node {
         }
     }
 
-    /// A rank of this node has ended by itself: its protector answers for it from now on.
+    /// A rank of this node has ended by itself. Its protector answers for it from now on.
     pub(super) fn handle_rank_left(&mut self, now: Duration, process: ProcessId) {
         self.recovery.doors.remove(&process);
         let holder = self.holder_of(process);
         self.tell_end(&holder, process);
         self.tell_home_of_finals(process);
-        // It may have ended without having taken all of its log.
+        // The rank may have ended before it had taken all of its log.
         self.reprotect(now, process);
         self.recovery.degraded.remove(&process);
     }
 
-    /// Tells the home where the streams of a process of this node do that has ended.
+    /// Tells the home where a process of this node, if it has ended, ended its streams.
     fn tell_home_of_finals(&mut self, process: ProcessId) {
         let ProcessId { job, rank } = process;
         let Some(host) = self.hosts.get(&job).filter(|host| host.end_of(rank).is_some()) else { return };
@@ -1069,7 +1092,7 @@ impl Node {
         finals.map(|(stream, end)| (*stream, *end)).collect()
     }
 
-    /// Tells a protector of a process that has ended how, if it has.
+    /// Tells a protector how a process has ended, if it has.
     pub(super) fn tell_end(&mut self, protector: &NodeId, process: ProcessId) {
         let ProcessId { job, rank } = process;
         let Some((status, phase)) = self.hosts.get(&job).and_then(|host| host.end_of(rank)) else { return };
@@ -1077,13 +1100,15 @@ impl Node {
         self.send(protector, PeerMessage::ToStore(job, ToStore::Left { rank, status, phase, finals }));
     }
 
-    /// Where a process is, as far as this node knows. A host knows best; a protector knows what has left, and what will be back.
+    /// Where a process is, as far as this node knows. A host knows best. A protector knows which processes have left, and which
+    /// will be back.
     pub(super) fn place_of(&self, process: ProcessId) -> Option<Place> {
         if self.has_ended(process.job) {
             return Some(Place::Left);
         }
         let here = self.hosts.get(&process.job).filter(|host| host.placement().node_of(process.rank) == Some(self.me()));
-        // Of who has left, and whose host is there, this node may say nothing that its protector has not said: a new home would wait for that.
+        // While the host of a process that has left is a member, a stand-in may say nothing that the protector has not said: a
+        // new home would wait for that.
         let counts = |p: &&Protected| p.protector.is_none() || p.left.is_none() || !self.is_member(&p.host);
         let ward = || self.recovery.wards.get(&process.job)?.ranks.get(&process.rank).filter(counts);
         match (self.recovery.doors.get(&process), here) {
@@ -1104,15 +1129,15 @@ impl Node {
         told.or(left).or_else(at_home)
     }
 
-    /// Whether what this node has of a job is of an older life of it than this: the job has begun anew, and this node has not heard so. What has left, or where streams
-    /// have ended, is not so any more.
+    /// Whether what this node has of a job is of an earlier epoch than `life`: the job has restarted, and this node has not heard
+    /// so. What has left, or where streams have ended, does not hold any more.
     pub(super) fn is_behind(&self, job: JobId, life: Incarnation) -> bool {
         let host = self.hosts.get(&job).is_some_and(|host| host.incarnation() < life);
         let home = self.homes.get(&job).is_some_and(|home| home.incarnation() < life);
         host || home || self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.incarnation < life)
     }
 
-    /// Whether nobody will read what is sent to this process any more.
+    /// Whether nothing that is sent to this process will be read any more.
     pub(super) fn wants_nothing(&self, process: ProcessId) -> bool {
         let closing = self.observers.processes.get(&process).is_some_and(|observed| observed.closing);
         let at_home = || self.homes.get(&process.job).is_some_and(|home| home.has_left(process.rank));
@@ -1124,18 +1149,18 @@ impl Node {
         self.membership.is_frozen() && self.recovery.unreachable.contains(node)
     }
 
-    /// When protected jobs that wait for a majority are given up.
+    /// When this node gives up protected jobs that wait for a majority.
     pub(super) fn next_frozen(&self) -> Option<Duration> {
         self.recovery.frozen.map(|since| since + FROZEN).into_iter().chain(self.recovery.abandoned).min()
     }
 
-    /// Protected jobs that wait for a majority.
+    /// Ends protected jobs that have waited too long for a majority.
     pub(super) fn end_frozen(&mut self, now: Duration) {
         let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
         if self.recovery.abandoned.take_if(|due| *due <= now).is_some() {
             let hosts: Vec<_> = self.hosts.keys().copied().collect();
             hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.give_up(now, &why)));
-            // Whoever was within reach has had its time to say that nothing is left there.
+            // Every host within reach has had its time to say that nothing is left there.
             self.end_homes(now, &why, |_, _| true);
         }
         if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_some() {
@@ -1144,7 +1169,7 @@ impl Node {
         }
     }
 
-    /// Ends all jobs of which this node is the home; nothing is expected of those hosts that are lost.
+    /// Ends all jobs of which this node is the home. Nothing is expected of hosts that are lost.
     fn end_homes(&mut self, now: Duration, why: &str, is_lost: impl Fn(&NodeId, &BTreeSet<NodeId>) -> bool) {
         let (me, unreachable) = (self.me().clone(), self.recovery.unreachable.clone());
         let homes: Vec<(JobId, Vec<NodeId>)> =
@@ -1158,7 +1183,7 @@ impl Node {
     }
 }
 
-/// The life of a job that `message` is about to begin, or to bring somebody of back, at a host.
+/// The epoch that `message` is about to begin at a host, or in which it brings a process back there.
 fn life_in(message: &PeerMessage) -> Option<Incarnation> {
     match message {
         PeerMessage::ToHost(_, ToHost::Launch { incarnation, .. }) => Some(*incarnation),

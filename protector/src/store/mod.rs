@@ -1,10 +1,10 @@
 //! What a protector holds for the processes it protects: journal, payload log and images of each (docs/design.md's data path).
 //!
-//! A state machine without files or sockets. Messages of observers go in by [`Store::handle_message`]; answers, messages for the
-//! next replica and wishes come out by [`Store::poll_output`]; what should go to a file comes out by [`Store::poll_write`], and
+//! A state machine without files or sockets. Messages of observers go in by [`Store::handle_message`]. Answers, messages for the
+//! next replica and wishes come out by [`Store::poll_output`]. What is to go to a file comes out by [`Store::poll_write`], and
 //! [`Store::handle_written`] says that it is there.
 //!
-//! - G4: each process has one incarnation that is listened to. Whoever speaks as an older one is told so and changes nothing.
+//! - G4: of each process one incarnation is heard. A message of an older one is answered with that, and changes nothing.
 //! - *Stable* is what is acknowledged: in memory, with [`Config::durable`] in the file, and with a replica after it has
 //!   acknowledged it (so the last of the chain decides).
 //! - G6: an image is committed when it is whole, verified, stored as configured, and committed by the replica. The image before it
@@ -31,12 +31,12 @@ const MEMORY: usize = 1 << 30;
 const LEAST_MEMORY: usize = 64 << 10;
 /// Pieces of payload that may be unacknowledged before no more are read.
 const UNSTABLE: usize = 1 << 18;
-/// Superseded images that are remembered of a process that keeps its logs.
+/// Superseded images that are remembered of a process whose logs are kept.
 const KEPT_IMAGES: usize = 1 << 16;
-/// Notices that nobody has fetched; the oldest goes.
+/// Notices that wait to be fetched. The oldest one is dropped.
 const NOTICES: usize = 1_024;
 
-/// How often a process is restarted from its newest image without living again, before the image before it is taken.
+/// How often a process is restarted from its newest image without becoming live, before the image before that is taken.
 pub const RESTORES: u32 = 2;
 
 /// Bounds and how firmly things are held.
@@ -53,12 +53,12 @@ pub struct Config {
     pub durable: bool,
 }
 
-/// Who speaks on a connection: what its hello said.
+/// The process and incarnation that speak on a connection, as its hello said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Speaker {
     /// The process.
     pub process: ProcessId,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
 }
 
@@ -74,7 +74,7 @@ pub enum File {
 }
 
 impl File {
-    /// Whose file it is.
+    /// The process whose file it is.
     pub fn process(&self) -> ProcessId {
         let (File::Journal(process) | File::Stream(process, _) | File::Image(process, _)) = self;
         *process
@@ -86,7 +86,7 @@ impl File {
 pub struct Write {
     /// Which file.
     pub file: File,
-    /// Their position in the sequence; the file's own beginning is the driver's affair.
+    /// Their position in the sequence. Where the file begins is the driver's affair.
     pub position: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
@@ -105,7 +105,7 @@ pub enum Output {
     Read(Speaker, File, u64, usize),
     /// Ask the receiver's protector for [`Store::stable_of`] and send the answer to the observer.
     AskStable(Speaker, StreamId),
-    /// Tell the peer of this process at the connection; true: no image of this process has it any more.
+    /// Tell the peer of this process at the connection. True: no image of this process has the connection any more.
     Forget(Speaker, ConnectionId, bool),
     /// Nothing before the position is needed any more.
     Truncate(File, u64),
@@ -113,7 +113,7 @@ pub enum Output {
     Delete(File),
 }
 
-/// Something that people should know.
+/// Something for the event log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// An image is committed.
@@ -172,7 +172,8 @@ pub struct Restart {
 /// Why a process cannot be restarted from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoRestart {
-    /// No image of it is committed, or another protector has led since: its job starts from the beginning. Or a later life was fenced since, and nobody waits for this one.
+    /// No image of it is committed here, or another protector has led since, so its job restarts from the beginning. Or a later
+    /// incarnation was fenced since, and the answer for this one is not needed.
     #[error("no image of it is committed")]
     NoImage,
     /// The replica, or the file, does not have all of the log yet.
@@ -186,14 +187,14 @@ pub enum StoreError {
     /// A message before the hello, or about another process.
     #[error("{0} has said no hello")]
     Stranger(ProcessId),
-    /// An older incarnation; it was told.
+    /// The message is of an older incarnation, which was told so.
     #[error("incarnation {} of {process} is fenced: {} speaks for it", .old.0, .newest.0)]
     Fenced {
         /// The process.
         process: ProcessId,
-        /// Who spoke.
+        /// The incarnation that spoke.
         old: Incarnation,
-        /// Who may.
+        /// The incarnation that may speak.
         newest: Incarnation,
     },
     /// It contradicts what came before.
@@ -212,31 +213,30 @@ struct Stream {
     ended: Option<u64>,
     /// Units that are acknowledged, or covered by a committed image.
     stable: u64,
-    /// The last committed cut covers that it was closed.
+    /// The last committed cut covers the close of the stream.
     closed: bool,
-    /// It is among its process's streams to be written.
+    /// The stream is among those of its process that may have something to write.
     listed: bool,
 }
 
 impl Stream {
-    /// One of which another protector has held what is before this offset.
+    /// A stream of which another protector has held what is before this offset.
     fn at(offset: u64) -> Self {
         Stream { log: Log::at(offset), stable: offset, ..Stream::default() }
     }
 
-    /// Units held: the end is one.
+    /// Units held. The end of the stream is one.
     fn held(&self) -> u64 {
         self.log.end().saturating_add(u64::from(self.ended == Some(self.log.end())))
     }
 
-    /// Frees memory of what a file has. Payload that is not stable stays, for a new replica is given it. (`make sim`, seed 109285: a piece that was written before its turn was left out, and the
-    /// replica refused for ever what came after it.)
+    /// Frees memory of what a file has. Payload that is not stable stays, because a new replica is given it from here.
     fn release(&mut self) -> usize {
         self.log.release(self.stable)
     }
 }
 
-/// Payload that is not acknowledged: up to this position in the payload log, up to this offset of the stream.
+/// Payload that is not acknowledged: up to this position in the payload log, and these offsets of the stream.
 #[derive(Debug, Clone, Copy)]
 struct Unstable {
     position: u64,
@@ -246,7 +246,7 @@ struct Unstable {
     is_end: bool,
 }
 
-/// What is no longer needed and stays in files all the same.
+/// What is not needed any more and stays in files all the same.
 #[derive(Debug, Clone, Default)]
 struct Kept {
     /// Where the journal begins.
@@ -279,7 +279,7 @@ impl Image {
     }
 }
 
-/// How far the next protector of the chain has acknowledged.
+/// How far the replica has acknowledged.
 #[derive(Debug, Clone, Copy)]
 struct Replica {
     journal: u64,
@@ -293,46 +293,49 @@ struct Process {
     /// What was acknowledged last.
     journal_stable: u64,
     streams: BTreeMap<StreamId, Stream>,
-    /// The incarnation whose payload is counted: that before, from the fence until the log is settled and the next one can begin.
+    /// The incarnation whose payload is counted. From the fence until the log is settled it is the one before, then the next one
+    /// begins.
     counted: Incarnation,
     /// Position of its payload log, and where that begins here.
     payload: u64,
     payload_start: u64,
     payload_stable: u64,
-    /// Up to where its observer was told so.
+    /// Up to where its observer was told that the payload is stable.
     payload_told: u64,
     unstable: VecDeque<Unstable>,
-    /// Committed images, oldest first: those that a restart from the newest reads, and before them those that one from the image before it reads.
+    /// Committed images, oldest first. A restart from the newest one reads the last of them; one from the image before it reads
+    /// the others.
     images: Vec<Image>,
-    /// The log begins at the cut of this image, or before: the newest one, or the one before it.
+    /// The log begins at the cut of this image or before. It is the newest image, or the one before it.
     oldest: Option<u64>,
-    /// Numbers of images below this one were given.
+    /// Image numbers below this one were used.
     next_image: u64,
-    /// The newest image that did not restore, if none was committed since: the process goes another way now than on which that was made.
+    /// The newest image that did not restore, if none was committed since. From the image before it the process may take another
+    /// path.
     useless: Option<u64>,
-    /// Restarts from the newest image since it was committed, or since the process lived last.
+    /// Restarts from the newest image since it was committed, or since the process was live last.
     restores: u32,
     incoming: Option<Image>,
     replica: Option<Replica>,
-    /// An image was asked for and none came since.
+    /// An image was asked for, and none came since.
     wanted: bool,
     /// Whether another protector has what the process does.
     elsewhere: Elsewhere,
-    /// Where its journal and its payload ended when it said hello last: no more than that can have been acknowledged elsewhere.
+    /// Where its journal and its payload ended when it last said hello. No more than that can have been acknowledged elsewhere.
     told: (u64, u64),
     /// Bound of its log, if it is not [`Config::log`].
     bound: Option<u64>,
-    /// Its program has ended: no image will shorten the log, and what it received is acknowledged over the bound.
+    /// Its program has ended. No image will shorten the log, so what it received is acknowledged over the bound.
     closing: bool,
     kept: Option<Kept>,
-    /// Nothing more will come: everything goes to files.
+    /// Nothing more will come, so everything goes to files.
     ended: bool,
-    /// Sums over the logs: they are asked for with every message.
+    /// Sums over the logs. They are needed with every message.
     log_bytes: u64,
     in_memory: usize,
     /// Streams that may have something to write.
     dirty: VecDeque<StreamId>,
-    /// It is among the processes that may have something to write.
+    /// The process is among those that may have something to write.
     queued: bool,
 }
 
@@ -341,11 +344,12 @@ struct Process {
 enum Elsewhere {
     /// The process speaks here, or did so last.
     No,
-    /// Another one forwards all of it, and acknowledges nothing that is not here.
+    /// Another protector forwards all of it, and acknowledges nothing that is not here.
     Forwards,
-    /// Another one has it since: this may be less than what that one has acknowledged.
+    /// Another protector has it since. What is held here may be less than that one has acknowledged.
     Since,
-    /// The process speaks here again. What it had said by then to another one is on the way: up to these ends of its journal and its payload.
+    /// The process speaks here again. What it had said to another protector before is on the way, up to these ends of its journal
+    /// and its payload.
     Until(u64, u64),
 }
 
@@ -392,30 +396,31 @@ impl Process {
         }
     }
 
-    /// A new incarnation begins: it counts its payload from 0, and what it finds is held as firmly as it will ever be.
+    /// A new incarnation begins. It counts its payload from 0, and what it finds here is stable.
     fn renew(&mut self) {
         self.counted = self.incarnation;
         self.closing = false;
         self.unstable.clear();
         (self.payload, self.payload_start, self.payload_stable, self.payload_told) = (0, 0, 0, 0);
         self.told.1 = 0;
-        // Positions in the payload log are of a life: what an image of an earlier one covers was before this one's first.
+        // Positions in the payload log belong to an incarnation: what an image of an earlier one covers was before this one's
+        // first.
         self.images.iter_mut().for_each(|image| image.payload = 0);
         self.streams.values_mut().for_each(|stream| stream.stable = stream.stable.max(stream.held()));
     }
 
-    /// Bytes of log over which payload is not acknowledged, if `common` is everybody's bound.
+    /// Bytes of log over which payload is not acknowledged. `common` is the bound of processes without one of their own.
     fn log_bound(&self, common: u64) -> u64 {
         if self.closing { u64::MAX } else { self.bound.unwrap_or(common) }
     }
 
-    /// Bytes in memory that writing frees, or has freed: all but payload that is not stable.
+    /// Bytes in memory that writing frees, or has freed: all except payload that is not stable.
     fn movable(&self) -> usize {
         let stays = usize::try_from(self.payload.saturating_sub(self.payload_stable)).unwrap_or(usize::MAX);
         self.in_memory.saturating_sub(stays)
     }
 
-    /// The sums anew, after something was dropped.
+    /// Computes the sums again, after something was dropped.
     fn recount(&mut self) {
         let streams: usize = self.streams.values().map(|stream| stream.log.in_memory()).sum();
         let images: usize = self.images.iter().chain(&self.incoming).map(|image| image.content.in_memory()).sum();
@@ -423,7 +428,8 @@ impl Process {
         self.log_bytes = self.journal.len() + self.streams.values().map(|stream| stream.log.len()).sum::<u64>();
     }
 
-    /// Whether there may be something to write. Images always go to files: there they are verified, and there a restart finds them.
+    /// Whether there may be something to write. Images always go to files: they are verified there, and a restart reads them
+    /// there.
     fn wants_write(&self, durable: bool, memory: usize) -> bool {
         let image = self.incoming.as_ref().is_some_and(|image| image.content.is_unwritten());
         image || durable || self.ended || self.in_memory > memory
@@ -435,7 +441,8 @@ impl Process {
         &self.images[whole.unwrap_or(0)..]
     }
 
-    /// Whether all that was logged up to this image is here: payload comes by another connection than the image, and may be slower.
+    /// Whether all that was logged up to this image is here. Payload comes by another connection than the image, and may be
+    /// slower.
     fn has_all_before(&self, image: &Image) -> bool {
         let held = |(stream, offset): &(StreamId, u64)| {
             matches!(offset, 0 | &u64::MAX) || self.streams.get(stream).is_some_and(|held| held.held() >= *offset)
@@ -443,12 +450,12 @@ impl Process {
         self.journal.end() >= image.cut && self.payload >= image.payload && image.streams.iter().all(held)
     }
 
-    /// Whether the log is so near to its bound that it has room for what the newest image needs only.
+    /// Whether the log is so near its bound that it has room only for what the newest image needs.
     fn keeps_little(&self, common: u64) -> bool {
         self.log_bytes > self.log_bound(common) / 2
     }
 
-    /// Whether the next image should be a whole one: the increments are longer than what they are upon.
+    /// Whether the next image should be a whole one, because the increments are longer than what they are upon.
     fn wants_whole(&self) -> bool {
         let mut lengths = self.chain().iter().map(|image| image.content.end());
         let whole = lengths.next().unwrap_or(0);
@@ -456,8 +463,8 @@ impl Process {
         increments > whole && whole + increments > limits::CHAIN
     }
 
-    /// The next bytes to write: images, then payload, then the journal, so that this stays in memory longest; with `durable` the
-    /// journal first, because a gate waits for it.
+    /// The next bytes to write: images, then payload, then the journal, so that the journal stays in memory longest. With
+    /// `durable` the journal goes first, because a gate waits for it.
     fn take_write(&mut self, id: ProcessId, durable: bool, memory: usize, most: usize) -> Option<Write> {
         let spill = durable || self.ended || self.in_memory > memory;
         let write = |file, (position, bytes)| Write { file, position, bytes };
@@ -483,7 +490,7 @@ impl Process {
         self.journal.unwritten(most).map(|piece| write(File::Journal(id), piece))
     }
 
-    /// Of a log that is about to forget everything before `position`: what the file lacks of that.
+    /// Queues what the file lacks of a log that is about to forget everything before `position`.
     fn save(log: &mut Log, file: File, position: u64, writes: &mut VecDeque<Write>) {
         while let Some((position, bytes)) = log.unwritten_before(position, limits::LOG_CHUNK) {
             writes.push_back(Write { file, position, bytes });
@@ -516,7 +523,7 @@ impl Store {
         self.outputs.pop_front()
     }
 
-    /// The next thing that people should know.
+    /// The next notice for the event log.
     pub fn poll_notice(&mut self) -> Option<Notice> {
         self.notices.pop_front()
     }
@@ -537,17 +544,18 @@ impl Store {
         self.outputs.push_back(Output::Send(to, encoded(|out| message.write(out))));
     }
 
-    /// Who is listened to.
+    /// The incarnation that is heard.
     pub fn incarnation(&self, process: ProcessId) -> Option<Incarnation> {
         self.processes.get(&process).map(|process| process.incarnation)
     }
 
-    /// Whether more may be read of an image of `process`; if not, [`Store::poll_write`] has something to write, or had it. Payload that waits for an image to be acknowledged does not keep that out.
+    /// Whether more may be read of an image of `process`. If not, [`Store::poll_write`] has something to write, or had it.
+    /// Payload that waits for an image before it is acknowledged does not keep that image out.
     pub fn has_room(&self, process: ProcessId) -> bool {
         self.processes.get(&process).is_none_or(|process| process.movable() < self.memory() * 2)
     }
 
-    /// Whether more may be read of its payload: as much as an observer sends that listens to what is acknowledged.
+    /// Whether more of its payload may be read. An observer that waits for acknowledgements never sends more.
     pub fn has_room_for_payload(&self, process: ProcessId) -> bool {
         let within = |process: &Process| {
             let bound = process.log_bound(self.config.log);
@@ -563,8 +571,8 @@ impl Store {
         self.processes.get(&process).is_some_and(bound)
     }
 
-    /// Whether more may be read of its journal: only a disk that takes nothing makes this false, and that not before there is a journal
-    /// of some size in memory besides what has been read of an image until that was stopped.
+    /// Whether more of its journal may be read. It is false only while a disk takes nothing, and not before memory holds a
+    /// journal of some size besides what was read of an image until that was stopped.
     pub fn has_room_for_journal(&self, process: ProcessId) -> bool {
         let bound = self.memory() * 4 + 2 * limits::LOG_CHUNK;
         self.processes.get(&process).is_none_or(|process| process.movable() < bound)
@@ -613,7 +621,7 @@ impl Store {
         self.queue_write(id);
     }
 
-    /// A message of an observer. `speaker` is who said hello on that connection (for the hello itself: who it says it is).
+    /// A message of an observer. `speaker` is what the hello on that connection said, or says if this is the hello.
     pub fn handle_message(&mut self, speaker: Speaker, message: &ToProtector<'_>) -> Result<(), StoreError> {
         if let ToProtector::Hello { process, incarnation, journal, payload } = *message {
             if (Speaker { process, incarnation }) != speaker {
@@ -679,8 +687,9 @@ impl Store {
             return self.check_voice(speaker);
         }
         let before = self.processes.get(&id).map(|process| process.incarnation).filter(|before| *before < incarnation);
-        // The job has begun anew: nobody comes back from what is held of the life before. Or its next life began with another protector: positions in the payload are of a
-        // life, so nobody can tell what of the one before never came here. (`make sim`, seed 75474: a stream had a gap.)
+        // The job has restarted, so nothing comes back from what is held of the earlier epoch. Or the process's next incarnation
+        // began with another protector: positions in the payload belong to an incarnation, so it is not known what of the one
+        // before never came here.
         let begins = before.is_some_and(|before| before.first_of_job() < incarnation.first_of_job() || self.has_let_go(id));
         if before.is_some() {
             self.silence(id, incarnation);
@@ -692,12 +701,12 @@ impl Store {
         }
         let mut anew = None;
         if begins || process.journal.end() < journal.start || process.payload < payload.start {
-            // Or what is between is lost: this log, and images before it, can restart nothing.
+            // Or what lies between is lost: this log, and the images before it, can restart nothing.
             let new = Process { queued: process.queued, ..Process::new(incarnation, journal.start, payload.start) };
             anew = Some(std::mem::replace(process, new));
         }
         process.told = (journal.end, payload.end);
-        // Not what is held here: what a replica, or the file, lacks is not stable, and must not open a gate.
+        // Not up to what is held here: what a replica or the file lacks is not stable, and must not open a gate.
         let (journal, payload) = (process.journal_stable, process.payload_stable);
         let newest = process.images.last().map(|image| image.number);
         let wanted = newest.is_none();
@@ -708,12 +717,12 @@ impl Store {
         }
         self.send(speaker, &FromProtector::Welcome { journal, payload });
         match newest {
-            // The word of it may have been lost with the connection before.
+            // The message that it is committed may have been lost with the connection before.
             Some(image) => self.tell_committed(speaker, image),
             None => self.send(speaker, &FromProtector::ImageWanted),
         }
         if replicated {
-            // It has what there was, and gets what there is now.
+            // The replica has what there was before, and gets what there is now.
             self.set_replica(id, true);
         }
         self.settle(id);
@@ -755,7 +764,8 @@ impl Store {
         let contradiction = |what| StoreError::Contradiction { process: id, what };
         let process = self.process(id)?;
         if bytes.is_some_and(<[u8]>::is_empty) {
-            // Where a stream goes on. It is news only while there is no image here: the first one covers what is before that.
+            // The message says where a stream goes on. It is news only while there is no image here: the first image covers what
+            // is before that.
             if process.images.is_empty() && process.streams.len() < limits::CUT_STREAMS {
                 process.streams.entry(stream).or_insert_with(|| Stream::at(offset));
             }
@@ -768,14 +778,15 @@ impl Store {
         let end = offset.checked_add(units).ok_or(contradiction("an offset over 64 bits"))?;
         let after = position.checked_add(units).ok_or(contradiction("a position over 64 bits"))?;
         if after <= process.payload_stable {
-            // It is held, or a committed image covers it, which went by another connection and was faster: perhaps its stream is closed since.
+            // It is held, or a committed image covers it. That image came by another connection, and was faster. The stream may
+            // be closed since.
             return Ok(());
         }
         let known = process.streams.len() < limits::CUT_STREAMS || process.streams.contains_key(&stream);
         if !known {
             return Err(contradiction("too many streams"));
         }
-        // The first that a new protector hears of a stream may be its middle: what came before was held by another.
+        // The first that a new protector hears of a stream may be its middle. What came before was held by another protector.
         let held = process.streams.entry(stream).or_insert_with(|| Stream::at(offset));
         let from = held.held();
         match bytes {
@@ -807,11 +818,11 @@ impl Store {
         let layers = process.chain().len();
         let fits = match image.parent {
             None => image.number >= process.next_image,
-            // An increment builds upon the newest: only that is compared with by the observer's tracker.
-            // One that no restart could read would be worse than none.
+            // An increment builds upon the newest image, because the observer's tracker compares with that one only. An increment
+            // that no restart could read would be worse than none.
             Some(parent) => newest == Some(parent) && parent < image.number && layers < limits::LAYERS,
         };
-        // One that was begun before the log here (it came by another connection than that) needs what is not held here.
+        // An image that was begun before the log here, by another connection, needs what is not held here.
         let has_log = image.cut >= process.journal.start() && image.payload >= process.payload_start;
         if fits && process.incoming.is_none() && has_log {
             process.incoming = Some(image);
@@ -863,7 +874,7 @@ impl Store {
     pub fn refuse_image(&mut self, id: ProcessId, number: u64) {
         let process = self.processes.get(&id);
         let incoming = process.and_then(|process| process.incoming.as_ref());
-        // One that is verified may be committed by the replica already, so it will be here.
+        // The replica may have committed a verified image already, so it will be committed here.
         if incoming.is_some_and(|image| image.number == number && !image.verified) {
             self.refuse(id, number);
             self.forward_always(id, &ToProtector::ImageAbandoned { image: number });
@@ -882,12 +893,13 @@ impl Store {
         incoming.is_some_and(|image| image.number == number && image.length == Some(image.content.written()))
     }
 
-    /// The image that is verified against this one: its parent.
+    /// The parent of this image, against which it is verified.
     pub fn image_parent(&self, id: ProcessId, number: u64) -> Option<u64> {
         self.processes.get(&id)?.incoming.as_ref().filter(|image| image.number == number)?.parent
     }
 
-    /// Drops an image that is under way, unless it is verified: the replica may have committed it already, so it will be here.
+    /// Drops an image that is under way, unless it is verified. Then the replica may have committed it already, so it will be
+    /// committed here.
     fn abandon(&mut self, id: ProcessId, number: u64) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         if let Some(image) = process.incoming.take_if(|image| image.number == number && !image.verified) {
@@ -913,7 +925,7 @@ impl Store {
         }
     }
 
-    /// Acknowledges what has become stable, commits what may be, and asks for an image when a bound is near.
+    /// Acknowledges what has become stable, commits an image that may be, and asks for an image when a bound is near.
     fn settle(&mut self, id: ProcessId) {
         self.commit_if_ready(id);
         self.queue_write(id);
@@ -972,7 +984,7 @@ impl Store {
         }
     }
 
-    /// Leaves only what a restart from the newest image needs; gives its number, if that is news.
+    /// Keeps only what a restart from the newest image needs. Returns that image's number, if that is news.
     fn forget_older(&mut self, id: ProcessId) -> Option<u64> {
         let process = self.processes.get(&id)?;
         let newest = process.images.last()?.number;
@@ -1005,7 +1017,7 @@ impl Store {
         self.tell_committed(to, number);
     }
 
-    /// The newest image of a process is committed; and, if so, that a restart would read too much.
+    /// Tells the process that its newest image is committed, and also if a restart would read too much.
     fn tell_committed(&mut self, to: Speaker, image: u64) {
         let oldest = self.processes.get(&to.process).and_then(|process| process.oldest).unwrap_or(image);
         self.send(to, &FromProtector::Committed { image, oldest });
@@ -1014,13 +1026,13 @@ impl Store {
         }
     }
 
-    /// The newest image is another one. What the log holds since the one before stays, if all of it is here and there is room.
+    /// Another image is the newest. What the log holds since the one before stays, if all of it is here and there is room.
     fn commit(&mut self, id: ProcessId, image: Image) {
         self.note(Notice::Committed(id, image.described(ImageState::Committed)));
         let bound = self.config.log;
         let Some(process) = self.processes.get_mut(&id) else { return };
         let (number, before) = (image.number, process.images.last().map(|before| before.number));
-        // One that follows another protector does not know what that one has let the process forget.
+        // A replica does not know what the protector that leads has let the process forget.
         let leads = process.elsewhere == Elsewhere::No;
         let before = before.filter(|_| leads && process.has_all_before(&image) && !process.keeps_little(bound));
         (process.restores, process.useless) = (0, None);
@@ -1032,8 +1044,8 @@ impl Store {
         self.forget_before(id, before.unwrap_or(number));
     }
 
-    /// Whoever sent on a stream that the newest image has closed need not keep it: on the way to that image the process reads again what it has read
-    /// before, which is held here, and closes it.
+    /// Senders need not keep what they sent on a stream that the newest image has closed. On the way to that image a restarted
+    /// process reads again what it had read, which is held here, and closes the stream.
     fn close_streams(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let closed = process.images.last().into_iter().flat_map(|image| &image.streams).filter(|(_, offset)| *offset == u64::MAX);
@@ -1074,8 +1086,8 @@ impl Store {
         process.recount();
     }
 
-    /// The protector that leads has gone back to before this image. The log here begins at that one, so nothing here restarts the process before its next image
-    /// is committed.
+    /// The protector that leads has gone back to before this image. The log here begins at the image, so nothing here restarts
+    /// the process before its next image is committed.
     fn drop_useless(&mut self, id: ProcessId, number: u64) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         if process.images.last().is_none_or(|newest| newest.number < number) {
@@ -1087,9 +1099,10 @@ impl Store {
         self.outputs.extend(gone.iter().map(|image| Output::Delete(File::Image(id, image.number))));
     }
 
-    /// The newest image does not restore: the one before it is the newest again, with the log since. A replica hears of it before anything of the next life.
-    /// Between the two images nothing that left the process depends on more than the log; but what the process found nothing of is in no log, so the next life
-    /// may come to another state where the newest image was made.
+    /// The newest image does not restore. The one before it is the newest again, with the log since. A replica hears of it before
+    /// anything of the next incarnation. What left the process between the two images depends on nothing but the log. But empty
+    /// outcomes after the last determinant are in no log, so the next incarnation may be in another state where the newest image
+    /// was made.
     fn go_back(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let Some(oldest) = process.oldest else { return };
@@ -1105,12 +1118,12 @@ impl Store {
         }
     }
 
-    /// A committed image covers a stream up to `offset` ([`u64::MAX`]: it is closed), and its end if that is told.
+    /// A committed image covers a stream up to `offset` ([`u64::MAX`]: the stream is closed), and its end if that is given.
     fn commit_stream(&mut self, id: ProcessId, stream: StreamId, offset: u64, ended: Option<u64>) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let file = File::Stream(id, stream);
         let held = process.streams.entry(stream).or_default();
-        // The image covers an end that may not have come here: it need not.
+        // The image covers an end that may not have come here, and need not.
         held.ended = held.ended.or(ended);
         let closed = offset == u64::MAX;
         let bytes = if closed { held.log.end() } else { ended.map_or(offset, |ended| ended.min(offset)) };
@@ -1120,7 +1133,7 @@ impl Store {
             (entry.0.end, entry.1) = (held.log.end().max(entry.0.end), held.ended);
         }
         if closed && held.closed {
-            // Two commits cover it: its sender had the time between them to learn that all of it is stable.
+            // Two commits cover its close. In the time between them the sender could learn that all of it is stable.
             process.streams.remove(&stream);
             if process.kept.is_none() {
                 self.outputs.push_back(Output::Delete(file));
@@ -1159,8 +1172,8 @@ impl Store {
         Ok(())
     }
 
-    /// From now on only `incarnation` of this process is listened to (G4). What is held of a life before the job began anew is dropped: whoever came back from it would
-    /// be of another past than everybody else.
+    /// From now on only `incarnation` of this process is heard (G4). What is held of an earlier epoch of the job is dropped: a
+    /// process that came back from it would have another past than all others.
     pub fn fence(&mut self, id: ProcessId, incarnation: Incarnation) {
         self.silence(id, incarnation);
         let process = self.processes.get_mut(&id).filter(|process| process.counted.first_of_job() < incarnation.first_of_job());
@@ -1171,7 +1184,7 @@ impl Store {
         }
     }
 
-    /// Older incarnations are not listened to. An image that one of them had under way is dropped.
+    /// Refuses older incarnations. An image that one of them had under way is dropped.
     fn silence(&mut self, id: ProcessId, incarnation: Incarnation) {
         let Some(process) = self.processes.get_mut(&id).filter(|process| process.incarnation < incarnation) else { return };
         process.incarnation = incarnation;
@@ -1180,8 +1193,8 @@ impl Store {
         }
     }
 
-    /// Another protector has what this process does from now on. What is held here restarts nothing until the process speaks here itself: it may
-    /// be the log of another time, and whoever went on from it would do otherwise than was acknowledged and seen (G1).
+    /// Another protector has what this process does from now on. What is held here restarts nothing until the process speaks here
+    /// itself: this log may be older, and a process restarted from it would do otherwise than was acknowledged and seen (G1).
     pub fn let_go(&mut self, id: ProcessId) {
         self.forget_older(id);
         self.processes.get_mut(&id).into_iter().for_each(|process| process.elsewhere = Elsewhere::Since);
@@ -1197,8 +1210,9 @@ impl Store {
         self.processes.get(&id).is_some_and(has)
     }
 
-    /// Another protector forwards what this process says, and acknowledges nothing without this one. Who brings the process back is that one, until it is lost.
-    /// A log that was let go of stays so: who is to follow once more begins with nothing ([`Store::remove`]).
+    /// Another protector forwards what this process says, and acknowledges nothing without this one. Until that protector is
+    /// lost, it is the one that brings the process back. A log that was let go stays so: a log server that is to follow once more
+    /// begins with nothing ([`Store::remove`]).
     pub fn follow(&mut self, id: ProcessId) {
         if !self.has_let_go(id) {
             self.forget_older(id);
@@ -1206,21 +1220,22 @@ impl Store {
         }
     }
 
-    /// Who has forwarded what this process says is lost: this one has all that was acknowledged, and may bring the process back.
+    /// The protector that has forwarded what this process says is lost. This one has all that was acknowledged, and may bring the
+    /// process back.
     pub fn take_over(&mut self, id: ProcessId) {
         let process = self.processes.get_mut(&id).filter(|process| process.elsewhere == Elsewhere::Forwards);
         process.into_iter().for_each(|process| process.elsewhere = Elsewhere::No);
     }
 
-    /// The process itself has said what it knows, and that goes on where this log ends. What another protector has acknowledged meanwhile comes only now: until it is here
-    /// nobody is brought back from this log. (`make sim`, seed 33605: a replica that had been replaced became the next protector, and had an image.)
+    /// The process itself has said what it knows, and goes on where this log ends. What another protector has acknowledged
+    /// meanwhile comes only now. Until it is here, the process is not brought back from this log.
     pub fn take_up(&mut self, id: ProcessId) {
         let process = self.processes.get_mut(&id).filter(|process| process.elsewhere != Elsewhere::No);
         process.into_iter().for_each(|process| process.elsewhere = Elsewhere::Until(process.told.0, process.told.1));
     }
 
-    /// Fences the older incarnations of this process and says what a restart as `incarnation` needs. Called again while the
-    /// answer is [`NoRestart::Unstable`]: perhaps for two lives, of which the later one may speak already.
+    /// Fences the older incarnations of this process and says what a restart as `incarnation` needs. It is called again while the
+    /// answer is [`NoRestart::Unstable`], perhaps for two incarnations of which the later one may speak already.
     pub fn restart(&mut self, id: ProcessId, incarnation: Incarnation) -> Result<Restart, NoRestart> {
         if self.incarnation(id).is_some_and(|newest| newest > incarnation) {
             return Err(NoRestart::NoImage);
@@ -1230,7 +1245,7 @@ impl Store {
         let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;
         process.images.last().ok_or(NoRestart::NoImage)?;
         let replicated = process.replica.is_none_or(|replica| replica.payload >= process.payload);
-        // An image that is verified will be committed; a log that is not stable will be.
+        // A verified image will be committed, and a log that is not stable will be stable.
         let committing = process.incoming.is_some();
         if committing || !replicated || process.journal_stable < process.journal.end() {
             return Err(NoRestart::Unstable);
@@ -1270,7 +1285,7 @@ impl Store {
         Some(image.content.end())
     }
 
-    /// Whether it is replicated.
+    /// Whether the process is replicated.
     pub fn is_replicated(&self, id: ProcessId) -> bool {
         self.processes.get(&id).is_some_and(|process| process.replica.is_some())
     }
@@ -1356,14 +1371,15 @@ impl Store {
         })
     }
 
-    /// [`Store::stable_of`], if the receiver could be brought back from here, in this life of its job or a later one (a job that has begun anew has streams of the same names).
-    /// A replica commits an image before its leader does, so it says nothing: if it were lost with the receiver, the leader would want bytes that the sender has let go of.
+    /// [`Store::stable_of`], if the receiver could be brought back from here, in this epoch of its job or a later one: after a
+    /// restart of the job streams have the same names. A replica commits an image before its leader does, so it answers 0: if it
+    /// were lost with the receiver, the leader would need bytes that the sender has dropped.
     pub fn stable_in(&self, receiver: ProcessId, life: Incarnation, stream: StreamId) -> u64 {
         let answers = |process: &Process| process.incarnation >= life && process.is_current();
         if self.processes.get(&receiver).is_some_and(answers) { self.stable_of(receiver, stream) } else { 0 }
     }
 
-    /// How many units of a stream, which `receiver` receives, are stable: the sender need not keep them.
+    /// How many units of a stream to `receiver` are stable: the sender need not keep them.
     pub fn stable_of(&self, receiver: ProcessId, stream: StreamId) -> u64 {
         let held = self.processes.get(&receiver).and_then(|process| process.streams.get(&stream));
         held.map_or(0, |stream| stream.stable)
@@ -1379,12 +1395,12 @@ impl Store {
         self.processes.get(&process).map_or(0, |process| process.journal.end())
     }
 
-    /// Whether it could be restarted from what is held here.
+    /// Whether the process could be restarted from what is held here.
     pub fn can_restart(&self, process: ProcessId) -> bool {
         self.processes.get(&process).is_some_and(|process| process.is_current() && !process.images.is_empty())
     }
 
-    /// Whether an image of it is committed.
+    /// Whether an image of the process is committed.
     pub fn has_image(&self, process: ProcessId) -> bool {
         self.processes.get(&process).is_some_and(|process| !process.images.is_empty())
     }
@@ -1396,8 +1412,8 @@ impl Store {
     }
 
     /// The next bytes for a file, at most `most`: those of images; everything with [`Config::durable`]; what is over the bound on
-    /// memory; what is to be kept and will be forgotten here. Each is given once: the driver tries until it is written, unless its file is
-    /// deleted or truncated meanwhile.
+    /// memory; what is to be kept and will be forgotten here. Each byte is given once: the driver tries until it is written,
+    /// unless its file is deleted or truncated meanwhile.
     pub fn poll_write(&mut self, most: usize) -> Option<Write> {
         if let Some(write) = self.saved.pop_front() {
             return Some(write);
@@ -1406,7 +1422,7 @@ impl Store {
         while let Some(id) = self.to_write.pop_front() {
             let Some(process) = self.processes.get_mut(&id) else { continue };
             if let Some(write) = process.take_write(id, durable, memory, most) {
-                // The others' turn.
+                // The other processes have their turn.
                 self.to_write.push_back(id);
                 return Some(write);
             }
@@ -1442,8 +1458,9 @@ impl Store {
         self.settle(id);
     }
 
-    /// From now on this process is replicated, by a protector that holds nothing of it yet, or not at all. It gets what is not
-    /// stable, and an image is wanted: until that is committed, this protector alone can restart the process.
+    /// From now on this process is replicated by a protector that holds nothing of it yet, or is not replicated. A new replica
+    /// gets what is not stable, and an image is asked for. Until that image is committed, this protector alone can restart the
+    /// process.
     pub fn set_replica(&mut self, id: ProcessId, replicated: bool) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let to = Speaker { process: id, incarnation: process.incarnation };
@@ -1468,8 +1485,9 @@ impl Store {
     /// Tells a new replica what this protector has and has not acknowledged.
     fn bring_up(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get(&id) else { return };
-        // Also what the process has said that it will tell: the replica may have that from the protector before, and refuses a hello that claims less. Then this protector might have
-        // no room for the payload that it lacks before the replica has acknowledged the journal.
+        // The hello also covers what the process has announced to this protector. The replica may have that from the protector
+        // before, and would refuse a hello that claims less. This protector might have no room for that payload before the
+        // replica has acknowledged the journal.
         let journal = Span { start: process.journal_stable, end: process.journal.end().max(process.told.0) };
         let payload = Span { start: process.payload_stable, end: process.payload.max(process.told.1) };
         let mut messages = Vec::new();
@@ -1483,8 +1501,8 @@ impl Store {
             messages.push(encoded(|out| ToProtector::Journal { position, bytes: &bytes }.write(out)));
             position += bytes.len() as u64;
         }
-        // Where streams go on, as a process says it to a new protector: an image may cover less than was acknowledged, and holds itself what is between. (`make sim`,
-        // seed 73882: the first piece after it left a gap.)
+        // Where streams go on, as a process says it to a new protector. An image may cover less than was acknowledged, and itself
+        // holds what is between. Without this the first piece after it would leave a gap.
         let mut firsts: HashMap<StreamId, u64> = HashMap::new();
         process.unstable.iter().for_each(|unstable| _ = firsts.entry(unstable.stream).or_insert(unstable.from));
         for (stream, held) in process.streams.iter().filter(|(_, held)| !held.closed) {
@@ -1506,8 +1524,8 @@ impl Store {
 
     fn forward(&mut self, id: ProcessId, message: &ToProtector<'_>) {
         let incoming = self.processes.get(&id).and_then(|process| process.incoming.as_ref()).map(|image| image.number);
-        // An image goes on only while it is accepted here, and its end only when it is verified here: the replica must never commit
-        // what this protector refuses.
+        // An image is forwarded only while it is accepted here, and its end only when it is verified here: the replica must never
+        // commit what this protector refuses.
         let passes = match *message {
             ToProtector::Journal { .. } | ToProtector::Payload { .. } | ToProtector::PayloadEnd { .. } => true,
             ToProtector::ImageBegin { image, .. } | ToProtector::ImageChunk { image, .. } => incoming == Some(image),
@@ -1529,7 +1547,7 @@ impl Store {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let Some(replica) = &mut process.replica else { return };
         match *message {
-            // It may have had all of it before it was told, and says so once only.
+            // The replica may have had all of it before it was told, and says so only once.
             FromProtector::Welcome { journal, payload } => {
                 (replica.journal, replica.payload) = (replica.journal.max(journal), replica.payload.max(payload));
             }
