@@ -229,7 +229,8 @@ fn bytes(from: u64, length: usize) -> Vec<u8> {
     (from..from + length as u64).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 
-/// A daemon that is back under its old address is found by its processes before its node knows that they are protected here, and by whom else.
+/// A daemon that is back under its old address is found by its processes before its node knows that they are protected here, and
+/// which other service has their logs.
 #[test]
 fn a_process_of_which_the_node_has_not_told_waits() {
     let service = Service::start(|_| {});
@@ -382,7 +383,7 @@ fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
     drop(connection);
     observer.expect("ImageRefused { image: 7 }");
     assert!(service.event(What::Refused).text.contains("connection broke"));
-    // All of it came, and that this is all did not: whoever is in the middle could have cut off the rest.
+    // All of it came, and the message that this is all did not: an attacker could have cut off the rest.
     let mut connection = service.open(speaker, Channel::Image);
     connection.send(&begin(9, None, 0, &[])).unwrap();
     connection.send_bytes(&good).unwrap();
@@ -579,7 +580,7 @@ fn the_replica_decides() {
     let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 150, payload: 7, streams: none, ended: none };
     first.image(observer.speaker, &begin, &image(2, 0, 3));
     while !is_committed(&observer.next(), 1) {}
-    // While it follows it brings nobody back. Then the protector is lost, and the process speaks to the replica.
+    // While it follows, it brings no process back. Then the protector is lost, and the process speaks to the replica.
     let refused = third.logs.fence(process, Incarnation(0)).blocking_recv().unwrap();
     assert_eq!(refused, Err(NoRestart::NoImage));
     drop(first);
@@ -732,7 +733,8 @@ fn answer_to(address: SocketAddr, said: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// A stranger names any job, and gets nothing that was made with its key: it gets nothing. Whoever repeats what an observer has said gets a number.
+/// A stranger that names any job gets nothing that was made with the job's key: it gets nothing. A caller that repeats what an
+/// observer has said gets a number.
 #[test]
 fn a_stranger_gets_nothing_that_follows_from_a_key() {
     let service = Service::start(|_| ());
@@ -805,13 +807,14 @@ fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
     drop(genuine);
 }
 
-/// Between an observer and its log somebody changes one byte after the other of what passes, leaves out, or says again what it has seen.
+/// Between an observer and its log an attacker changes one byte after the other of what passes, leaves out, or says again what it
+/// has seen.
 #[test]
 fn what_is_changed_on_the_way_is_not_heard() {
     for cover in [Cover::Encrypted, Cover::Authenticated] {
         let service = Service::start(|config| config.cover = cover);
         let end = |rank| service.logs.list(speaker(rank).process).blocking_recv().unwrap().unwrap().journal.end;
-        // Bytes that are no record of this connection: nobody without its keys can make one.
+        // Bytes that are no record of this connection: only its two ends can make one.
         let nonsense: [&[u8]; 3] = [&[0; 60], &[[5, 0, 0, 0].as_slice(), &[1; 21]].concat(), &[255; 8]];
         for (rank, said) in (0..).zip(nonsense) {
             let mut observer = service.observer(rank);
@@ -825,10 +828,10 @@ fn what_is_changed_on_the_way_is_not_heard() {
     }
 }
 
-/// With the default nobody on the way can read what passes; where a site trusts its network, they can, and can change nothing.
+/// With the default no one on the way can read what passes. Where a site trusts its network, they can, and can change nothing.
 #[test]
 fn what_passes_can_be_read_only_where_that_is_said() {
-    const SECRET: &[u8] = b"the words of a program that are nobody else's";
+    const SECRET: &[u8] = b"the words of a program that no one else may read";
     for (cover, read) in [(Cover::Encrypted, false), (Cover::Authenticated, true)] {
         let service = Service::start(|config| config.cover = cover);
         let (way, heard) = overheard(service.logs.address());
@@ -871,7 +874,7 @@ fn overheard(service: SocketAddr) -> (SocketAddr, std::sync::mpsc::Receiver<Vec<
     (address, receiver)
 }
 
-/// A daemon that is back under its old address is found before it is a member. (`make sim`, seeds 209053, 231093: a copy was taken of a job that ended elsewhere.)
+/// A daemon that is back under its old address is found before it is a member: it takes no copy, because the job may end without its hearing so.
 #[test]
 fn who_is_no_member_takes_no_copies() {
     let dir = tempfile::tempdir().unwrap();
@@ -907,7 +910,7 @@ fn garbage_silence_and_floods_cost_nothing() {
     assert!(before.elapsed() < Duration::from_secs(5));
     assert!(closed(slow), "it was asked for a proof, and its time is over too");
 
-    // More than may be unproven at once: the oldest go, the others and who proves something stay.
+    // More than may be unproven at once: the oldest go. The others stay, and so does one that proves something.
     let mut flood: Vec<TcpStream> = (0..400).map(|_| connect()).collect();
     let mut observer = service.observer(0);
     let newest = flood.split_off(390);
@@ -917,7 +920,7 @@ fn garbage_silence_and_floods_cost_nothing() {
         socket.write_all(&login.encode(&key())).unwrap();
         socket.read_exact(&mut nonce).unwrap();
     }
-    // Who is logged in may still say nonsense.
+    // A caller that is logged in may still say nonsense.
     let frames: [&[u8]; 4] = [&[255, 255, 255, 255], &[1, 0, 0, 0, 99], &[0, 0, 0, 0], &[2, 0, 0, 0, 9, 0]];
     for (channel, frame) in
         [Channel::Journal, Channel::Bulk, Channel::Image, Channel::Replica].iter().flat_map(|c| frames.map(|f| (*c, f)))
@@ -968,7 +971,7 @@ fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20))]
 
-    /// Whatever somebody with the key says: others are served.
+    /// Whatever a caller with the key says, others are served.
     #[test]
     fn nobody_breaks_it(messages in prop::collection::vec(any_message(), 0..150)) {
         let service = Service::start(|config| (config.memory, config.durable) = (100, messages.len() % 2 == 0));
@@ -1007,7 +1010,7 @@ fn who_asks_without_end_and_takes_no_answer_waits() {
     let journal = bytes(0, 200_000);
     observer.journal(0, &journal);
     observer.expect("JournalStable { position: 200000 }");
-    // 2,000 answers of 200,000 bytes, and nobody reads the first. Questions are small: they fit the kernel's buffers.
+    // 2,000 answers of 200,000 bytes, and none of the first is read. Questions are small: they fit the kernel's buffers.
     (0..2_000).for_each(|_| observer.send(&ToProtector::FetchJournal { position: 0 }));
     let mut other = service.observer(1);
     other.journal(0, b"x");
@@ -1121,7 +1124,7 @@ fn a_log_that_is_gone_from_the_disk_is_told() {
     observer.expect("JournalStable { position: 200000 }");
     let in_memory = || service.logs.status(job()).blocking_recv().unwrap()[0].1.usage.memory;
     eventually("the bound on memory", || in_memory() < 64 << 10);
-    // Somebody cuts it.
+    // An attacker cuts it.
     let file = service.dir.path().join(format!("{}/0/journal.0000000000000000", job()));
     fs::File::options().write(true).open(file).unwrap().set_len(1_000).unwrap();
     let error = service.read(process, LogPart::Journal, 0).unwrap_err();
@@ -1289,7 +1292,7 @@ fn an_image_that_does_not_arrive_as_it_was_is_refused() {
         let error = by(way(service.logs.address(), at, false, true)).unwrap_err();
         assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
     }
-    // Nothing comes any more, and then nobody wants it.
+    // Nothing comes any more, and then it is not wanted any more.
     let (address, given_up) = (way(service.logs.address(), before + length / 2, false, false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let fetching = scope.spawn(|| fetch(address, &nodes_key(), speaker, images[0], to.path(), &given_up).map(drop));

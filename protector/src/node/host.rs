@@ -583,7 +583,7 @@ impl Host {
         &self.placement
     }
 
-    /// Which life of the job this is.
+    /// The first incarnation of the job's present epoch.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }

@@ -53,20 +53,20 @@ struct Cluster {
     nudged: Vec<ProcessId>,
     /// What the log services were ordered, and where.
     orders: Vec<(NodeName, StoreOrder)>,
-    /// Questions to this node lie on the wire until it is another one.
+    /// Questions to this node stay under way until the test names another one.
     deaf: Option<NodeName>,
     unheard: Vec<Input>,
     /// The ranks that were started: environment and library.
     launched: Vec<Launched>,
     /// Those that are to be caused.
     faults: Vec<(NodeName, Fault)>,
-    /// Images that are committed: where, whose, and how many fences it had left then.
+    /// Images that are committed: the node, the process, and how many fences it had left then.
     images: BTreeMap<(NodeName, ProcessId), u64>,
-    /// Those that were brought back: in which life, and where.
+    /// Processes that were brought back: the incarnation, and the node.
     restored: Vec<(ProcessId, Incarnation, NodeName)>,
-    /// The images of these are of before `MPI_Init`.
+    /// The images of these were made before `MPI_Init`.
     early: BTreeSet<ProcessId>,
-    /// Those do not say that they have caught up.
+    /// These do not say that they have caught up.
     silent: bool,
     restart_on: RestartOn,
     on_loss: OnLoss,
@@ -79,7 +79,7 @@ struct Cluster {
 type Launched = (Vec<(ByteBuf, ByteBuf)>, Option<String>);
 
 thread_local! {
-    /// Where every process that catches up stands in its journal; none: nobody can be looked at.
+    /// Where every process that is catching up stands in its journal. None: the processes cannot be looked at.
     static REPLAYED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
@@ -357,7 +357,7 @@ impl Cluster {
         let (process, life) = (order.process, order.incarnation);
         let holder = name((order.log.port() - 100).into());
         let Some(fences) = self.images.get(&(holder, process)).copied() else {
-            return self.post(node, Input::Fetched(process, Err("nobody has them any more".into())));
+            return self.post(node, Input::Fetched(process, Err("no node has them any more".into())));
         };
         let pretended = Pretended { program: lost::Program::restored(fences), ..Pretended::default() };
         self.ranks.insert(process, (node.clone(), pretended));
@@ -812,7 +812,7 @@ fn what_a_new_member_says_before_its_view_has_come_is_heard_when_it_has() {
         cluster.post(&name(2), Input::Message(id(4), message));
     }
     cluster.run_for(Duration::from_secs(1));
-    assert!(cluster.ranks.is_empty(), "a job was started for somebody who is no member");
+    assert!(cluster.ranks.is_empty(), "a job was started for a node that is no member");
     cluster.add(4);
     cluster.run_until(|c| c.ranks.get(&at(job, 1)).is_some_and(|(node, _)| *node == name(2)));
     assert!(cluster.nodes[&name(2)].subscribers.contains(&id(4)), "not in the order in which it was said");
@@ -825,7 +825,7 @@ fn what_a_departed_member_says_is_dropped() {
     cluster.run_until(|c| c.nodes[&name(2)].view().is_some_and(|view| view.members.len() == 3));
     cluster.post(&name(2), Input::Message(id(4), launch(4, JobId::from_bits(7))));
     cluster.run_for(Duration::from_millis(10));
-    // This one has not heard of it while it was a member: its view came and went.
+    // This node has not heard of the job while it was a member: its view came and went.
     cluster.post(&name(2), Input::Message(id(5), launch(5, JobId::from_bits(8))));
     cluster.run_for(Duration::from_millis(10));
     let node = cluster.nodes.get_mut(&name(2)).unwrap();
@@ -924,10 +924,10 @@ proptest! {
     }
 }
 
-/// Numbers of the observers of one life.
+/// Numbers of the observers of one incarnation.
 const LIFE: u64 = 1000;
 
-/// The observer of a process in a later life.
+/// The observer of a process in a later incarnation.
 fn observer_of(rank: u32, life: Incarnation) -> ObserverId {
     ObserverId(u64::from(life.0) * LIFE + u64::from(rank))
 }
@@ -951,7 +951,7 @@ impl Cluster {
         self.told(rank).last().expect("it was told something")
     }
 
-    /// Who calls `rank` from rank 0's address, as its node says.
+    /// The caller of `rank` from rank 0's address, as its node says.
     fn caller_of(&mut self, job: JobId, rank: u32) -> Option<ConnectionId> {
         let before = self.told(rank).len();
         self.say(job, rank, ToNode::Accepted { ask: 4, from: caller(0) });
@@ -1019,7 +1019,7 @@ fn a_rank_joins_and_its_children_do_not() {
     for number in 10..14 {
         assert!(matches!(cluster.told[&ObserverId(number)][..], [FromNode::Refused(_)]), "{number}");
     }
-    assert!(!cluster.told.contains_key(&ObserverId(14)), "who has not joined is told nothing");
+    assert!(!cluster.told.contains_key(&ObserverId(14)), "an observer that has not joined is told nothing");
     assert_eq!(cluster.recorded(EventName::Unprotected), 1, "two children, one line");
     let configured = (name(2), StoreOrder::Configure(job, never()));
     assert!(cluster.orders.contains(&configured), "{:?}", cluster.orders);
@@ -1043,8 +1043,8 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
             cluster.say(job, 1, ToNode::Greeted(caller(0)));
         }
     }
-    assert_eq!(cluster.recorded(EventName::Unprotected), 1, "the last caller was nobody's");
-    // Its own node's loopback, another node's wildcard, and a port where nobody listens.
+    assert_eq!(cluster.recorded(EventName::Unprotected), 1, "the last caller was not protected");
+    // Its own node's loopback, another node's wildcard, and a port without a listener.
     cluster.say(job, 0, calling(job, 0, "127.0.0.1:80"));
     cluster.say(job, 2, calling(job, 2, "192.168.0.1:80"));
     cluster.run_until(|c| c.told(0).len() == 3 && c.told(2).len() == 2);
@@ -1058,7 +1058,7 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
 }
 
 #[test]
-fn who_calls_before_somebody_listens_is_known_and_told_to_wait_while_that_is_imminent() {
+fn a_caller_without_a_listener_is_known_later_and_told_to_wait_while_a_listener_is_announced() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(3, never());
     let address = "10.0.0.2:80".parse().unwrap();
@@ -1069,7 +1069,7 @@ fn who_calls_before_somebody_listens_is_known_and_told_to_wait_while_that_is_imm
         let FromNode::Peer { peer, later, .. } = *cluster.last_told(0) else { panic!("{:?}", cluster.last_told(0)) };
         (peer, later)
     };
-    assert_eq!(call(&mut cluster), (None, false), "nobody");
+    assert_eq!(call(&mut cluster), (None, false), "no listener");
     cluster.say(job, 1, ToNode::WillListen { ask: 5, address });
     cluster.run_until(|c| *c.last_told(1) == FromNode::Announced { ask: 5 });
     assert_eq!(call(&mut cluster), (None, true), "it is about to listen");
@@ -1078,21 +1078,21 @@ fn who_calls_before_somebody_listens_is_known_and_told_to_wait_while_that_is_imm
     cluster.say(job, 1, ToNode::WillListen { ask: 6, address });
     cluster.say(job, 1, ToNode::Listening(address));
     let known = Some(ConnectionId { opener: at(job, 0), number: 7 });
-    assert_eq!(cluster.caller_of(job, 1), known, "who found nobody a moment ago");
+    assert_eq!(cluster.caller_of(job, 1), known, "the caller that found no listener a moment ago");
     assert_eq!(call(&mut cluster), (Some(at(job, 1)), false));
     assert_eq!(cluster.recorded(EventName::Unprotected), 0);
-    // A call that nobody protected answers is nobody's to know.
+    // A call that no protected process answers is no longer expected.
     let connection = ConnectionId { opener: at(job, 0), number: 7 };
     cluster.say(job, 0, ToNode::CallsNobody { connection, from: caller(0), to: address, made: false });
     cluster.run_for(Duration::from_millis(10));
     assert_eq!(cluster.caller_of(job, 1), None);
-    assert_eq!(cluster.recorded(EventName::Unprotected), 1, "of who was called; the call itself was not made");
+    assert_eq!(cluster.recorded(EventName::Unprotected), 1, "of the process that was called; the call itself was not made");
     cluster.say(job, 0, ToNode::CallsNobody { connection, from: caller(0), to: address, made: true });
     cluster.run_until(|c| c.recorded(EventName::Unprotected) == 2);
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_not_waited_for_and_expects_nobody_in_the_end() {
+fn a_node_that_does_not_answer_is_not_waited_for_and_expects_no_caller_in_the_end() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(3, never());
     cluster.say(job, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
@@ -1100,7 +1100,7 @@ fn a_node_that_does_not_answer_is_not_waited_for_and_expects_nobody_in_the_end()
     cluster.deaf = Some(name(2));
     cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
     cluster.run_for(Duration::from_secs(4));
-    assert_eq!(cluster.told(0).len(), 1, "it may still say that somebody listens");
+    assert_eq!(cluster.told(0).len(), 1, "it may still say that a process listens");
     cluster.run_for(Duration::from_secs(2));
     assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
     assert_eq!(cluster.recorded(EventName::Limit), 1);
@@ -1124,7 +1124,7 @@ fn a_process_that_executes_another_program_begins_anew() {
     let forgotten: Vec<_> = cluster.orders.iter().filter(|(_, order)| forgets(order)).map(|(node, _)| node.to_string()).collect();
     assert_eq!(forgotten, ["n2", "n3"], "the protector, then its replica");
     cluster.post(&name(1), Input::Observer(ObserverId(50), 1000, ToNode::Listening("10.0.0.1:81".parse().unwrap())));
-    // Whoever asks on the old connection does not wait for an answer that never comes.
+    // A question on the old connection is not left to wait for an answer that never comes.
     let told = cluster.told(0).len();
     cluster.say(job, 0, ToNode::Accepted { ask: 4, from: caller(2) });
     cluster.run_until(|c| c.closed.contains(&observer(0)));
@@ -1154,12 +1154,12 @@ fn offsets_and_closed_connections_find_their_way() {
     cluster.run_until(|c| c.told(0).len() == 2 && c.told(1).len() == 2);
     assert_eq!(*cluster.last_told(0), FromNode::Stable { stream, offset: 77 });
     let asked: Vec<_> = cluster.orders.iter().filter(|(_, o)| matches!(o, StoreOrder::StableOf(..))).collect();
-    assert_eq!(asked.len(), 3, "whoever may have its log: {asked:?}");
+    assert_eq!(asked.len(), 3, "every node that may have its log: {asked:?}");
     assert_eq!(*cluster.last_told(1), FromNode::Forget { connection, for_good: true });
 }
 
-/// A word of a life of the job that is over, which was on its way for long, is about a connection that this life does not have: bytes would be forgotten
-/// that a rank of the next life is still to receive.
+/// A late message of an earlier epoch of the job is about a connection that the present epoch does not have. If it counted, bytes
+/// would be forgotten that a rank of the present epoch is still to receive.
 #[test]
 fn what_was_closed_in_a_life_before_is_not_closed_in_this_one() {
     let mut cluster = Cluster::new(2);
@@ -1219,7 +1219,7 @@ fn checkpoints_come_after_init_then_staggered_then_at_every_interval() {
     cluster.run_for(Duration::from_millis(1_500));
     assert_eq!((count(&cluster, 0), count(&cluster, 1)), (1, 1));
     cluster.run_for(Duration::from_millis(7_500));
-    assert_eq!((count(&cluster, 0), count(&cluster, 1)), (1, 2), "whoever has no image at all need not wait for the interval");
+    assert_eq!((count(&cluster, 0), count(&cluster, 1)), (1, 2), "a process without any image need not wait for the interval");
     cluster.run_for(Duration::from_millis(1_500));
     assert_eq!((count(&cluster, 0), count(&cluster, 1)), (2, 2));
     assert_eq!(cluster.recorded(EventName::CheckpointFailed), 1);
@@ -1345,8 +1345,8 @@ fn an_event_names_only_some_of_many_nodes() {
     assert!(text.starts_with("; joined: n0, n1, ") && text.ends_with(", n63 and 36 more"), "{text}");
 }
 
-/// A sender asks often. All are asked where the receiver's log is, then only who had it and the receiver's host; all once more after a while, for it may be elsewhere. (Whoever
-/// had answered last was asked for ever in a first version of this, and a log that had moved was not found.)
+/// A sender asks often. All nodes are asked where the receiver's log is, then only the node that had it and the receiver's host.
+/// After a while all are asked once more, because the log may have moved.
 #[test]
 fn only_who_holds_a_log_is_asked_what_is_stable_and_now_and_then_all() {
     let mut cluster = Cluster::new(6);
@@ -1364,8 +1364,8 @@ fn only_who_holds_a_log_is_asked_what_is_stable_and_now_and_then_all() {
     assert!(asked.iter().all(|nodes| matches!(nodes, 1 | 2 | 6)), "{asked:?}");
 }
 
-/// The node of the terminal is lost; it hosts no rank. Nobody prints any more, and no rank may wait for that: what was under way to it, and what comes, is kept for the next one.
-/// (The ranks of a protected job stood still when the window was full.)
+/// The node of the terminal is lost; it hosts no rank. No terminal prints any more, and no rank may wait for that: what was under
+/// way to it, and what comes, is kept for the next terminal.
 #[test]
 fn a_protected_job_goes_on_when_the_node_of_its_terminal_is_lost() {
     let mut cluster = Cluster::new(5);
@@ -1400,7 +1400,7 @@ fn home_of(second: usize) -> Home {
     Home::start(Duration::ZERO, 0, JobId::from_bits(1), spec, placement, None)
 }
 
-/// What a host says of its ranks in the job's first life.
+/// What a host says of its ranks in the job's first epoch.
 fn of_host(said: FromHost) -> ToHome {
     ToHome::Host { life: Incarnation(0), said }
 }
@@ -1420,7 +1420,8 @@ fn shown_by(home: &mut Home) -> Vec<u8> {
     shown.flatten().collect()
 }
 
-/// The node where a rank goes on knows of a loss that the home hears of later. (What it said was dropped, and what it said next ended the job: a gap in its output.)
+/// The node where a rank goes on knows of a loss that the home hears of later. What it says meanwhile is kept: without it the
+/// output would have a gap.
 #[test]
 fn a_home_misses_nothing_of_a_rank_that_is_back_before_it_knows_that_it_was_lost() {
     let mut home = home_of(2);
@@ -1433,9 +1434,9 @@ fn a_home_misses_nothing_of_a_rank_that_is_back_before_it_knows_that_it_was_lost
     assert_eq!(shown_by(&mut home), b"early and late");
 }
 
-/// A gap in its output ends the job with an error. (Its host waited for somebody to print the rest, and the job never ended.)
+/// A gap in its output ends the job with an error, although its host waits until the rest is printed.
 #[test]
-fn a_gap_in_the_output_holds_nobody_up() {
+fn a_gap_in_the_output_ends_the_job() {
     let mut home = home_of(2);
     home.handle_message(Duration::ZERO, &id(2), prints(0, "a"));
     home.handle_message(Duration::ZERO, &id(2), prints(9, "z"));
@@ -1447,7 +1448,7 @@ fn a_gap_in_the_output_holds_nobody_up() {
     assert_eq!(std::iter::from_fn(|| home.poll_output()).filter_map(taken).max(), Some(10));
 }
 
-/// What a host still says of a life before the job began anew is not taken for the next one's. (`make sim`, seed 55920: output of before stood where that of the next life was missing.)
+/// What a host still says of an earlier epoch of the job is not taken for the present one's.
 #[test]
 fn what_is_said_of_a_life_before_says_nothing_of_the_next_one() {
     let mut home = home_of(2);
@@ -1480,7 +1481,8 @@ fn adopted() -> Home {
     Home::adopt(Duration::ZERO, adoption(Incarnation(0)))
 }
 
-/// The home before had begun the job anew, and the next one hears so from whoever knows: it gives no number of a life once more, for there may be processes of it behind a cut (G4).
+/// The home before had restarted the job, and the next one hears so from a host. It begins no epoch with the same number again,
+/// because processes of that epoch may run behind a cut (G4).
 #[test]
 fn no_number_of_a_life_is_given_twice() {
     let begun = Incarnation(Incarnation::LIVES);
@@ -1494,13 +1496,14 @@ fn no_number_of_a_life_is_given_twice() {
         for node in [id(3), id(4)] {
             home.handle_message(now, &node, of_host(FromHost::Gone));
         }
-        // Nor that of a life of which nobody has heard.
+        // Nor with the number of an epoch that was launched unheard.
         assert_eq!(home.incarnation(), Incarnation(3 * Incarnation::LIVES));
         assert_eq!(home.outcome(), None);
     }
 }
 
-/// A host that had not heard of its new home when that had everything ended is told again when it reports, and says `Gone` only when it is. (`make sim`, seed 55920.)
+/// A host that had not heard of its new home when that ended everything is told again when it reports, and says `Gone` only when
+/// it is.
 #[test]
 fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     let mut home = adopted();
@@ -1537,8 +1540,8 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
     }
 }
 
-/// The word to launch the next life of a job may come after an order to bring one of its ranks back here, and both while a process of the life before is here: that ends first, and
-/// then every rank is here, once. (What was to be launched never was, and the job hung.)
+/// The word to launch the next epoch of a job may come after an order to bring one of its ranks back here, and both while a
+/// process of the epoch before is here. That process ends first, and then every rank is here, once.
 #[test]
 fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
     let mut cluster = Cluster::new(2);
@@ -1567,10 +1570,10 @@ fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
     assert_eq!(says(Input::Message(id(1), PeerMessage::ToHost(job, launch))), [""; 0]);
 }
 
-/// A node has nothing of a job that is ended to begin anew, and an order to bring somebody of that life back comes after it has said so: nobody comes, and the next life may. (`make sim`, seed
-/// 958219: that process was in the way of the next life.)
+/// A node has nothing of a job that is ended for a restart. An order of that epoch comes after it has said so: it is refused, and
+/// the next epoch may begin here.
 #[test]
-fn an_order_of_a_life_that_was_ended_brings_nobody_back() {
+fn an_order_of_an_epoch_that_was_ended_is_refused() {
     let mut cluster = Cluster::new(2);
     let (job, now) = (JobId::from_bits(9), Duration::from_secs(1));
     let end = ToHost::End { life: Incarnation(0), kill: true, anew: true };
@@ -1584,8 +1587,7 @@ fn an_order_of_a_life_that_was_ended_brings_nobody_back() {
     }
 }
 
-/// What the home says of a life whose beginning waits for a process of the one before is heard after that beginning. (The process of before heard it, which says nothing; then the
-/// life began that was to end, and the home waited for ever.)
+/// What the home says of an epoch whose beginning waits for a process of the one before is handled after that beginning.
 #[test]
 fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
     let mut cluster = Cluster::new(2);
@@ -1618,7 +1620,7 @@ fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
     }
 }
 
-/// Nobody says that it has nothing of a job of which it has a rank, though the home that asks is not the one that it knows. (`make sim`, seed 55920.)
+/// A node with a rank of a job does not say that it has nothing, even if the home that asks is not the one that it knows.
 #[test]
 fn who_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
     let mut cluster = Cluster::new(3);
@@ -1633,7 +1635,7 @@ fn who_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
     assert!(std::iter::from_fn(|| node.poll_output()).any(says_gone));
 }
 
-/// A home has come for nothing: the job had ended. Its hosts are superseded, and say nothing. (`make sim`, seed 19003: the terminal waited for ever.)
+/// A home was adopted for nothing: the job had ended. Its hosts are superseded, and say nothing.
 #[test]
 fn a_home_of_a_job_that_had_ended_ends() {
     let mut home = adopted();
@@ -1642,8 +1644,8 @@ fn a_home_of_a_job_that_had_ended_ends() {
     assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
 }
 
-/// All ranks had ended and printed everything when their home was lost: the next one ends the job at once, and whoever hears of that hears how it has ended, for this home may be lost before a
-/// terminal has turned to it. (`make sim`, seed 48463: it ended with 113.)
+/// All ranks had ended and printed everything when their home was lost. The next home ends the job at once, and tells the nodes
+/// how it has ended, because it may be lost before a terminal has turned to it.
 #[test]
 fn a_home_that_has_nothing_to_print_says_how_its_job_has_ended() {
     let (now, mut home) = (Duration::ZERO, adopted());
@@ -1657,8 +1659,8 @@ fn a_home_that_has_nothing_to_print_says_how_its_job_has_ended() {
     assert_eq!(home.last_word(), Some(&Outcome { code: 0, reason: EndReason::Finished }));
 }
 
-/// A node hears of a job's next home before it hears that the one before is lost, which says meanwhile that the job is over: the next one hears so. (`make sim`, seed 262459: it waited for ever for
-/// a report of what that node had forgotten.)
+/// A node hears of a job's next home before it hears that the home before is lost, and that one says meanwhile that the job is
+/// over. The next home hears so, because the node has forgotten what it would report.
 #[test]
 fn the_next_home_hears_of_an_end_that_was_told_by_the_one_before() {
     let mut cluster = Cluster::new(3);
@@ -1677,7 +1679,7 @@ fn the_next_home_hears_of_an_end_that_was_told_by_the_one_before() {
     assert!(std::iter::from_fn(|| node.poll_output()).any(tells));
 }
 
-/// A home is lost just after it has had everything ended, to begin anew: who was ended for that has not failed. (`make sim`, seed 31196: the job ended with 137.)
+/// A home is lost just after it has ended everything for a restart: the ranks that were ended for that have not failed.
 #[test]
 fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
     let mut home = adopted();
@@ -1689,8 +1691,8 @@ fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Anew(_))));
 }
 
-/// A home that was adopted begins the job anew, and is cut off before it can: it gives the job up, and expects no report of those who have ended what they had. (`make sim`, seed
-/// 258922: it waited for its own node's.)
+/// A home that was adopted restarts the job, and is cut off before it can launch it. It gives the job up, and expects no report
+/// of hosts that have ended what they had.
 #[test]
 fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
     let mut home = adopted();
@@ -1703,9 +1705,10 @@ fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
     assert_eq!(home.outcome().map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
 }
 
-/// An adopted home is told by a host, which the home before has ended, that it has nothing: those who are to come back on its node still do.
+/// A host that the home before has ended tells an adopted home that it has nothing. The ranks that are to come back on its node
+/// still do.
 #[test]
-fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
+fn a_rank_that_comes_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
     let placement = Placement { nodes: vec![id(3), id(4)], rank_nodes: vec![0, 1, 1] };
     let ward = Ward {
         incarnation: Incarnation(0),
@@ -1737,9 +1740,9 @@ fn who_is_to_come_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
     assert!(home.is_over());
 }
 
-/// A host asks for protection, and the job is over before that is heard: nothing is kept of it. (The word of the end came first, and what it asked for stayed for ever.)
+/// A host asks for protection, and the job is over before that is heard: nothing is kept of the job.
 #[test]
-fn nobody_protects_a_job_that_is_over() {
+fn a_job_that_is_over_is_not_protected() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(1, never());
     cluster.exit_all(job);
@@ -1753,9 +1756,9 @@ fn nobody_protects_a_job_that_is_over() {
     assert!(!cluster.nodes[&name(2)].knows(job));
 }
 
-/// A host asks for protection, and its job begins anew before that is heard: what is protected of the next life stays as it is. (What was known of the job became that of the life before.)
+/// A host asks for protection, and its job restarts before that is heard: what is protected of the next epoch stays as it is.
 #[test]
-fn who_is_protected_in_the_next_life_of_a_job_stays_so() {
+fn what_is_protected_in_the_next_epoch_of_a_job_stays_so() {
     let mut cluster = Cluster::new(3);
     let (job, first) = (JobId::from_bits(1), Incarnation(Incarnation::LIVES));
     let placement = Placement { nodes: vec![id(1), id(3)], rank_nodes: vec![0, 1] };

@@ -1,5 +1,5 @@
-//! The store by hand: what it acknowledges and when, whom it listens to, what it forgets. Whole clusters of stores and observers
-//! are driven by `observer/tests/cluster`.
+//! The store by hand: what it acknowledges and when, which incarnations it hears, what it forgets. Whole clusters of stores and
+//! observers are driven by `observer/tests/cluster`.
 
 use proptest::prelude::*;
 
@@ -96,7 +96,8 @@ fn two_images(config: Config) -> Store {
     store
 }
 
-/// The first life's process is restarted as these lives, one after the other, and lives in none: which image each comes from.
+/// The process is restarted as these incarnations, one after the other, none of which becomes live. Returns the image that each
+/// comes from.
 fn restarted_as(store: &mut Store, lives: std::ops::Range<u32>) -> Vec<(u64, u64)> {
     let restart = |life| store.restart(speaker(0).process, Incarnation(life)).unwrap();
     lives.map(restart).map(|restart| (restart.images.last().unwrap().0, restart.cut)).collect()
@@ -118,8 +119,8 @@ fn a_process_that_does_not_live_again_comes_back_from_the_image_before() {
     assert_eq!(restarted_as(&mut store, 5..9), [(0, 2); 4]);
 }
 
-/// The next life need not come to the state that the newest image holds: what it finds nothing of is in no log. So a replica cannot go on from that image, whether it
-/// has heard of it at once or only when it was there again.
+/// The next incarnation need not come to the state that the newest image holds: empty outcomes after the last determinant are in
+/// no log. So a replica cannot go on from that image, whether it has heard of it at once or only when it was there again.
 #[test]
 fn a_replica_drops_an_image_that_does_not_restore() {
     for at_once in [true, false] {
@@ -157,7 +158,7 @@ fn a_process_that_lives_again_has_a_good_image() {
     }
 }
 
-/// Positions in the payload log are of a life: the older image's is of the one before.
+/// Positions in the payload log belong to an incarnation: the older image's belong to the one before.
 #[test]
 fn an_image_of_an_earlier_life_covers_no_payload_of_this_one() {
     let mut store = two_images(CONFIG);
@@ -192,7 +193,8 @@ fn the_next_commit_drops_what_only_the_image_before_needed() {
     assert_eq!(restarted_as(&mut store, 1..4), [(2, 6), (2, 6), (1, 4)]);
 }
 
-/// A log that has room for little more than the newest image needs is cut at that one, as its peers are told. So is one that another protector leads.
+/// A log that has room for little more than the newest image needs is cut at that image, and its peers are told. So is one that
+/// another protector leads.
 #[test]
 fn where_there_is_no_room_for_two_the_newest_image_is_the_oldest() {
     let mut store = two_images(Config { log: 20, ..CONFIG });
@@ -296,8 +298,7 @@ fn durable_means_written() {
     assert_eq!(said(&mut store), ["JournalStable { position: 4 }"]);
 }
 
-/// A piece that came later was written first, and is not stable for that: whoever becomes the replica then gets it all the same. (`make sim`, seed 109285: the replica refused what came next, again
-/// and again.)
+/// A piece that came later was written first, and is not stable for that: a new replica is given it all the same.
 #[test]
 fn a_new_replica_gets_what_was_written_before_its_turn() {
     for unreplicated in [false, true] {
@@ -321,7 +322,8 @@ fn a_new_replica_gets_what_was_written_before_its_turn() {
     }
 }
 
-/// Payload over the bound is not acknowledged before a checkpoint, and may be in a file by then: whoever becomes the replica gets it all the same.
+/// Payload over the bound is not acknowledged before a checkpoint, and may be in a file by then: a new replica is given it all
+/// the same.
 #[test]
 fn a_new_replica_gets_what_is_over_the_bound() {
     let (mut store, mut replica) = (begun(Config { memory: 0, log: 4, ..CONFIG }), Store::new(CONFIG));
@@ -407,8 +409,8 @@ fn an_image_that_says_less_than_was_acknowledged_leaves_no_gap_at_a_new_replica(
     assert_eq!(replica.handle_message(speaker(0), &more), Ok(()));
 }
 
-/// Who is to hold a copy may have had all of it, since it did so for another protector: its welcome is the last that it says. (The gate stayed shut for ever. Found by the
-/// simulation.)
+/// A log server that is to hold a copy may have had all of it, because it held it for another protector. Then its welcome is the
+/// last that it says, and must open the gate.
 #[test]
 fn a_replica_that_has_all_already_opens_the_gate() {
     let (mut store, mut replica) = (begun(CONFIG), begun(CONFIG));
@@ -436,7 +438,7 @@ fn a_replica_that_has_all_already_opens_the_gate() {
     assert_eq!(acknowledged, ["JournalStable { position: 3 }", "PayloadStable { position: 8 }"]);
 }
 
-/// The protector is new and the replica is not: the protector claims what the process has said that it will tell, also before that has come.
+/// The protector is new and the replica is not. The protector claims what the process has announced, also before that has come.
 #[test]
 fn a_replica_that_knows_more_than_a_new_protector_is_not_contradicted() {
     let (mut store, mut replica) = (Store::new(CONFIG), begun(CONFIG));
@@ -461,8 +463,8 @@ fn a_replica_that_knows_more_than_a_new_protector_is_not_contradicted() {
     assert_eq!(said(&mut store)[..], ["JournalStable { position: 3 }"], "payload that is not here is not acknowledged");
 }
 
-/// A process is fenced, and its log is not settled yet: a replica that joins now gets what the life before has said, in its name. In the next one's name it would hold payload
-/// of which that one knows nothing, and refuse it for ever. (Found by the simulation.)
+/// A process is fenced, and its log is not settled yet. A replica that joins now gets what the incarnation before has said, in
+/// its name. In the next one's name it would hold payload that that one does not know, and refuse it for ever.
 #[test]
 fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     let mut store = begun(CONFIG);
@@ -490,7 +492,8 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     );
 }
 
-/// A log takes its time to become stable, and its process is lost once more meanwhile: who waits for the life before changes nothing of the one that speaks.
+/// A log takes its time to become stable, and its process is lost once more meanwhile. The wait for the earlier incarnation
+/// changes nothing of the one that speaks.
 #[test]
 fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     let mut store = begun(CONFIG);
@@ -514,8 +517,8 @@ fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     store.handle_message(speaker(2), &payload(8, 16)).unwrap();
 }
 
-/// A replica commits an image before the protector that leads. If the replica was lost with the receiver then, the receiver came back from an older image, and wanted bytes
-/// that their sender had let go of by the replica's word.
+/// A replica commits an image before the protector that leads. If the replica answered for it and was lost with the receiver
+/// then, the receiver would come back from an older image and need bytes that their sender had dropped by the replica's word.
 #[test]
 fn only_a_log_that_can_bring_the_receiver_back_says_what_is_stable() {
     let mut store = Store::new(CONFIG);
@@ -533,8 +536,8 @@ fn only_a_log_that_can_bring_the_receiver_back_says_what_is_stable() {
     assert_eq!(says(&store), 0, "the log goes on elsewhere");
 }
 
-/// It holds nothing of what another protector held. That its receiver has it is enough to its sender: whoever is brought back from here comes back from an image
-/// with that. (An image that found no room was all that told the sender so, which waited for it, and a job for the sender.)
+/// The store holds nothing of what another protector held. For the sender it is enough that the receiver has it: a process that
+/// is brought back from here comes back from an image that has it.
 #[test]
 fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
     let mut store = Store::new(CONFIG);
@@ -554,11 +557,11 @@ fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
     image_after(&mut store, 0, 7, 11, &[(stream(1), 9)]);
     store.handle_verified(speaker.process, 0, true);
     store.handle_message(speaker, &goes_on(stream(2), 5)).unwrap();
-    assert_eq!(store.stable_of(speaker.process, stream(2)), 0, "who has an image knows itself");
+    assert_eq!(store.stable_of(speaker.process, stream(2)), 0, "the process with the image knows itself");
 }
 
-/// A replica that is told to begin while an image is on its way gets the log from after that image's cut: with that image it would hold a stream with a hole, and take
-/// nothing more of it. (`make sim`, seed 21344: the job stood still.)
+/// A replica that is told to begin while an image is on its way gets the log from after that image's cut. With that image it
+/// would hold a stream with a hole, and take nothing more of it.
 #[test]
 fn an_image_of_before_the_log_begins_is_refused() {
     let mut store = Store::new(CONFIG);
@@ -575,8 +578,8 @@ fn an_image_of_before_the_log_begins_is_refused() {
     assert!(said(&mut store).iter().any(|said| said.starts_with("Verify")));
 }
 
-/// A node that is to protect a process of a job that has begun anew, and has heard nothing of it since, has nothing that brings it back: what it holds is of another past. A rank
-/// that died before its first word came back from there, and received other bytes than were sent (`make sim`, seed 12520).
+/// A node that is to protect a process of a job that has restarted, and has heard nothing of it since, has nothing to bring it
+/// back from: what it holds is of another past.
 #[test]
 fn nobody_comes_back_from_a_log_of_before_the_job_began_anew() {
     let mut store = begun(CONFIG);
@@ -594,8 +597,8 @@ fn nobody_comes_back_from_a_log_of_before_the_job_began_anew() {
     assert!(said(&mut store).contains(&"ImageWanted".to_owned()));
 }
 
-/// A node that has not heard that a job begins anew still has a log of the life before: it is of no use to anybody, and must not be in the way of the next one's. Who is to hold
-/// a copy still does. (Found by the simulation.)
+/// A node that has not heard that a job restarts still has a log of an earlier epoch. That log is of no use, and must not be in
+/// the way of the next one. A replica still holds its copy.
 #[test]
 fn a_job_that_begins_anew_has_no_log_of_before() {
     let mut store = begun(CONFIG);
@@ -611,7 +614,7 @@ fn a_job_that_begins_anew_has_no_log_of_before() {
     assert!(store.handle_message(speaker(1), &hello(speaker(1), 6)).is_err(), "a life of before");
 }
 
-/// It has an image and a log, but somebody else has acknowledged more since. (Found by the simulation: a replica that had been replaced became the next protector.)
+/// The store has an image and a log, but another protector has acknowledged more since.
 #[test]
 fn what_another_protector_has_led_since_restarts_nothing() {
     let mut store = begun(CONFIG);
@@ -626,7 +629,7 @@ fn what_another_protector_has_led_since_restarts_nothing() {
     assert_eq!(store.handle_message(speaker(1), &hello(speaker(1), 0)), Ok(()));
     store.take_up(id);
     assert!(store.restart(id, Incarnation(2)).is_ok());
-    // In a life that began elsewhere it goes on nowhere: of the payload of the one before something may be missing.
+    // In an incarnation that began elsewhere it cannot go on: some payload of the one before may be missing.
     store.let_go(id);
     assert_eq!(store.handle_message(speaker(3), &hello(speaker(3), 0)), Ok(()));
     store.take_up(id);
@@ -669,7 +672,7 @@ fn a_copy_restarts_what_its_leader_was_lost_with_and_nothing_else() {
     assert_eq!(store.restart(id, Incarnation(1)), Err(NoRestart::NoImage), "its leader does that");
     store.take_over(id);
     assert!(store.restart(id, Incarnation(1)).is_ok());
-    // What was let go stays so, whoever forwards and whoever is lost.
+    // What was let go stays so, whatever forwards it and whatever is lost.
     store.let_go(id);
     store.follow(id);
     store.take_over(id);
@@ -750,7 +753,7 @@ fn a_full_log_asks_for_an_image_once() {
     assert_eq!(said(&mut store).iter().filter(|said| *said == "ImageWanted").count(), 1);
 }
 
-/// A process at its end is in no checkpoint any more: it would wait for ever for one that lets its payload be acknowledged. (`make sim`, seed 156133, had it not wait at all.)
+/// A process at its end is in no checkpoint any more: it would wait for ever for one that lets its payload be acknowledged.
 #[test]
 fn a_process_at_its_end_is_acknowledged_over_the_bound() {
     let mut store = begun(CONFIG);
@@ -765,7 +768,7 @@ fn a_process_at_its_end_is_acknowledged_over_the_bound() {
     store.handle_message(speaker(0), &ToProtector::Closing).unwrap();
     assert!(!store.is_over_bound(id));
     assert_eq!(store.stable_of(id, stream(1)), 300);
-    // Its next life has images again.
+    // Its next incarnation has images again.
     store.restart(id, Incarnation(1)).unwrap();
     assert!(store.is_over_bound(id));
 }
