@@ -10,28 +10,37 @@
 //! many run the same code.
 
 mod away;
+mod calls;
 mod checkpoints;
 mod clients;
 mod early;
+mod endings;
 pub mod events;
 mod fences;
 mod finals;
+mod following;
+mod here;
 pub mod home;
 pub mod host;
 mod jobs;
 mod launches;
+mod majority;
+mod next_home;
 pub mod observers;
 mod outlet;
 pub mod placement;
 mod recovery;
 pub mod registry;
 pub mod replays;
+mod sessions;
 mod stand_in;
 mod stdin;
 pub mod stores;
 mod suspension;
 #[cfg(test)]
 mod tests;
+mod wards;
+mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -48,7 +57,8 @@ use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, ToNode};
 use serde_bytes::ByteBuf;
 
-use self::clients::{Client, Gather};
+use self::calls::Gather;
+use self::clients::Client;
 use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
@@ -710,7 +720,7 @@ impl Node {
             NameRequest::Publish { name, .. } | NameRequest::Lookup(name) => Query::LookupName(name.clone()),
             NameRequest::Unpublish(name) => Query::UnpublishName { job, name: name.clone() },
         };
-        self.gather(now, clients::Purpose::Name { job, rank, request }, &query);
+        self.gather(now, calls::Purpose::Name { job, rank, request }, &query);
     }
 }
 

@@ -16,8 +16,8 @@ use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
 
 use super::away::Vacancy;
+use super::calls::Purpose;
 use super::checkpoints::Schedule;
-use super::clients::Purpose;
 use super::events::About;
 use super::host::Host;
 use super::{Node, Output, registry};

@@ -26,10 +26,10 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::membership::View;
 use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, Standing, Stood, ToHome, ToStore};
 
-use super::clients::Purpose;
+use super::calls::Purpose;
 use super::events::About;
-use super::recovery::{Protected, Wards};
 use super::stores::StoreOrder;
+use super::wards::{Protected, Wards};
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 

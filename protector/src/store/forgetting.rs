@@ -31,7 +31,7 @@ impl Store {
 
     /// Senders need not keep what they sent on a stream that the newest image has closed. On the way to that image a restarted
     /// process reads again what it had read, which is held here, and closes the stream.
-    pub(super) fn close_streams(&mut self, id: ProcessId) {
+    fn close_streams(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let closed = process
             .images

@@ -38,7 +38,7 @@ impl Store {
     }
 
     /// Tells a new replica what this protector has and has not acknowledged.
-    pub(super) fn bring_up(&mut self, id: ProcessId) {
+    fn bring_up(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get(&id) else { return };
         // The hello also covers what the process has announced to this protector. The replica may have that from the protector
         // before, and would refuse a hello that claims less. This protector might have no room for that payload before the
