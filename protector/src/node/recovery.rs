@@ -1,11 +1,24 @@
 //! What is lost comes back (docs/recovery.md, step by step). Every node knows what it protects ([`Wards`]). When a view says that
 //! a node is gone, the protector of its processes fences them and orders the nodes where they go on to bring them back. Every
-//! node computes the same new placement ([`placement::replace`]). If the job's home is lost too, the new node of rank 0 becomes
+//! node computes the same new placement ([`placement::replace`](super::placement::replace)). If the job's home is lost too, the new node of rank 0 becomes
 //! the home, and the hosts report to it.
 //!
 //! A process has one protector at a time, and only that one may bring it back. When another node is to become its protector
 //! ([`Node::reprotect`]), the present one is asked first to let the process go. So no process is ever restarted from a log that
 //! lacks some of what it did (G1).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use radic_wire::determinant::StreamId;
+use radic_wire::event::EventName;
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
+use radic_wire::job::Outcome;
+use radic_wire::membership::{Member, View};
+use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
+use radic_wire::process::{FromNode, Point, Restart, StreamEnd};
 
 use super::calls::Purpose;
 use super::endings::Ends;
@@ -16,17 +29,6 @@ use super::stores::StoreOrder;
 use super::wards::{Protected, Wards};
 use super::{Node, Output};
 use crate::store;
-use radic_wire::determinant::StreamId;
-use radic_wire::event::EventName;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
-use radic_wire::job::Outcome;
-use radic_wire::membership::{Member, View};
-use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
-use radic_wire::process::{FromNode, Point, Restart, StreamEnd};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Lost members that are remembered, to place the ranks of a message that does not know of the loss.
 const LOSSES: usize = 64;

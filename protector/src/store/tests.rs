@@ -5,7 +5,6 @@ mod images;
 mod replicas;
 
 use proptest::prelude::*;
-
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{JobId, Rank};
 use radic_wire::log::{CutStreams, LogPart};
