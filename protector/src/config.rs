@@ -75,7 +75,7 @@ pub struct Settings {
     /// Address on the data network, or a name that stands for one of this machine's, and port to listen on; port 0: any [default: 0.0.0.0:7117]
     #[arg(long, env = "RADIC_LISTEN", value_name = "HOST:PORT")]
     pub listen: Option<HostPort>,
-    /// Address by which the others reach this node, if it is not the one to listen on
+    /// Address by which other nodes reach this one, if it is not the one to listen on
     #[arg(long, env = "RADIC_ADVERTISE", value_name = "ADDR")]
     pub advertise: Option<IpAddr>,
     /// Members to join through, any of which will do; none: found a new cluster. All nodes may have the same list, with themselves in it: then
@@ -144,7 +144,7 @@ pub struct Config {
     pub name: NodeName,
     /// Where to listen.
     pub listen: SocketAddr,
-    /// By which address others reach it.
+    /// The address by which other nodes reach it.
     pub advertise: IpAddr,
     /// Members to join through, this node among them perhaps.
     pub join: Vec<HostPort>,
@@ -168,7 +168,7 @@ pub struct Config {
     pub slots: u32,
     /// The membership's times.
     pub timing: Timing,
-    /// Time that a process which catches up may wait without progress, if it is not to be worked out.
+    /// Time that a process which is catching up may wait without progress. If None, the node computes it.
     pub replay_limit: Option<Duration>,
     /// How log lines look.
     pub log_format: LogFormat,

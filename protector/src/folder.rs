@@ -1,8 +1,9 @@
-//! Folders that nobody else can write to, and the files in them.
+//! Folders that no other user can write to, and the files in them.
 //!
-//! All that `radic` and `radicd` write goes through here. A folder that another user owns or may write to can hold links to files of
-//! ours, and a file that is written there can be exchanged. So a folder is opened once, judged by its descriptor, and what is in it is
-//! opened by that descriptor and never through a link: what becomes of the folder's name meanwhile does not matter.
+//! All that `radic` and `radicd` write goes through here. A folder that another user owns or may write to can hold links to this
+//! user's files, and a file that is written there can be exchanged. So a folder is opened once and judged by its descriptor, and
+//! what is in it is opened by that descriptor and never through a link: what becomes of the folder's name meanwhile does not
+//! matter.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -102,12 +103,12 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder that belongs to this user or to root, and that nobody else may write to.
+    /// Opens a folder that belongs to this user or to root, and that no other user may write to.
     pub fn open(path: &Path) -> Result<Folder, FolderError> {
         Folder::open_at(CWD, path, path.to_owned())?.private()
     }
 
-    /// Opens a folder of anybody, to read what is in it. Its name may be a link.
+    /// Opens a folder of any user, to read what is in it. Its name may be a link.
     pub fn open_foreign(path: &Path) -> Result<Folder, FolderError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd =
@@ -153,7 +154,7 @@ impl Folder {
         }
     }
 
-    /// Whether it is nobody else's to write to.
+    /// Whether no other user can write to it.
     fn private(self) -> Result<Folder, FolderError> {
         let stat = self.stat()?;
         let (owner, mode, me) = (stat.st_uid, stat.st_mode & 0o7777, rustix::process::geteuid().as_raw());
@@ -233,7 +234,7 @@ impl Folder {
         let path = self.path.join(name);
         let fd = match opened {
             Ok(fd) => fd,
-            // A link; a socket, or a pipe that nobody reads; a folder.
+            // A link; a socket, or a pipe without a reader; a folder.
             Err(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => return Err(FolderError::NoFile(path)),
             Err(error) => return Err(failed("open", path, error)),
         };

@@ -7,7 +7,7 @@
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
 //! - [`config`]: flags, environment and file;
-//! - [`folder`]: folders that nobody else can write to, and the files in them, for `radic`, too.
+//! - [`folder`]: folders that no other user can write to, and the files in them, also for `radic`.
 //!
 //! Everything but [`daemon`], [`logs`], [`config`] and [`folder`] is without input and output, so that a test or a simulation drives it by hand.
 #![deny(unsafe_code)]

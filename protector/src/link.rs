@@ -10,7 +10,7 @@ use radic_wire::codec::{self, CodecError};
 use radic_wire::limits;
 use radic_wire::peer::{LinkFrame, PeerMessage};
 
-/// Why a link cannot go on. Both mean that the peer is treated as lost.
+/// Why a link cannot go on. Either way the peer is treated as lost.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// Too much waits for the peer.

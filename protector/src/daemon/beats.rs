@@ -1,8 +1,9 @@
 //! Heartbeats, from a thread of their own.
 //!
-//! They say that the daemon lives, so they must not wait for anything else that it does: not for a view of thousands of members, nor for a
-//! hundred handshakes. The daemon's loop gives each heartbeat here; one that it is late with is repeated, for a while. Only for a while,
-//! because a loop that has stopped for good is as dead as a daemon that was killed, and nobody else would notice.
+//! They say that the daemon lives, so they must not wait for anything else that it does: not for a view of thousands of members,
+//! nor for a hundred handshakes. The daemon's loop gives each heartbeat here, and one that the loop is late with is repeated for
+//! a while. Only for a while, because a loop that has stopped for good is as dead as a daemon that was killed, and no other node
+//! would notice.
 
 use std::io;
 use std::net::SocketAddr;
@@ -45,13 +46,13 @@ struct Rhythm {
 }
 
 impl Rhythm {
-    /// As long as probes wait for a daemon whose machine answers, the loop may be at something else.
+    /// The loop may be busy with something else for as long as probes wait for a daemon whose machine answers.
     fn new(timing: &Timing) -> Rhythm {
         Rhythm { every: timing.heartbeat, patience: timing.answer }
     }
 
-    /// When the loop's heartbeat of `given` is to be sent again, if the last time was `sent`. The first time half an interval late, so that a loop that
-    /// is merely not exact is not doubled.
+    /// When the loop's heartbeat of `given` is to be sent again, if it was last sent at `sent`. The first repetition is half an
+    /// interval late, so that a loop that is merely not exact is not doubled.
     fn again(&self, given: Instant, sent: Instant) -> Option<Instant> {
         let late = if sent.saturating_duration_since(given) < self.every { self.every / 2 } else { Duration::ZERO };
         let at = sent + self.every + late;
@@ -75,7 +76,7 @@ impl Beats {
         Ok(Beats { newest })
     }
 
-    /// Sends a heartbeat to our watcher, in place of whoever was that before.
+    /// Sends a heartbeat to this node's watcher, which may be another one than before.
     pub fn send(&self, peer: &NodeId, address: SocketAddr, view: u64) {
         self.newest.send_replace(Some(Beat { peer: peer.clone(), address, view, at: Instant::now() }));
     }
@@ -115,7 +116,7 @@ impl Sender {
         self.beat(&first.peer, &mut connection).await
     }
 
-    /// Waits until another one is our watcher: its first heartbeat is still to be sent.
+    /// Waits until there is another watcher: its first heartbeat is still to be sent.
     async fn until_another(&self, peer: &NodeId) -> Result<(), Ended> {
         let is_another = |beat: &Option<Beat>| beat.as_ref().is_some_and(|beat| beat.peer != *peer);
         // Not `beats` itself, which would count as read what was only looked at.
@@ -148,7 +149,7 @@ impl Sender {
                         Some(Err(_)) => return Err(Ended),
                         None => {}
                     },
-                    // Nothing ever comes back; an end does.
+                    // Nothing ever comes back, but the end of the connection does.
                     _ = connection.receive::<()>() => return self.broken(peer),
                 }
             }
@@ -156,13 +157,14 @@ impl Sender {
     }
 
     fn broken(&self, peer: &NodeId) -> Result<(), Ended> {
-        // A hint, for which the thread does not wait: a loop with so much to do hears by its other connections.
+        // The input is a hint, and the thread does not wait to give it: a loop with so much to do hears of it by its other
+        // connections.
         _ = self.inputs.try_send(Input::LinkBroken(peer.clone()));
         Ok(())
     }
 }
 
-/// Waits for another heartbeat of the loop; None: not until then.
+/// Waits for another heartbeat of the loop. None if none comes until then.
 async fn changed_until(
     beats: &mut watch::Receiver<Option<Beat>>,
     until: Option<TokioInstant>,

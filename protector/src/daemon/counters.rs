@@ -1,4 +1,5 @@
-//! What a process under the library has counted, read from its memory, and what the kernel says of it: asking it would interrupt it.
+//! What a process under the library has counted, and what the kernel says of it. Both are read from outside: to ask the process
+//! would interrupt it.
 
 use std::fs;
 use std::io::IoSliceMut;
@@ -10,7 +11,7 @@ use radic_wire::process::{Counters, counters};
 
 use crate::node::replays::Activity;
 
-/// The counters of process `pid`; none if it is gone, not ours to read, or does not run under the library.
+/// The counters of process `pid`. None if it is gone, not readable for this daemon, or not under the library.
 pub fn read(pid: u32) -> Option<Counters> {
     let mut bytes = [0; 8 * (1 + counters::WORDS)];
     let remote = RemoteIoVec { base: usize::try_from(counters::ADDRESS).ok()?, len: bytes.len() };
@@ -27,7 +28,7 @@ pub fn read(pid: u32) -> Option<Counters> {
     Some(Counters::from_words(words.as_slice().try_into().expect("as many words as bytes were read")))
 }
 
-/// What the kernel says of process `pid`; none if it is gone.
+/// What the kernel says of process `pid`. None if it is gone.
 pub fn activity(pid: u32) -> Option<Activity> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let per_second = u64::try_from(sysconf(SysconfVar::CLK_TCK).ok()??).ok().filter(|per_second| *per_second > 0)?;

@@ -1,5 +1,5 @@
-//! What is left of a process that was brought back and has died before it lived: the engine's report of its last moment, in a file of its
-//! own, and the event that names it.
+//! What is left of a process that was brought back and has died before it was live: the engine's report of its last moment, in a
+//! file of its own, and the event that names it.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ const MOST: usize = 64;
 /// Bytes of what the engine has said that an event repeats.
 const MOST_SAID: usize = 300;
 
-/// A process that was brought back and does not live yet.
+/// A process that was brought back and is not live yet.
 #[derive(Debug)]
 pub struct Return {
     process: ProcessId,
@@ -30,7 +30,7 @@ pub struct Return {
     report: Result<PathBuf, String>,
 }
 
-/// A path for the report of this life's death: in a folder for this user only, where nothing has this name.
+/// A path for the report of this incarnation's death: in a folder for this user only, where nothing has this name.
 pub fn make_room(store: &Path, process: ProcessId, life: Incarnation) -> Result<PathBuf, String> {
     let folder = store.join(FOLDER);
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
@@ -86,16 +86,17 @@ impl Return {
         self.began.elapsed()
     }
 
-    /// It lives, or its end needs no explanation: a report of what its program has survived goes. Waits for the disk.
+    /// The process is live, or its end needs no explanation: a report of something that its program has survived is removed.
+    /// Waits for the disk.
     pub fn forget(self) {
         if let Ok(path) = &self.report
             && let Err(error) = remove(path)
         {
-            tracing::warn!(path = %path.display(), %error, "a report that nobody needs stays");
+            tracing::warn!(path = %path.display(), %error, "a report that is not needed stays");
         }
     }
 
-    /// Its end in one line, for an event: after so long, and the engine had said this. Waits for the disk.
+    /// Its end in one line, for an event: how long it lasted, and what the engine had said. Waits for the disk.
     pub fn explain(self, status: ExitStatus, after: Duration, said: &str) -> String {
         let end = match status {
             ExitStatus::Signal(signal) => format!("of {}", signal_name(signal)),
@@ -123,7 +124,7 @@ impl Return {
     }
 }
 
-/// The beginning of a report, if it is a file of ours: the process that has written it may have put anything there.
+/// The beginning of a report, if it is a file of this user: the process that has written it may have put anything there.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let data = file.metadata()?;
@@ -213,7 +214,7 @@ mod tests {
             assert!(room().unwrap_err().contains("mode 0700"));
             chown(&folder, Some(0), None).unwrap();
         }
-        // What has the name of the report is gone, and what it leads to is not.
+        // The link with the name of the report is gone, and what it leads to is not.
         fs::write(elsewhere.join("victim"), "x").unwrap();
         symlink(elsewhere.join("victim"), &path).unwrap();
         assert_eq!(room().unwrap(), path);

@@ -95,7 +95,7 @@ pub fn cause(fault: Fault, groups: &[i32]) -> io::Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map(drop)
 }
 
-/// The life of a causer, by the words of its command line.
+/// What a causer does, as its command line says.
 pub fn run(words: &[String]) -> Result<(), String> {
     // Out of the daemon's session: what is sent to that group must not reach the causer.
     _ = nix::unistd::setsid();
@@ -111,14 +111,14 @@ pub fn run(words: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// The daemon, whatever becomes of its number.
+/// The daemon, identified for certain even if its number is used again.
 struct Daemon(OwnedFd);
 
 impl Daemon {
     fn open(pid: i32) -> io::Result<Self> {
         let number = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
         let daemon = Daemon(pidfd_open(number, PidfdFlags::empty())?);
-        // It is our parent: what was opened is not a stranger with its number.
+        // The daemon is the causer's parent, so what was opened is not another process with its number.
         if nix::unistd::getppid().as_raw() == pid { Ok(daemon) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
@@ -127,7 +127,7 @@ impl Daemon {
         _ = pidfd_send_signal(&self.0, signal);
     }
 
-    /// Waits so long; whether the daemon still lives.
+    /// Waits this long. Returns whether the daemon still lives.
     fn lives_for(&self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
@@ -149,7 +149,7 @@ fn pause(daemon: &Daemon, groups: &[String], time: Duration) {
     let all = |signal| groups.iter().for_each(|group| _ = killpg(*group, signal));
     all(Signal::SIGSTOP);
     daemon.signal(rustix::process::Signal::STOP);
-    // The ranks of a dead daemon are dead, and their numbers may be somebody else's.
+    // The ranks of a dead daemon are dead, and their numbers may belong to other processes.
     if daemon.lives_for(time) {
         all(Signal::SIGCONT);
         daemon.signal(rustix::process::Signal::CONT);

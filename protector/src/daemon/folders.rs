@@ -1,8 +1,8 @@
 //! Whether the node's folders are still there.
 //!
-//! A cluster's folder that is deleted while it runs leaves protectors that nobody finds any more. There is no event for that on all file
-//! systems, and none for a rename of a folder above, so they are looked at; in a thread of its own, for a file server that does not
-//! answer must not pass for our death.
+//! A cluster's folder that is deleted while it runs leaves protectors that no command finds any more. Not all file systems have
+//! an event for that, and none has one for a rename of a folder above, so the folders are looked at. A thread of its own does
+//! that, because a file server that does not answer must not pass for this node's death.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::folder::Folder;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Watches folders for as long as the receiver lives: tells the first whose name leads to it no more.
+/// Watches folders for as long as the receiver lives, and tells the first one whose name does not lead to it any more.
 pub fn watch(folders: Vec<Arc<Folder>>) -> io::Result<mpsc::Receiver<PathBuf>> {
     let (sender, gone) = mpsc::channel(1);
     let look = move || {

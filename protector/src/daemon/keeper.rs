@@ -76,7 +76,7 @@ impl Drop for Keeper {
     }
 }
 
-/// The life of a node's keeper.
+/// What a node's keeper does.
 pub fn run(node: &str) {
     let daemon = std::os::unix::process::parent_id() as i32;
     // Not in the daemon's group: what is sent to that group must not reach the keeper.
@@ -91,7 +91,7 @@ pub fn run(node: &str) {
         line.clear();
     }
     let mut marks: BTreeSet<Mark> = wards.values().map(|ward| Mark { job: ward.job, node: node.to_owned() }).collect();
-    // One that was brought back has the mark of the node of its first life, and so has what it starts.
+    // A process that was brought back has the mark of the node where it was first launched, and so has what it starts.
     marks.extend(wards.values().filter_map(|ward| orphans::mark(ward.group).filter(|mark| mark.job == ward.job)));
     for ward in wards.values() {
         _ = killpg(Pid::from_raw(ward.group), Signal::SIGKILL);

@@ -1,12 +1,12 @@
 //! The thread that starts processes.
 //!
-//! A start takes milliseconds: the fork copies the daemon's page tables, and the daemon hears of the exec only when the new process has had a
-//! processor. On a machine that is busy with the ranks just started, or where the program lies on a file server, it takes far longer. So no start is waited for
-//! by the thread that answers probes and judges others.
+//! A start takes milliseconds: the fork copies the daemon's page tables, and the daemon hears of the exec only when the new
+//! process has had a processor. On a machine that is busy with the ranks just started, or where the program lies on a file
+//! server, it takes far longer. So the thread that answers probes and judges other nodes waits for no start.
 //!
-//! One thread for all starts, which lives as long as the daemon: the kernel ties the parent-death signal to the thread that has forked. It knows every
-//! child of the daemon, also while nobody else does yet, so it is the one that looks at orphans and clears them away: whoever waits
-//! for a child that is just being started takes its end from those who start it.
+//! One thread does all starts, and lives as long as the daemon: the kernel ties the parent-death signal to the thread that has
+//! forked. It knows every child of the daemon before any other part does, so it is also the one that looks at orphans and removes
+//! dead ones: any other thread could take the end of a child that is just being started from the code that waits for it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -50,7 +50,7 @@ pub enum Order {
     Start(ProcessId, SpawnOrder),
     /// Bring a process back: its images are here. The path is where it is to report its death, if that is possible.
     Restore(RestoreOrder, Box<Restorable>, Option<PathBuf>),
-    /// A child has ended and was waited for, or nobody wants to hear of it any more; its group is that of a rank no more.
+    /// A child has ended and was waited for, or is not of interest any more. Its process group is not that of a rank any more.
     Forget { child: i32, group: i32 },
     /// Cause a fault here; the groups are those of ranks.
     Cause(Fault, Vec<i32>),
@@ -95,7 +95,7 @@ impl Gate {
     /// Waits for the start that is under way, if one is: every process that runs by now was started by that or before.
     pub async fn pass(mut self) {
         let begun = self.0.borrow().begun;
-        // A launcher that has ended tells nothing more; the daemon ends, too.
+        // A launcher that has ended tells nothing more. The daemon ends, too.
         _ = tokio::time::timeout(GATE, self.0.wait_for(|progress| progress.told >= begun)).await;
     }
 }
@@ -122,7 +122,7 @@ impl Launcher {
         let worker = Worker { node, limit, number, runtime, keeper, children, done, progress: progress_sender };
         thread::Builder::new().name("launcher".into()).spawn(move || {
             worker.run(&receiver);
-            // Nobody waits for it but at the daemon's end.
+            // Only the daemon's end waits for it.
             _ = end.send(());
         })?;
         Ok((Launcher { orders: Some(orders), ended, progress, last: 0 }, results))
@@ -160,7 +160,7 @@ struct Worker {
     number: u64,
     runtime: Handle,
     keeper: Option<Keeper>,
-    /// What it has started and nobody has waited for yet, as far as it was told.
+    /// Children that it has started and that were not waited for yet, as far as it was told.
     children: BTreeSet<i32>,
     done: mpsc::UnboundedSender<Done>,
     progress: watch::Sender<Progress>,
@@ -195,7 +195,7 @@ impl Worker {
         }
     }
 
-    /// Starts something and tells what has come of it. Whoever waits at the gate goes on after that.
+    /// Starts something and tells what has come of it. What waits at the gate goes on after that.
     fn tell(&mut self, id: ProcessId, number: u64, start: impl FnOnce(&mut Self) -> Result<Started, SpawnError>) {
         self.progress.send_modify(|progress| progress.begun += 1);
         let result = start(self);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_hangs_keeps_nobody_waiting_but_those_who_may_be_of_it() {
+    fn a_start_that_hangs_holds_up_only_connections_that_may_be_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let program = pipe(dir.path());
         run(async move {
@@ -403,12 +403,12 @@ mod tests {
 
     /// A look at orphans between the end of a rank and the moment at which the daemon hears of it leaves the rank's status alone.
     #[test]
-    fn nobody_takes_the_end_of_a_child_from_those_who_wait_for_it() {
+    fn a_look_at_orphans_takes_no_end_of_a_child_that_is_waited_for() {
         run(async {
             let (mut launcher, mut done) = Launcher::start("n1".parse().unwrap(), (1024, 4096), 7).unwrap();
             launcher.order(Order::Start(id(0), order(Path::new("/bin/false"))));
             let mut process = started(&mut done).await.2.unwrap();
-            // Until it has ended: its line stays, for nobody has waited for it.
+            // Until it has ended: its line stays, because it was not waited for.
             let stat = format!("/proc/{}/stat", process.pid);
             while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
                 tokio::time::sleep(Duration::from_millis(1)).await;

@@ -30,7 +30,7 @@ use crate::node::Input;
 /// Time that a client has for its first message.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// What is served on a socket, and to whom.
+/// What is served on a socket, and to which clients.
 pub trait Service: 'static {
     /// What clients say.
     type Request: DeserializeOwned;
@@ -51,7 +51,7 @@ pub trait Service: 'static {
     fn said(client: u64, pid: u32, request: Self::Request) -> Input;
     /// Client number `client` is gone.
     fn gone(client: u64) -> Input;
-    /// The process that a connection is of which speaks something else after this message, if that is its first.
+    /// For a connection that speaks something else after its first message: the process that this message names.
     fn hands_over(_first: &Self::Request) -> Option<ProcessId> {
         None
     }
@@ -62,7 +62,7 @@ pub struct Connected<S: Service>(u64, mpsc::Sender<S::Reply>);
 
 /// The connected clients of a service.
 pub struct Clients<S: Service> {
-    /// None: nothing more is to be said, and what was may still be on its way.
+    /// The channel to the client. None: nothing more is to be said, but what was said may still be on its way.
     queues: HashMap<u64, Option<mpsc::Sender<S::Reply>>>,
 }
 
@@ -102,7 +102,7 @@ impl<S: Service> Clients<S> {
         self.queues.remove(&client);
     }
 
-    /// Whether nobody is connected.
+    /// Whether no client is connected.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }
@@ -127,7 +127,8 @@ pub fn bind_abstract<S: Service>(name: &str) -> io::Result<Listener<S>> {
     Ok(Listener(UnixListener::from_std(listener)?, std::marker::PhantomData))
 }
 
-/// A connection that speaks something else after its first message: with whom, which process it says it is, and what has come of that already.
+/// A connection that speaks something else after its first message: its peer, the process that it names, and the bytes that have
+/// come already.
 pub struct Handover {
     pub pid: u32,
     pub process: ProcessId,
@@ -141,7 +142,7 @@ pub struct Reception<S: Service> {
     connected: mpsc::Sender<Connected<S>>,
     handovers: mpsc::Sender<Handover>,
     refusals: Rc<Refusals>,
-    /// Where clients wait that may have been started so recently that nobody here knows them.
+    /// Where clients wait whose processes may have been started so recently that the daemon does not know them yet.
     gate: Option<Gate>,
     /// The number of the last client.
     last: Cell<u64>,
@@ -150,7 +151,8 @@ pub struct Reception<S: Service> {
 }
 
 impl<S: Service> Reception<S> {
-    /// Clients go to `connected`, what they say to `inputs`, those that speak something else to `handovers`. With a `gate` nothing that a client says is read before it has passed.
+    /// Clients go to `connected`, what they say to `inputs`, those that speak something else to `handovers`. With a `gate`
+    /// nothing that a client says is read before the client has passed it.
     pub fn new(
         inputs: mpsc::Sender<Input>,
         connected: mpsc::Sender<Connected<S>>,
@@ -234,7 +236,8 @@ async fn write<S: Service>(mut writer: WriteHalf<'_>, mut replies: mpsc::Receive
     Ok(writer.shutdown().await?)
 }
 
-/// Reads until the connection ends, or speaks something else: for which process, and what has come of that.
+/// Reads until the connection ends, or speaks something else. Then returns for which process, and the bytes that have come
+/// already.
 async fn read<S: Service>(
     client: u64,
     pid: u32,

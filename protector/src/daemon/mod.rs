@@ -65,7 +65,7 @@ use crate::folder::Folder;
 use crate::node::host::HostEnvironment;
 use crate::node::{Input, Node, NodeConfig, Output, Stop};
 
-/// Things that happened and were not handled yet; whoever brings more waits.
+/// Inputs that were not handled yet. A sender of more waits.
 const INPUTS: usize = 1024;
 /// Signs of life that were not handled yet: one of each member that this one watches or probes.
 const URGENT: usize = 256;
@@ -219,7 +219,7 @@ impl Daemon {
             if self.tell(away) {
                 carried = Carried::Part;
             }
-            // Else the loop would go on for as long as something has happened, and connections could wait.
+            // Without this the loop would go on for as long as there are inputs, and connections would wait.
             if self.rounds.is_to_yield() {
                 tokio::task::yield_now().await;
             }
@@ -269,7 +269,8 @@ impl Daemon {
         }
     }
 
-    /// The loop was away: what kept it is logged, and an event if others may have noticed and it was our own doing. Whether there is one.
+    /// The loop was away. What kept it is logged, and becomes an event if other nodes may have noticed and it was the daemon's
+    /// own doing. Returns whether it becomes one.
     fn tell(&mut self, away: Option<Away>) -> bool {
         let Some(away) = away else { return false };
         tracing::debug!("the loop was {away}");
@@ -310,7 +311,7 @@ impl Daemon {
 
     fn hand_over(&mut self, handover: Handover) {
         if let Err(refusal) = self.processes.handle_handover(handover) {
-            // Not waited for: it becomes an input, and this is who takes those.
+            // This is not waited for, because it becomes an input and this thread is the one that takes inputs.
             let refusals = self.refusals.clone();
             spawn_local(async move { refusals.note(refusal).await });
         }
@@ -341,7 +342,7 @@ impl Daemon {
                 Output::Log(event) => log(&event),
                 Output::Ready(_) => {
                     self.stores.join();
-                    // Whoever started us reads this line; that it reads no more is its business.
+                    // The command that started this daemon reads this line. It does not matter here whether it still does.
                     _ = io::stdout().write_all(format!("{}\n", self.ready_line).as_bytes());
                 }
                 Output::Stop(stop) => return Carried::Until(stop),
@@ -369,7 +370,7 @@ impl Daemon {
         };
         _ = tokio::time::timeout(LAST_WORDS, async { tokio::join!(last_replies, self.peers.drain()) }).await;
         tracing::debug!("last words spoken");
-        // Nobody is left to tell that it could not be removed.
+        // There is no one left to tell that it could not be removed.
         _ = self.folder.remove(PID);
         match stop {
             Stop::Clean => self.lost.take().map_or(Ok(()), |why| bail!(why)),
@@ -377,7 +378,7 @@ impl Daemon {
         }
     }
 
-    /// The node is to die as if its power had failed: no farewell to anybody, but the command that asked gets its answer.
+    /// The node is to die as if its power had failed: it says farewell to no node, but the command that asked gets its answer.
     async fn die(&mut self) {
         self.processes.kill_all();
         tokio::task::yield_now().await;
@@ -409,14 +410,14 @@ enum Happened {
 }
 
 impl Happened {
-    /// Waits for what comes first, in this order. Cancelling it loses nothing. As long as more is to be carried out than what was, nothing is taken that makes
-    /// still more of it, and others have their turn.
+    /// Waits for what comes first, in this order. Cancelling it loses nothing. As long as more of what the node wants waits to be
+    /// carried out, no input is taken that would add to it, and other tasks have their turn.
     async fn next(daemon: &mut Daemon, carried: Carried) -> Happened {
         let all = matches!(carried, Carried::All);
         tokio::select! {
             biased;
             Some(input) = daemon.urgent.recv() => Happened::Input(input),
-            // Who connects is known before what it says is, and so is whoever was started.
+            // A connection is known before what it says, and so is a process that was started.
             Some(connected) = daemon.connected.recv() => Happened::Connected(connected),
             Some(joined) = daemon.joined.recv() => Happened::Joined(joined),
             Some(done) = daemon.done.recv() => Happened::Done(done),
@@ -439,7 +440,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Time after which accepting is tried again that failed for want of descriptors or memory: others may free some.
+/// Time after which accepting is tried again that failed for want of descriptors or memory. These may be freed meanwhile.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// The next connection.

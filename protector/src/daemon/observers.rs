@@ -1,5 +1,5 @@
-//! The socket on which the observers of this node's processes talk to their protector. The kernel says which process is at the other
-//! end, and the node knows which ones it has launched: nobody else is listened to.
+//! The socket on which the observers of this node's processes talk to their protector. The kernel says which process is at the
+//! other end, and the node knows which ones it has launched: no other process is heard.
 
 use radic_wire::ids::ProcessId;
 use radic_wire::process::{FRAME, FromNode, SOCKET_NAME, ToNode};

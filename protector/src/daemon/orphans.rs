@@ -4,7 +4,7 @@
 //! its group. The daemon is a *child subreaper*: such a process becomes the daemon's own child when its parent ends, not init's.
 //! Its ancestry no longer tells of which job it is; what [`Host`](crate::node::host::Host) puts into a rank's environment does, and
 //! that passes through any number of forks, sessions and programs. A process without that mark is never touched: a protector that
-//! is the first process of a container is given everybody's orphans. So what leaves its group *and* clears its environment gets
+//! is the first process of a container is given all orphans there. So what leaves its group *and* clears its environment gets
 //! away.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use radic_wire::ids::JobId;
 
 /// Searches of [`kill_marked`]: each finds what was started during the one before, or was within exec.
 const SEARCHES: usize = 16;
-/// Generations that are looked at: nobody nests more.
+/// Generations that are looked at. Real programs nest less.
 const ANCESTORS: usize = 4096;
 /// So many in a row that find nothing are the last.
 const IN_VAIN: usize = 3;
@@ -40,13 +40,13 @@ pub fn adopt() -> nix::Result<()> {
     prctl::set_child_subreaper(true)
 }
 
-/// Kills the orphans that `over` says it of, and clears away the dead. `own` are the children that somebody else waits for. To be
-/// called whenever a child has ended: what it leaves is given to us at that moment. Whether some orphan did not show its mark, so
-/// that another look after a [`PAUSE`] is worth while.
+/// Kills the orphans for which `over` says so, and clears away dead children. `own` are the children that other code waits for.
+/// It is to be called whenever a child has ended, because what the child leaves becomes a child of the daemon at that moment.
+/// Returns whether some orphan did not show its mark, so that another look after a [`PAUSE`] is worth while.
 pub fn tend(own: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
     let mut undecided = false;
     for pid in children().into_iter().filter(|pid| !own.contains(pid)).map(Pid::from_raw) {
-        // A child stays one until it is waited for: its number cannot become a stranger's meanwhile.
+        // A child stays one until it is waited for, so its number cannot be given to another process meanwhile.
         if waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Ok(WaitStatus::StillAlive) {
             continue;
         }
@@ -62,8 +62,9 @@ pub fn tend(own: &BTreeSet<i32>, over: impl Fn(&Mark) -> bool) -> bool {
     undecided
 }
 
-/// Kills every process that has one of these marks, but not what another protector of this machine has brought back: that has the mark of its
-/// first life's node, too. For the keeper, which adopts nobody, of a daemon that is dead, or is at its end and waits for the keeper: `daemon` was it.
+/// Kills every process that has one of these marks, but not what another protector of this machine has brought back, which also
+/// has the mark of the node where it was first launched. For the keeper, which adopts no orphans, of the daemon `daemon` that is
+/// dead, or is at its end and waits for the keeper.
 pub fn kill_marked(marks: &BTreeSet<Mark>, daemon: i32) {
     if marks.is_empty() {
         return;
@@ -95,7 +96,7 @@ fn is_protected(pid: i32, daemon: i32) -> bool {
     for _ in 0..ANCESTORS {
         match ancestor {
             Some(pid) if pid > 1 => {
-                // A dead one that nobody has waited for has no program any more.
+                // A dead process that was not waited for has no program any more.
                 if pid != daemon && fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == radicd) {
                     return true;
                 }

@@ -1,4 +1,4 @@
-//! Connections with other protectors: the links and heartbeats that we open, and whatever they open to us.
+//! Connections with other protectors: the links and heartbeats that this node opens, and whatever the others open to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -27,13 +27,13 @@ use crate::node::Input;
 
 /// Time for a connection and its handshake to a peer that is believed to live.
 const HANDSHAKE: Duration = Duration::from_millis(limits::HANDSHAKE_MS);
-/// Time after which a probe is tried again that failed for another reason than that nobody listens there.
+/// Time after which a probe is tried again that failed although its target may listen.
 const PROBE_AGAIN: Duration = Duration::from_millis(20);
 /// Time before a broken link is tried again, doubled up to the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
-/// Time out of reach after which a link is given up: a member's death, or the loss of the majority, is noticed long before.
+/// Time out of reach after which a link is given up. The death of a member, or the loss of the majority, is noticed long before.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// The same for somebody who is no member any more, and may hear of that as a last word.
+/// The same for a node that is no member any more, and may hear of that as a last message.
 const LAST_WORD: Duration = Duration::from_secs(2);
 /// Acknowledge at the latest after so many messages.
 const ACK_EVERY: u64 = 64;
@@ -71,7 +71,7 @@ struct Shared {
     urgent: mpsc::Sender<Input>,
     /// What was received from each protector, and where it said it listens.
     received: RefCell<HashMap<NodeId, (LinkReceiver, SocketAddr)>>,
-    /// Former members to whom a message is under way.
+    /// Former members to which a message is under way.
     telling: RefCell<HashSet<NodeId>>,
     connections: Cell<usize>,
     refusals: Rc<Refusals>,
@@ -86,7 +86,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Starts to accept connections, and the thread that sends heartbeats. What comes goes to the first of the two queues, signs of life to the second. Must be called within a `LocalSet`.
+    /// Starts to accept connections, and the thread that sends heartbeats. What comes goes to the first of the two queues, signs
+    /// of life to the second. Must be called within a `LocalSet`.
     pub fn start(
         me: Member,
         key: ClusterKey,
@@ -106,7 +107,7 @@ impl Peers {
     pub fn send(&mut self, to: &Peer, message: PeerMessage) {
         let known = || self.shared.received.borrow().get(&to.id).map(|(_, address)| *address);
         let Some(address) = to.address.or_else(known) else {
-            return tracing::debug!(to = %to.id, "dropped a message to somebody whose address is not known");
+            return tracing::debug!(to = %to.id, "dropped a message to a node whose address is not known");
         };
         if self.departed.contains(&to.id) {
             return self.send_to_departed(&to.id, address, message);
@@ -134,8 +135,9 @@ impl Peers {
         }
     }
 
-    /// Tells somebody who is no member any more, and does not know it, what the members have decided. Not over the link: that has ended with
-    /// its last words, and another one would begin with numbers that the peer has seen. What gets lost is asked for again.
+    /// Tells a node that is no member any more, and does not know it, what the members have decided. Not over the link: that has
+    /// ended with its last messages, and another one would begin with numbers that the peer has seen. What gets lost is asked for
+    /// again.
     fn send_to_departed(&self, to: &NodeId, address: SocketAddr, message: PeerMessage) {
         let PeerMessage::Membership(message) = message else { return };
         if !self.shared.telling.borrow_mut().insert(to.clone()) {
@@ -150,7 +152,7 @@ impl Peers {
         });
     }
 
-    /// Sends one message to whoever listens there.
+    /// Sends one message to the protector that listens there.
     pub fn send_to_seed(&self, seed: SocketAddr, message: MembershipMessage) {
         let shared = self.shared.clone();
         spawn_local(async move {
@@ -160,15 +162,15 @@ impl Peers {
         });
     }
 
-    /// Sends a heartbeat to our watcher.
+    /// Sends a heartbeat to this node's watcher.
     pub fn heartbeat(&self, to: &Peer, view: u64) {
         if let Some(address) = to.address {
             self.beats.send(&to.id, address, view);
         }
     }
 
-    /// Finds out by a fresh connection whether this very member answers. Silence is not told: the membership has its own time for that,
-    /// which ends before [`HANDSHAKE`].
+    /// Finds out by a fresh connection whether this very member answers. Silence is not told: the membership has its own time for
+    /// that, which ends before [`HANDSHAKE`].
     pub fn probe(&self, member: Peer) {
         let Some(address) = member.address else { return };
         let shared = self.shared.clone();
@@ -179,14 +181,14 @@ impl Peers {
         });
     }
 
-    /// A node is no member any more. What waits for it may tell it so, if it lives.
+    /// A node is no member any more. What waits for it is still sent, because it may tell the node so.
     pub fn forget(&mut self, node: &NodeId) {
         if let Some((link, _)) = self.links.get(node) {
             link.departed.set(true);
             link.wake.notify_one();
         }
         self.departed.push_back(node.clone());
-        // What it still says has the old numbers: they are remembered as long as it is.
+        // What it still says has the old numbers, so they are remembered as long as its connection lives.
         if self.departed.len() > limits::DEPARTED
             && let Some(oldest) = self.departed.pop_front()
         {
@@ -234,7 +236,7 @@ async fn send_once(
     tokio::time::timeout(HANDSHAKE, sent).await.unwrap_or(Err(WireError::Slow(HANDSHAKE)))
 }
 
-/// Asks `id` for a sign of life, until there is one or nobody of that name listens any more.
+/// Asks `id` for a sign of life, until there is one or it does not listen there any more.
 async fn probe(shared: &Shared, id: &NodeId, address: SocketAddr) -> bool {
     let hello = shared.hello(Some(id.clone()), Purpose::Probe);
     loop {
@@ -249,7 +251,7 @@ async fn probe(shared: &Shared, id: &NodeId, address: SocketAddr) -> bool {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return false,
-            // No way there, or no means here.
+            // There is no way there, or this machine lacks the means.
             Err(error) => error.into(),
         };
         tracing::debug!(to = %id, %error, "probe failed");
@@ -326,7 +328,7 @@ async fn accept(shared: Rc<Shared>, listener: TcpListener) {
         }
         handshakes.retain(|task| !task.is_finished());
         if handshakes.len() >= limits::HANDSHAKES {
-            // The oldest is the likeliest to be a slow-loris; its end is logged by nobody, its cost ends here.
+            // The oldest one is the likeliest to be a slow-loris. Its end is not logged, and costs nothing more.
             if let Some(oldest) = handshakes.pop_front() {
                 oldest.abort();
             }
@@ -340,7 +342,7 @@ async fn greet(shared: Rc<Shared>, socket: TcpStream, from: SocketAddr) {
     let greeting = tokio::time::timeout(HANDSHAKE, Connection::accept(socket, &shared.key)).await;
     match greeting.unwrap_or(Err(WireError::Slow(HANDSHAKE))) {
         Ok((connection, hello)) => _ = spawn_local(serve(shared, connection, hello, from)),
-        // It went away by itself, as a peer does whose neighbour in the ring has just changed.
+        // The peer closed the connection, as it does when its neighbour in the ring has just changed.
         Err(error @ (WireError::Closed | WireError::Io(_))) => tracing::debug!(%from, %error, "gone before its hello"),
         Err(error) => shared.refuse(from, &error).await,
     }
@@ -406,7 +408,7 @@ async fn read_link(
         let frame = match connection.poll_message()? {
             Some(frame) => frame,
             None => {
-                // Nothing more has come: a good moment to say what has.
+                // Nothing more has come: a good moment to acknowledge.
                 if std::mem::take(&mut unacknowledged) > 0 {
                     acknowledge(shared, connection, from).await?;
                 }

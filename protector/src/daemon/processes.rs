@@ -57,7 +57,7 @@ struct Process {
     /// Whether signals may still be sent: not after its group was ended.
     alive: bool,
     stdin: Option<mpsc::Sender<(u64, ByteBuf)>>,
-    /// Where its PMI answers go. One that was brought back has nobody there before it says so.
+    /// Where its PMI answers go. A process that was brought back has no connection before it says so.
     pmi: Option<mpsc::Sender<Vec<u8>>>,
     readers: HashMap<OutputStream, Reader>,
     /// Waits for its end.
@@ -112,7 +112,7 @@ impl Reader {
 }
 
 impl Process {
-    /// Nothing more of this life is wanted, because another one begins.
+    /// Nothing more of this incarnation is needed, because another one begins.
     fn abandon(mut self) {
         self.waiter.abort();
         self.readers.drain().for_each(|(_, reader)| reader.close());
@@ -180,7 +180,7 @@ impl Processes {
             }
             HostOutput::Pmi(rank, bytes) => {
                 if let Some(pmi) = self.processes.get(&id(rank)).and_then(|process| process.pmi.as_ref()) {
-                    // A rank that does not read its answers has a broken library; it is not waited for.
+                    // A rank that does not read its answers has a broken library, and is not waited for.
                     _ = pmi.try_send(bytes);
                 }
             }
@@ -221,13 +221,13 @@ impl Processes {
         let said = self.release(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.alive = false;
-        // A program may come to its end while it catches up; then it has not died.
+        // A program may come to its end while it is catching up: that is no death.
         let has_died = matches!(status, ExitStatus::Signal(_) | ExitStatus::Code(exit_code::RADIC));
         if let Some(back) = process.back.take().filter(|_| has_died) {
             let (inputs, after) = (self.inputs.clone(), back.age());
             spawn_blocking(move || {
                 let text = back.explain(status, after, &said);
-                // Nobody hears it only when the daemon ends.
+                // The receiver is gone only when the daemon ends.
                 _ = inputs.blocking_send(Input::StoreEvent(EventName::Death, Some(id), text));
             });
         }
@@ -298,7 +298,8 @@ impl Processes {
         self.launcher.order(Order::Cause(fault, groups));
     }
 
-    /// Signals the group of a process; one that is being started, when it is there. If it has become another user, whose processes this protector may not signal: what to do about that.
+    /// Signals the group of a process, or of one that is being started when it is there. If the process has become another user,
+    /// whose processes this protector may not signal, says what to do about it.
     fn signal(&mut self, id: ProcessId, signal: i32) -> Option<String> {
         if let Some(starting) = self.starting.get_mut(&id) {
             starting.missed.retain(|missed| *missed != signal);
@@ -338,7 +339,7 @@ impl Processes {
 
     fn restore(&mut self, order: RestoreOrder, image: Restorable, report: Result<PathBuf, String>) {
         let (id, kvsname) = (order.process, order.kvsname.clone());
-        // A life that was not heard to end: nothing of it is to be mistaken for something of the next.
+        // An incarnation whose end was not heard: nothing of it is to be mistaken for something of the next one.
         _ = self.signal(id, libc::SIGKILL);
         if let Some(process) = self.processes.remove(&id) {
             self.launcher.order(Order::Forget { child: process.child, group: process.pid });
@@ -378,7 +379,7 @@ impl Processes {
         inputs
     }
 
-    /// A process was started that nobody wants any more: its job is over, or another life of it begins.
+    /// A process was started that is not wanted any more: its job is over, or another incarnation of it begins.
     fn end_unwanted(&mut self, result: Result<Started, SpawnError>) -> Vec<Input> {
         if let Ok(started) = result {
             // It is waited for as any child that is dropped.
@@ -415,7 +416,7 @@ impl Processes {
         }
     }
 
-    /// A process says that it lives. Others than those that were brought back do not.
+    /// A process says that it is live. Only a process that was brought back does.
     pub fn handle_live(&mut self, pid: u32) {
         if let Some(process) = self.processes.values_mut().find(|process| process.alive && process.pid as u32 == pid) {
             process.forget_return();
@@ -438,7 +439,8 @@ impl Processes {
         all
     }
 
-    /// A connection of a process that was brought back carries its PMI from now on. Only the process that was launched may say so.
+    /// A connection of a process that was brought back carries its PMI from now on. Only the process that was launched may say
+    /// so.
     pub fn handle_handover(&mut self, handover: Handover) -> Result<(), String> {
         let Handover { pid, process: id, socket, rest } = handover;
         let ours = self.processes.get(&id).is_some_and(|process| process.alive && process.pid as u32 == pid);
@@ -473,7 +475,7 @@ impl Processes {
         sender
     }
 
-    /// Standard input of rank 0. A rank that does not read any more takes everything: nobody waits for it.
+    /// Standard input of rank 0. If the rank does not read any more, everything counts as taken, so that the home does not wait.
     fn write_stdin(&mut self, job: JobId, number: u64, data: ByteBuf) -> Option<Input> {
         let id = ProcessId { job, rank: Rank(0) };
         if let Some(starting) = self.starting.get_mut(&id).filter(|starting| starting.back.is_none()) {

@@ -1,4 +1,4 @@
-//! Who was refused, for the event log: a flood is counted, not logged, so that it cannot push out what matters.
+//! Peers that were refused, for the event log. A flood is counted, not logged, so that it cannot push out what matters.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ impl Refusals {
         Refusals { inputs, state: RefCell::new(State { since: Instant::now(), logged: 0, suppressed: 0 }) }
     }
 
-    /// Somebody was refused.
+    /// A peer was refused.
     pub async fn note(&self, text: String) {
         let suppressed = {
             let mut state = self.state.borrow_mut();

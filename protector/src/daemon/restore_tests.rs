@@ -24,7 +24,7 @@ use crate::store::Speaker;
 /// Far more than anything takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Waits for a file, says who it is, to the socket named in that file too, and ends as it is told.
+/// Waits for a file, tells its process id, also to the socket that is named in that file, and ends as it is told.
 const PROGRAM: &str = r#"
 #include <fcntl.h>
 #include <signal.h>
@@ -134,7 +134,7 @@ fn library() -> PathBuf {
     library
 }
 
-/// A log service that has these images of the process, and has fenced it: what its next life begins with.
+/// A log service that has these images of the process, and has fenced it, and what its next incarnation begins with.
 fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let (logs, _events) = logs::start(logs::Config::new("127.0.0.1".parse().unwrap(), dir.into(), cluster())).unwrap();
     logs.set_replica(id(), None);
@@ -244,7 +244,7 @@ fn run(test: impl Future<Output = ()>) {
     runtime.block_on(LocalSet::new().run_until(test));
 }
 
-/// Where the program calls, and who is said to call by the kernel.
+/// The socket that the program calls, and the process that calls as the kernel says.
 fn meeting(program: &Program) -> UnixListener {
     let name = format!("radic-restore-test-{:016x}", getrandom::u64().unwrap());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
@@ -285,7 +285,7 @@ fn comes_back(local: bool, killed: bool, last_word: &'static str, expected: Exit
         driver.processes.handle_restored(id(), pid);
         driver.processes.handle_live(pid);
         let listener = meeting(&program);
-        assert_eq!(caller(&listener), pid, "the kernel and we agree who it is");
+        assert_eq!(caller(&listener), pid, "the kernel names the process that was started");
         assert!(killed || pid != old);
         let data = ByteBuf::from(format!("{last_word}\n"));
         driver.processes.handle(id().job, HostOutput::Stdin { number: 1, data });

@@ -24,17 +24,17 @@ use crate::store::Speaker;
 const THREADS_PER_CPU: usize = 2;
 /// Most of them.
 const THREADS: usize = 16;
-/// Time that a replica has to hear of the life that is about to begin: before that it gives it nothing.
+/// Time that a replica has to hear of the incarnation that is about to begin. Before that it gives it nothing.
 const HEARD: Duration = Duration::from_secs(3);
 /// Time until it is asked again.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Prepared processes that may wait for the daemon's thread; who brings more waits.
+/// Prepared processes that may wait for the daemon's thread. A thread that has one more waits.
 const READY: usize = 16;
 
 /// A process whose images are here, or why they are not.
 pub struct Ready {
     task: Arc<Task>,
-    /// What was wrong with images that were had elsewhere.
+    /// What was wrong with images for which others were found.
     pub damage: Vec<String>,
     pub result: Result<Restorable, String>,
     /// Where the process reports its death, or why it cannot.
@@ -54,7 +54,7 @@ struct Task {
 }
 
 impl Task {
-    /// The life that is about to begin.
+    /// The incarnation that is about to begin.
     fn speaker(&self) -> Speaker {
         Speaker { process: self.order.process, incarnation: self.order.incarnation }
     }
@@ -90,13 +90,13 @@ impl Restores {
         self.start();
     }
 
-    /// The process is not wanted any more: it is ready at once, with an error. False: it is not under way.
+    /// The process is not wanted any more: it is ready at once, with an error. Returns false if it is not under way.
     pub fn give_up(&mut self, process: ProcessId) -> bool {
         let task = self.under_way.get(&process);
         task.inspect(|task| task.given_up.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// Nobody wants to hear of these any more.
+    /// The results of these orders are not wanted any more.
     pub fn forget(&mut self, is_gone: impl Fn(ProcessId) -> bool) {
         self.under_way.retain(|process, task| {
             let gone = is_gone(*process);
@@ -105,7 +105,7 @@ impl Restores {
         });
     }
 
-    /// A thread has done its work. None: nobody wants to hear of it.
+    /// A thread has done its work. None if its result is not wanted any more.
     pub fn handle_ready(&mut self, mut ready: Ready) -> Option<Ready> {
         self.running -= 1;
         self.start();
@@ -132,7 +132,7 @@ impl Restores {
                 let mut damage = Vec::new();
                 let result = prepare(&task, &key, store.clone(), &mut damage);
                 let report = deaths::make_room(&store, task.order.process, task.order.incarnation);
-                // Nobody hears it only when the daemon ends.
+                // The receiver is gone only when the daemon ends.
                 _ = ready.blocking_send(Ready { task, damage, result, report });
             };
             if let Err(error) = thread::Builder::new().name("restore".into()).spawn(work) {
@@ -172,7 +172,7 @@ fn copy_of(task: &Task, key: &JobKey, image: (u64, u64), dir: &Path) -> Result<F
     let deadline = Instant::now() + HEARD;
     loop {
         match fetch(replica, key, task.speaker(), image, dir, &task.given_up) {
-            // It closes the connection of a life that it has not heard of yet.
+            // The replica closes the connection of an incarnation that it has not heard of yet.
             Err(FetchError::Service(..)) if Instant::now() < deadline => thread::sleep(AGAIN),
             other => return other.map_err(|error| format!("; and its replica: {error}")),
         }

@@ -1,9 +1,10 @@
 //! How long the daemon's loop is away from its clock, and why.
 //!
-//! A round of the loop takes one thing that has happened, and does what the node wants done about it. While it lasts nobody is judged, no probe is
-//! answered, and no deadline is kept. So what a round does is cut: it ends after a [`SLICE`], and goes on where it was after others had their
-//! turn. A single piece that takes longer than half a heartbeat all the same is told, by name. Told as well is whether the thread had a
-//! processor meanwhile: work of our own can be cut, and a machine that does not run us cannot be helped here.
+//! A round of the loop takes one input, and does what the node wants done about it. While it lasts no member is judged, no probe
+//! is answered, and no deadline is kept. So a round is cut: it ends after a [`SLICE`], and goes on where it was after others had
+//! their turn. If a single piece takes longer than half a heartbeat all the same, it is logged by name. It is also logged whether
+//! the thread had a processor meanwhile: the daemon's own work can be cut, but nothing here helps against a machine that does not
+//! run the daemon.
 
 use std::fmt;
 use std::fs::File;

@@ -73,7 +73,7 @@ impl Stores {
     fn fence(&self, process: ProcessId, incarnation: Incarnation) {
         let (inputs, answer) = (self.inputs.clone(), self.logs.fence(process, incarnation));
         spawn_local(async move {
-            // A service that has ended answers nothing; the daemon ends, too.
+            // A service that has ended answers nothing. The daemon ends, too.
             if let Ok(answer) = answer.await {
                 _ = inputs.send(Input::Fenced(process, incarnation, answer)).await;
             }
@@ -111,7 +111,7 @@ impl Stores {
     ) {
         let inputs = self.inputs.clone();
         spawn_local(async move {
-            // A service that has ended answers nobody; the daemon ends, too.
+            // A service that has ended gives no answer. The daemon ends, too.
             if let Ok(answer) = answer.await {
                 _ = inputs.send(Input::StoreAnswer(node, number, of(answer))).await;
             }
@@ -123,7 +123,7 @@ async fn pass_on(mut events: mpsc::Receiver<Event>, inputs: mpsc::Sender<Input>)
     while let Some(event) = events.recv().await {
         _ = inputs.send(event.into()).await;
     }
-    // Whoever is protected here would wait for ever. As another member's protector says: its death is its node's.
+    // The processes that are protected here would wait for ever. So the daemon ends, because a protector's death is its node's.
     let text = "the log service has ended: this node leaves the cluster".to_owned();
     _ = inputs.send(Input::StoreEvent(EventName::Store, None, text)).await;
     _ = inputs.send(Input::Leave).await;

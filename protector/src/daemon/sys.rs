@@ -85,7 +85,8 @@ pub fn lead_session(command: &mut Command) {
 /// ended; and what is blocked would be blocked in the ranks. (SIGHUP may stay ignored: nohup.)
 pub fn restore_signals() -> io::Result<()> {
     SigSet::empty().thread_set_mask()?;
-    // SAFETY: no handler is given, and none is replaced that anybody counts on: no other thread runs yet, no runtime has begun.
+    // SAFETY: no handler is given, and none that other code counts on is replaced: no other thread runs yet, no runtime has
+    // begun.
     if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
     }

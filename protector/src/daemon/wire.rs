@@ -143,7 +143,7 @@ impl Connection {
             return Err(WireError::Closed);
         }
         if let Err(error) = self.channel.handle_input(&self.buffer[..count]) {
-            // A peer of another version is told this one's. Whether it hears that is its own affair.
+            // A peer of another version is told this one's. It does not matter here whether it hears that.
             _ = self.flush().await;
             return Err(error.into());
         }

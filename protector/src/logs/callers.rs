@@ -98,7 +98,7 @@ impl Service {
 
     // ---- the login of a caller
 
-    /// A caller that has the job's key, or has overheard a login, gets an answer, in which there is nothing but chance.
+    /// A caller that has the job's key, or has overheard a login, gets an answer in which there is nothing but chance.
     fn challenge(&mut self, number: ConnectionNumber, login: Login, bytes: &[u8; LOGIN]) {
         let key = login.channel.key(&self.config.key, login.process.job);
         if !login.is_coded(&key, bytes) {
@@ -118,7 +118,7 @@ impl Service {
         }
     }
 
-    /// A caller that has proven that it has the channel's key is told so with a proof of the same, if it is let in.
+    /// A caller that has proven that it has the channel's key gets a proof of the same, if it is let in.
     fn admit(&mut self, number: ConnectionNumber) {
         let stage = self.connections.get(&number).map(|connection| &connection.stage);
         let Some(&Stage::Challenged(ref login, ref key, nonce, _)) = stage else { return };

@@ -1,4 +1,5 @@
-//! One connection of the service: how far its login is, what came in pieces, what waits to be sent. What it is for, the log server knows ([`crate::logserver::Role`]).
+//! One connection of the service: how far its login is, what came in pieces, what waits to be sent. The log server knows what it
+//! is for ([`crate::logserver::Role`]).
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,7 +15,7 @@ use radic_wire::record::{Cover, Opener, RecordError, Sealer};
 
 /// Longest frame but for the beginning of an image: a chunk and what goes before it.
 pub const FRAME: usize = limits::LOG_CHUNK + 128;
-/// Bytes that may wait to be sent at all: whoever takes nothing is not there.
+/// Bytes that may wait to be sent at all: a peer that takes nothing is taken for gone.
 const LOST: usize = 64 << 20;
 
 /// Something of known length that comes in pieces.

@@ -112,7 +112,7 @@ struct Disk {
 
 impl Disk {
     fn report(&self, done: Done) {
-        // Nobody is left to hear it only while the service ends.
+        // The receiver is gone only while the service ends.
         _ = self.done.send(done);
     }
 
@@ -155,7 +155,7 @@ impl Disk {
         }
     }
 
-    /// Nobody will ask for these files. A process of which nothing else was stuck is well.
+    /// These files will not be asked for any more. A process of which nothing else was stuck is well.
     fn drop_writes(&mut self, is_gone: impl Fn(File) -> bool) {
         self.written.retain(|(_, write)| !is_gone(write.file));
         self.stuck.values_mut().for_each(|writes| writes.retain(|(_, write)| !is_gone(write.file)));
@@ -181,7 +181,7 @@ impl Disk {
         let process = write.file.process();
         self.report(Done::Failed(ticket, process, error));
         if !matches!(write.file, File::Image(..)) {
-            // It was tried before whatever waits.
+            // It was tried before those that wait.
             self.stuck.entry(process).or_default().push_front((ticket, write));
         }
     }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
     use crate::logs::files::process_dir;
 
-    /// A closed connection's bytes were all that could not be written: with them goes what `radic status` says of the disk. (It stayed for ever.)
+    /// With the bytes of a removed process, what `radic status` says of its disk goes as well.
     #[test]
     fn a_process_whose_stuck_writes_are_dropped_is_well() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Whole images for nodes that bring processes back. Here: a thread for each image that is being sent, of which there are few at once. There:
 //! [`fetch()`], which blocks; or [`Images::open`], where the log service is the node's own.
 //!
-//! An image that is being sent is an open file: a commit that deletes its name takes nothing away. Its code is checked by the receiver, over
-//! what it has received, and nobody reads it twice for that.
+//! An image that is being sent is an open file: a commit that deletes its name takes nothing away. The receiver checks its code
+//! over what it has received, so it is not read twice for that.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -38,7 +38,7 @@ const PIECE: usize = 1 << 20;
 pub const MEMORY: &str = "/dev/shm";
 /// Time in which nothing may come or go. While others are sent before it, an image waits.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Time until whoever waits looks whether it is still wanted.
+/// Time after which a waiting thread looks whether its image is still wanted.
 const LOOK: Duration = Duration::from_millis(250);
 /// Time to connect and log in.
 const LOGIN: Duration = Duration::from_secs(3);
@@ -67,19 +67,19 @@ pub enum FetchError {
         /// What the system said.
         error: io::Error,
     },
-    /// Nobody wants it any more.
+    /// The image is not wanted any more.
     #[error("given up")]
     GivenUp,
 }
 
-/// An image that is wanted by whoever is at the other end of the socket.
+/// An image that the node at the other end of the socket wants.
 #[derive(Debug)]
 pub struct Fetch {
     socket: TcpStream,
     sealer: Sealer,
     process: ProcessId,
     image: u64,
-    /// Its length; none: it is not held.
+    /// Its length. None if it is not held.
     bytes: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ impl Fetches {
         Fetches { dir, done, waker, next: 0, running: HashMap::new(), waiting: VecDeque::new() }
     }
 
-    /// Sends an image as soon as it is its turn. False: it will not be sent.
+    /// Sends an image as soon as its turn has come. Returns false if it will not be sent.
     pub fn begin(&mut self, fetch: Fetch) -> bool {
         if self.running.len() < AT_ONCE {
             return self.start(fetch).is_ok();
@@ -202,7 +202,8 @@ pub enum Images {
 }
 
 impl Images {
-    /// Opens this image (number, length), or fetches it: verified, at its beginning. `speaker` is the life that is about to begin.
+    /// Opens this image (number, length), or fetches it: verified, at its beginning. `speaker` is the incarnation that is about
+    /// to begin.
     pub fn open(&self, key: &JobKey, speaker: Speaker, image: (u64, u64), given_up: &AtomicBool) -> Result<fs::File, FetchError> {
         match self {
             Images::Here(dir) => {
@@ -327,8 +328,8 @@ impl Receiver<'_> {
     }
 }
 
-/// A file without a name that has room for so many bytes: in this directory, or in [`MEMORY`] if there is no room in it. A full disk makes no checkpoints,
-/// and is no reason to bring nobody back.
+/// A file without a name that has room for this many bytes: in this directory, or in [`MEMORY`] if there is no room. A full disk
+/// stops checkpoints, but should not stop a process from being brought back.
 fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
     let reserve = |dir: &Path| -> io::Result<fs::File> {
         let file = nameless(dir)?;
@@ -347,7 +348,8 @@ fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {
     }
 }
 
-/// A file without a name: it is gone with whoever has it open. Not all file systems make such; then one that loses its name at once.
+/// A file without a name, which is gone as soon as it is closed. A file system that cannot make such gets a file that loses its
+/// name at once.
 pub fn nameless(dir: &Path) -> io::Result<fs::File> {
     let mut options = fs::File::options();
     options.read(true).write(true).mode(0o600);

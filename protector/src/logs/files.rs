@@ -56,8 +56,8 @@ fn path(dir: &Path, file: File, segment: u64) -> PathBuf {
     }
 }
 
-/// Takes possession of a directory: it is made if need be, and what an earlier life of the protector left there is removed: nobody
-/// needs it, since a protector that died is another one when it comes back.
+/// Takes possession of a directory. It is made if need be. What an earlier daemon left there is removed: it is not needed,
+/// because a daemon that comes back is another member.
 pub fn take(dir: &Path) -> Result<Flock<fs::File>, StartError> {
     let failed = |what: &str, error| StartError::System { what: format!("{what} {}", dir.display()), error };
     fs::DirBuilder::new().recursive(true).create(dir).map_err(|error| failed("cannot make the store", error))?;

@@ -1,8 +1,8 @@
 //! The log service: takes what the observers of protected processes log, on sockets, and keeps it in memory and files.
 //!
-//! It drives a [`crate::logserver::LogServer`], which decides everything, on threads of its own, because latency decides here: each time a process sends after it received, it
-//! waits for one round trip to this service (G1). Its address goes into `Member::log_port`. The rest of the protector talks to it through
-//! [`Logs`] and hears from it by [`Event`]s:
+//! It drives a [`crate::logserver::LogServer`], which decides everything. It has threads of its own, because latency matters:
+//! each time a process sends after it has received, it waits for one round trip to this service (G1). Its address goes into
+//! `Member::log_port`. The rest of the protector talks to it through [`Logs`] and hears from it by [`Event`]s:
 //!
 //! ```no_run
 //! # fn f(key: radic_wire::key::ClusterKey, job: radic_wire::ids::JobId) -> Result<(), Box<dyn std::error::Error>> {
@@ -16,7 +16,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Questions give a [`oneshot::Receiver`]: await it, or `blocking_recv` outside of a runtime; it fails only when the service has ended.
+//! Questions give a [`oneshot::Receiver`]: await it, or `blocking_recv` outside of a runtime. It fails only when the service has
+//! ended.
 //! When the last clone of [`Logs`] is dropped the service ends, within a moment.
 //!
 //! # Map
@@ -34,13 +35,14 @@
 //!
 //! # What an observer has to know
 //!
-//! - After the login ([`radic_wire::login`]) the journal's connection begins with a hello. Payload is sent on a bulk connection after the
-//!   welcome; a hello there is passed over. All answers, also about payload and images, go to the newest journal connection of
-//!   that life; an older one is closed.
+//! - After the login ([`radic_wire::login`]) the journal's connection begins with a hello. Payload is sent on a bulk connection
+//!   after the welcome; a hello there is passed over. All answers, also about payload and images, go to the newest journal
+//!   connection of that incarnation; an older one is closed.
 //! - An image has a connection of its own: `ImageBegin` as a frame in records of its own, then its bytes to the last record ([`radic_wire::record`]).
 //!   It is closed early when the image is refused. A connection that ends in another way, or is reset, refuses the image.
-//! - After a hello comes, behind the welcome, `Committed` with the newest image, whose word may have been lost, or `ImageWanted`. Behind any
-//!   `Committed` may come `WholeWanted`: the increments have become longer than what they are upon.
+//! - After a hello comes, behind the welcome, `Committed` with the newest image, because the first such message may have been
+//!   lost, or `ImageWanted`. Behind any `Committed` may come `WholeWanted`: the increments have become longer than what they are
+//!   upon.
 //! - `AskStable` and `Forget` are not answered here: an observer asks the protector of its own node, which knows where the other end is.
 //!
 //! # Invariants
@@ -53,17 +55,18 @@
 //!   bound of the log waits for a commit; images never wait for that.
 //! - *What is reported as written has no gap*: writes of a process are done in order, also when they are tried again; what was written
 //!   before a failed `fdatasync` is written again. A write of a file that was deleted meanwhile reports nothing.
-//! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written brings nobody back
-//!   ([`What::Unreadable`]): its job begins anew.
+//! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written
+//!   brings no process back ([`What::Unreadable`]): its job restarts from the beginning.
 //! - *No image without a code*: it is written when the image has been verified whole and before it is committed ([`check_code`]).
-//! - *Whoever has not proven that it has the job's key* costs one of 256 places for at most 3 s. It is not answered; if it repeats a login that it has
-//!   overheard, it gets a random number. A process of an ended job is not let in.
+//! - *A caller that has not proven that it has the job's key* costs one of 256 places for at most 3 s. It is not answered. If it
+//!   repeats a login that it has overheard, it gets a random number. A process of an ended job is not let in.
 //! - *What only nodes ask for is proven with a key that only nodes have*: whole images, and what is forwarded.
 //! - Replication: from [`Logs::set_replica`] on nothing new is acknowledged without the replica, connected or not. After an exec or another restart
 //!   of the process from nothing, `remove_process` belongs to both services.
 //!
-//! With `keep_logs` nothing is truncated or deleted before the job's end plus 63 other such jobs; what memory would forget goes to files first. A
-//! protector that starts anew clears its directory: it is another member, and what it held is held elsewhere, or lost.
+//! With `keep_logs` nothing is truncated or deleted before the job's end plus 63 other such jobs; what memory would forget goes
+//! to files first. A protector that starts clears its directory: it is another member, and what it held is held elsewhere, or
+//! lost.
 //!
 //! # Measured
 //!
@@ -102,7 +105,7 @@ use crate::store::{NoRestart, Restart};
 pub struct Config {
     /// The address to listen on, at any free port.
     pub address: IpAddr,
-    /// Where the files go. It belongs to this service alone; logs and images of an earlier life of the protector are removed.
+    /// Where the files go. The directory belongs to this service alone. Logs and images of an earlier daemon are removed from it.
     pub dir: PathBuf,
     /// The cluster's key.
     pub key: ClusterKey,
@@ -168,8 +171,9 @@ impl Logs {
         self.0.address
     }
 
-    /// The node is a member: from now on what other services forward is taken. A daemon that is back under its old address is found before by those who still take it
-    /// for the replica that it was, perhaps of a job that ends without its hearing so: their copies would stay for ever. (`make sim`, seeds 209053, 231093.)
+    /// The node is a member: from now on what other services forward is taken. A daemon that is back under its old address is
+    /// found before that by services that still take it for the replica that it was, perhaps of a job that ends without its
+    /// hearing so: their copies would stay for ever.
     pub fn join(&self) {
         self.0.ask(Request::Join);
     }
@@ -179,8 +183,9 @@ impl Logs {
         self.0.ask(Request::Configure(job, protection));
     }
 
-    /// The log of this process is to be held by the service at `replica` too, or by none: the acknowledgement comes from there. Until
-    /// it is connected the process's gate waits. May be said before the process is known here, and is: until then the process is not answered.
+    /// The log of this process is also to be held by the service at `replica`, or by none: acknowledgements wait for that one,
+    /// and while it is not connected the process's gate waits. This may be said before the process is known here. Until it is
+    /// said the process is not answered.
     pub fn set_replica(&self, process: ProcessId, replica: Option<SocketAddr>) {
         self.0.ask(Request::SetReplica(process, replica));
     }
@@ -190,27 +195,29 @@ impl Logs {
         self.0.ask(Request::LetGo(process));
     }
 
-    /// Who has forwarded what this process says is lost: see [`Store::take_over`](crate::store::Store::take_over).
+    /// The log service that has forwarded what this process says is lost: see
+    /// [`Store::take_over`](crate::store::Store::take_over).
     pub fn take_over(&self, process: ProcessId) {
         self.0.ask(Request::TakeOver(process));
     }
 
-    /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.
+    /// The job has ended. Its processes are refused from now on, and their files are removed unless the job keeps its logs.
     pub fn remove_job(&self, job: JobId) {
         self.0.ask(Request::RemoveJob(job));
     }
 
-    /// A job that was suspended goes on, protected in this manner: what is held of it is removed, and its processes may log in again.
+    /// A job that was suspended goes on with these settings. What is held of it is removed, and its processes may log in again.
     pub fn revive_job(&self, job: JobId, protection: Protection) {
         self.0.ask(Request::ReviveJob(job, protection));
     }
 
-    /// This process begins anew, with nothing (after an exec, or a restart of its job from the beginning).
+    /// This process begins again with nothing, after an exec or a restart of its job from the beginning.
     pub fn remove_process(&self, process: ProcessId) {
         self.0.ask(Request::RemoveProcess(process));
     }
 
-    /// How many units of a stream are stable here, where its receiver is protected in this life or a later one: the sender need not keep them. 0: nothing is known.
+    /// How many units of a stream are stable here, where its receiver is protected in this incarnation or a later one: the sender
+    /// need not keep them. 0 if nothing is known.
     pub fn stable_of(&self, receiver: ProcessId, epoch: Epoch, stream: StreamId) -> oneshot::Receiver<u64> {
         self.0.question(|answer| Request::StableOf(receiver, epoch, stream, answer))
     }
@@ -232,7 +239,7 @@ impl Logs {
         self.0.question(|answer| Request::Read(process, part, position, most, answer))
     }
 
-    /// How the logs of the processes of this job are that are held here, by rank.
+    /// The state of each log that is held here of the job's processes, by rank.
     pub fn status(&self, job: JobId) -> oneshot::Receiver<Vec<(ProcessId, Status)>> {
         self.0.question(|answer| Request::Status(job, answer))
     }

@@ -63,7 +63,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Asks. If the service has ended there is nobody to answer, which a question's receiver notices.
+    /// Asks. If the service has ended, the receiver of a question notices.
     pub fn ask(&self, request: Request) {
         _ = self.requests.send(request);
         self.waker.wake();
@@ -209,7 +209,7 @@ impl Service {
     fn run(mut self) {
         let mut ready = vec![EpollEvent::empty(); READY];
         while self.round(&mut ready) {}
-        // The workers end when nobody can ask them any more.
+        // The workers end when no more orders can come.
         (self.orders, self.tasks) = (None, None);
         self.fetches.end();
         self.workers.drain(..).for_each(|worker| _ = worker.join());
@@ -386,7 +386,7 @@ impl Service {
 
     /// Tells the node something.
     pub fn tell(&mut self, event: Event) {
-        // Nobody reads: then nobody misses it.
+        // If the receiver is gone, the events are not needed.
         _ = self.events.try_send(event);
     }
 }

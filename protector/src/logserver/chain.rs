@@ -1,7 +1,8 @@
 //! Connections to the next log server of the chain, one for each process that is replicated.
 //!
-//! A log server *leads* the chain of a process that speaks to it, and *follows* if another one forwards what it hears: a follower has no replica, whatever was
-//! ordered when it led. A process that has moved may have for its replica the log server that led before, and the two would tell each other what each had said.
+//! A log server *leads* the chain of a process that speaks to it, and *follows* if another one forwards what it hears. A follower
+//! has no replica, whatever was ordered when it led. The replica of a process that has moved may be the log server that led
+//! before: the two would tell each other what each had said.
 //!
 //! While a replica is not there, nothing is acknowledged: the store counts the process as replicated from the moment it is to be. Each time the
 //! connection is made the replica is told everything that is not stable ([`crate::store::Store::set_replica`]).
@@ -64,8 +65,8 @@ impl Replica {
 }
 
 impl LogServer {
-    /// The log of this process is to be held at this address too, or nowhere else: acknowledgements come from there. May be said before the process is known here, and is: until then
-    /// the process is not answered.
+    /// The log of this process is also to be held at this address, or nowhere else: acknowledgements wait for that one. This may
+    /// be said before the process is known here. Until it is said the process is not answered.
     pub fn set_replica(&mut self, now: Duration, process: ProcessId, address: Option<SocketAddr>) {
         self.now = now;
         if self.replicas.get(&process).map(|replica| replica.address) != address {
@@ -80,7 +81,7 @@ impl LogServer {
         self.listen_to(process);
     }
 
-    /// Whether what this process says is forwarded from here: the address.
+    /// The address to which what this process says is forwarded from here, if it is.
     pub fn replica(&self, process: ProcessId) -> Option<SocketAddr> {
         self.replicas.get(&process).filter(|_| !self.followed.contains(&process)).map(|replica| replica.address)
     }
@@ -101,7 +102,8 @@ impl LogServer {
         self.connections.values().any(|connection| is_it(connection.role))
     }
 
-    /// Another log server forwards what this process says. False: the process speaks here itself, so that one does not know yet that it has moved.
+    /// Another log server forwards what this process says. Returns false if the process speaks here itself: that log server does
+    /// not know yet that it has moved.
     #[must_use]
     pub(super) fn follow(&mut self, process: ProcessId, forwarder: ConnectionNumber) -> bool {
         if self.speaks_here(process) {
@@ -112,14 +114,14 @@ impl LogServer {
             self.store.set_replica(process, false);
         }
         if self.store.has_let_go(process) {
-            // It is of another time: a copy begins with nothing, and no other connection goes on with it.
+            // What is held is older. A copy begins with nothing, and no other connection goes on with it.
             self.close_all(&Reason::Forgotten, |number, role| number != forwarder && role.process() == Some(process));
             self.forget_process(process);
         }
         true
     }
 
-    /// The process itself speaks here: no other log server forwards it any more, and its replica is to be there.
+    /// The process itself speaks here: no other log server forwards it any more, and it needs its replica.
     pub(super) fn lead(&mut self, process: ProcessId) {
         if self.followed.remove(&process) {
             self.close_all(&Reason::Replaced, |_, role| matches!(role, Role::Forwarder(of, _) if of == process));
@@ -155,8 +157,9 @@ impl LogServer {
         connection.and_then(|number| self.connections.get(&number)).is_some_and(|connection| connection.waiting > BEHIND)
     }
 
-    /// Wants a connection to the replica of a process. Not if another protector has the process and it speaks here no more: that one may have the same replica by now, and
-    /// the two would take the connection from each other for ever. If the process comes back, its hello leads here ([`LogServer::lead`]).
+    /// Asks for a connection to the replica of a process. Not if another protector has the process and it does not speak here any
+    /// more: that protector may have the same replica by now, and the two would take the connection from each other for ever. If
+    /// the process comes back, its hello leads here ([`LogServer::lead`]).
     pub(super) fn dial(&mut self, process: ProcessId) {
         let has_left = self.store.has_let_go(process) && !self.speaks_here(process);
         let speaker = Speaker { process, incarnation: self.incarnation(process) };
@@ -173,7 +176,8 @@ impl LogServer {
         }
     }
 
-    /// The driver connects to an address for a process, as [`Action::Dial`] said. False: that is not wanted any more, and the driver closes the connection.
+    /// The driver connects to an address for a process, as [`Action::Dial`] said. Returns false if that is not wanted any more:
+    /// then the driver closes the connection.
     #[must_use]
     pub fn handle_dialing(
         &mut self,
@@ -235,7 +239,7 @@ impl LogServer {
         }
     }
 
-    /// Sends a message on to the replica, if it is there: else it will be told.
+    /// Sends a message on to the replica, if it is there. Otherwise the replica is told when it is.
     pub(super) fn forward(&mut self, process: ProcessId, message: Vec<u8>) {
         let Some(Link::Up(connection)) = self.replicas.get(&process).map(|replica| replica.link) else { return };
         let precedence = match ToProtector::read(&message) {

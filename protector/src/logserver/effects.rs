@@ -179,7 +179,7 @@ impl LogServer {
                 body.truncate(length);
                 self.actions.push_back(Action::Answer(connection, speaker, body));
             }
-            // The process is on its way back, and would ask again for ever.
+            // A process that is catching up would ask again for ever.
             (Err(why), _) => {
                 self.tell(What::Unreadable, Some(file.process()), format!("its log cannot be read from {position}: {why}"));
                 self.close(connection, Reason::Unreadable);
@@ -202,7 +202,7 @@ impl LogServer {
         }
     }
 
-    /// An image was verified. A verdict on one that was given up meanwhile means nothing.
+    /// An image was verified. A verdict on an image that was given up meanwhile means nothing.
     pub fn handle_verdict(&mut self, now: Duration, of: Verification, result: Result<(), String>) {
         self.now = now;
         let Verification { ticket, process, image, .. } = of;

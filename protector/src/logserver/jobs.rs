@@ -11,17 +11,18 @@ use radic_wire::process::Protection;
 use super::{Action, LogServer, Reason, Role, Status};
 use crate::store::{NoRestart, Speaker};
 
-/// Jobs that have ended and are remembered: their processes are not listened to.
+/// Ended jobs that are remembered: their processes are refused.
 const ENDED: usize = 1_024;
 /// Of them, jobs whose logs are kept; those of the oldest are removed.
 const KEPT: usize = limits::FINISHED_JOBS;
-/// Time that the log of a lost process has to become stable. A replica that is out of reach of this node alone is no less a member, and is waited for as long as a process waits
-/// for its protector.
+/// Time that the log of a lost process has to become stable. A replica that only this node cannot reach is a member all the same,
+/// and is waited for as long as a process waits for its protector.
 pub(super) const STABLE: Duration = Duration::from_secs(90);
 
 impl LogServer {
-    /// The node is a member: from now on what other log servers forward is taken. A daemon that is back under its old address is found before by those that still take it
-    /// for the replica that it was, perhaps of a job that ends without its hearing so: their copies would stay for ever.
+    /// The node is a member: from now on what other log servers forward is taken. A daemon that is back under its old address is
+    /// found before that by log servers that still take it for the replica that it was, perhaps of a job that ends without its
+    /// hearing so: their copies would stay for ever.
     pub fn handle_member(&mut self) {
         self.is_member = true;
     }
@@ -34,8 +35,8 @@ impl LogServer {
         self.jobs.insert(job, protection);
     }
 
-    /// Another log server has this process from now on. This one leads until the process has left it, which may need its log for a while, and what it says then acknowledged:
-    /// see [`Store::let_go`](crate::store::Store::let_go).
+    /// Another log server has this process from now on. This one leads until the process has left it. The process may need its
+    /// log for a while, and what it says is acknowledged until then: see [`Store::let_go`](crate::store::Store::let_go).
     pub fn let_go(&mut self, process: ProcessId) {
         self.store.let_go(process);
     }
@@ -46,7 +47,7 @@ impl LogServer {
         self.listen_to(process);
     }
 
-    /// The node has said what there is to know of a process: its hello is heard now, if it waits.
+    /// The node has said all that is needed of a process: its hello is heard now, if it waits.
     pub(super) fn listen_to(&mut self, process: ProcessId) {
         self.freed |= self.told.insert(process);
     }
@@ -89,7 +90,7 @@ impl LogServer {
         }
     }
 
-    /// The job has ended: its processes are not listened to any more, and their files are removed unless it keeps its logs.
+    /// The job has ended. Its processes are refused from now on, and their files are removed unless the job keeps its logs.
     pub fn remove_job(&mut self, now: Duration, job: JobId) {
         self.now = now;
         self.told.retain(|process| process.job != job);
@@ -130,7 +131,7 @@ impl LogServer {
         self.ended.iter().any(|(ended, _)| *ended == job)
     }
 
-    /// A job that was suspended goes on, protected in this manner: what is held of it is removed, and its processes may log in again.
+    /// A job that was suspended goes on with these settings. What is held of it is removed, and its processes may log in again.
     pub fn revive_job(&mut self, now: Duration, job: JobId, protection: Protection) {
         self.now = now;
         self.replicated(job).into_iter().for_each(|process| self.hang_up(process));
@@ -141,7 +142,8 @@ impl LogServer {
         self.revived.insert(job);
     }
 
-    /// This process begins anew, with nothing (after an exec, or a restart of its job from the beginning). With a replica, both log servers are told.
+    /// This process begins again with nothing, after an exec or a restart of its job from the beginning. If it has a replica,
+    /// both log servers are told.
     pub fn remove_process(&mut self, now: Duration, process: ProcessId) {
         self.now = now;
         // It is made anew when the process says hello ([`LogServer::lead`]).
@@ -189,7 +191,7 @@ impl LogServer {
         self.unwell.get(&process).cloned().or_else(bound).or_else(replica)
     }
 
-    /// How the logs of the processes of this job are that are held here, by rank.
+    /// The state of each log that is held here of the job's processes, by rank.
     pub fn status(&self, now: Duration, job: JobId) -> Vec<(ProcessId, Status)> {
         let mut processes = self.store.of_job(job);
         processes.sort_unstable();

@@ -72,8 +72,8 @@ impl LogServer {
         self.give_voice(connection, speaker);
         let process = speaker.process;
         let protection = self.jobs.get(&process.job).cloned().unwrap_or_default();
-        // The bound is the protector's before it in the chain, which asks for images: were it waited for here too, the death of the process would leave
-        // the log without its last acknowledgements, and it could not be restarted.
+        // The bound is kept by the protector before this one in the chain, which asks for images. If it were also waited for
+        // here, the death of the process would leave the log without its last acknowledgements, and it could not be restarted.
         let is_forwarded = matches!(self.role(connection), Some(Role::Forwarder(..)));
         let log = if is_forwarded { u64::MAX } else { protection.log };
         self.store.configure(process, log, protection.keep_logs);
@@ -85,7 +85,8 @@ impl LogServer {
         }
     }
 
-    /// Answers for this incarnation go here from now on. The connection before is closed: it was lost, or it is overheard.
+    /// Answers for this incarnation go here from now on. The connection before is closed: it was lost, or was not the process's
+    /// own.
     pub(super) fn give_voice(&mut self, connection: ConnectionNumber, speaker: Speaker) {
         let before = self.voices.insert(speaker, connection);
         before.filter(|before| *before != connection).into_iter().for_each(|before| self.close(before, Reason::Replaced));
@@ -156,8 +157,8 @@ impl LogServer {
         caller.into_iter().for_each(|caller| caller.role = Role::Image(speaker, Some((image, offset))));
     }
 
-    /// A node wants an image of the process that it brings back. The process, and the length of the image if it is held. The connection is the driver's from here on;
-    /// none: it was closed.
+    /// A node wants an image of the process that it brings back. Returns the process, and the length of the image if it is held;
+    /// then the connection is the driver's. Returns None if the connection was closed.
     pub fn handle_wish(&mut self, now: Duration, connection: ConnectionNumber, image: u64) -> Option<(ProcessId, Option<u64>)> {
         self.now = now;
         let Some(Role::Fetcher(process)) = self.role(connection) else {

@@ -171,7 +171,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether the caller is at fault, and people hear of it.
+    /// Whether the caller is at fault, so that the event log should tell.
     fn is_fault(&self) -> bool {
         match self {
             Reason::Store(error) => !matches!(error, StoreError::Fenced { .. }),
@@ -243,7 +243,7 @@ pub enum Action {
     Verify(Verification),
     /// Tell the node.
     Tell(Event),
-    /// Tell the node what has come of [`LogServer::fence`]: what a restart as this incarnation needs.
+    /// Tell the node the result of [`LogServer::fence`]: what a restart as this incarnation needs.
     Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
 }
 
@@ -260,14 +260,14 @@ pub struct Verification {
     pub parent: Option<u64>,
 }
 
-/// Something that the log of the node should have.
+/// Something for the node's event log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// What.
     pub what: What,
     /// About which process.
     pub process: Option<ProcessId>,
-    /// For people.
+    /// The text for the event log.
     pub text: String,
 }
 
@@ -286,7 +286,8 @@ pub enum What {
     Disk,
     /// Files can be written again.
     DiskWell,
-    /// The log of a process that is on its way back cannot be read, or is not what was written: it cannot be brought back from here.
+    /// The log of a process that is catching up cannot be read, or is not what was written: the process cannot be brought back
+    /// from here.
     Unreadable,
     /// A connection that proved nothing, or said something that contradicts what came before, was closed. At most one a second is told.
     Intruder,
@@ -350,17 +351,17 @@ pub struct LogServer {
     /// There may be room for them now.
     freed: bool,
     replicas: HashMap<ProcessId, Replica>,
-    /// Processes whose words another log server forwards.
+    /// Processes whose messages another log server forwards.
     followed: HashSet<ProcessId>,
-    /// Fences whose logs are not stable yet, and how long they are waited for.
+    /// Fences whose logs are not stable yet, and until when they are waited for.
     fences: BTreeMap<(ProcessId, Incarnation), Duration>,
     /// When to connect to a replica.
     dials: BTreeSet<(Duration, ProcessId)>,
     /// The node is a member.
     is_member: bool,
     jobs: HashMap<JobId, Protection>,
-    /// Processes of which the node has said which log server else holds what they say, or that they come back from here; and jobs that go on from a folder. No other process is
-    /// listened to: what a process is told is stable must be so along the whole chain.
+    /// Processes of which the node has said which other log server holds what they say, or that they come back from here, and
+    /// jobs that are resumed. No other process is heard: what a process is told is stable must be stable along the whole chain.
     told: HashSet<ProcessId>,
     revived: HashSet<JobId>,
     /// Jobs that have ended, oldest first, and whether they keep their logs.
@@ -419,12 +420,12 @@ impl LogServer {
         &self.store
     }
 
-    /// What a connection is for; none: it is closed.
+    /// What a connection is for. None if it is closed.
     pub fn role(&self, connection: ConnectionNumber) -> Option<Role> {
         self.connections.get(&connection).map(|connection| connection.role)
     }
 
-    /// Whether a connection is read; none: it is closed.
+    /// Whether a connection is read. None if it is closed.
     pub fn reading(&self, connection: ConnectionNumber) -> Option<Reading> {
         self.connections.get(&connection).map(|connection| connection.reading)
     }
@@ -467,7 +468,7 @@ impl LogServer {
 
     // ---- connections
 
-    /// A caller has come. False: there are as many connections as there may be, and the driver closes this one.
+    /// A caller has come. Returns false if there are as many connections as there may be: then the driver closes this one.
     #[must_use]
     pub fn handle_accepted(&mut self, now: Duration, connection: ConnectionNumber) -> bool {
         self.now = now;
@@ -582,7 +583,8 @@ impl LogServer {
         }
     }
 
-    /// The driver has handled all that was ready: connections for whose bytes there is room now are read again, and a fenced log may have become stable.
+    /// The driver has handled all that was ready. Connections for whose bytes there is room now are read again, and a fenced log
+    /// may have become stable.
     pub fn handle_round(&mut self) {
         self.look_at_fences();
         if !std::mem::take(&mut self.freed) || self.paused.is_empty() {
@@ -604,8 +606,9 @@ impl LogServer {
         self.connections.get_mut(&connection).into_iter().for_each(|connection| connection.reading = reading);
     }
 
-    /// Whether there is room for what a connection brings. Its hello waits for the node to say which log server else is to hold what follows: a daemon that is back under its
-    /// old address is found by its processes before it is a member, and a new protector before it has heard that it is one.
+    /// Whether there is room for what a connection brings. A hello waits until the node has said which other log server is to
+    /// hold what follows: a daemon that is back under its old address is found by its processes before it is a member, and a new
+    /// protector before it has heard that it is one.
     fn has_room(&self, role: Role) -> bool {
         match role {
             Role::Journal(speaker, false) if !self.listens_to(speaker.process) => false,
@@ -674,7 +677,7 @@ impl LogServer {
         theirs
     }
 
-    /// A connection is over. An image that was under way on it will not be. False: it was over before.
+    /// A connection is over. An image that was under way on it will not come. Returns false if it was over before.
     fn forget(&mut self, connection: ConnectionNumber, why: &str) -> bool {
         let Some(Connection { role, reading, .. }) = self.connections.remove(&connection) else { return false };
         if reading == Reading::NoRoom {
@@ -683,7 +686,7 @@ impl LogServer {
         match role {
             Role::Unproven => self.unproven.retain(|(_, unproven)| *unproven != connection),
             Role::Journal(speaker, _) => self.take_voice(connection, speaker),
-            // It may have spoken for several lives.
+            // It may have spoken for several incarnations.
             Role::Forwarder(..) => self.voices.retain(|_, of| *of != connection),
             Role::Image(speaker, Some((image, _))) if self.store.takes_image(speaker.process, image) => {
                 self.refusal = Some("its connection broke".into());
@@ -695,7 +698,7 @@ impl LogServer {
         true
     }
 
-    /// Tells of a connection that was closed, but not of each in a flood.
+    /// Records the close of a connection, but not each one in a flood.
     fn tell_closed(&mut self, role: Role, why: &str) {
         match role.process() {
             Some(process) => self.tell_intruder(&format!("a connection of {process} was closed: {why}")),
@@ -739,7 +742,7 @@ impl LogServer {
         assert_eq!(counted, self.writing, "bytes on their way to files");
     }
 
-    /// An incarnation of this process is listened to here, or was.
+    /// Whether an incarnation of this process is heard here, or was.
     fn incarnation(&self, process: ProcessId) -> Incarnation {
         self.store.incarnation(process).unwrap_or(Incarnation::FIRST)
     }

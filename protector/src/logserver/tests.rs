@@ -54,7 +54,7 @@ fn closed(server: &mut LogServer) -> Vec<(ConnectionNumber, Reason)> {
     actions(server).into_iter().filter_map(close).collect()
 }
 
-/// A server that is a member and listens to ranks 0 and 1.
+/// A server that is a member and hears ranks 0 and 1.
 fn server() -> LogServer {
     let mut server = LogServer::new(config());
     server.handle_member();
@@ -214,7 +214,7 @@ fn a_replica_is_dialed_again_after_longer_and_longer_times_and_told_of_once() {
     for wait in [50, 100, 200, 400, 800, 1_600, 2_000, 2_000] {
         let dials = actions(&mut server);
         assert!(dials.contains(&Action::Dial(speaker(0, 0), address)), "{dials:?}");
-        server.handle_dial_failed(now, process(0), "nobody listens there");
+        server.handle_dial_failed(now, process(0), "there is no listener");
         told += actions(&mut server).len();
         assert_eq!(server.poll_timeout(), Some(now + at(wait)));
         now += at(wait);
@@ -326,7 +326,7 @@ fn carry_out(server: &mut LogServer, now: Duration, next: &mut ConnectionNumber,
                 *next += 1;
                 _ = server.handle_dialing(now, speaker.process, address, *next);
             }
-            Action::Dial(speaker, _) => server.handle_dial_failed(now, speaker.process, "nobody listens there"),
+            Action::Dial(speaker, _) => server.handle_dial_failed(now, speaker.process, "there is no listener"),
             Action::Write(ticket, _) if well => server.handle_written(now, ticket),
             Action::Write(ticket, write) => server.handle_write_failed(now, ticket, write.file.process(), "no room"),
             Action::Read(connection, file, position, _) => {

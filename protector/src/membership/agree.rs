@@ -19,13 +19,14 @@ const FROZEN_DOUBT: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) change: Change,
-    /// I want it myself, and see to it that it comes.
+    /// This member wants the change, and sees to it that it is decided.
     mine: bool,
-    /// When it is forgotten (that of others) or checked again (mine); a leave of mine never.
+    /// When the change is forgotten (one that others want) or checked again (one of this member). A leave of this member is never
+    /// forgotten.
     expires: Duration,
-    /// When I stop waiting for the leader and propose it myself.
+    /// When this member stops waiting for the leader, and proposes the change itself.
     impatient: Duration,
-    /// Who was last asked for it.
+    /// The leader that was last asked for it.
     asked: Option<NodeId>,
 }
 
@@ -74,7 +75,7 @@ enum Phase {
     Preparing { ballot: Ballot, promises: BTreeMap<NodeId, Option<Proposal>> },
     /// Waiting for acceptances.
     Accepting { proposal: Proposal, accepted: BTreeSet<NodeId> },
-    /// Somebody else had a higher ballot: giving way.
+    /// Another proposer had a higher ballot: this one gives way.
     Backoff,
 }
 
@@ -82,14 +83,14 @@ enum Phase {
 #[derive(Debug, Default)]
 pub(super) struct Proposer {
     phase: Phase,
-    /// The lowest round that I have not used.
+    /// The lowest round that this member has not used.
     next_round: u64,
     attempts: u32,
     /// When the present phase is given up.
     retry_at: Duration,
-    /// When this side is frozen, unless a majority has been heard.
+    /// When this side is frozen, unless a majority has answered.
     freeze_at: Option<Duration>,
-    /// Who answered since the clock of `freeze_at` started; while frozen: since the present attempt started.
+    /// The members that answered since the clock of `freeze_at` started. While frozen: since the present attempt started.
     heard: BTreeSet<NodeId>,
 }
 
@@ -103,7 +104,7 @@ impl Proposer {
         *self = Proposer { next_round: self.next_round, ..Proposer::default() };
     }
 
-    /// We were not running: starts the clocks again.
+    /// This member was not running: starts the clocks again.
     pub(super) fn excuse(&mut self, now: Duration, timing: &Timing) {
         self.retry_at = self.retry_at.max(now + timing.retry);
         self.freeze_at = self.freeze_at.map(|at| at.max(now + timing.freeze));
@@ -114,9 +115,9 @@ impl Proposer {
 #[derive(Debug)]
 pub(super) struct Cut {
     unreachable: Vec<NodeId>,
-    /// I found out myself, and go on looking.
+    /// This member has found out itself, and goes on looking.
     by_me: bool,
-    /// When I look for myself if I was only told.
+    /// When a member that was only told looks for itself.
     doubt_at: Duration,
 }
 
@@ -126,7 +127,7 @@ impl Membership {
         self.pending.iter().any(|pending| matches!(&pending.change, Change::Dead(dead) if dead == id))
     }
 
-    /// Notes a change for the next view. `mine`: it is up to me that it comes.
+    /// Notes a change for the next view. `mine`: this member sees to it that it is decided.
     pub(super) fn want(&mut self, change: Change, mine: bool) {
         let Some(roster) = &self.roster else { return };
         let is_member = roster.index.contains_key(change.id());
@@ -148,12 +149,12 @@ impl Membership {
         }
     }
 
-    /// When somebody who starts waiting for the leader now will have waited long enough.
+    /// When a wait for the leader that starts now will have been long enough.
     fn patience(&mut self) -> Duration {
         self.now + self.timing.retry * 2 + self.random.duration(self.timing.retry)
     }
 
-    /// A new view: what it holds or rules out is not pending any more, and the rest is asked for at once.
+    /// A new view. What it holds or rules out is not pending any more, and the rest is asked for at once.
     pub(super) fn renew_pending(&mut self) {
         for pending in std::mem::take(&mut self.pending) {
             self.want(pending.change, pending.mine);
@@ -174,7 +175,7 @@ impl Membership {
                     let to = self.peer_of(from);
                     self.say(vec![to], MembershipBody::ProbeResult { target: id, alive: true });
                 }
-                // Who accuses so soon after a cut has healed may not know that it has; it will repeat what is still true.
+                // A member that accuses so soon after a cut has healed may not know that it has. It will repeat what still holds.
                 Change::Dead(_) if self.now < self.deaf_until => {}
                 Change::Dead(_) | Change::Leave(_) if is_member => self.want(change, false),
                 _ => {}
@@ -243,7 +244,7 @@ impl Membership {
         members.iter().map(|member| &member.id).find(|id| !self.is_doubtful(id) && !leaving(id))
     }
 
-    /// Sees to it that what is pending gets decided: proposes it, or asks the leader to. Called after everything that happens.
+    /// Sees to it that what is pending gets decided: proposes it, or asks the leader to. Called after every input.
     pub(super) fn pursue(&mut self) {
         if self.ended || (self.pending.is_empty() && self.cut.is_none() && self.proposer.is_idle()) {
             return;
@@ -264,16 +265,17 @@ impl Membership {
         }
     }
 
-    /// Whether it is up to me to propose.
+    /// Whether this member is to propose.
     fn leads(&self) -> bool {
         let impatient =
             |pending: &Pending| pending.mine && matches!(pending.change, Change::Dead(_)) && pending.impatient <= self.now;
-        // Who leaves lets others decide, unless it knows of nobody.
+        // A member that leaves lets others decide, unless it knows of none.
         let waited_enough = !self.leaving && self.pending.iter().any(impatient);
         waited_enough || self.leader().is_none_or(|leader| *leader == self.me.id)
     }
 
-    /// What I may propose: all that is ripe but my own leave. Who decides that must still be there to tell the others.
+    /// What this member may propose: all that is ripe except its own leave. The member that decides the leave must still be there
+    /// to tell the others.
     fn proposable(&self) -> Vec<Change> {
         let mut changes = self.ripe();
         changes.retain(|change| !matches!(change, Change::Leave(leaver) if *leaver == self.me.id));
@@ -313,7 +315,7 @@ impl Membership {
             self.freeze();
         }
         if !self.proposer.is_idle() && self.proposer.retry_at <= now {
-            // An attempt that gave way was too short to tell who answers.
+            // An attempt that gave way was too short to tell which members answer.
             let full = !matches!(self.proposer.phase, Phase::Backoff);
             if self.cut.is_some() && full && self.proposer.heard.len() < self.quorum() {
                 self.freeze();
@@ -322,7 +324,7 @@ impl Membership {
         }
     }
 
-    /// Asks the leader for what is ripe: for what is new at once, for everything when the timer says so.
+    /// Asks the leader for what is ripe: for what is new at once, and for everything when the timer says so.
     fn request(&mut self) {
         let mut ripe = self.ripe();
         let leader = self.leader().cloned();
@@ -342,7 +344,7 @@ impl Membership {
         self.lose_patience(&leader);
     }
 
-    /// Who leaves cannot propose that itself: if the leader does not see to it, perhaps it is dead.
+    /// A member that leaves cannot propose its own leave. If the leader does not see to it, perhaps the leader is dead.
     fn lose_patience(&mut self, leader: &NodeId) {
         let patience = self.patience();
         let waiting = self.pending.iter_mut().find(|pending| pending.mine && pending.impatient <= self.now);
@@ -389,7 +391,7 @@ impl Membership {
         }
     }
 
-    /// Phase 2 of a ballot that is mine.
+    /// Phase 2 of a ballot of this member.
     fn propose(&mut self, proposal: Proposal) {
         if let Err(promised) = self.acceptor.accept(&proposal) {
             return self.give_way(&promised);
@@ -400,7 +402,7 @@ impl Membership {
         self.count_acceptances();
     }
 
-    /// Somebody has a higher ballot: lets it go first.
+    /// Another proposer has a higher ballot: gives way to it first.
     fn give_way(&mut self, promised: &Ballot) {
         let wait = self.timing.retry / 8 + self.random.duration(self.timing.retry);
         self.proposer.next_round = self.proposer.next_round.max(promised.round.saturating_add(1));
@@ -425,7 +427,7 @@ impl Membership {
         }
         let changes = earlier.map_or_else(|| self.proposable(), |earlier| earlier.changes);
         if changes.is_empty() {
-            // Whatever it was has resolved itself; the majority that answered has thawed us.
+            // Whatever it was has resolved itself: the majority that answered has thawed this side.
             return self.proposer.rest();
         }
         self.propose(Proposal { ballot, changes });
@@ -443,12 +445,13 @@ impl Membership {
         self.decide(next, &changes);
     }
 
-    /// A majority has accepted `changes`, which make the view `next`: tells everybody.
+    /// A majority has accepted `changes`, which make the view `next`: tells all members.
     fn decide(&mut self, next: Known, changes: &[Change]) {
         let Some(roster) = &self.roster else { return };
         let place = next.index.get(&self.me.id).copied();
         let told = |member: &&Member| {
-            // I am gone when I have decided my own removal (somebody else had proposed it): then everybody hears it from me.
+            // This member is gone if it has decided its own removal, which another member had proposed. Then all members hear it
+            // from this one.
             let stays = next.index.contains_key(&member.id);
             member.id != self.me.id && (!stays || place.is_none())
         };
@@ -457,7 +460,7 @@ impl Membership {
         self.adopt_and_spread(next, changes, place.unwrap_or(0));
     }
 
-    /// A message about the view after ours, from a member of ours that has the same view.
+    /// A message about the view after the present one, from a member that has the same view.
     pub(super) fn on_consensus(&mut self, from: &NodeId, body: MembershipBody) {
         match body {
             MembershipBody::Prepare(ballot) => self.on_prepare(from, ballot),
@@ -533,7 +536,7 @@ impl Membership {
         }
     }
 
-    /// `from` answers us as an acceptor.
+    /// `from` answers this member as an acceptor.
     fn hear(&mut self, from: &NodeId) {
         self.proposer.heard.insert(from.clone());
         if self.proposer.heard.len() < self.quorum() {
@@ -547,7 +550,7 @@ impl Membership {
         }
     }
 
-    /// No majority has answered me: says so to those who have.
+    /// No majority has answered this member: says so to those that have.
     fn freeze(&mut self) {
         let heard = std::mem::take(&mut self.proposer.heard);
         let told = heard.iter().filter(|id| **id != self.me.id).map(|id| self.peer_of(id)).collect();
@@ -557,7 +560,7 @@ impl Membership {
         self.proposer.heard = heard;
     }
 
-    /// Somebody on our side has no majority.
+    /// A member on this side has found no majority.
     fn on_frozen(&mut self, reachable: &[NodeId]) {
         if self.cut.as_ref().is_none_or(|cut| !cut.by_me) {
             self.note_cut(&reachable.iter().cloned().collect(), false);
@@ -578,7 +581,7 @@ impl Membership {
         self.cut = Some(Cut { unreachable, by_me, doubt_at });
     }
 
-    /// There is a majority again. What was found out about others while there was none is worth nothing: it is looked at again.
+    /// There is a majority again. What was found out about members while there was none is worth nothing, and is checked again.
     pub(super) fn thaw(&mut self) {
         if self.cut.take().is_none() {
             return;

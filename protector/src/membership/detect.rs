@@ -11,10 +11,10 @@ use super::{CHAIN, Membership, MembershipEvent, Output, Peer, Reason, WITNESSES,
 /// Members that may wait for the result of one probe.
 const ASKERS: usize = 16;
 
-/// A member that I watch.
+/// A member that this one watches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Watched {
-    /// When it was last heard, or came under my watch.
+    /// When it was last heard, or this member began to watch it.
     heard: Duration,
     /// When a suspicion of it was last withdrawn.
     cleared: Option<Duration>,
@@ -25,11 +25,12 @@ pub(super) struct Watched {
 pub(super) struct Suspicion {
     reason: Reason,
     since: Duration,
-    /// When it is confirmed, whether witnesses have answered or not. My own probe is over by then.
+    /// When it is confirmed dead, whether witnesses have answered or not. The own probe is over by then.
     deadline: Duration,
-    /// When those that it watches are looked at, if it has not answered by then: perhaps nobody watches them any more.
+    /// When the members that it watches are looked at, if it has not answered by then: perhaps no live member watches them any
+    /// more.
     bereaves: Option<Duration>,
-    /// My own probe is over, without an answer.
+    /// The own probe is over, without an answer.
     failed: bool,
     /// Witnesses that have not answered.
     awaited: Vec<NodeId>,
@@ -41,28 +42,28 @@ pub(super) struct Suspicion {
 pub(super) struct Probing {
     /// When it is over without an answer.
     expires: Duration,
-    /// The probed one's machine has taken the connection.
+    /// The machine of the probed member has taken the connection.
     reached: bool,
-    /// Who asked for it, besides my own suspicion.
+    /// The members that asked for it, besides the own suspicion.
     askers: Vec<NodeId>,
 }
 
-/// What a watcher knew when it confirmed a death: shows afterwards whether it was right.
+/// What a watcher knew when it confirmed a death. It shows afterwards whether the watcher was right.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// How long the suspect had not been heard when it became one; zero if I did not watch it.
+    /// How long the suspect had not been heard when it became one. Zero if this member did not watch it.
     pub silent: Duration,
     /// Time from suspicion to confirmation.
     pub took: Duration,
-    /// Its machine took my connection.
+    /// The suspect's machine took the connection of the own probe.
     pub reached: bool,
-    /// Nobody listens at its address any more, or another boot.
+    /// There is no listener at its address any more, or one of another boot.
     pub refused: bool,
     /// Witnesses that were asked.
     pub asked: usize,
     /// Witnesses that say that they get no answer either.
     pub denied: usize,
-    /// How late I myself was called at worst in that time.
+    /// How late this member itself was called at worst in that time.
     pub late: Duration,
 }
 
@@ -70,7 +71,7 @@ impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Evidence { silent, took, asked, denied, late, .. } = self;
         let probe = match (self.refused, self.reached) {
-            (true, _) => "nobody listens there any more",
+            (true, _) => "there is no listener any more",
             (false, true) => "its machine took the connection, it does not answer",
             (false, false) => "its machine does not answer",
         };
@@ -92,13 +93,13 @@ impl Membership {
         let deadlines = self.suspicions.values().map(|suspicion| suspicion.bereaves.unwrap_or(suspicion.deadline)).min();
         let probes = self.probes.values().map(|probing| probing.expires).min();
         let verdict = [silence, deadlines, probes].into_iter().flatten().min().map(|due| due.max(self.judge_at));
-        // So that we know whether we were running all the time while others had to answer.
+        // This shows whether the member was running all the time while others had to answer.
         let probing = !self.suspicions.is_empty() || !self.probes.is_empty();
         let tick = probing.then(|| self.now + self.timing.tick());
         [heartbeat, verdict, tick].into_iter().flatten().min()
     }
 
-    /// Whom I watch and do not suspect, and when its silence will have lasted too long.
+    /// The members that this one watches and does not suspect, and when their silence will have lasted too long.
     fn watched_in_peace(&self) -> impl Iterator<Item = (&NodeId, Duration)> {
         let calm = self.watched.iter().filter(|(id, _)| !self.suspicions.contains_key(id) && !self.is_accused(id));
         calm.map(|(id, watched)| (id, watched.heard + self.timing.silence()))
@@ -141,8 +142,8 @@ impl Membership {
         }
     }
 
-    /// Asks anybody whether it is there. The answer carries its view number, as the question carries mine. Heartbeats do as much, but
-    /// who has missed that its watcher is gone sends them to nobody, and a spare may watch nobody.
+    /// Asks a random member whether it is there. The question and the answer carry view numbers. Heartbeats carry them as well,
+    /// but a member that has not heard of its watcher's removal sends them to no live member, and a spare may watch none.
     fn gossip(&mut self) {
         let Some(view) = self.view().filter(|view| view.members.len() > 1 && self.next_gossip <= self.now).cloned() else {
             return;
@@ -158,7 +159,7 @@ impl Membership {
         self.say(vec![peer(chosen)], MembershipBody::ProbeRequest(chosen.id.clone()));
     }
 
-    /// A new view: who watches whom has changed.
+    /// A new view: the watchers have changed.
     pub(super) fn renew_watch(&mut self) {
         let Some(roster) = &self.roster else { return };
         let watched = ring::watched_by(&roster.view, &self.me.id).into_iter().map(|member| member.id.clone());
@@ -166,12 +167,12 @@ impl Membership {
         self.watched = watched.map(|id| (id.clone(), self.watched.get(&id).copied().unwrap_or(fresh))).collect();
         self.suspicions.retain(|id, _| roster.index.contains_key(id));
         self.probes.retain(|id, _| roster.index.contains_key(id));
-        // At once, so that a new watcher, or one that has missed the decision, hears of it.
+        // This heartbeat goes at once, so that a new watcher, or one that has missed the decision, hears of it.
         self.next_heartbeat = self.now;
         self.next_gossip = self.next_gossip.max(self.now);
     }
 
-    /// We were not running: silence is our own fault, and so are answers that did not come.
+    /// This member was not running: the silence may be its own fault, and so may missing answers.
     pub(super) fn was_descheduled(&mut self, late: Duration) {
         self.event(MembershipEvent::Descheduled { late });
         for watched in self.watched.values_mut() {
@@ -189,8 +190,8 @@ impl Membership {
         self.proposer.excuse(self.now, &self.timing);
     }
 
-    /// We were called late, but not so late as to accuse nobody: what has come meanwhile is heard before anybody is judged. Not again at
-    /// once if we are late again: who is always late must judge as well.
+    /// This member was called late, but not so late as to drop its suspicions. What has come meanwhile is read before any member
+    /// is judged. It is not granted twice in a row, because a member that is always late must judge as well.
     pub(super) fn was_late(&mut self, late: Duration) {
         for suspicion in self.suspicions.values_mut() {
             suspicion.evidence.late = suspicion.evidence.late.max(late);
@@ -219,7 +220,7 @@ impl Membership {
         }
     }
 
-    /// Tells those who wait for the name of `holder` that it lives.
+    /// Tells the members that wait for the name of `holder` that it lives.
     fn refuse_name(&mut self, holder: &Member) {
         let claims = |change: &Change| matches!(change, Change::Join(joiner) if joiner.id.name == holder.id.name);
         let claimants: Vec<_> = self.pending.extract_if(.., |pending| claims(&pending.change)).collect();
@@ -272,20 +273,20 @@ impl Membership {
         }
         self.say(witnesses, MembershipBody::ProbeRequest(id.clone()));
         if reason == Reason::Silent {
-            // It may have missed the view that made me its watcher. From this it learns that there is one.
+            // The suspect may have missed the view that made this member its watcher. This message tells it that there is one.
             let suspect = self.peer_of(id);
             self.say(vec![suspect], MembershipBody::Ask);
         }
         self.probe(id, None);
     }
 
-    /// Some members that are as far as I know alive: as many from anywhere as random trials find.
+    /// Some members that this one takes for alive, from anywhere in the view, as many as random trials find.
     fn choose_witnesses(&mut self, suspect: &NodeId) -> Vec<Peer> {
         let mut chosen: Vec<Peer> = Vec::with_capacity(WITNESSES);
         let Some(view) = self.view().cloned() else { return chosen };
         let count = view.members.len();
         let start = self.random.below(count as u64) as usize;
-        // A stride that spreads the witnesses over the view; after that, whoever comes next.
+        // A stride that spreads the witnesses over the view. After that, the next ones in order.
         let stride = (count / WITNESSES).max(1);
         let spread = (0..WITNESSES).map(|k| start + k * stride).chain((0..count).map(|k| start + k));
         for member in spread.map(|place| &view.members[place % count]) {
@@ -297,12 +298,12 @@ impl Membership {
         chosen
     }
 
-    /// Accused, or suspected for more than being watched by somebody who is.
+    /// Whether the member is accused, or suspected for more than being watched by a suspect.
     fn is_unlikely(&self, id: &NodeId) -> bool {
         self.is_accused(id) || self.suspicions.get(id).is_some_and(|suspicion| suspicion.reason != Reason::WatcherDied)
     }
 
-    /// Suspected, or accused.
+    /// Whether the member is suspected or accused.
     pub(super) fn is_doubtful(&self, id: &NodeId) -> bool {
         self.suspicions.contains_key(id) || self.is_accused(id)
     }
@@ -320,7 +321,7 @@ impl Membership {
         self.await_probe(id);
     }
 
-    /// The machine of `id` has taken the connection: it is there, and its daemon has more time to answer, once.
+    /// The machine of `id` has taken the connection. It is there, so its daemon has more time to answer, once.
     pub(super) fn probe_reached(&mut self, id: &NodeId) {
         let Some(probing) = self.probes.get_mut(id).filter(|probing| !probing.reached) else { return };
         probing.reached = true;
@@ -335,7 +336,7 @@ impl Membership {
         suspicion.deadline = suspicion.deadline.max(probing.expires + self.timing.hearing());
     }
 
-    /// The driver has found out that `id` answers, or that nobody of that name listens there any more.
+    /// The driver has found out that `id` answers, or that it does not listen there any more.
     pub(super) fn probe_result(&mut self, id: &NodeId, alive: bool) {
         if let Some(suspicion) = self.suspicions.get_mut(id) {
             suspicion.evidence.refused |= !alive;
@@ -388,7 +389,7 @@ impl Membership {
         }
     }
 
-    /// Nobody has reached `id`.
+    /// No probe has reached `id`.
     fn confirm(&mut self, id: &NodeId) {
         let Some(suspicion) = self.suspicions.remove(id) else { return };
         if suspicion.reason != Reason::StillThere {
@@ -399,7 +400,7 @@ impl Membership {
         self.suspect_before(id);
     }
 
-    /// Whom `id` watches has perhaps lost its watcher, and so on: looks after some of them.
+    /// The members that `id` watches have perhaps lost their watcher: some of them are looked at.
     fn suspect_before(&mut self, id: &NodeId) {
         let Some(view) = self.view().cloned() else { return };
         for member in ring::before(&view, id, CHAIN) {

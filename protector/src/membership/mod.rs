@@ -1,51 +1,53 @@
-//! Who is a member: numbered views, who watches whom, and what it takes to declare a node dead. A state machine without sockets,
-//! clocks or tasks: the driver calls `handle_*` with the time, then takes every [`Output`] from [`Membership::poll_output`], and
-//! calls [`Membership::handle_timeout`] at [`Membership::poll_timeout`].
+//! Which nodes are members: numbered views, which member watches which, and what it takes to declare a node dead. A state machine
+//! without sockets, clocks or tasks: the driver calls `handle_*` with the time, then takes every [`Output`] from
+//! [`Membership::poll_output`], and calls [`Membership::handle_timeout`] at [`Membership::poll_timeout`].
 //!
 //! # Views
 //! View `v + 1` is decided by single-decree Paxos among the members of view `v` (a majority of them). A daemon that restarts has
-//! another boot and is another member, so acceptors may live in memory. What is agreed on are the [`Change`]s; every acceptor
-//! computes the view from them ([`View::next`]). All consensus messages carry the sender's view number and are about the view after
-//! it: whoever is behind is told the newest view instead of being answered, so an instance is never entered twice. A newer view is
-//! always adopted, also across a gap.
+//! another boot and is another member, so acceptors may live in memory. What is agreed on are the [`Change`]s, and every acceptor
+//! computes the view from them ([`View::next`]). All consensus messages carry the sender's view number and are about the view
+//! after it. A member that is behind is told the newest view instead of being answered, so an instance is never entered twice. A
+//! newer view is always adopted, also across a gap.
 //!
-//! *Leader*: the first member that I do not suspect and that is not leaving. Others send it their changes, and again by a timer
-//! until a view holds them. It puts all changes it knows into one view. This is only for liveness: ballots keep it safe if several
-//! lead. Whoever's own accusation is not decided in time proposes it itself.
+//! *Leader*: the first member that this one does not suspect and that is not leaving. The others send it their changes, and again
+//! by a timer until a view holds them. It puts all changes that it knows into one view. This is only for liveness: ballots keep
+//! it safe if several lead. A member whose own accusation is not decided in time proposes it itself.
 //!
-//! *Round 0* belongs to the first member of the view and needs no phase 1, but is only used for joins and leaves. A death is proposed
-//! in phase 2 only after a majority has answered phase 1. So a side of a cut that has no majority accepts no death, and when the cut
-//! heals before anybody has decided, nobody is removed for having been cut off. A suspect that answers phase 1 is also not dead.
+//! *Round 0* belongs to the first member of the view and needs no phase 1, but is only used for joins and leaves. A death is
+//! proposed in phase 2 only after a majority has answered phase 1. So a side of a cut that has no majority accepts no death, and
+//! when the cut heals before a view is decided, no member is removed for having been cut off. A suspect that answers phase 1 is
+//! also not dead.
 //!
-//! *Spreading*: a decision goes down a tree of fan-out [`FAN_OUT`] over those who stay (rooted at the decider), each of whom also
-//! sends the whole view to its share of the joiners; the departed hear of it from the decider. What is lost on the way is made good
-//! by anti-entropy: heartbeats carry the view number, and everybody compares it with a
-//! random member every few seconds (who suspects that one if there is no answer).
+//! *Spreading*: a decision goes down a tree of fan-out [`FAN_OUT`] over the members that stay, rooted at the decider. Each of
+//! them also sends the whole view to its share of the joiners, and the decider tells the departed. Anti-entropy makes good what
+//! is lost on the way: heartbeats carry the view number, and every member compares it with a random member every few seconds,
+//! which it suspects if there is no answer.
 //!
-//! *Departed* members are remembered in the view, so no late message brings one back. Who finds itself removed gets
+//! *Departed* members are remembered in the view, so no late message brings one back. A member that finds itself removed gets
 //! [`Output::Excluded`]: the driver kills its ranks and ends the daemon.
 //!
 //! # Deaths
-//! Each ring member is watched by the next one, its protector ([`ring`]). Silence for `heartbeat * missed`, or a broken link, makes
-//! it a suspect: the watcher probes it over a fresh connection and asks up to [`WITNESSES`] others to do the same. It is dead if the
-//! watcher's own probe failed and none of the others got an answer in the time for a probe; one positive answer, or any message
-//! from it, withdraws the suspicion. Who the dead one watched has lost its watcher until the next view, so up to [`CHAIN`] members
-//! before it in the ring are probed, too. An accusation is only as good as its evidence is fresh: after [`Timing::evidence`] it
-//! is checked again, and one that came from others is forgotten unless they repeat it.
+//! Each ring member is watched by the next one, its protector ([`ring`]). Silence for `heartbeat * missed`, or a broken link,
+//! makes it a suspect: the watcher probes it over a fresh connection and asks up to [`WITNESSES`] others to do the same. It is
+//! dead if the watcher's own probe failed and none of the others got an answer in the time for a probe. One positive answer, or
+//! any message from it, withdraws the suspicion. The members that the dead one watched have no watcher until the next view, so up
+//! to [`CHAIN`] members before it in the ring are probed, too. An accusation is only as good as its evidence is fresh: after
+//! [`Timing::evidence`] it is checked again, and one that came from others is forgotten unless they repeat it.
 //!
-//! *Dead or slow*: a connection is taken by the kernel of the probed machine, whether the daemon runs or not. Who does not take it within
-//! [`Timing::probe`] is off or cut off; where nobody listens any more (the kernel refuses, or another boot answers) the daemon is dead:
-//! that is a no at once. Who takes it and says nothing may merely not be scheduled (a busy, stopped or migrating machine), and has
-//! [`Timing::answer`] from then on. Those that it watches are looked after long before that time is over, so that neighbours that hang
-//! are found side by side, not one after the other.
+//! *Dead or slow*: a connection is taken by the kernel of the probed machine, whether the daemon runs or not. A machine that does
+//! not take it within [`Timing::probe`] is off or cut off. If there is no listener any more (the kernel refuses, or another boot
+//! answers), the daemon is dead: that is a no at once. A machine that takes it while the daemon says nothing may merely not run
+//! the daemon (it is busy, stopped or migrating), and has [`Timing::answer`] from then on. The members that it watches are looked
+//! at long before that time is over, so that neighbours that hang are found side by side, not one after the other.
 //!
-//! *The watcher's own lateness*: while somebody has to answer, the machine wants to be called every [`Timing::tick`], so that it knows
-//! whether it was running. Called late by more than that, it judges nobody for another tick: what has come meanwhile has to be read first. Called
-//! late by more than two heartbeats, it drops its suspicions and gives everybody a full new timeout.
+//! *The watcher's own lateness*: while another member has to answer, the machine wants to be called every [`Timing::tick`], so
+//! that it knows whether it was running. If it is called late by more than that, it judges no member for another tick: what has
+//! come meanwhile has to be read first. If it is called late by more than two heartbeats, it drops its suspicions and gives all
+//! members a full new timeout.
 //!
 //! # No majority
-//! Who proposes and hears no majority within [`Timing::freeze`] is frozen, and tells those that it does reach. It goes on asking for
-//! promises; when a majority answers or a view is decided it is thawed and tells everybody.
+//! A proposer that hears no majority within [`Timing::freeze`] is frozen, and tells the members that it does reach. It goes on
+//! asking for promises. When a majority answers or a view is decided it is thawed, and tells all members.
 
 mod agree;
 mod detect;
@@ -94,10 +96,11 @@ pub struct Timing {
     pub missed: u32,
     /// Time for the machine of a suspect to take a connection: without an answer by then, it is off or cut off.
     pub probe: Duration,
-    /// Time for a suspect whose machine has taken the connection to answer on it. A daemon that does not run for less than this is not taken
-    /// for dead by anybody, and not by its watcher in `heartbeat * missed` more; one that hangs for longer is.
+    /// Time for a suspect whose machine has taken the connection to answer on it. A daemon that does not run for less than this
+    /// is taken for dead by no member, and not by its watcher for `heartbeat * missed` longer. A daemon that hangs for longer is
+    /// taken for dead.
     pub answer: Duration,
-    /// Time before a request or a proposal is repeated; repeated proposals take longer and longer, up to eight times this.
+    /// Time before a request or a proposal is repeated. Repeated proposals take longer and longer, up to eight times this.
     pub retry: Duration,
     /// Time within which a proposer must hear a majority.
     pub freeze: Duration,
@@ -126,33 +129,34 @@ impl Timing {
         self.heartbeat * 2
     }
 
-    /// Time between two looks while somebody has to answer.
+    /// Time between two looks while another member has to answer.
     pub fn tick(&self) -> Duration {
         self.heartbeat / 10
     }
 
-    /// Time without an answer after which those that a suspect watches are looked after: many times what an answer takes.
+    /// Time without an answer after which the members that a suspect watches are looked at: many times what an answer takes.
     fn bereaves(&self) -> Duration {
         self.probe / 4
     }
 
-    /// Time for what a witness has found to come: it was asked when my own probe began.
+    /// Time for what a witness has found to come: it was asked when the own probe began.
     fn hearing(&self) -> Duration {
         self.heartbeat / 5
     }
 
-    /// How long who is behind waits for the view to come by itself before it asks for it.
+    /// How long a member that is behind waits for the view to come by itself before it asks for it.
     fn ask(&self) -> Duration {
         self.heartbeat / 5
     }
 }
 
-/// Somebody to send to.
+/// A node to send to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
-    /// Who.
+    /// The node.
     pub id: NodeId,
-    /// Where it listens. None: it is no member that I know; the answer may only take a link that it has opened to us, or be dropped.
+    /// Where it listens. None if it is no member of a view that is known here: the answer may only take a link that it has opened
+    /// to this node, or be dropped.
     pub address: Option<SocketAddr>,
 }
 
@@ -174,46 +178,46 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The last two are precautions, which are no news unless they are confirmed.
+    /// Whether the suspicion is only a precaution, as the last two are, which is no news unless it is confirmed.
     fn is_news(self) -> bool {
         !matches!(self, Reason::WatcherDied | Reason::StillThere)
     }
 }
 
-/// Something worth a line in the log.
+/// Something for the event log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MembershipEvent {
     /// A member does not answer.
     Suspected {
-        /// Who.
+        /// The member.
         node: NodeId,
-        /// Why.
+        /// The reason.
         reason: Reason,
         /// Time since it was last heard.
         silent: Duration,
     },
     /// It does answer.
     Withdrawn {
-        /// Who.
+        /// The member.
         node: NodeId,
     },
-    /// It is dead as far as this member and those that it asked can tell; the next view decides.
+    /// It is dead as far as this member and those that it asked can tell. The next view decides.
     Confirmed {
-        /// Who.
+        /// The member.
         node: NodeId,
         /// Why it was suspected.
         reason: Reason,
         /// What is known of it.
         evidence: Evidence,
     },
-    /// This machine was called late, hence accuses nobody.
+    /// This machine was called late, so it accuses no member.
     Descheduled {
         /// How late.
         late: Duration,
     },
     /// A message that no correct member of this cluster sends; it was ignored.
     BadMessage {
-        /// From whom.
+        /// The sender.
         from: NodeId,
         /// What is wrong.
         what: String,
@@ -225,33 +229,33 @@ pub enum MembershipEvent {
 pub enum Output {
     /// Send this message to each of these.
     Send {
-        /// To whom.
+        /// The receivers.
         to: Vec<Peer>,
-        /// What.
+        /// The message.
         message: MembershipMessage,
     },
-    /// Send this message to whoever listens at these addresses.
+    /// Send this message to the protectors that listen at these addresses.
     SendTo {
         /// Where.
         seeds: Vec<SocketAddr>,
-        /// What.
+        /// The message.
         message: MembershipMessage,
     },
     /// Send a heartbeat with this view number.
     Heartbeat {
-        /// To whom: the watcher of this node.
+        /// The receiver: the watcher of this node.
         to: Peer,
         /// The number of this node's view.
         view: u64,
     },
-    /// Find out over a fresh connection whether this very member answers: [`Membership::handle_probe_reached`] when its machine has taken
-    /// the connection, [`Membership::handle_probe_result`] when it has answered, or when the connection is refused or another boot
-    /// answers. What does not come at all need not be told: this machine knows its own time.
+    /// Find out over a fresh connection whether this very member answers. Tell [`Membership::handle_probe_reached`] when its
+    /// machine has taken the connection, and [`Membership::handle_probe_result`] when it has answered, or when the connection is
+    /// refused or another boot answers. A probe without any result need not be told: this machine knows its own time.
     Probe {
-        /// Whom.
+        /// The member.
         member: Peer,
     },
-    /// For the log.
+    /// For the event log.
     Event(MembershipEvent),
     /// A view was adopted. `new` holds this member.
     ViewChanged {
@@ -264,12 +268,12 @@ pub enum Output {
     },
     /// A joiner cannot join now, and keeps asking.
     Refused(Refusal),
-    /// The others have declared this member dead: it must kill its ranks and end. The machine does nothing any more.
+    /// The other members have declared this one dead: the driver must kill its ranks and end. The machine does nothing any more.
     Excluded {
         /// The view that says so.
         view: Arc<View>,
     },
-    /// This member has left as it wanted to. The machine does nothing any more.
+    /// This member has left as it asked. The machine does nothing any more.
     Left,
     /// This side has no majority. Repeated when the set changes.
     Frozen {
@@ -284,14 +288,14 @@ pub enum Output {
     Thawed,
 }
 
-/// The view, with what is asked of it most.
+/// The view, with what is often asked of it.
 #[derive(Debug)]
 struct Roster {
     view: Arc<View>,
     index: Arc<BTreeMap<NodeId, usize>>,
-    /// My place.
+    /// The place of this member.
     mine: usize,
-    /// Who watches me.
+    /// The watcher of this member.
     watcher: Option<Peer>,
     /// When this view was adopted.
     since: Duration,
@@ -319,7 +323,8 @@ pub struct Membership {
     me: Member,
     timing: Timing,
     random: Random,
-    /// How many of so many members are a quorum. Always the majority, but for the test that shows that the tests would notice.
+    /// How many of so many members are a quorum. It is always the majority, except in the test which shows that the tests would
+    /// notice.
     quorum: fn(usize) -> usize,
     now: Duration,
     /// Excluded or left: nothing happens any more.
@@ -332,20 +337,20 @@ pub struct Membership {
     next_join: Duration,
     founding: Option<Founding>,
     leaving: bool,
-    /// Whom I heard of that has a newer view, and when to ask it for that.
+    /// A member that is known to have a newer view, and when to ask it for that.
     behind: Option<(NodeId, Duration)>,
     /// The last proposal that came before the view it is about, with that view's number.
     early: Option<(NodeId, u64, MembershipBody)>,
 
     next_heartbeat: Duration,
-    /// When to ask somebody at random, and who was asked last and has not been heard since.
+    /// When to ask a random member, and which one was asked last and has not been heard since.
     next_gossip: Duration,
     gossip: Option<NodeId>,
-    /// The members that I watch.
+    /// The members that this one watches.
     watched: BTreeMap<NodeId, Watched>,
     suspicions: BTreeMap<NodeId, Suspicion>,
     probes: BTreeMap<NodeId, Probing>,
-    /// Before that nobody is judged, because we were late.
+    /// Before this time no member is judged, because this one was called late.
     judge_at: Duration,
 
     pending: Vec<Pending>,
@@ -353,7 +358,7 @@ pub struct Membership {
     acceptor: Acceptor,
     proposer: Proposer,
     cut: Option<Cut>,
-    /// Until when accusations by others are not heard, because a cut has just healed.
+    /// Until when accusations by others are ignored, because a cut has just healed.
     deaf_until: Duration,
 }
 
@@ -370,7 +375,8 @@ impl Membership {
         machine
     }
 
-    /// A protector that has been a member of `view` for some time, and shares what it works out with others that have these `views`: for simulations of many.
+    /// A protector that has been a member of `view` for some time, and shares what it computes with others that have these
+    /// `views`. For simulations of many.
     pub fn member_of(now: Duration, me: Member, view: &Arc<View>, views: &Views, timing: Timing, seed: u64) -> Membership {
         let mut machine = Membership::new(now, me, Vec::new(), timing, seed);
         machine.views = views.clone();
@@ -381,12 +387,12 @@ impl Membership {
         machine
     }
 
-    /// This machine shares what it works out with others that have these `views`, from now on: for simulations of many.
+    /// From now on this machine shares what it computes with others that have these `views`. For simulations of many.
     pub fn share(&mut self, views: &Views) {
         self.views = views.clone();
     }
 
-    /// A protector that joins through whoever listens at one of `seeds`.
+    /// A protector that joins through the protectors that listen at `seeds`.
     pub fn joining(now: Duration, me: Member, seeds: Vec<SocketAddr>, timing: Timing, seed: u64) -> Membership {
         Membership::new(now, me, seeds, timing, seed)
     }
@@ -435,7 +441,7 @@ impl Membership {
         self.roster.as_ref().map(|roster| &roster.view)
     }
 
-    /// The member `id` of the view, in exactly that life.
+    /// The member `id` of the view, with exactly that boot.
     pub fn member(&self, id: &NodeId) -> Option<&Member> {
         self.roster.as_ref()?.get(id)
     }
@@ -445,7 +451,7 @@ impl Membership {
         self.cut.is_some()
     }
 
-    /// Asks to leave; [`Output::Left`] says when that is decided. On a side without majority it never is.
+    /// Asks to leave. [`Output::Left`] says when that is decided. On a side without a majority it never is.
     pub fn leave(&mut self, now: Duration) {
         if !self.enter(now) || self.leaving {
             return;
@@ -556,7 +562,7 @@ impl Membership {
         self.outputs.pop_front()
     }
 
-    /// The beginning of every call: whether there is anything left to do, and whether we were running at all.
+    /// The beginning of every call: whether there is anything left to do, and whether this machine was running at all.
     fn enter(&mut self, now: Duration) -> bool {
         if self.ended {
             return false;
@@ -609,12 +615,12 @@ impl Membership {
                 self.tell_newest(from)
             }
             body if is_member && view == mine => self.on_consensus(from, body),
-            // An answer that comes after the decision, or words of somebody whom a newer view than mine made a member.
+            // An answer that comes after the decision, or a message of a node that only a newer view makes a member.
             _ => {}
         }
     }
 
-    /// A proposal may overtake the decision that it builds on, which comes down the tree: keeps the last one until then.
+    /// A proposal may overtake the decision that it builds on, which comes down the tree. The last one is kept until then.
     fn keep_early(&mut self, from: &NodeId, view: u64, body: &MembershipBody) {
         if matches!(body, MembershipBody::Prepare(_) | MembershipBody::Accept(_)) {
             self.early = Some((from.clone(), view, body.clone()));
@@ -758,7 +764,7 @@ impl Membership {
         Peer { id: id.clone(), address: member.map(|member| member.address) }
     }
 
-    /// Every member but me.
+    /// Every member except this one.
     fn others(&self) -> Vec<Peer> {
         let members = self.roster.iter().flat_map(|roster| &roster.view.members);
         members.filter(|member| member.id != self.me.id).map(peer).collect()
@@ -787,7 +793,7 @@ impl Membership {
     }
 }
 
-/// What happened between two views that need not follow each other: who stays keeps its order, and who joins comes last.
+/// The changes between two views that need not follow each other. Members that stay keep their order, and joiners come last.
 fn changes_between(old: Option<&Roster>, new: &View, me: &Member) -> Vec<Change> {
     let Some(old) = old else { return vec![Change::Join(me.clone())] };
     let mut rest = new.members.iter().peekable();

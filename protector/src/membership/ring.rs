@@ -1,13 +1,13 @@
-//! Who watches whom, and how a decision spreads: pure functions of a view.
+//! Which member watches which, and how a decision spreads: pure functions of a view.
 
 use radic_wire::ids::NodeId;
 use radic_wire::membership::{Member, Role, View};
 
 use super::FAN_OUT;
 
-/// Who watches `id`: for a ring member the next one, its protector; for spare number `k` ring member `k` modulo the ring's length. A
-/// ring of one is watched by the first spare; spares without any ring watch each other as if they were one. A witness is in this what a spare is: it hosts
-/// nothing, but keeps the log of a node that is alone.
+/// The watcher of `id`. For a ring member it is the next one, its protector; for spare number `k` it is ring member `k` modulo
+/// the ring's length. A ring of one is watched by the first spare, and spares without any ring watch each other as a ring. A
+/// witness counts as a spare here: it hosts nothing, but keeps the log of a node that is alone.
 pub fn watcher_of<'a>(view: &'a View, id: &NodeId) -> Option<&'a Member> {
     let (ring, spares): (Vec<&Member>, Vec<&Member>) = view.members.iter().partition(|member| member.role == Role::Node);
     let place = |list: &[&Member]| list.iter().position(|member| member.id == *id);
@@ -21,7 +21,7 @@ pub fn watcher_of<'a>(view: &'a View, id: &NodeId) -> Option<&'a Member> {
     }
 }
 
-/// Whom `id` watches: the converse of [`watcher_of`].
+/// The members that `id` watches: the converse of [`watcher_of`].
 pub fn watched_by<'a>(view: &'a View, id: &NodeId) -> Vec<&'a Member> {
     let (ring, spares): (Vec<&Member>, Vec<&Member>) = view.members.iter().partition(|member| member.role == Role::Node);
     let place = |list: &[&Member]| list.iter().position(|member| member.id == *id);
@@ -51,7 +51,7 @@ pub fn before<'a>(view: &'a View, id: &NodeId, count: usize) -> Vec<&'a Member> 
     found
 }
 
-/// Whom the member at `place` tells of a decision, in a tree over members `0..count` rooted at `root`.
+/// The members that the member at `place` tells of a decision, in a tree over members `0..count` rooted at `root`.
 pub fn children(place: usize, root: usize, count: usize) -> impl Iterator<Item = usize> {
     assert!(place < count && root < count, "a place in the tree: {place}, {root}, {count}");
     let relative = (place + count - root) % count;

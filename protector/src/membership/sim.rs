@@ -16,7 +16,7 @@ pub(super) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Node `n{i}` in its life `boot`.
+/// Node `n{i}` with boot number `boot`.
 pub(super) fn member(i: usize, boot: u64) -> Member {
     let id = NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(boot) };
     Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(), log_port: 1, role: Role::Node, slots: 1 }
@@ -100,7 +100,7 @@ struct Checker {
     views: BTreeMap<u64, Arc<View>>,
     /// For each view number and ballot: what was proposed for the next view.
     proposed: BTreeMap<(u64, Ballot), Vec<Change>>,
-    /// For each view number and ballot: who has said that it accepted that.
+    /// For each view number and ballot: the members that have said that they accepted that.
     accepted: BTreeMap<(u64, Ballot), BTreeSet<NodeId>>,
     gone: BTreeSet<NodeId>,
 }
@@ -321,7 +321,7 @@ impl Sim {
         self.schedule(ms(1), b, Event::Broken { id: ida.clone() });
     }
 
-    /// Cuts the network: who is in `apart` is on the other side. What is sent across is lost, or held until the cut heals.
+    /// Cuts the network: the nodes in `apart` are on the other side. What is sent across is lost, or held until the cut heals.
     pub(super) fn cut(&mut self, apart: &[usize], hold: bool) {
         for place in 0..self.nodes.len() {
             self.side[place] = usize::from(apart.contains(&place));
@@ -556,7 +556,7 @@ impl Sim {
         self.queue.insert((self.now + delay, self.scheduled), (place, event));
     }
 
-    /// The newest view that anybody has adopted.
+    /// The newest view that any machine has adopted.
     pub(super) fn newest(&self) -> Arc<View> {
         self.checker.views.values().next_back().unwrap().clone()
     }
@@ -565,10 +565,10 @@ impl Sim {
         self.nodes[place].state == State::Up
     }
 
-    /// Whether everybody who is up has the newest view, and that holds just them.
+    /// Whether all nodes that are up have the newest view, and that view holds just them.
     pub(super) fn converged(&self) -> bool {
         let newest = self.newest();
-        // Who was cut off for so long that nobody whom it knows is left can be told nothing: it stays frozen.
+        // A node that was cut off for so long that no member it knows is left can be told nothing: it stays frozen.
         let has = |node: &Node| node.state == State::Up && node.machine.view() == Some(&newest);
         let found = |id: &NodeId| has(&self.nodes[self.by_id[id]]);
         let lost = |node: &Node| {
@@ -581,7 +581,7 @@ impl Sim {
     }
 
     pub(super) fn assert_converged(&self) {
-        assert!(self.converged(), "not everybody agrees:\n{}", self.describe());
+        assert!(self.converged(), "not all nodes agree:\n{}", self.describe());
     }
 
     pub(super) fn total_sent(&self) -> u64 {

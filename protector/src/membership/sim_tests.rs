@@ -20,7 +20,7 @@ fn sixty_four_join_at_once() {
     let (views, sent) = (sim.newest().number, sim.total_sent());
     println!("64 joins at once: {time:?}, {views} views, {sent} messages: {:?}", sim.sent);
     assert!(views <= 16 && sent <= 64 * 16 * 3, "{views} views, {sent} messages");
-    assert_nobody_suspected(&sim);
+    assert_none_suspected(&sim);
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn sixty_four_join_one_after_the_other_through_anybody() {
     }
     sim.run_until(ms(3_000), "all have joined", Sim::converged);
     println!("64 joins in sequence: {} views, {} messages: {:?}", sim.newest().number, sim.total_sent(), sim.sent);
-    assert_nobody_suspected(&sim);
+    assert_none_suspected(&sim);
 }
 
 #[test]
@@ -48,10 +48,10 @@ fn a_calm_ring_stays_calm() {
     assert!(gossiped < 64 * 2 * 7, "{gossiped}");
     let heartbeats = sim.heartbeats - heartbeats;
     assert!((64 * 95..=64 * 101).contains(&heartbeats), "{heartbeats}");
-    assert_nobody_suspected(&sim);
+    assert_none_suspected(&sim);
 }
 
-fn assert_nobody_suspected(sim: &Sim) {
+fn assert_none_suspected(sim: &Sim) {
     for node in &sim.nodes {
         assert_eq!(node.events, [], "{:?}", node.member.id);
     }
@@ -102,12 +102,12 @@ fn a_paused_node_is_declared_dead_and_told_so() {
     let late = |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Descheduled { late } if *late > ms(1_000));
     assert!(sim.nodes[2].events.iter().any(late), "{:?}", sim.nodes[2].events);
     let accused = |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Suspected { .. });
-    assert!(!sim.nodes[2].events.iter().any(accused), "a late watchdog accuses nobody: {:?}", sim.nodes[2].events);
+    assert!(!sim.nodes[2].events.iter().any(accused), "a late watchdog accuses no member: {:?}", sim.nodes[2].events);
     sim.assert_converged();
 }
 
 #[test]
-fn a_short_pause_costs_nobody_its_membership() {
+fn a_short_pause_costs_no_member_its_membership() {
     for length in [50, 150, 300, 450, 600, 900, 1_200, 1_350] {
         let mut sim = Sim::formed(length, 5);
         sim.pause(1);
@@ -119,7 +119,7 @@ fn a_short_pause_costs_nobody_its_membership() {
     }
 }
 
-/// Nobody has confirmed a death, or found itself without a majority, and the view is still that of all.
+/// No member has confirmed a death, or found itself without a majority, and the view is still that of all.
 fn assert_no_death(sim: &Sim, seed: u64) {
     for node in &sim.nodes {
         let confirmed = |(_, event): &&(_, MembershipEvent)| matches!(event, MembershipEvent::Confirmed { .. });
@@ -131,7 +131,7 @@ fn assert_no_death(sim: &Sim, seed: u64) {
 }
 
 #[test]
-fn pauses_of_some_for_almost_a_second_cost_nobody_its_membership() {
+fn pauses_of_some_for_almost_a_second_cost_no_member_its_membership() {
     for seed in 0..100 {
         let mut sim = Sim::formed(seed, 12);
         let mut wakes: Vec<(Duration, usize)> = Vec::new();
@@ -157,13 +157,13 @@ fn pauses_of_some_for_almost_a_second_cost_nobody_its_membership() {
         sim.run(ms(3_000));
         assert_no_death(&sim, seed);
         let suspected = |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Suspected { .. });
-        assert!(sim.nodes.iter().any(|node| node.events.iter().any(suspected)), "nobody was missed");
+        assert!(sim.nodes.iter().any(|node| node.events.iter().any(suspected)), "no member was missed");
     }
 }
 
 /// Every machine runs only now and then, for less than it takes to notice that as an interruption, while connections break.
 #[test]
-fn machines_that_run_now_and_then_accuse_nobody() {
+fn machines_that_run_now_and_then_accuse_no_member() {
     for seed in 0..50 {
         let mut sim = Sim::formed(seed, 8);
         let mut turns = [Duration::ZERO; 8];
@@ -265,7 +265,7 @@ fn a_witness_says_no_when_its_time_is_over() {
     // Reached again, as after a connection that was closed: that gives no more time.
     witness.reached(1_300);
     assert_eq!(witness.run(1_300, 1_500, 0), Some((1_400, false)), "its machine is there, its daemon is not");
-    // Nobody listens there: a no at once.
+    // There is no listener: a no at once.
     witness.ask(1_500);
     witness.machine.handle_probe_result(witness.start + ms(1_510), witness.view.members[2].id.clone(), false);
     assert_eq!(witness.said(), Some(false));
@@ -276,7 +276,7 @@ fn a_witness_that_was_not_running_does_not_blame_others() {
     let mut witness = Witness::new();
     witness.ask(0);
     witness.reached(0);
-    // Half a second in which it does not run: everybody has the whole time again.
+    // Half a second in which it does not run: all members have the whole time again.
     assert_eq!(witness.run(0, 700, 0), None);
     assert_eq!(witness.run(1_200, 2_300, 0), Some((2_200, false)));
     // A little late, just when the time is over: the answer has come, but was not read.
@@ -287,7 +287,7 @@ fn a_witness_that_was_not_running_does_not_blame_others() {
     assert_eq!(witness.said(), None);
     witness.machine.handle_probe_result(witness.start + ms(3_351), witness.view.members[2].id.clone(), true);
     assert_eq!(witness.said(), Some(true));
-    // Who is always late has to say something nevertheless.
+    // A member that is always late has to judge nevertheless.
     witness.ask(3_400);
     witness.reached(3_400);
     let told = witness.run(3_400, 6_000, 70);
@@ -295,7 +295,7 @@ fn a_witness_that_was_not_running_does_not_blame_others() {
 }
 
 #[test]
-fn everybody_paused_at_once_accuses_nobody() {
+fn machines_that_all_pause_at_once_accuse_none() {
     let mut sim = Sim::formed(5, 8);
     (0..8).for_each(|place| sim.pause(place));
     sim.run(ms(5_000));
@@ -339,7 +339,7 @@ fn two_propose_together() {
     for seed in 0..50 {
         let mut sim = Sim::formed(seed, 7);
         sim.network = Network { delay: (ms(1), ms(30)), ..CALM };
-        // Each believes to be the first who is alive.
+        // Each takes itself for the first member alive.
         let (a, b) = (sim.id(0), sim.id(1));
         sim.nodes[1].machine.want(Change::Dead(a), true);
         sim.nodes[2].machine.want(Change::Dead(b), true);
@@ -415,7 +415,7 @@ fn one_cut_off_alone_freezes_soon() {
 }
 
 #[test]
-fn a_cut_into_halves_that_heals_costs_nobody_its_membership() {
+fn a_cut_into_halves_that_heals_costs_no_member_its_membership() {
     for (seed, hold) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
         let mut sim = Sim::formed(seed, 6);
         sim.cut(&[0, 2, 5], hold);
@@ -435,7 +435,7 @@ fn the_survivor_of_two_is_frozen() {
     sim.kill(0);
     let time = sim.run_until(ms(1_000), "it is frozen", |sim| sim.nodes[1].frozen.is_some());
     println!("one of two killed: frozen after {time:?}");
-    // Who comes back is told why it cannot join.
+    // A node that comes back is told why it cannot join.
     let back = sim.join_through(member(0, 2), vec![sim.nodes[1].member.address]);
     sim.run(ms(1_000));
     assert_eq!(sim.nodes[back].refusals.first(), Some(&Refusal::Frozen { reachable: 1, needed: 2 }));
@@ -472,7 +472,7 @@ fn a_name_in_use_is_refused_and_granted_when_it_is_free() {
 }
 
 #[test]
-fn members_leave_until_nobody_is_left() {
+fn members_leave_until_none_is_left() {
     let mut sim = Sim::formed(11, 6);
     for place in [0, 3, 5, 1, 4, 2] {
         sim.leave(place);
@@ -498,7 +498,7 @@ fn all_but_one_leave_at_once() {
 }
 
 #[test]
-fn a_late_request_brings_nobody_back() {
+fn a_late_request_brings_no_member_back() {
     let mut sim = Sim::formed(12, 3);
     sim.kill(2);
     sim.run_until(ms(1_500), "it is gone", |sim| sim.newest().members.len() == 2);
@@ -540,7 +540,7 @@ fn spares_are_watched_and_watch_a_lonely_ring() {
 }
 
 #[test]
-fn a_broken_link_alone_kills_nobody() {
+fn a_broken_link_alone_kills_no_member() {
     let mut sim = Sim::formed(14, 6);
     for round in 0..30 {
         let (a, b) = (round % 6, (round + 1 + round / 6) % 6);
@@ -593,7 +593,7 @@ fn strangers_and_nonsense_change_nothing() {
     }
 }
 
-/// Random faults, then peace; afterwards everybody must agree, or be frozen for want of a majority.
+/// Random faults, then peace. Afterwards all members must agree, or be frozen for want of a majority.
 fn random_run(seed: u64) -> Sim {
     let mut sim = Sim::new(seed);
     sim.found(member(0, 1));
@@ -643,7 +643,7 @@ fn inject(sim: &mut Sim, names: &mut usize) {
         }
         10 => sim.heal(),
         11 | 12 if alive < 9 => {
-            // Somebody new, or a node that is down comes back in another life.
+            // A new node, or one that is down comes back with another boot.
             let lives = sim.nodes.iter().filter(|node| node.member.id.name == sim.nodes[place].member.id.name);
             let down = lives.clone().all(|life| !matches!(life.state, State::Up | State::Paused));
             let boot = 1 + lives.count() as u64;
@@ -666,14 +666,14 @@ fn name_of(sim: &Sim, place: usize) -> usize {
 
 fn check_end(sim: &Sim) {
     let up = || sim.nodes.iter().filter(|node| node.state == State::Up);
-    // A newer view that nobody lives to tell of counts for nothing.
+    // A newer view that no live node knows of does not count.
     let known = up().filter_map(|node| node.machine.view()).max_by_key(|view| view.number);
     let Some(newest) = known else { return };
     let living = newest.members.iter().filter(|member| up().any(|node| node.member.id == member.id)).count();
     if 2 * living > newest.members.len() {
         return sim.assert_converged();
     }
-    // Who was made a member by somebody that did not live to tell it goes on asking.
+    // A node that was made a member by one that died before it could tell goes on asking.
     for node in up() {
         let Some(view) = node.machine.view() else { continue };
         assert!(node.frozen.is_some() || view.members.len() == 1, "{:?} should be frozen:\n{}", node.member.id, sim.describe());

@@ -1,5 +1,6 @@
-//! Views with the places of their members, each worked out once: what a machine accepted is what it adopts a moment later, and in a simulation all machines
-//! share one [`Views`]. Without that ten thousand machines would hold ten thousand views of ten thousand members each.
+//! Views with the places of their members, each computed once: a machine adopts a moment later what it accepted, and in a
+//! simulation all machines share one [`Views`]. Without that ten thousand machines would hold ten thousand views of ten thousand
+//! members each.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,14 +27,14 @@ impl Known {
     }
 }
 
-/// A view that was worked out: from which one, by which changes, if not by somebody else.
+/// A view that was computed: from which view and by which changes, unless it came whole.
 #[derive(Debug)]
 struct Remembered {
     from: Option<(Arc<View>, Vec<Change>)>,
     known: Known,
 }
 
-/// The views that were worked out last. A clone is the same memory.
+/// The views that were computed last. A clone is the same memory.
 #[derive(Debug, Clone, Default)]
 pub struct Views(Rc<RefCell<VecDeque<Remembered>>>);
 
@@ -45,7 +46,7 @@ impl Views {
             return Ok(known);
         }
         let next = view.next(changes)?;
-        // Somebody may have come to the same view by other steps, or was sent it whole.
+        // Another machine may have come to the same view by other steps, or was sent it whole.
         let known = self.find(|remembered| *remembered.known.view == next).unwrap_or_else(|| Known::new(Arc::new(next)));
         self.remember(Remembered { from: Some((view.clone(), changes.to_vec())), known: known.clone() });
         Ok(known)

@@ -1,5 +1,5 @@
-//! When this node's processes make checkpoints: first when `MPI_Init` has returned, then at every interval, and when `radic checkpoint`
-//! asks. The processes do it by themselves; here they are told when.
+//! When this node's processes make checkpoints: first when `MPI_Init` has returned, then at every interval, and when `radic
+//! checkpoint` asks. The processes make them; the node tells them when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,38 +14,39 @@ use super::{Node, Output};
 
 /// Time that a checkpoint on request may take. A large image on a slow disk takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The interval that is worked out is not shorter, nor longer.
+/// The bounds of the interval that the node computes.
 const SHORTEST: Duration = Duration::from_secs(10);
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 /// Time after which a process that has not said what became of a checkpoint is asked for another one.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Time after which a process without any protection, because its checkpoint failed, is asked for another one: twice as long each time, so many times.
+/// Time after which a process is asked for another checkpoint, if one failed and it has no other. The time doubles with each
+/// failure, up to `DOUBLINGS` times.
 const UNPROTECTED: Duration = Duration::from_secs(2);
 const DOUBLINGS: u32 = 5;
-/// What a checkpoint is thought to cost until one has been made.
+/// The assumed cost of a checkpoint, until one has been made.
 const COST: Duration = Duration::from_millis(100);
-/// Longest reason that is passed on for one rank, in characters: many ranks have one.
+/// The longest reason that is passed on for one rank, in characters: many ranks may have one.
 const REASON: usize = 200;
 
 /// When one process makes its next checkpoint.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     pub(super) next: Option<Duration>,
-    /// When it was asked for one that it has not said the end of.
+    /// When the process was asked for the checkpoint whose end it has not reported.
     asked: Option<Duration>,
-    /// One was committed since it runs here.
+    /// A checkpoint was committed since the process runs here.
     committed: bool,
-    /// How many have failed, one after the other.
+    /// How many checkpoints have failed in a row.
     failed: u32,
 }
 
 /// A `radic checkpoint` that waits for ranks of this node.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    /// Which node's question it is, and its number there.
+    /// The node that asked, and the number of its question there.
     asker: (NodeId, u64),
     job: JobId,
-    /// And the request of each that is to be answered: an answer to an earlier one may be on its way.
+    /// The ranks that have not answered, each with the number of its request: an answer to an earlier request may be on its way.
     left: BTreeMap<Rank, u64>,
     done: Vec<RankCheckpoint>,
     pub(super) deadline: Duration,
@@ -57,7 +58,7 @@ fn young_daly(cost: Duration, job_mtbf: Duration) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).clamp(SHORTEST, LONGEST)
 }
 
-/// What one of its checkpoints has cost it: the pause.
+/// The mean pause of the process's checkpoints.
 fn cost(counters: Option<Counters>) -> Duration {
     let made = counters.filter(|counters| counters.checkpoints > 0);
     made.map_or(COST, |counters| Duration::from_nanos(counters.pause_ns / counters.checkpoints))
@@ -68,7 +69,7 @@ impl Node {
         (self.config.counters)(self.hosts.get(&process.job)?.pid(process.rank)?)
     }
 
-    /// The time between two checkpoints of this process; none if it makes none by itself.
+    /// The time between two checkpoints of this process. None if it makes none by itself.
     pub(super) fn interval_of(&self, process: ProcessId) -> Option<Duration> {
         let host = self.hosts.get(&process.job)?;
         match host.protection() {
@@ -84,7 +85,7 @@ impl Node {
         }
     }
 
-    /// Its first checkpoint is one interval away, unless it says before that it is ready.
+    /// The first checkpoint is one interval away, unless the process says earlier that `MPI_Init` has returned.
     pub(super) fn start_schedule(&mut self, now: Duration, process: ProcessId) {
         let next = self.interval_of(process).map(|interval| now + interval);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
@@ -92,12 +93,13 @@ impl Node {
         }
     }
 
-    /// `MPI_Init` has returned: the first checkpoint, and from there the others. The second comes after a part of the interval that
-    /// is another one for each rank, so that they do not all write at once from then on.
+    /// `MPI_Init` has returned: the process is asked for its first checkpoint. The second one comes after a part of the interval
+    /// that differs by rank, so that not all ranks write at once.
     pub(super) fn handle_initialized(&mut self, now: Duration, process: ProcessId) {
         let Some(host) = self.hosts.get(&process.job).filter(|host| host.protection().protect == Protect::On) else { return };
         let ranks = host.placement().rank_nodes.len() as u32;
-        // Whatever the interval is: without a first one the loss of the process begins its job anew.
+        // This does not depend on the interval: without a first checkpoint the loss of the process restarts its job from the
+        // beginning.
         self.ask_checkpoint(now, process);
         let Some(interval) = self.interval_of(process) else { return };
         if let Some(observed) = self.observers.processes.get_mut(&process) {
@@ -126,7 +128,8 @@ impl Node {
         self.answer_checkpoints();
     }
 
-    /// Tells a process to make a checkpoint. One that was told is only reminded: it may be computing, or its image is on its way.
+    /// Asks a process for a checkpoint. A process that was asked already is only nudged: it may be computing, or its image is on
+    /// its way.
     pub(super) fn ask_checkpoint(&mut self, now: Duration, process: ProcessId) {
         let Some(observed) = self.observers.processes.get(&process) else { return };
         if observed.schedule.asked.is_none_or(|at| at + FORGOTTEN <= now) {
@@ -135,14 +138,16 @@ impl Node {
         self.outputs.push_back(Output::Nudge(process));
     }
 
-    /// Tells a process to make a checkpoint that begins after this, even if another was asked for already. The number of the request; none: the process is not connected.
+    /// Asks a process for a checkpoint that begins after this, even if another one was asked for already. Returns the number of
+    /// the request, or None if the process is not connected.
     pub(super) fn ask_checkpoint_anew(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
         let request = self.request_checkpoint(now, process)?;
         self.outputs.push_back(Output::Nudge(process));
         Some(request)
     }
 
-    /// Tells a process to make a checkpoint that begins after this. The number of the request; none: nobody is there to be told.
+    /// Asks a process for a checkpoint that begins after this. Returns the number of the request, or None if the process is not
+    /// connected.
     fn request_checkpoint(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
         let observed = self.observers.processes.get_mut(&process)?;
         let observer = observed.observer()?;
@@ -153,7 +158,7 @@ impl Node {
         Some(request)
     }
 
-    /// A checkpoint has come to its end: it was begun after this request.
+    /// A checkpoint that was begun after this request has come to its end.
     pub(super) fn handle_checkpointed(&mut self, now: Duration, process: ProcessId, request: u64, result: Result<u64, String>) {
         if let Some(observed) = self.observers.processes.get_mut(&process)
             && request >= observed.requests
@@ -173,7 +178,7 @@ impl Node {
         self.settle_process(process, request, &result);
     }
 
-    /// A process that nobody could bring back makes another checkpoint soon, whatever its interval is.
+    /// A process that could not be brought back now makes another checkpoint soon, whatever its interval is.
     fn schedule_another(&mut self, now: Duration, process: ProcessId, well: bool) {
         let is_degraded = self.is_degraded(process);
         let Some(observed) = self.observers.processes.get_mut(&process) else { return };
@@ -188,7 +193,7 @@ impl Node {
         schedule.next = Some(schedule.next.map_or(soon, |next| next.min(soon)));
     }
 
-    /// Whoever waits for a checkpoint of this process need not do so any longer.
+    /// Tells the commands that wait for a checkpoint of this process that there will be none.
     pub(super) fn fail_checkpoints(&mut self, process: ProcessId, why: &str) {
         self.settle_process(process, u64::MAX, &Err(why.to_owned()));
     }
@@ -219,7 +224,7 @@ impl Node {
         }
     }
 
-    /// Somebody wants checkpoints of this node's ranks of the job.
+    /// A node asks for checkpoints of this node's ranks of the job.
     pub(super) fn handle_checkpoint_query(&mut self, now: Duration, asker: &NodeId, number: u64, job: JobId) {
         let ranks: Vec<_> = self.hosts.get(&job).map_or_else(Vec::new, |host| host.ranks().collect());
         let asker = (asker.clone(), number);

@@ -1,11 +1,11 @@
-//! Messages that came before the view that makes their sender a member. A decision goes down a tree, so a node that has just joined may
-//! speak to somebody who has not heard of it yet; the link has acknowledged what it said, and nobody would say it again.
+//! Messages that came before the view that makes their sender a member. A decision goes down a tree, so a node that has just
+//! joined may speak to a node that has not heard of it yet. The link has acknowledged the message, so it would not be sent again.
 
 use radic_wire::ids::NodeId;
 use radic_wire::peer::PeerMessage;
 use radic_wire::{codec, limits};
 
-/// Messages that are kept: many times what anybody says within the milliseconds that a view takes.
+/// Messages that are kept: many times what one node says within the milliseconds that a view takes.
 const MESSAGES: usize = 1024;
 /// Bytes that are kept: one message of the greatest length fits.
 const BYTES: usize = limits::PEER_FRAME;
@@ -22,7 +22,7 @@ pub struct Early {
 impl Early {
     /// Keeps a message. If there is no room it is dropped; the text says so, unless that was said since the last view.
     pub fn hold(&mut self, from: &NodeId, message: PeerMessage) -> Result<(), Option<String>> {
-        // What could not be encoded could not have come.
+        // What cannot be encoded cannot have come.
         let size = codec::encode(&message, limits::PEER_FRAME).map_or(BYTES + 1, |bytes| bytes.len());
         if self.held.len() >= MESSAGES || self.bytes + size > BYTES {
             let told = std::mem::replace(&mut self.overflowed, true);

@@ -1,8 +1,8 @@
 //! The PMI fences of a job at its home. All ranks enter a fence, with what they have put into the key space, and are let out together.
 //!
-//! Ranks are counted, not nodes: a rank that is lost in a fence enters it again when it is brought back, at a node whose other ranks may have said long ago
-//! that they are in. Whatever is said may be said again, to this home or the next one, and whoever has missed a release gets it when it asks once more: so
-//! neither a message nor its answer can be lost with a node.
+//! Ranks are counted, not nodes: a rank that is lost in a fence enters it again when it is brought back, at a node whose other
+//! ranks may have entered long before. Every message may be repeated, to this home or the next one. A host that has missed a
+//! release gets it when it asks once more. So no message and no answer can be lost with a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,28 +14,28 @@ type Entries = Vec<(String, String)>;
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// The last one that was released.
+    /// The last fence that was released.
     released: u64,
-    /// All that ranks have put.
+    /// All entries that ranks have put.
     keys: BTreeMap<String, String>,
-    /// Those of them that hosts may not know before the next release.
+    /// The keys of entries that hosts may not know before the next release.
     fresh: BTreeSet<String>,
-    /// Who is in the next one, and which node has said so.
+    /// The ranks in the next fence, each with the node that has said so.
     inside: BTreeMap<Rank, NodeId>,
 }
 
 /// What becomes of ranks that have entered a fence.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entered {
-    /// They wait for others, or have said so before.
+    /// The ranks wait for others, or have said so before.
     Waits,
-    /// All are in: everybody goes on, with these entries.
+    /// All ranks are in: they go on, with these entries.
     Released(Entries),
-    /// That one was released long ago: their node goes on, with these entries.
+    /// That fence was released before: the node's ranks go on, with these entries.
     Before(Entries),
 }
 
-/// What is new to a home by what a host knows: these nodes wait in a fence that was released.
+/// What a home learns from a host: these nodes wait in a fence that was released.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Behind {
     pub(super) number: u64,
@@ -44,12 +44,12 @@ pub(super) struct Behind {
 }
 
 impl Fences {
-    /// A job that goes on after so many fences, with these keys.
+    /// The fences of a job that goes on after `released` fences, with these keys.
     pub(super) fn new(released: u64, keys: Entries) -> Self {
         Fences { released, keys: keys.into_iter().collect(), ..Fences::default() }
     }
 
-    /// The last one that was released.
+    /// The last fence that was released.
     pub(super) fn released(&self) -> u64 {
         self.released
     }
@@ -61,7 +61,7 @@ impl Fences {
             return Entered::Before(self.all());
         }
         if number > self.released + 1 {
-            // This home is new, and what the host knows of the fence before is on its way: it comes with where its ranks are.
+            // This home is new, and what the host knows of the fence before is on its way, in its report.
             return Entered::Waits;
         }
         self.inside.extend(ranks.into_iter().filter(|rank| rank.0 < all).map(|rank| (rank, from.clone())));
@@ -74,7 +74,8 @@ impl Fences {
         Entered::Released(fresh.map(|key| (key.clone(), self.keys[&key].clone())).collect())
     }
 
-    /// A host has been let out of fence `number`, and knows these keys. Who waits in one that the home before has released?
+    /// A host has been let out of fence `number`, and knows these keys. Returns the nodes that wait in a fence which the home
+    /// before had released.
     pub(super) fn learn(&mut self, number: u64, keys: Entries) -> Option<Behind> {
         self.keep(keys);
         if number <= self.released {
@@ -93,7 +94,7 @@ impl Fences {
         self.inside.retain(|_, of| of != node);
     }
 
-    /// One more than a key space holds is enough: no host takes so many, and the fence fails there.
+    /// Keeps at most one entry more than a key space holds: a host refuses so many, and the fence fails there.
     fn keep(&mut self, entries: Entries) {
         for (key, value) in entries {
             let room = self.keys.len() <= limits::PMI_KEYS || self.keys.contains_key(&key);
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_it_again_changes_nothing_and_is_answered() {
+    fn a_repetition_changes_nothing_and_is_answered() {
         let mut fences = Fences::default();
         assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), put("a"), 2), Entered::Waits);
         assert_eq!(fences.enter(&node(1), 1, ranks(&[0]), vec![], 2), Entered::Waits);
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(
             fences.enter(&node(3), 4, ranks(&[2]), vec![], 3),
             Entered::Waits,
-            "of a fence that nobody has said to be over"
+            "the fence before it is not known to be over"
         );
     }
 }

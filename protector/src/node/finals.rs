@@ -1,4 +1,5 @@
-//! Where the streams of ranks that have ended do, as their job's home keeps it: their nodes and protectors may be lost when somebody who goes back asks.
+//! Where the streams of ended ranks end, as the home of their job keeps it. The nodes and protectors of those ranks may be lost
+//! when a process that goes back asks.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,8 @@ use radic_wire::ids::Rank;
 use radic_wire::limits;
 use radic_wire::process::StreamEnd;
 
-/// The ends, by rank: at most [`limits::FINALS`]. Of who ends when there is no room nothing is known then, and Gate B opens where the log ends.
+/// The ends of streams by rank, at most [`limits::FINALS`]. For a rank that ends when there is no room nothing is known, and Gate
+/// B opens where the log ends.
 #[derive(Debug, Default)]
 pub struct Finals {
     by_rank: BTreeMap<Rank, Vec<(StreamId, StreamEnd)>>,
@@ -15,7 +17,7 @@ pub struct Finals {
 }
 
 impl Finals {
-    /// A rank has ended, and these streams there; what was known of it before is not so any more.
+    /// A rank has ended, and these are its streams' ends. They replace what was known of it before.
     pub fn keep(&mut self, rank: Rank, finals: Vec<(StreamId, StreamEnd)>) {
         let before = self.by_rank.get(&rank).map_or(0, Vec::len);
         let count = self.count - before + finals.len();
@@ -31,7 +33,7 @@ impl Finals {
     }
 }
 
-/// Where whoever has ended with these `finals` has ended `stream`: it reads nothing more.
+/// Where a process that has ended with these `finals` has ended `stream`. It reads nothing more.
 pub fn end_of(finals: &[(StreamId, StreamEnd)], stream: StreamId) -> Option<StreamEnd> {
     finals.iter().find(|(s, _)| *s == stream).map(|(_, end)| StreamEnd { closed: true, ..*end })
 }

@@ -1,4 +1,4 @@
-//! A job at its home, the node of rank 0: who runs, who waits in a fence, what was printed, how it ends.
+//! A job at its home, the node of rank 0: which ranks run and which wait in a fence, what was printed, how the job ends.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -17,16 +17,18 @@ use super::fences::{Behind, Entered, Fences};
 use super::finals::Finals;
 use super::stdin::{Next, Stdin};
 
-/// So many lives a job may have: one that goes on losing ranks before their first checkpoint will not get further. A home that was adopted leaves one number out.
+/// A job may have this many epochs. One that goes on losing ranks before their first checkpoint will not get further. A home that
+/// was adopted skips one number.
 const ANEW: u32 = 16;
 
-/// Why the next home begins a job anew when that of before was about to, or had.
+/// Why an adopted home restarts a job from the beginning: the home before had done so, or was about to.
 const BEGUN: &str = "its home was lost while the job began anew";
 
-/// So often a rank may crash before its first checkpoint without being taken for faulty: the job begins anew so often for it.
+/// A rank may crash this often before its first checkpoint without being taken for faulty; the job restarts from the beginning
+/// each time.
 const EARLY_CRASHES: u32 = 1;
 
-/// Bytes of a stream that its host keeps for the next terminal; it reads on while it has twice as much.
+/// Bytes of a stream that its host keeps for the next terminal. The host goes on reading while it has up to twice as much.
 const KEPT_BY_HOST: u64 = limits::OUTPUT_UNPRINTED as u64 / 2;
 
 /// What a home wants done.
@@ -38,11 +40,11 @@ pub enum HomeOutput {
     ToSession(SessionId, ToSession),
     /// The job has ended and no host has anything of it left.
     Ended,
-    /// The job begins anew, from the beginning, and why.
+    /// The job restarts from the beginning, and why.
     Anew(String),
-    /// Nothing is left of its lives before this one.
+    /// Nothing is left of the job's epochs before this one.
     Epoch(Epoch),
-    /// Tell the node of a terminal that all ranks are stopped. The key space is missing: this node's host has it.
+    /// Tell the node of a terminal that all ranks are stopped. The key space is missing: the host on this node has it.
     Frozen(SessionId, Box<Suspension>),
 }
 
@@ -51,10 +53,10 @@ pub enum HomeOutput {
 struct Piece {
     rank: Rank,
     stream: OutputStream,
-    /// Of its first byte.
+    /// The offset of the first byte.
     offset: u64,
     data: ByteBuf,
-    /// The host was told that it need not keep it.
+    /// The host was told that it need not keep the piece.
     taken: bool,
 }
 
@@ -68,14 +70,14 @@ impl Piece {
 /// How far one stream of a rank has come.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
-    /// Offset of the next byte; not known to a new home, before its host has spoken.
+    /// Offset of the next byte. A new home does not know it before the host has spoken.
     next: Option<u64>,
-    /// The host was told up to here.
+    /// The host was told that it need not keep what is before this offset.
     taken: u64,
 }
 
 impl Progress {
-    /// What its host keeps of it.
+    /// Bytes that the host keeps.
     fn held(&self) -> u64 {
         self.next.map_or(0, |next| next.saturating_sub(self.taken))
     }
@@ -98,13 +100,13 @@ enum RankState {
 #[derive(Debug, Default)]
 struct Printing {
     terminal: Option<SessionId>,
-    /// Not sent to any terminal.
+    /// Pieces that were not sent to any terminal.
     waiting: VecDeque<Piece>,
     waiting_bytes: usize,
-    /// Sent to the terminal, not printed by it.
+    /// Pieces that the terminal was sent and has not printed.
     under_way: VecDeque<Piece>,
     under_way_bytes: usize,
-    /// Of the front of `under_way`: bytes that were printed.
+    /// Bytes of the front of `under_way` that were printed.
     printed: usize,
     /// Bytes that a terminal has printed, or that were given up, since the job began.
     consumed: u64,
@@ -112,31 +114,33 @@ struct Printing {
     dropped: u64,
     /// Of each stream of each rank.
     progress: BTreeMap<(Rank, OutputStream), Progress>,
-    /// Streams of which hosts keep much.
+    /// Streams of which hosts keep much: [`Home::relieve`] looks at these.
     pressed: BTreeSet<(Rank, OutputStream)>,
-    /// What is taken may wait behind what is not.
+    /// Pieces that are taken may stand behind pieces that are not.
     mixed: bool,
 }
 
 impl Printing {
-    /// This comes after all that waits.
+    /// Puts a piece behind all that waits.
     fn add(&mut self, piece: Piece) {
         self.waiting_bytes += piece.cost();
         self.waiting.push_back(piece);
     }
 }
 
-/// A job that is to be suspended. Its ranks are stopped until it is written down, and then end; or go on as if nothing had been.
+/// A job that is to be suspended. Its ranks are stopped until it is written down, and then end. If it is not written down they go
+/// on where they were.
 #[derive(Debug)]
 struct Suspending {
-    /// Who writes it down.
+    /// The command that writes the job down.
     session: SessionId,
     /// Hosts that have not said that their ranks are stopped.
     waiting: BTreeSet<NodeId>,
     origins: BTreeMap<Rank, IpAddr>,
-    /// The session knows how far the output has come: what comes now waits, and when the job ends, a later life writes it once more.
+    /// Set once the session knows how far the output has come. Output that comes later waits here; when the job ends, the resumed
+    /// job writes it once more.
     held: Option<VecDeque<(NodeName, Piece)>>,
-    /// It is written down.
+    /// The job is written down.
     done: bool,
 }
 
@@ -146,27 +150,28 @@ pub struct Home {
     job: JobId,
     spec: JobSpec,
     placement: Placement,
-    /// Which life of the job this is.
+    /// The first incarnation of the job's present epoch.
     epoch: Epoch,
     /// Where it sits: what makes the epochs that it begins its own.
     seat: Seat,
-    /// It begins anew when every host has ended what it had of it.
+    /// The job restarts from the beginning as soon as every host has ended what it had of it.
     anew: bool,
-    /// Another home had it before, which may have begun the job anew.
+    /// Another home had the job before, and may have restarted it.
     adopted: bool,
-    /// Of a job that was suspended: the addresses of the nodes where its ranks were first launched. They may be members still, and the
-    /// ranks elsewhere.
+    /// For a job that was suspended: the addresses of the nodes where its ranks were first launched. These may still be members
+    /// while the ranks are elsewhere.
     origins: Vec<IpAddr>,
     /// How often each rank has crashed before its first checkpoint.
     early_crashes: BTreeMap<Rank, u32>,
-    /// Ranks that have no process anywhere, as far as is known: their node is lost, and they are not back.
+    /// Ranks that have no process anywhere, as far as this home knows: their node is lost, and they are not back.
     lost: BTreeSet<Rank>,
-    /// For whoever goes back when the nodes and protectors of those that have ended are lost.
+    /// Where the streams of ended ranks end. A peer that goes back needs it when the nodes and protectors of those ranks are
+    /// lost.
     finals: Finals,
-    /// Hosts of whose ranks a new home knows nothing yet.
+    /// Hosts that have not yet reported their ranks to this new home.
     unreported: BTreeSet<NodeId>,
-    /// What nodes say of ranks that are not there, as far as this home knows: they know of a loss that it has not heard of, and have brought them back. Bounded by what a host
-    /// keeps of output that is not taken.
+    /// What nodes say of ranks that this home does not place there. Such a node knows of a loss that this home has not heard of,
+    /// and has brought the ranks back. Bounded by what a host keeps of output that is not taken.
     early: Vec<(NodeId, Epoch, FromHost)>,
     started: Duration,
     started_ms: u64,
@@ -178,12 +183,12 @@ pub struct Home {
     stdin: Stdin,
     /// Sessions that only wait for the end (`radic kill`).
     waiters: BTreeSet<SessionId>,
-    /// Set once, at the first reason to end.
+    /// Set once, by the first reason to end.
     outcome: Option<Outcome>,
     /// The hosts were told to end.
     ending: bool,
     suspending: Option<Suspending>,
-    /// Who is to bring back ranks of a job that was suspended: those that are not back.
+    /// For each rank of a resumed job that is not back yet: the protector that is to bring it back.
     protectors: BTreeMap<Rank, NodeId>,
     outputs: VecDeque<HomeOutput>,
 }
@@ -212,12 +217,12 @@ impl Home {
         home
     }
 
-    /// The new home of a job whose home is lost. Its hosts are to report.
+    /// The new home of a job whose home is lost. Its hosts are going to report.
     pub fn adopt(now: Duration, seat: Seat, adoption: Adoption) -> Self {
         let Adoption { job, ward, started_ms, view } = adoption;
         let seat = Seat { view: seat.view.max(view), ..seat };
         let mut home = Home::new(now, started_ms, job, seat, ward);
-        // What is released its hosts say, with the keys of it.
+        // The hosts report which fences were released, with their keys.
         home.fences = Fences::default();
         home.ranks.fill(RankState::Running);
         home.stdin.wanted = StdinWanted::Nothing; // Rank 0 was on the lost node.
@@ -227,14 +232,14 @@ impl Home {
         home
     }
 
-    /// Somebody else wants this home to be.
+    /// Another node also asks this node to be the home of the job.
     pub fn handle_adoption(&mut self, adoption: &Adoption) {
         self.started_ms = self.started_ms.min(adoption.started_ms);
         self.seat.view = self.seat.view.max(adoption.view);
         self.learn_epoch(adoption.ward.epoch, None);
     }
 
-    /// The job is over, says somebody who has heard it of the home before: this one has come for nothing.
+    /// A node that heard the home before says that the job is over: this home was adopted for nothing.
     pub fn handle_removed(&mut self, now: Duration, outcome: Option<Outcome>) {
         if self.is_over() {
             return;
@@ -249,36 +254,37 @@ impl Home {
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
         self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
-        // Nobody will say so: hosts were gone when the job ended, and whoever has come back since ends like somebody of a life before (`Host::supersede`).
+        // No host will report its end: the hosts were gone when the job ended. A process that has come back since belongs to an
+        // earlier epoch and is ended by its node (`Host::supersede`).
         self.hosts.values_mut().for_each(|host| host.gone = true);
         self.pump();
         self.check_end(now);
     }
 
-    /// Whether a rank has ended by itself.
+    /// Whether a rank has ended and was not ended by a loss.
     pub fn has_ended(&self, rank: Rank) -> bool {
         self.is_over() || self.ranks.get(rank.0 as usize) == Some(&RankState::Ended)
     }
 
-    /// Whether a rank has ended, and nobody brings it back.
+    /// Whether a rank has ended for good: nothing brings it back.
     pub fn has_left(&self, rank: Rank) -> bool {
         self.has_ended(rank) && !self.anew && !self.lost.contains(&rank)
     }
 
-    /// Where a rank that has ended has ended a stream.
+    /// Where a stream ends whose sender has ended.
     pub fn final_of(&self, stream: StreamId, sender: Rank) -> Option<StreamEnd> {
         self.finals.get(stream, sender)
     }
 
-    /// How the job has ended, if it has and nothing that was written waits for a terminal.
+    /// How the job has ended, if it has ended and no written byte waits for a terminal.
     pub fn last_word(&self) -> Option<&Outcome> {
-        // That no more comes of a rank tells a terminal nothing that the end of the job does not. (`make sim`, seed 48463: a home that had just been adopted ended its job, and was lost before a
-        // terminal had turned to it, which waited for another home and ended with 113.)
+        // An empty piece says that a rank writes no more. A terminal learns as much from the end of the job, so such a piece need
+        // not be printed: waiting for it would withhold the end from a terminal that has not turned to this home yet.
         let printed = self.printing.waiting.iter().all(|piece| piece.data.is_empty()) && self.printing.under_way_bytes == 0;
         self.outcome.as_ref().filter(|_| self.is_over() && printed)
     }
 
-    /// A job that was suspended goes on; the placement is a new one. Its protectors bring its ranks back.
+    /// A job that was suspended goes on, with a new placement. The protectors bring its ranks back.
     pub fn resume(
         now: Duration,
         seat: Seat,
@@ -365,18 +371,18 @@ impl Home {
         &self.spec.protection
     }
 
-    /// What its output costs to keep, in bytes.
+    /// What the waiting output costs to keep, in bytes.
     pub fn backlog(&self) -> usize {
         self.printing.waiting_bytes
     }
 
-    /// Output that waits for a terminal and that hosts were told not to keep.
+    /// Output that waits for a terminal and that hosts need not keep any more.
     pub fn kept(&self) -> impl Iterator<Item = (Rank, OutputStream, std::ops::Range<u64>)> + '_ {
         let pieces = self.printing.under_way.iter().chain(&self.printing.waiting).filter(|piece| piece.taken);
         pieces.map(|piece| (piece.rank, piece.stream, piece.offset..piece.offset + piece.data.len() as u64))
     }
 
-    /// Which life of it this is.
+    /// The first incarnation of the job's present epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -386,7 +392,7 @@ impl Home {
         &self.placement
     }
 
-    /// Ranks whose node is lost, and that are not back, as far as is known: some may have ended before.
+    /// Ranks whose node is lost and that are not back, as far as this home knows. Some may have ended before the loss.
     pub fn away(&self) -> impl Iterator<Item = Rank> + '_ {
         self.lost.iter().copied().filter(|_| !self.is_over())
     }
@@ -401,17 +407,17 @@ impl Home {
         self.adopted
     }
 
-    /// The address of the node where a rank was first launched, if it may not be on one that is gone.
+    /// The address of the node where a rank was first launched, if the job was resumed.
     pub fn origin_of(&self, rank: Rank) -> Option<IpAddr> {
         self.origins.get(rank.0 as usize).copied()
     }
 
-    /// A rank has ended, and then its node was lost, and whoever might have brought it back not knowing that.
+    /// A rank had ended before its node was lost, and no node is left that could bring it back.
     pub fn handle_left_for_good(&mut self, rank: Rank) {
         self.lost.remove(&rank);
     }
 
-    /// Ranks that are lost and not back, as far as is known.
+    /// Ranks that ran, are lost and are not back, as far as this home knows.
     pub fn lost(&self) -> impl Iterator<Item = Rank> + '_ {
         self.away().filter(|rank| self.ranks[rank.0 as usize] != RankState::Ended)
     }
@@ -459,30 +465,31 @@ impl Home {
             ToHome::Lost { rank, incarnation, why } if self.knows(rank) && incarnation.epoch >= self.epoch => {
                 self.lose(rank, from, why)
             }
-            // Who has ended before the job began anew has not ended in this life. (`make sim`, seed 39399: what was sent to its next life was thought to be wanted by nobody.)
+            // A rank that ended before the restart has not ended in the new epoch: peers would take what they send to its next
+            // incarnation for unwanted.
             ToHome::Left { rank, epoch, status, phase } if self.knows(rank) && !self.anew && epoch == self.epoch => {
                 self.handle_left(rank, status, phase);
             }
             ToHome::Finals { rank, epoch, finals } if self.knows(rank) && !self.anew && epoch == self.epoch => {
                 self.finals.keep(rank, finals);
             }
-            // What is said of a rank that is not part of the job, or of another life, is not listened to.
+            // What is said of a rank outside the job, or of another epoch, is ignored.
             _ => {}
         }
         self.check_end(now);
     }
 
-    /// A host speaks of its ranks, which are in this life of the job. A word of the life before may still be under way when the next one has begun: from a node that was to bring
-    /// somebody back, and that was taken for empty.
+    /// A host speaks of its ranks in this epoch. A message of an earlier epoch may still be under way when the next one has
+    /// begun: from a node that was to bring a rank back while this home took that node for empty.
     fn handle_host(&mut self, now: Duration, from: &NodeId, epoch: Epoch, said: FromHost) {
         match said {
             FromHost::Report(report) => self.handle_report(from, epoch, report),
-            // While it ends, in whatever life: nothing is left there.
+            // The host ends its ranks, in whatever epoch: nothing is left there.
             FromHost::Gone if epoch >= self.epoch || self.anew || self.ending => self.handle_gone(now, from, epoch),
-            // It knows of a new home, and has not reported to it. With its report all that was not printed comes once more, from the first byte on; what was taken before
-            // that would make the beginning look printed.
+            // This host knows the new home but has not reported to it yet. Its report brings all unprinted output once more, from
+            // the first byte on. Output taken before the report would make that beginning look printed.
             FromHost::Output { .. } if self.unreported.contains(from) => {}
-            // Its host waits until somebody has it; the next life writes it once more.
+            // The host waits until its output is taken. The next epoch writes it once more.
             FromHost::Output { rank, stream, offset, data } if self.anew && self.placement.node_of(rank) == Some(from) => {
                 self.tell_taken(rank, stream, offset + data.len() as u64);
             }
@@ -505,12 +512,12 @@ impl Home {
                     self.early.push((from.clone(), epoch, said));
                 }
             }
-            // A host that speaks for ranks it does not have is not listened to.
+            // A host that speaks for ranks it does not have is ignored.
             _ => {}
         }
     }
 
-    /// A node is lost. Ranks that it was to bring back, of a job that was suspended, are with it: nobody else has them.
+    /// A node is lost that was to bring back ranks of a resumed job. Only that node had their logs.
     pub fn handle_protector_lost(&mut self, node: &NodeId) {
         let Some(rank) = self.protectors.iter().find(|(_, protector)| *protector == node).map(|(rank, _)| *rank) else { return };
         let why = "it was to bring back ranks of a job that was suspended; it can be resumed again".to_owned();
@@ -518,7 +525,7 @@ impl Home {
     }
 
     fn handle_rank(&mut self, from: &NodeId, rank: Rank, said: FromHost) {
-        self.lost.remove(&rank); // Whatever it says: it is there.
+        self.lost.remove(&rank); // The host speaks of the rank, so the rank is there.
         let state = &mut self.ranks[rank.0 as usize];
         let node = from.name.clone();
         match said {
@@ -537,7 +544,7 @@ impl Home {
                 self.handle_exit(rank, node, status, phase);
             }
             FromHost::Aborted { code, message, .. } => {
-                // A shell sees the low eight bits; an abort that would look like success does not.
+                // A shell sees the low eight bits. An abort whose low bits are 0 must not look like success.
                 let shown = if code & 0xff == 0 { 1 } else { code };
                 self.end(Outcome { code: shown, reason: EndReason::Aborted { rank, code, message } });
             }
@@ -552,7 +559,7 @@ impl Home {
             (ExitStatus::Code(0), MpiPhase::Within) => {
                 self.end(Outcome { code: 1, reason: EndReason::NotFinalized { rank, node } });
             }
-            // After MPI_Finalize nobody waits for it: the others finish, the job fails with this code.
+            // After MPI_Finalize no other rank waits for this one: the others finish, and the job fails with this code.
             (ExitStatus::Code(code), MpiPhase::After) => {
                 self.outcome.get_or_insert(Outcome { code, reason: failed() });
             }
@@ -568,11 +575,11 @@ impl Home {
         self.spec.protection.protect == Protect::On
     }
 
-    /// A piece of output. What was there before is not printed again; a gap ends the job, for nobody would see it.
+    /// A piece of output. Bytes that came before are not printed again. A gap ends the job, because it would go unnoticed.
     fn handle_output(&mut self, node: NodeName, rank: Rank, stream: OutputStream, offset: u64, mut data: ByteBuf) {
         if let Some(Suspending { held: Some(held), done, .. }) = &mut self.suspending {
             if *done {
-                // Its next life writes it once more; the host need not wait for anybody to print it.
+                // The resumed job writes it once more, so the host need not wait until it is printed.
                 let end = offset + data.len() as u64;
                 return self.tell_taken(rank, stream, end);
             }
@@ -582,7 +589,7 @@ impl Home {
         let next = progress.next.unwrap_or(offset);
         if offset > next {
             let why = format!("{} bytes of what rank {rank} wrote are lost", offset - next);
-            // Nobody prints it, and its host waits for that before it lets the job go.
+            // No terminal prints this piece, but the host waits for it before it lets the job go.
             self.tell_taken(rank, stream, offset + data.len() as u64);
             return self
                 .end(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: vec![rank], why } });
@@ -601,7 +608,7 @@ impl Home {
         self.pump();
     }
 
-    /// Nothing more comes from this rank: an empty piece of each stream tells the terminal so, in its place.
+    /// Nothing more comes from this rank. An empty piece of each stream tells the terminal so, after the output before it.
     fn end_output(&mut self, rank: Rank) {
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
             let offset = self.printing.progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
@@ -610,12 +617,12 @@ impl Home {
         self.pump();
     }
 
-    /// A rank whose node is lost had ended before, if this home has not heard of it.
+    /// A rank had ended before its node was lost, and this home may not have heard of it.
     fn handle_left(&mut self, rank: Rank, status: ExitStatus, phase: MpiPhase) {
         if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
             let node = self.placement.node_of(rank).expect("it knows the rank").clone();
             if self.placement.ranks_on(&node).all(|rank| self.ranks[rank.0 as usize] == RankState::Ended) {
-                // Nobody comes back there, so there is nothing that could report.
+                // No rank comes back to that node, so it has nothing to report.
                 self.unreported.remove(&node);
             }
             self.end_output(rank);
@@ -629,11 +636,12 @@ impl Home {
         let rank = self.placement.ranks_on(from).next();
         self.learn_epoch(epoch, rank);
         if is_first && epoch != self.epoch || report.anew && epoch >= self.epoch {
-            // Nobody has got far, and who was ended for that has not failed. A node that has nothing of it says so, too: it takes no order of that life any more.
+            // The hosts were about to end the job for a restart: ranks that ended for that have not failed. A node without any
+            // rank of the job reports as well, because it refuses all orders of that epoch from now on.
             self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
         if ends {
-            // It may not have known of this home when it was told.
+            // The host may not have known this home when it was told to end.
             self.tell_host(from.clone(), self.end_message());
         }
         if epoch != self.epoch || self.anew {
@@ -656,7 +664,8 @@ impl Home {
         }
     }
 
-    /// The home before had begun the job anew, and was lost: nobody else may have the number of that life, of which there may be processes behind a cut (G4).
+    /// The home before had restarted the job, and was lost. No process may have an incarnation of that epoch again: some may
+    /// still run behind a cut (G4).
     fn learn_epoch(&mut self, epoch: Epoch, rank: Option<Rank>) {
         if epoch > self.epoch && !self.ending {
             self.epoch = epoch;
@@ -664,7 +673,7 @@ impl Home {
         }
     }
 
-    /// A host was let out of this fence. Who waits in one that the home before has released is told again.
+    /// A host was let out of this fence. Hosts that wait in a fence which the home before had released are told again.
     fn learn_fence(&mut self, fence: u64, keys: Vec<(String, String)>) {
         let Some(Behind { number, nodes, entries }) = self.fences.learn(fence, keys) else { return };
         for node in nodes {
@@ -672,7 +681,7 @@ impl Home {
         }
     }
 
-    /// A rank cannot be brought back, for it has no checkpoint: the job begins anew.
+    /// A rank has no checkpoint to come back from: the job restarts from the beginning.
     fn begin_anew(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
         if self.ending || self.anew {
             return;
@@ -706,14 +715,15 @@ impl Home {
         self.launch_anew();
     }
 
-    /// Starts the job once more when nothing of its last life is left.
+    /// Launches the next epoch when nothing of the last one is left.
     fn launch_anew(&mut self) {
         if !self.anew || self.hosts.values().any(|host| !host.gone) {
             return;
         }
         self.anew = false;
-        // The home before may have launched a life of which nobody has heard here, for it was cut off that moment. If its processes had the number of these, they would be taken for
-        // them when the cut heals, until their protectors hear that they are fenced (G4).
+        // The home before may have launched an epoch that no node on this side of a cut has heard of. If its processes had the
+        // same incarnations as the new ones, they would be taken for them when the cut heals, until their protectors hear of the
+        // fence (G4).
         self.adopted = false;
         self.epoch = self.epoch.next(self.seat);
         self.fences = Fences::default();
@@ -749,7 +759,7 @@ impl Home {
         let running: Vec<Rank> = self.placement.ranks_on(node).filter(|r| self.ranks[r.0 as usize] != RankState::Ended).collect();
         self.lost.extend(self.placement.ranks_on(node));
         for rank in self.placement.ranks_on(node).filter(|_| ending) {
-            self.ranks[rank.0 as usize] = RankState::Ended; // Nobody brings back what is being ended.
+            self.ranks[rank.0 as usize] = RankState::Ended; // Nothing brings back what is being ended.
         }
         self.hosts.remove(node);
         self.unreported.remove(node);
@@ -769,7 +779,7 @@ impl Home {
         self.check_end(now);
     }
 
-    /// Stops all ranks, so that somebody can write the job down.
+    /// Stops all ranks, so that a command can write the job down.
     fn suspend(&mut self, session: SessionId) {
         let running = self.ranks.iter().all(|rank| *rank == RankState::Running);
         let why = match () {
@@ -801,7 +811,8 @@ impl Home {
         }
     }
 
-    /// Tells whoever writes the job down how far it has come, when its ranks are stopped and the terminal has printed what it was sent.
+    /// When the ranks are stopped and the terminal has printed what it was sent, tells the command that writes the job down how
+    /// far the job has come.
     fn check_frozen(&mut self) {
         let Some(suspending) = &mut self.suspending else { return };
         if !suspending.waiting.is_empty() || suspending.held.is_some() || !self.printing.under_way.is_empty() {
@@ -839,7 +850,7 @@ impl Home {
         self.pump();
     }
 
-    /// It is written down.
+    /// The command has written the job down.
     fn end_suspended(&mut self, session: &SessionId) {
         let Some(suspending) = self.suspending.as_mut().filter(|s| s.session == *session && s.held.is_some()) else { return };
         suspending.done = true;
@@ -848,7 +859,7 @@ impl Home {
             self.tell_taken(rank, stream, offset + data.len() as u64);
         }
         self.waiters.insert(session.clone());
-        // Somebody has them now.
+        // The command has the waiting output now.
         self.take_all();
         (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
         self.ending = true;
@@ -856,7 +867,8 @@ impl Home {
         self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
     }
 
-    /// A node is lost: its terminals are, wherever the ranks are. Whoever had waited for one of them to print would wait for ever.
+    /// A node is lost, and the terminals on it with it. Without this, the output would wait for ever for such a terminal to
+    /// print.
     pub fn handle_terminal_lost(&mut self, node: &NodeId) {
         self.lose_terminal(node);
     }
@@ -871,7 +883,7 @@ impl Home {
         self.waiters.retain(|w| w.node != *node);
     }
 
-    /// A node is lost: its terminals are, and if the job had ranks there, it ends, since it is not protected.
+    /// A node is lost, and the terminals on it with it. A job without protection ends if it had ranks there.
     pub fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
         if self.hosts.contains_key(node) {
             self.lose_host(node, why);
@@ -880,7 +892,7 @@ impl Home {
         self.check_end(now);
     }
 
-    /// Nothing will be decided about this job any more, wherever its ranks are.
+    /// This side cannot decide anything about the job any more, wherever its ranks are.
     pub fn give_up(&mut self, now: Duration, why: &str) {
         if !self.is_over() {
             let reason = EndReason::NodeLost { node: self.placement.home().name.clone(), ranks: Vec::new(), why: why.to_owned() };
@@ -899,7 +911,7 @@ impl Home {
         for rank in &ranks {
             self.ranks[rank.0 as usize] = RankState::Ended;
         }
-        // Of a job that begins anew none runs, and it cannot begin without that node.
+        // A job that is being restarted has no running rank, but cannot begin without that node.
         if running || self.anew {
             let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
             self.end(Outcome { code: exit_code::NODE_LOST, reason });
@@ -911,8 +923,8 @@ impl Home {
         self.thaw("it has ended");
         self.outcome.get_or_insert(outcome);
         if std::mem::take(&mut self.anew) {
-            // Hosts that have ended what they had of the life before do not say so once more, nor do they report to a home that was adopted. (`make sim`, seed 258922: it was frozen
-            // then, gave the job up, and waited for a report of its own node.)
+            // Hosts that have already ended what they had of the last epoch do not say so again, nor do they report to a home
+            // that was adopted: waiting for them would never end.
             for (node, _) in self.hosts.iter().filter(|(_, host)| host.gone) {
                 self.unreported.remove(node);
                 self.placement.ranks_on(node).for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);
@@ -946,28 +958,28 @@ impl Home {
                 self.tell_session(session, ToSession::Ended(outcome));
             }
             self.pump();
-            // Who is told that the job is over keeps nothing of it: terminals are told before.
+            // A node that hears `Ended` forgets the job, so the terminals are told first.
             self.outputs.push_back(HomeOutput::Ended);
         }
     }
 
-    /// What hosts are told when the job ends, or begins anew.
+    /// What hosts are told when the job ends, or restarts from the beginning.
     fn end_message(&self) -> ToHost {
         ToHost::End { epoch: self.epoch, kill: self.anew, anew: self.anew }
     }
 
     fn handle_gone(&mut self, now: Duration, from: &NodeId, epoch: Epoch) {
         let Some(host) = self.hosts.get_mut(from) else { return };
-        // A host that the home before has ended knows nothing of those who are to come back on its node.
+        // A host that was ended by the home before does not know of ranks that are to come back to its node.
         let comes = |rank: &Rank| !self.ending && !self.anew && self.lost.contains(rank);
         let (coming, ended): (Vec<Rank>, Vec<Rank>) = self.placement.ranks_on(from).partition(comes);
         host.gone = coming.is_empty();
         if self.anew {
-            // A home that was adopted may not have known of it.
+            // A home that was adopted may not have known this epoch.
             self.learn_epoch(epoch, None);
             return self.launch_anew();
         }
-        // A host is gone when all its ranks are; this also holds for a rank whose end was never reported.
+        // A host is gone only when all of its ranks are. So a rank whose end was never reported has ended as well.
         ended.into_iter().for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);
         if coming.is_empty() {
             self.unreported.remove(from);
@@ -1002,7 +1014,7 @@ impl Home {
         }
     }
 
-    /// Rank 0 has another pipe, or will have one: what was in the old one and was not read is wanted again.
+    /// Rank 0 has another pipe, or will have one. What was in the old one and was not read is needed again.
     fn restart_stdin(&mut self, wanted: StdinWanted) {
         self.stdin.restart(wanted);
         self.go_on_with_stdin();
@@ -1053,7 +1065,7 @@ impl Home {
         self.check_frozen();
     }
 
-    /// What a terminal did not print waits for the next one.
+    /// What a terminal has not printed waits for the next one.
     fn put_back(&mut self) {
         let printing = &mut self.printing;
         let mut printed = std::mem::take(&mut printing.printed);
@@ -1073,7 +1085,7 @@ impl Home {
         if printing.terminal.as_ref() != Some(session) {
             return;
         }
-        // A terminal that claims more than it was sent has printed all of it.
+        // A terminal that claims more than it was sent counts as having printed all of it.
         let bytes = (bytes as usize).min(printing.under_way_bytes);
         printing.under_way_bytes -= bytes;
         printing.printed += bytes;
@@ -1091,7 +1103,7 @@ impl Home {
     /// Moves output towards the terminal, and lets hosts read on for what has moved.
     fn pump(&mut self) {
         if self.suspending.as_ref().is_some_and(|suspending| suspending.held.is_some() && !suspending.done) {
-            return; // Whoever writes the job down has it.
+            return; // The command that writes the job down has the output.
         }
         match self.printing.terminal.clone() {
             Some(terminal) => self.pump_to(&terminal),
@@ -1105,7 +1117,7 @@ impl Home {
             self.printing.waiting_bytes -= piece.cost();
             self.printing.under_way_bytes += piece.data.len();
             if !self.is_protected() {
-                // With its home such a job dies: there is no need to keep more than the home does.
+                // A job without protection dies with its home, so a host need not keep more than the home does.
                 self.take(&mut piece);
             }
             let Piece { rank, stream, offset, ref data, .. } = piece;
@@ -1120,7 +1132,8 @@ impl Home {
         }
     }
 
-    /// What is protected its hosts keep, too, for the next terminal: this node may be lost before. But not so much that a rank would have to wait, nor when it ends.
+    /// The hosts of a protected job keep its output as well, for the next terminal: this node may be lost before one attaches.
+    /// But they keep no more than lets every rank go on writing, and nothing once the job ends.
     fn keep_without_terminal(&mut self) {
         if !self.is_protected() || self.ending || self.anew {
             self.take_all();
@@ -1137,7 +1150,7 @@ impl Home {
     }
 
     fn take_all(&mut self) {
-        // Nearly always those that are not taken stand behind the others.
+        // Pieces that are not taken stand behind the others, except after `relieve`.
         let last = self.printing.waiting.iter().rposition(|piece| piece.taken).filter(|_| !self.printing.mixed);
         self.printing.mixed = false;
         let from = last.map_or(0, |last| last + 1);
@@ -1146,7 +1159,8 @@ impl Home {
         self.printing.waiting.append(&mut new);
     }
 
-    /// Hosts need not keep much more than half of what they may of each stream; not every piece that comes is looked at for that.
+    /// Lets hosts drop part of each stream of which they keep much, until about half of the allowance is left. Only streams in
+    /// `pressed` are looked at.
     fn relieve(&mut self) {
         let pressed = std::mem::take(&mut self.printing.pressed);
         let mut waiting = std::mem::take(&mut self.printing.waiting);

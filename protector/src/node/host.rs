@@ -18,13 +18,14 @@ use crate::pmi::{KeySpace, Reply, Request, Session};
 const GRACE: Duration = Duration::from_secs(2);
 /// Time that an ended rank's pipes may stay open (a process that left its group holds them) before they are closed.
 const DRAIN: Duration = Duration::from_secs(2);
-/// So often within [`CRASH_TIME`] a rank may crash and be brought back: one that goes on crashing has a bug, which comes back with it.
+/// A rank may crash and be brought back this often within [`CRASH_TIME`]. One that goes on crashing has a bug, which comes back
+/// with it.
 const CRASHES: usize = 3;
 const CRASH_TIME: Duration = Duration::from_secs(60);
-/// So often a rank is brought back that dies before it lives again. Its log goes back to the image before the newest after half of them
-/// ([`crate::store::RESTORES`]): after all of them no image is left that it could come back from.
+/// A rank that dies before it is live again is brought back this often. After half of the attempts its log goes back to the image
+/// before the newest ([`crate::store::RESTORES`]); after all of them no image is left to try.
 const RESTORES: u32 = 2 * crate::store::RESTORES;
-/// Time that the ranks of a lost home wait for the next one.
+/// Time that the ranks of a lost home wait for the next home.
 const ORPHANED: Duration = Duration::from_secs(30);
 const STREAMS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
 /// The loader's list of libraries that go before all others.
@@ -35,7 +36,8 @@ const PRELOAD: &str = "LD_PRELOAD";
 pub struct HostEnvironment {
     /// The address that other nodes know.
     pub address: IpAddr,
-    /// The interface that carries it; empty: none of this machine does (it is behind a translation, say).
+    /// The interface that carries the address. Empty if no interface of this machine does, for example behind address
+    /// translation.
     pub iface: String,
     /// Its network, as `a.b.c.d/len`.
     pub prefix: String,
@@ -56,39 +58,39 @@ pub struct SpawnOrder {
     pub program: ByteBuf,
     /// Its arguments, the first being its name.
     pub args: Vec<ByteBuf>,
-    /// Its whole environment but `PMI_FD`.
+    /// Its whole environment except `PMI_FD`.
     pub env: Vec<(ByteBuf, ByteBuf)>,
     /// Its working directory.
     pub dir: ByteBuf,
     /// The name of its key space.
     pub kvsname: String,
-    /// Whether its standard input is a pipe from us; else it is empty.
+    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
     pub stdin: bool,
     /// Its file mode creation mask.
     pub umask: u32,
-    /// The library that it runs under, if any: it must be there, and addresses are not to be randomised (a restart puts everything
-    /// back where it was).
+    /// The library that it runs under, if any. The library must be there, and addresses are not randomised, because a restart
+    /// puts everything back where it was.
     pub library: Option<String>,
 }
 
-/// A process to be brought back from its images, as one more life of it.
+/// A process to be brought back from its images, as a new incarnation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoreOrder {
-    /// Who.
+    /// The process.
     pub process: ProcessId,
-    /// In which life.
+    /// Its new incarnation.
     pub incarnation: Incarnation,
     /// The log service that has its images.
     pub log: SocketAddr,
-    /// That service is this node's own.
+    /// Whether that log service is this node's own.
     pub local: bool,
-    /// Another one that has copies of them, if there is one: for an image that is damaged.
+    /// Another log service that has copies of the images, if there is one: for an image that is damaged.
     pub replica: Option<SocketAddr>,
     /// Its images, a full one first, then its increments: numbers and sizes.
     pub images: Vec<(u64, u64)>,
     /// The name of its key space.
     pub kvsname: String,
-    /// Whether its standard input is a pipe from us; else it is empty.
+    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
     pub stdin: bool,
     /// The library that it runs under.
     pub library: String,
@@ -99,7 +101,7 @@ pub struct RestoreOrder {
 pub struct SpawnError {
     /// What the system said, and of what.
     pub error: String,
-    /// The exit code that says so.
+    /// The exit code for this error.
     pub code: i32,
 }
 
@@ -124,12 +126,13 @@ pub enum NameRequest {
 pub enum HostOutput {
     /// Tell the job's home.
     ToHome(FromHost),
-    /// Start a process; the answer is [`Host::handle_spawned`]. Signals and standard input for it that come before it is there
+    /// Start a process; the answer is [`Host::handle_spawned`]. Signals and standard input that come before the process is there
     /// are to reach it then.
     Spawn(Rank, SpawnOrder),
-    /// Bring a process back. It is answered twice: by [`Input::Fetched`](super::Input::Fetched) when the images are here and verified, or why they
-    /// are not, and nothing follows; then as a start is. A later order for the same process takes the place of one under way, which is not answered
-    /// any more; SIGKILL, SIGTERM or `Over` give it up.
+    /// Bring a process back. The first answer is [`Input::Fetched`](super::Input::Fetched): the images are here and verified, or
+    /// why not, and then nothing follows. The second answer is the same as to a start. A later order for the same process
+    /// replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an order
+    /// up.
     Restore(Rank, RestoreOrder),
     /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
     Stdin {
@@ -148,16 +151,16 @@ pub enum HostOutput {
     Signal(Rank, i32),
     /// Answer a request about names by [`Host::handle_name`].
     Name(Rank, NameRequest),
-    /// Something the log should know.
+    /// Something to record in the event log.
     Warning(Rank, String),
-    /// A protected rank has crashed, and what it had written was read: it is to be brought back.
+    /// A protected rank has crashed and all that it had written was read: it is to be brought back.
     Lost(Rank, i32),
-    /// A rank died each time that it was brought back, before it lived again. The signal: it lived when that signal ended it first, and now died of the same.
-    /// The answer is [`Host::handle_not_restored`].
+    /// A rank died at every attempt to bring it back, before it was live. The signal is set if the same signal had ended the rank
+    /// while it was live. The answer is [`Host::handle_not_restored`].
     Unrestorable(Rank, String, Option<i32>),
-    /// A rank has ended by itself, and nothing that it has printed is only here: its protector is to know.
+    /// A rank has ended by itself, and its home has all that it printed: its protector is to know.
     Left(Rank),
-    /// A fence was released: the protector of the ranks is to know its keys.
+    /// A fence was released: the protector of the ranks is to know the keys.
     Fenced,
     /// Tell the job's home that the ranks are stopped, and where each was first launched.
     Frozen,
@@ -172,40 +175,41 @@ struct LocalRank {
     exited: Option<(ExitStatus, Duration)>,
     outlets: [Outlet; 2],
     reported: bool,
-    /// How it has ended by itself, once its home was told.
+    /// How the rank has ended by itself, once its home was told.
     ended: Option<(ExitStatus, MpiPhase)>,
     /// Its protector was told, too.
     left: bool,
-    /// Fences that it was let out of.
+    /// Number of fences that the rank was let out of.
     fences: u64,
-    /// It has ended by this signal, and is to be brought back when its output was read.
+    /// The signal that ended the rank, which is to be brought back once its output was read.
     crashed: Option<i32>,
-    /// When it crashed lately, and by which signal.
+    /// Its recent crashes: when, and by which signal.
     crashes: Vec<(Duration, i32)>,
-    /// How often in a row it has died between its restore and living again.
+    /// How often in a row the rank has died between its restore and the event `live`.
     failed_restores: u32,
-    /// It is being brought back here, and has not said yet where it stands.
+    /// The rank is being brought back here, and has not said yet where it stands.
     returning: bool,
-    /// It was brought back and has not caught up yet.
+    /// The rank was brought back and is not live yet.
     catching_up: bool,
-    /// It was brought back, and what its program has not taken yet only that log has: longer than it catches up.
+    /// The rank was brought back and still needs its old log, which alone has what its program has not taken. It may do so after
+    /// it is live.
     reads_log: bool,
-    /// It was ended by this signal, and its protector is to bring it back: there is no process.
+    /// The signal that ended the rank, whose protector is to bring it back. There is no process.
     lost: Option<i32>,
-    /// It cannot be brought back.
+    /// The rank cannot be brought back.
     hopeless: bool,
-    /// Why this node has killed it, if it has.
+    /// Why this node has killed the rank, if it has.
     killed: Option<Killed>,
-    /// Signals for it that came before its process did, each once, in the order in which they last came.
+    /// Signals that came before the process did: each once, in the order in which they last came.
     missed: Vec<i32>,
 }
 
-/// Why a node kills a rank of its own accord: none of it is a crash of the program.
+/// Why a node kills a rank on its own initiative. Neither is a crash of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Killed {
-    /// Its library has made a mistake, or it cannot be brought back: it stays dead.
+    /// Its library has broken the protocol, or it cannot be brought back: it stays dead.
     ForGood,
-    /// `radic inject kill-rank`: it is brought back, however often.
+    /// `radic inject kill-rank`: the rank is brought back, however often.
     AsAsked,
 }
 
@@ -245,28 +249,28 @@ impl LocalRank {
         }
     }
 
-    /// It has crashed by itself, while it lived: it is brought back, unless it does nothing else.
+    /// The rank crashed while it was live. It is brought back, unless it has crashed too often lately.
     fn handle_crashed(&mut self, now: Duration, signal: i32) {
         self.crashes.retain(|(at, _)| *at + CRASH_TIME > now);
         self.crashed = (self.crashes.len() < CRASHES).then_some(signal);
         self.crashes.push((now, signal));
     }
 
-    /// It has died between its restore and living again: that is no failure of the program, but of the restore. It is brought back a few times more. False:
-    /// it was brought back often enough.
+    /// The rank died between its restore and the event `live`. That is a failure of the restore, not of the program, so it is
+    /// brought back a few more times. Returns false when it was brought back often enough.
     fn handle_restore_failed(&mut self, signal: i32) -> bool {
         self.failed_restores += 1;
         self.crashed = (self.failed_restores < RESTORES).then_some(signal);
         self.crashed.is_some()
     }
 
-    /// A signal comes before its process does.
+    /// Remembers a signal that comes before its process does.
     fn miss(&mut self, signal: i32) {
         self.missed.retain(|missed| *missed != signal);
         self.missed.push(signal);
     }
 
-    /// Asks for what may be read.
+    /// Orders reads of the streams that may be read.
     fn read(&mut self, rank: Rank, outputs: &mut VecDeque<HostOutput>) {
         for (outlet, stream) in self.outlets.iter_mut().zip(STREAMS) {
             if outlet.ask() {
@@ -285,7 +289,7 @@ pub struct Host {
     placement: Placement,
     epoch: Epoch,
     ranks: BTreeMap<Rank, LocalRank>,
-    /// Of these, those that are still to be started here.
+    /// The ranks that are still to be started here.
     launches: Launches,
     keys: KeySpace,
     fence: u64,
@@ -293,16 +297,16 @@ pub struct Host {
     waiting: BTreeSet<Rank>,
     ending: bool,
     kill_at: Option<Duration>,
-    /// The home is lost: until when the next one may come.
+    /// If the home is lost: until when the next one may come.
     orphaned: Option<Duration>,
-    /// Signals that ranks were sent for a reason: who ends by one is not brought back.
+    /// Signals that the ranks were sent on purpose: a rank that ends by one of them is not brought back.
     sent: BTreeSet<i32>,
     over: bool,
-    /// It was ended because the job begins anew, or is ended by force.
+    /// The host was ended because the job restarts from the beginning, or is ended by force.
     killed: bool,
-    /// The first of that.
+    /// The host was ended because the job restarts from the beginning.
     anew: bool,
-    /// The job has begun anew, and this is of a life before.
+    /// The job has restarted, and this host is of an earlier epoch.
     superseded: bool,
     outputs: VecDeque<HostOutput>,
 }
@@ -328,7 +332,8 @@ impl Host {
         host
     }
 
-    /// Starts the ranks that `placement` puts on `me`, but for those that are here: an order to bring somebody back here may have come before the word to launch.
+    /// Starts the ranks that `placement` puts on `me`, except those that are here already: an order to bring a rank back may have
+    /// come before the word to launch.
     pub fn launch_ranks(&mut self, me: &NodeId, environment: &HostEnvironment, placement: &Placement) {
         if self.ending {
             return;
@@ -341,7 +346,7 @@ impl Host {
         self.launch_some(environment);
     }
 
-    /// Orders those to be started whose turn it is.
+    /// Orders the starts whose turn has come.
     fn launch_some(&mut self, environment: &HostEnvironment) {
         while let Some(rank) = self.launches.begin() {
             let order = SpawnOrder {
@@ -361,7 +366,7 @@ impl Host {
     /// A host without ranks, on a node that is going to bring some back.
     pub fn adopt(job: JobId, ward: &Ward) -> Self {
         let mut keys = KeySpace::new(ward.spec.ranks);
-        // More than a key space holds cannot come from one.
+        // The keys come from a key space, so there are no more than one holds.
         _ = keys.merge(ward.keys.iter().cloned());
         Host::empty(job, ward.clone(), keys)
     }
@@ -392,12 +397,12 @@ impl Host {
         }
     }
 
-    /// The name of the job's key space in this life of it.
+    /// The name of the job's key space in this epoch.
     fn kvsname(&self) -> String {
         format!("radic_{}_{}", self.job, self.epoch)
     }
 
-    /// Brings a rank back, which may have been here before.
+    /// Brings a rank back. It may have been here before.
     pub fn restore(&mut self, order: &RestartOrder, local: bool, library: String) {
         if self.ending {
             return;
@@ -415,7 +420,7 @@ impl Host {
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
         if stdin {
-            // Nothing may come into its new pipe before it says what it has read.
+            // Its new pipe must stay empty until the rank says what it has read.
             self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(StdinWanted::Nothing)));
         }
         let images = images.clone();
@@ -439,14 +444,14 @@ impl Host {
         Ok(())
     }
 
-    /// It has caught up.
+    /// The rank is live.
     pub fn handle_live(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
             (state.catching_up, state.failed_restores) = (false, 0);
         }
     }
 
-    /// It needs nothing more of the log that it was brought back with.
+    /// The rank needs nothing more of the log that it was brought back with.
     pub fn handle_log_read(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
             state.reads_log = false;
@@ -458,14 +463,15 @@ impl Host {
         self.ranks.get(&rank).is_some_and(|state| state.hopeless)
     }
 
-    /// Whether the rank is being brought back here, or is to be, or has not read all of its log: without that it cannot go on.
+    /// Whether the rank cannot go on without its old log: it is being brought back here, or is to be, or has not read all of it.
     pub fn needs_log(&self, rank: Rank) -> bool {
         let reads = |state: &LocalRank| state.reads_log && state.exited.is_none();
         let needs = |state: &LocalRank| state.lost.is_some() || state.crashed.is_some() || reads(state);
         self.ranks.get(&rank).is_some_and(needs)
     }
 
-    /// It cannot be brought back. A process that is there all the same ends, and is no crash: what it comes from would be no better next time.
+    /// The rank cannot be brought back. A process that is there all the same is killed, which is no crash: the next attempt would
+    /// start from the same.
     pub fn handle_not_restored(&mut self, now: Duration, rank: Rank, why: String) {
         if let Some(state) = self.ranks.get_mut(&rank) {
             (state.returning, state.hopeless) = (false, true);
@@ -481,27 +487,28 @@ impl Host {
         self.report_ended();
     }
 
-    /// Its ranks are placed anew. None is started or ended here by that.
+    /// The ranks of the job have a new placement. That alone neither starts nor ends a rank here.
     pub fn handle_placement(&mut self, placement: Placement) {
         self.home = placement.home().clone();
         self.placement = placement;
     }
 
-    /// The home is lost, and the job protected: another home will come.
+    /// The home of a protected job is lost: another home will come.
     pub fn handle_home_lost(&mut self, now: Duration) {
         self.orphaned = Some(now + ORPHANED);
         if self.ending && self.ranks.values().all(|state| state.reported) {
-            // All had ended by themselves when the home said that the job ends. Those of the lost node may have to come back here, to print; the next home says when all is over.
+            // All ranks here had ended by themselves when the home said that the job ends. Those of the lost node may have to
+            // come back here to print. The next home says when the job is over.
             (self.ending, self.kill_at) = (false, None);
         }
     }
 
-    /// There is a new home: it is told what has become of the ranks here, and gets what was not printed.
+    /// There is a new home. It is told what has become of the ranks here, and gets the output that was not printed.
     pub fn handle_new_home(&mut self, home: NodeId) {
         self.home = home;
         self.orphaned = None;
         let (mut running, mut ended) = (Vec::new(), Vec::new());
-        // Of those who cannot be brought back the node speaks.
+        // The node itself tells the home of ranks that cannot be brought back.
         for (rank, state) in self.ranks.iter().filter(|(_, state)| !state.hopeless) {
             match state.exited.filter(|_| state.reported) {
                 Some((status, _)) => ended.push((*rank, status, state.phase())),
@@ -521,7 +528,8 @@ impl Host {
         }
     }
 
-    /// What a home that comes later has to be told when this is over: how all here have ended. Nothing of a life that is not to be gone on from.
+    /// How the ranks here have ended, for a home that comes after this host is over. Empty for an epoch from which the job does
+    /// not go on.
     pub fn ends(&self) -> Vec<(Rank, ExitStatus, MpiPhase)> {
         if self.killed || self.superseded {
             return Vec::new();
@@ -529,12 +537,12 @@ impl Host {
         self.ranks.iter().filter_map(|(rank, state)| state.ended.map(|(status, phase)| (*rank, status, phase))).collect()
     }
 
-    /// Whether it was ended because the job begins anew, which has not come here yet.
+    /// Whether this host was ended for a restart of the job, and the next epoch has not come here yet.
     pub fn begins_anew(&self) -> bool {
         self.anew && !self.superseded
     }
 
-    /// How a rank of which nothing is needed any more has ended.
+    /// How a rank has ended of which nothing is needed any more.
     pub fn end_of(&self, rank: Rank) -> Option<(ExitStatus, MpiPhase)> {
         self.ranks.get(&rank).filter(|state| state.left)?.ended
     }
@@ -544,15 +552,16 @@ impl Host {
         self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none() && !state.hopeless)
     }
 
-    /// Whether the rank was brought back here, has said where it stands, and has not caught up yet.
+    /// Whether the rank was brought back here, has said where it stands, and is not live yet.
     pub fn catches_up(&self, rank: Rank) -> bool {
         let catches_up = |state: &LocalRank| state.catching_up && !state.returning && !state.hopeless && state.exited.is_none();
         !self.ending && self.ranks.get(&rank).is_some_and(catches_up)
     }
 
-    /// Whether the rank was here, is not now, and is going to be again.
+    /// Whether the rank was here, is not now, and will be here again.
     pub fn is_away(&self, rank: Rank) -> bool {
-        // Others have what it had put before the last fence, and may call it where it does not listen yet: it does all that again.
+        // A rank behind the last fence repeats what it did before it. Its peers have the keys that it had published, and may dial
+        // it before it listens again.
         let is_behind = |state: &LocalRank| state.fences < self.fence && state.exited.is_none() && state.ended.is_none();
         let is_gone = |state: &LocalRank| state.crashed.is_some() || state.lost.is_some();
         let is_away = |state: &LocalRank| !state.hopeless && (state.catching_up || is_behind(state) || is_gone(state));
@@ -574,7 +583,7 @@ impl Host {
         &self.placement
     }
 
-    /// Which life of the job this is.
+    /// The first incarnation of the job's present epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -589,12 +598,12 @@ impl Host {
         &self.spec.protection
     }
 
-    /// Mean time between two failures of one node, as its user thinks.
+    /// The mean time between two failures of one node, as given by the user.
     pub fn mtbf(&self) -> Duration {
         Duration::from_secs(self.spec.mtbf_s)
     }
 
-    /// What the protector of its processes has to know.
+    /// What the protector of the ranks has to know of the job.
     pub fn ward(&self) -> Ward {
         let (spec, placement) = (self.spec.clone(), self.placement.clone());
         Ward { epoch: self.epoch, spec, placement, fence: self.fence, keys: self.keys.all() }
@@ -648,7 +657,7 @@ impl Host {
         let mut closed = Vec::new();
         for (rank, state) in &mut self.ranks {
             if let Some((status, at)) = state.exited.filter(|(_, at)| !state.reported && *at + DRAIN <= now) {
-                // What waits for a slow terminal is not lost: only streams that bring nothing are given up.
+                // Output that waits for a slow terminal is not lost. Only streams that bring nothing are given up.
                 for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS).filter(|(outlet, _)| outlet.is_idle()) {
                     outlet.close();
                     closed.push(HostOutput::Close(*rank, stream));
@@ -664,7 +673,7 @@ impl Host {
     /// The home speaks.
     pub fn handle_message(&mut self, now: Duration, message: ToHost) {
         match message {
-            ToHost::Launch { .. } => {} // The node's business.
+            ToHost::Launch { .. } => {} // The node handles it.
             ToHost::Stdin { number, data } => self.outputs.push_back(HostOutput::Stdin { number, data }),
             ToHost::Signal(signal) => {
                 self.sent.insert(signal);
@@ -682,7 +691,7 @@ impl Host {
         }
     }
 
-    /// Stops every rank, if they all run.
+    /// Stops every rank, if all of them run.
     fn freeze(&mut self) {
         let runs = |state: &LocalRank| state.pid.is_some() && state.exited.is_none() && !state.returning && state.lost.is_none();
         match self.ranks.iter().find(|(_, state)| self.ending || !runs(state)).map(|(rank, _)| *rank) {
@@ -700,11 +709,11 @@ impl Host {
     /// The job ends here: everything that still runs is ended.
     pub fn end(&mut self, now: Duration, kill: bool) {
         self.ending = true;
-        // Nobody starts what is being ended: it counts as killed, as what has just been started is.
+        // A rank whose start is given up counts as killed, as a rank does that has just been started.
         for rank in self.launches.give_up() {
             self.ranks.entry(rank).and_modify(|state| state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now)));
         }
-        // Nobody brings back what is being ended.
+        // A rank that is lost will not come back: the job ends.
         for state in self.ranks.values_mut() {
             if let Some(signal) = state.lost.take() {
                 state.exited = Some((ExitStatus::Signal(signal), now));
@@ -723,19 +732,20 @@ impl Host {
         self.report_ended();
     }
 
-    /// The job has begun anew elsewhere: what came back here since ends, and the home, which takes it for gone, hears nothing of it.
+    /// The job has restarted elsewhere. The ranks that came back here since are ended, and the home, which takes this host for
+    /// gone, hears nothing of it.
     pub fn supersede(&mut self, now: Duration) {
         self.superseded = true;
         self.abandon(now);
     }
 
-    /// Whether the job's home does not know of this.
+    /// Whether this host is of an epoch that the job has left behind.
     pub fn is_superseded(&self) -> bool {
         self.superseded
     }
 
-    /// Nothing can be decided on this side of the cluster, for too long: as if the home were lost. If it is within reach after all, it hears why, before it hears of ranks that
-    /// were killed. (`make sim`, seed 32599: it took that for a failure of theirs.)
+    /// This side of the cluster could not decide anything for too long, which is treated like the loss of the home. If the home
+    /// is within reach after all, it hears the reason first, so that it does not take the killed ranks for failed ones.
     pub fn give_up(&mut self, now: Duration, why: &str) {
         let first = self.running().next().map(|(rank, _)| rank).or(self.launches.any());
         let first = first.map(|rank| FromHost::Lost { rank, why: why.to_owned() });
@@ -743,7 +753,7 @@ impl Host {
         self.abandon(now);
     }
 
-    /// The home is lost: nobody takes the output any more, and everything that still runs is killed.
+    /// The home is lost: the output is not taken any more, and every running rank is killed.
     pub fn abandon(&mut self, now: Duration) {
         for (rank, state) in &mut self.ranks {
             for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS) {
@@ -768,7 +778,7 @@ impl Host {
         }
     }
 
-    /// A process was started, or not: then the next one may be.
+    /// A process was started, or could not be. Then the next one may be started.
     pub fn handle_spawned(&mut self, now: Duration, environment: &HostEnvironment, rank: Rank, result: Result<u32, SpawnError>) {
         self.launches.end(rank);
         self.handle_start(now, rank, result);
@@ -787,7 +797,7 @@ impl Host {
                 self.outputs.push_back(HostOutput::ToHome(FromHost::Launched { rank, pid }));
                 let missed = std::mem::take(&mut state.missed);
                 if self.ending {
-                    // It was not there when the others were ended.
+                    // The process was not there when the others were ended.
                     self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
                 } else {
                     self.outputs.extend(missed.into_iter().map(|signal| HostOutput::Signal(rank, signal)));
@@ -806,7 +816,7 @@ impl Host {
     pub fn handle_output(&mut self, rank: Rank, stream: OutputStream, data: ByteBuf) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         if state.returning || !state.outlet(stream).is_open() {
-            return; // Of a pipe that was given up.
+            return; // The pipe was given up.
         }
         if let Some((offset, data)) = state.outlet(stream).handle_read(data) {
             self.outputs.push_back(HostOutput::ToHome(FromHost::Output { rank, stream, offset, data }));
@@ -822,7 +832,7 @@ impl Host {
         self.report_ended();
     }
 
-    /// Kills a rank, as asked: it is to be brought back.
+    /// Kills a rank on request. It is brought back.
     pub fn kill(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.exited.is_none()) {
             state.killed.get_or_insert(Killed::AsAsked);
@@ -834,12 +844,12 @@ impl Host {
         }
     }
 
-    /// Rank 0 has taken this piece of standard input (or will never read it).
+    /// Rank 0 has taken this piece of standard input, or will never read it.
     pub fn handle_stdin_taken(&mut self, number: u64) {
         self.outputs.push_back(HostOutput::ToHome(FromHost::StdinTaken(number)));
     }
 
-    /// Rank 0 was brought back and lives again. `read`: how much of standard input it has read, if that is known.
+    /// Rank 0 was brought back and is live. `read`: how much of standard input it has read, if that is known.
     pub fn handle_input_read(&mut self, read: Option<u64>) {
         let wanted = read.map_or(StdinWanted::Unknown, StdinWanted::From);
         self.outputs.push_back(HostOutput::ToHome(FromHost::StdinWanted(wanted)));
@@ -850,7 +860,7 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         let ended_by = match status {
             ExitStatus::Signal(signal) => Some(signal),
-            // It could not catch up, which the library says so. Its protector tries again, if it is there.
+            // The library of a process that cannot catch up ends it with this code. The protector tries again if it is there.
             ExitStatus::Code(exit_code::RADIC) if state.catching_up => Some(libc::SIGABRT),
             ExitStatus::Code(_) => None,
         };
@@ -870,16 +880,16 @@ impl Host {
             }
         }
         if std::mem::take(&mut state.returning) {
-            // Its pipe was never read: where it would have begun is not known.
+            // The new pipe was never read, so the offset of its first byte is not known.
             state.outlets.iter_mut().for_each(Outlet::close);
         }
         state.exited = Some((status, now));
-        // Whatever it left behind in its group goes with it.
+        // Processes that the rank left behind in its group are killed as well.
         self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
         self.report_ended();
     }
 
-    /// Reports ranks whose process has ended and whose output was read, and when all of it is printed the end of the whole.
+    /// Reports ranks whose process has ended and whose output was read. When all output is printed, reports the end of the host.
     fn report_ended(&mut self) {
         for (rank, state) in &mut self.ranks {
             let Some((status, _)) = state.exited.filter(|_| !state.reported) else { continue };
@@ -892,20 +902,22 @@ impl Host {
                 }
                 continue;
             }
-            // What is not printed waits here for the home; the last line, if it is not finished, is printed when the home knows that no more comes.
+            // Unprinted output waits here for the home. A last line without its end is printed when the home knows that no more
+            // comes.
             if state.outlets.iter().any(Outlet::is_open) {
                 continue;
             }
             state.reported = true;
             if state.hopeless {
-                // Of those the node speaks.
+                // The node itself tells the home of these.
                 continue;
             }
             let phase = state.phase();
             state.ended = Some((status, phase));
             self.outputs.push_back(HostOutput::ToHome(FromHost::Exited { rank: *rank, status, phase }));
         }
-        // Before that a restart is the only way to what it has printed, if this node is lost. Who ends because the job begins anew has not ended by itself.
+        // Until its output is printed, bringing the rank back is the only way to that output if this node is lost. A rank that
+        // was ended for a restart has not ended by itself.
         let left = self.ranks.iter_mut().filter(|(_, state)| !self.anew && state.ended.is_some() && !state.left);
         for (rank, state) in left {
             state.left = state.outlets.iter().all(Outlet::is_done);
@@ -922,7 +934,7 @@ impl Host {
     pub fn handle_pmi(&mut self, rank: Rank, bytes: &[u8]) {
         let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.killed != Some(Killed::ForGood)) else { return };
         if let Err(error) = state.session.handle_input(bytes) {
-            // The library and we no longer understand each other: going on could only hang.
+            // The library and this node do not understand each other any more: going on could only hang.
             state.killed = Some(Killed::ForGood);
             self.outputs.push_back(HostOutput::Warning(rank, format!("its PMI connection is broken ({error}): killed")));
             self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
@@ -951,7 +963,7 @@ impl Host {
             Request::BarrierIn => return self.enter_fence(rank),
             Request::Finalize => Reply::Done,
             Request::Abort { code, message } => {
-                // What Open MPI says when it has nothing to say.
+                // Open MPI sends this when it has no message.
                 let message = message.filter(|m| m != "N/A").unwrap_or_default();
                 return self.outputs.push_back(HostOutput::ToHome(FromHost::Aborted { rank, code, message }));
             }
@@ -981,16 +993,17 @@ impl Host {
         }
     }
 
-    /// Whether all ranks here are in the next fence. A rank that was let out of it before it was lost does not enter it again.
+    /// Whether all ranks here are in the next fence. A rank that had been let out of it before it was lost does not enter it
+    /// again.
     fn is_in_fence(&self) -> bool {
         let is_in = |(rank, state): (&Rank, &LocalRank)| state.fences > self.fence || self.waiting.contains(rank);
         !self.ranks.is_empty() && self.ranks.iter().all(is_in)
     }
 
-    /// Tells the home if all ranks here are in the next fence; perhaps once more, which changes nothing.
+    /// Tells the home if all ranks here are in the next fence. To say so twice changes nothing.
     fn look_at_fence(&mut self) {
         if self.is_in_fence() {
-            // What was told a home that is lost the next one does not know before this host has reported.
+            // What only the lost home was told, the next home does not know before this host has reported.
             let entries = if self.orphaned.is_some() { self.keys.all() } else { self.keys.take_fresh() };
             let (number, ranks) = (self.fence + 1, self.ranks().collect());
             self.outputs.push_back(HostOutput::ToHome(FromHost::Fence { number, ranks, entries }));
@@ -999,7 +1012,7 @@ impl Host {
 
     fn enter_fence(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.fences < self.fence) {
-            // It was let out of it before it was lost.
+            // The rank had been let out of this fence before it was lost.
             state.fences += 1;
             return self.reply(rank, Reply::Done);
         }
@@ -1007,7 +1020,7 @@ impl Host {
         self.look_at_fence();
     }
 
-    /// A fence is over. A rank that is brought back here may not have come to it yet: it goes through when it does.
+    /// A fence is over. A rank that is catching up here may not have come to it yet: it passes when it does.
     fn handle_release(&mut self, number: u64, entries: Vec<(String, String)>) {
         if number != self.fence + 1 {
             return;
@@ -1017,7 +1030,7 @@ impl Host {
         for rank in std::mem::take(&mut self.waiting) {
             let Some(state) = self.ranks.get_mut(&rank) else { continue };
             if state.fences >= number {
-                // It is in a later one.
+                // The rank waits in a later one.
                 self.waiting.insert(rank);
                 continue;
             }
@@ -1041,14 +1054,14 @@ impl Host {
     }
 }
 
-/// The job as Open MPI 4 can have it for a number: it keeps 32 bits, and clears bit 15 in some places and not in others, so that
-/// ranks of a job with that bit set take each other for strangers (seen in every second job). It need not be unique: it only
-/// names keys in the job's own key space.
+/// The number of the job for Open MPI 4, which keeps 32 bits. It clears bit 15 in some places and not in others, so ranks of a
+/// job with that bit set would take each other for strangers. The number need not be unique: it only names keys in the job's own
+/// key space.
 fn job_number(job: JobId) -> u64 {
     job.bits() & 0x7fff_7fff
 }
 
-/// The environment of a rank: the user's, then what is particular to the node, then what RADIC says to every rank.
+/// The environment of a rank: the user's, then what is particular to the node, then what RADIC tells every rank.
 fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment) -> Vec<(ByteBuf, ByteBuf)> {
     let values = [
         (placeholder::IFACE, host.iface.clone()),
@@ -1059,7 +1072,7 @@ fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment
         (placeholder::JOBNUM, job_number(job).to_string()),
     ];
     let expand = |template: &str| values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value));
-    // Where no interface carries the address there is no value for such a variable, and the library chooses: with an empty one it would
+    // If no interface carries the address, variables about it are left out, and the library chooses. With an empty value it would
     // find no network at all.
     let of_interface = |template: &str| [placeholder::IFACE, placeholder::PREFIX].iter().any(|name| template.contains(name));
     let has_value = |template: &str| !host.iface.is_empty() || !of_interface(template);
@@ -1078,11 +1091,11 @@ fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment
     for (name, value) in templates.chain(ours) {
         set(&mut env, &name, value.into_bytes());
     }
-    // A command that is itself a rank must not hand its own on.
+    // A command that is itself a rank must not pass its own socket on.
     env.retain(|(name, _)| name.as_ref() != variable::SOCKET.as_bytes());
     if spec.protection.protect != Protect::None {
         set(&mut env, variable::SOCKET, host.process_socket.clone().into_bytes());
-        // Before the user's own: who comes first is asked first.
+        // Before the user's own libraries: the loader asks the first one first.
         let user = env.iter().find(|(name, _)| name.as_ref() == PRELOAD.as_bytes()).map(|(_, value)| value.to_vec());
         let others = user.filter(|user| !user.is_empty()).map_or(Vec::new(), |user| [b":", user.as_slice()].concat());
         set(&mut env, PRELOAD, [host.library.as_bytes(), &others].concat());

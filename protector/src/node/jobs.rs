@@ -1,4 +1,4 @@
-//! The jobs of a node: between its homes, its hosts and the messages about them.
+//! The jobs of a node: what connects its homes, its hosts, and the messages about them.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::home::{Home, HomeOutput};
 use super::host::{Host, HostOutput};
 use super::{Node, Output};
 
-/// Output of all ended jobs that is kept for a later `radic attach`, in bytes.
+/// Bytes of output of all ended jobs that are kept for a later `radic attach`.
 const OVER_BACKLOG: usize = 4 * limits::OUTPUT_BACKLOG;
 
 impl Node {
@@ -84,7 +84,8 @@ impl Node {
                     if host.protection().protect == Protect::On && host.begins_anew() {
                         self.keep_anew(job, host.epoch());
                     }
-                    // Else the home says so, when all hosts are done; and of a life before the job's last one there is nothing to say.
+                    // Otherwise the home says so when all hosts are done. A host of an epoch that the job has left behind says
+                    // nothing.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
                     if host.protection().protect == Protect::On && nobody_else {
                         self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(None)));
@@ -163,14 +164,15 @@ impl Node {
         }
     }
 
-    /// What a home says to all members when its job is over: nothing is to be kept of it. None, if it is not protected.
+    /// What a home tells all members when its job is over: nothing is to be kept of it. None if the job is not protected.
     fn word_of_end(&self, job: JobId) -> Option<PeerMessage> {
         let home = self.homes.get(&job).filter(|home| home.protection().protect == Protect::On)?;
         Some(PeerMessage::ToStore(job, ToStore::Remove(home.last_word().cloned())))
     }
 
-    /// These nodes were no members when homes here told all of them that jobs are over. A protector that is cut off from here, and has not heard it, may give them copies.
-    /// (`make sim`, seed 301896: such a copy stayed there.) Not of one that was suspended: it may be about to go on, and would be taken for over where this is heard after that.
+    /// These nodes were no members when homes here told all members that jobs are over. A protector that is cut off from here,
+    /// and has not heard it, may give them copies, which would stay there. Suspended jobs are left out: such a job may be about
+    /// to be resumed, and would be taken for over by a node that hears this later.
     pub(super) fn tell_ends(&mut self, joined: &[NodeId]) {
         let is_suspended = |home: &Home| home.outcome().is_some_and(|outcome| outcome.reason == EndReason::Suspended);
         let over = self.over.iter().filter(|job| !self.homes.get(job).is_some_and(is_suspended));
@@ -203,40 +205,44 @@ impl Node {
                 self.seek_protection(now, Some(job));
                 self.with_host(now, job, |_| ());
             }
-            // It is of the life that begins here when the host of the one before is gone. (It was heard by that one, which says nothing; then the life that had been ended began.)
+            // The message is for the next epoch, which begins here when the host of the epoch before is gone. That host would
+            // take it for its own.
             message if self.hosts.get(&job).is_some_and(Host::is_superseded) => {
                 self.postpone(job, from, PeerMessage::ToHost(job, message));
             }
             message if self.hosts.get(&job).is_some_and(|h| h.home() == from) => {
                 self.with_host(now, job, |host| host.handle_message(now, message));
             }
-            // The home of a job that is not here wants it ended: it is.
+            // The home wants the job ended, and nothing of it is here.
             ToHost::End { epoch, anew, .. } if !self.hosts.contains_key(&job) => {
                 if anew {
-                    // An order to bring somebody of that life back may be under way, which would be in the way of the next one. (`make sim`, seed 958219.)
+                    // An order to bring a rank of that epoch back may be under way. It must be refused, because it would be in
+                    // the way of the next epoch.
                     self.keep_anew(job, epoch);
                 }
                 self.send(from, PeerMessage::ToHome(job, ToHome::Host { epoch, said: FromHost::Gone }));
             }
-            // A home of which this node has not heard yet: what matters it says again when it has the report of what is here. (`make sim`, seed 55920: it was told that
-            // nothing is here, began the job anew beside what was, and took what that had printed for its own.)
+            // This node has not heard yet that the sender is the home. The home repeats what matters when it has the report of
+            // what is here. To answer now that nothing is here would let it restart the job beside what is.
             _ => {}
         }
     }
 
-    /// The job has begun anew, and a process of the life before was on its way to this node when its home took it for empty: `message` is heard when that has ended.
+    /// The job has restarted, and a process of an earlier epoch came to this node when its home took the node for empty.
+    /// `message` is handled when that process has ended.
     pub(super) fn supersede(&mut self, now: Duration, job: JobId, from: &NodeId, message: PeerMessage) {
         self.postpone(job, from, message);
         self.with_host(now, job, |host| host.supersede(now));
     }
 
-    /// A node is gone, or out of reach: jobs that stood on it and are not protected end. Those that are have been placed anew.
+    /// A node is gone, or out of reach: jobs that have ranks there and are not protected end. Protected ones have a new placement
+    /// already.
     pub(super) fn jobs_lose_node(&mut self, now: Duration, node: &NodeId, why: &str) {
         let protected = |protection: &Protection| protection.protect == Protect::On;
         let homes = self.homes.iter().filter(|(_, home)| !protected(home.protection()));
         let homes: Vec<_> = homes.map(|(job, _)| *job).collect();
         homes.into_iter().for_each(|job| self.with_home(now, job, |home| home.handle_node_lost(now, node, why)));
-        // Without its home a job that is not protected cannot go on; with it, the home decides.
+        // A job without protection cannot go on without its home. If its home is there, the home decides.
         let orphans = self.hosts.iter().filter(|(_, host)| host.home() == node && !protected(host.protection()));
         let orphans: Vec<_> = orphans.map(|(job, _)| *job).collect();
         orphans.into_iter().for_each(|job| self.with_host(now, job, |host| host.abandon(now)));
@@ -249,7 +255,7 @@ impl Node {
         Report { ranks: ranks.collect(), processes, jobs, memory, pid: std::process::id() }
     }
 
-    /// The processes that run on this node, for the driver's last act.
+    /// The processes that run on this node, for the driver's last action.
     pub fn processes(&self) -> Vec<ProcessId> {
         let of = |h: &Host| h.running().map(|(rank, _)| ProcessId { job: h.job(), rank }).collect::<Vec<_>>();
         self.hosts.values().flat_map(of).collect()

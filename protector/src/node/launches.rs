@@ -1,16 +1,17 @@
-//! The ranks of a job that a node is still to start: a few at once.
+//! The ranks of a job that a node has still to start: a few at a time.
 //!
-//! A start takes milliseconds, most of them until the new process gets a processor, and its order holds the whole environment of the rank. Were all
-//! ordered at once, a thousand of them would be under way before anything else could be said about the job, such as that it is to end.
+//! A start takes milliseconds, most of them until the new process gets a processor, and its order holds the whole environment of
+//! the rank. If all were ordered at once, a thousand starts could be under way before the node can end the job, for example.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use radic_wire::ids::Rank;
 
-/// Ranks of one job that a node starts at once. The next one is ordered as soon as one has been started, so that the starter never waits.
+/// Ranks of one job that a node starts at a time. The next one is ordered as soon as one has been started, so the starter never
+/// waits.
 pub const AT_ONCE: usize = 16;
 
-/// Ranks to be started, in order, and those whose start is under way.
+/// Ranks to be started, in order, and the ranks whose start is under way.
 #[derive(Debug, Default)]
 pub struct Launches {
     waiting: VecDeque<Rank>,
@@ -18,7 +19,7 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// This rank is to be started after those that wait already.
+    /// Puts a rank behind those that wait already.
     pub fn add(&mut self, rank: Rank) {
         self.waiting.push_back(rank);
     }
@@ -30,17 +31,17 @@ impl Launches {
         rank
     }
 
-    /// The rank was started, or could not be. Of one that was not under way this says nothing.
+    /// The rank was started, or could not be. Nothing changes if its start was not under way.
     pub fn end(&mut self, rank: Rank) {
         self.under_way.remove(&rank);
     }
 
-    /// Nobody wants the ranks any more whose start is not under way: they are no more waited for.
+    /// Gives up the ranks that wait: they will not be started.
     pub fn give_up(&mut self) -> impl Iterator<Item = Rank> + use<> {
         std::mem::take(&mut self.waiting).into_iter()
     }
 
-    /// The rank is started otherwise, if it waits.
+    /// The rank is brought back instead: it need not be started, if it waits.
     pub fn forget(&mut self, rank: Rank) {
         self.waiting.retain(|waiting| *waiting != rank);
     }

@@ -1,36 +1,46 @@
-//! One protector as a state machine: what comes in ([`Node::handle`]), what it wants done ([`Node::poll_output`]), when it wants to
-//! be called again ([`Node::poll_timeout`]). No socket, no clock, no process: [`crate::daemon`] has those, a simulation has others.
+//! One protector as a state machine: what happened goes in ([`Node::handle`]), what it wants done comes out
+//! ([`Node::poll_output`]), and it says when it wants to be called again ([`Node::poll_timeout`]). It has no socket, clock or
+//! process: [`crate::daemon`] has those, or a simulation.
 //!
-//! It is composed of the membership ([`crate::membership`]), the jobs whose home this node is ([`home`]), the ranks it hosts
-//! ([`host`]), the observers in those ([`observers`], with [`registry`] and `checkpoints`), what it orders of the service that holds logs
-//! and images ([`stores`]), the `radic` commands that are connected to it (`clients`), and its memory of events ([`events`]).
+//! It is composed of the membership ([`crate::membership`]), the jobs whose home this node is ([`home`]), the ranks that it hosts
+//! ([`host`]), their observers ([`observers`], with [`registry`] and `checkpoints`), the orders to the log service ([`stores`]),
+//! the `radic` commands that are connected ([`clients`]), and the memory of events ([`events`]).
 //!
-//! A node also talks to itself: a message for this node is put on a queue and handled like one from the network, so that one node
-//! and many run the same code.
+//! A node also talks to itself: a message for this node is put on a queue and handled like one from the network, so one node and
+//! many run the same code.
 
 mod away;
+mod calls;
 mod checkpoints;
 mod clients;
 mod early;
+mod endings;
 pub mod events;
 mod fences;
 mod finals;
+mod following;
+mod here;
 pub mod home;
 pub mod host;
 mod jobs;
 mod launches;
+mod majority;
+mod next_home;
 pub mod observers;
 mod outlet;
 pub mod placement;
 mod recovery;
 pub mod registry;
 pub mod replays;
+mod sessions;
 mod stand_in;
 mod stdin;
 pub mod stores;
 mod suspension;
 #[cfg(test)]
 mod tests;
+mod wards;
+mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -47,7 +57,8 @@ use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, ToNode};
 use serde_bytes::ByteBuf;
 
-use self::clients::{Client, Gather};
+use self::calls::Gather;
+use self::clients::Client;
 use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
@@ -70,7 +81,7 @@ const LEAVE: Duration = Duration::from_secs(2);
 /// Time that a joining node tries to get into a view.
 const JOIN: Duration = Duration::from_secs(30);
 
-/// A connection of a `radic` command; the driver numbers them and never uses a number twice.
+/// A connection of a `radic` command. The driver numbers them and never uses a number twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
@@ -83,7 +94,7 @@ pub enum Input {
     Heartbeat(NodeId, u64),
     /// A connection with that protector broke.
     LinkBroken(NodeId),
-    /// The machine of [`Output::Probe`] has taken the connection; its protector has not answered yet.
+    /// The machine of [`Output::Probe`] has taken the connection. Its protector has not answered yet.
     ProbeReached(NodeId),
     /// The answer to [`Output::Probe`].
     ProbeResult(NodeId, bool),
@@ -95,7 +106,7 @@ pub enum Input {
     Spawned(ProcessId, Result<u32, SpawnError>),
     /// The first answer to [`HostOutput::Restore`].
     Fetched(ProcessId, Result<(), String>),
-    /// The answer to [`HostOutput::Read`]; empty: the end of the stream.
+    /// The answer to [`HostOutput::Read`]. Empty at the end of the stream.
     ProcessOutput(ProcessId, OutputStream, ByteBuf),
     /// A process has ended.
     Exited(ProcessId, ExitStatus),
@@ -107,15 +118,15 @@ pub enum Input {
     Observer(ObserverId, u32, ToNode),
     /// An observer's connection is gone.
     ObserverGone(ObserverId),
-    /// The answer of this node's store to a question of a node, with its number there.
+    /// The answer of this node's store to a question of a node, with the question's number there.
     StoreAnswer(NodeId, u64, Answer),
     /// The answer to [`StoreOrder::Fence`].
     Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
-    /// Something for the event log that the store has to say, perhaps about a process.
+    /// Something that the store has for the event log, perhaps about a process.
     StoreEvent(EventName, Option<ProcessId>, String),
-    /// The log of a process that is on its way back cannot be read here.
+    /// The log of a process that is catching up cannot be read here.
     Unreadable(ProcessId, String),
-    /// Somebody was refused, or a limit was reached: for the event log.
+    /// Something for the event log: a peer was refused, or a limit was reached.
     Note(EventName, String),
     /// SIGTERM: leave the cluster.
     Leave,
@@ -126,7 +137,7 @@ pub enum Input {
 pub enum Stop {
     /// It left, or the whole cluster was shut down.
     Clean,
-    /// The others declared it dead: whatever it would say is no longer wanted.
+    /// The other nodes declared it dead: whatever it would say is not wanted any more.
     Excluded(String),
     /// It cannot join.
     Refused(String),
@@ -137,9 +148,9 @@ pub enum Stop {
 pub enum Output {
     /// Send a message, reliably.
     Send(Peer, PeerMessage),
-    /// Send a message to whoever listens there: a joining node knows no more.
+    /// Send a message to the protector that listens there: a joining node does not know more of it.
     SendToSeed(SocketAddr, MembershipMessage),
-    /// Send a heartbeat with our view number; a late one is worth nothing.
+    /// Send a heartbeat with this node's view number. A late one is worth nothing.
     Heartbeat(Peer, u64),
     /// Find out by a fresh connection whether this very member answers.
     Probe(Peer),
@@ -153,7 +164,7 @@ pub enum Output {
     Observer(ObserverId, FromNode),
     /// Close the connection of an observer, after what it was told.
     CloseObserver(ObserverId),
-    /// Interrupt a process, so that it looks at what it was told: it may be computing.
+    /// Nudge a process, so that it looks at what it was told: it may be computing.
     Nudge(ProcessId),
     /// Tell this node's store of logs and images.
     Store(StoreOrder),
@@ -165,7 +176,7 @@ pub enum Output {
     Ready(u64),
     /// End the daemon, after what was sent.
     Stop(Stop),
-    /// Kill every rank and this very process with SIGKILL, now.
+    /// Kill every rank and this process with SIGKILL, now.
     Die,
     /// Cause this fault here.
     Fault(Fault),
@@ -174,15 +185,15 @@ pub enum Output {
 /// What a node knows of itself at its start.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// This node, as others will know it.
+    /// This node, as other nodes will know it.
     pub me: Member,
-    /// What is particular to it in the environment of ranks.
+    /// The node's own part of the environment of ranks.
     pub environment: HostEnvironment,
     /// The wall clock at the daemon's start, in microseconds since 1970.
     pub wall_us: u64,
     /// Seed for job numbers and retry times.
     pub seed: u64,
-    /// Where to join; empty: this node makes view 1 of itself.
+    /// The addresses to join at. If empty, this node makes view 1 of itself.
     pub join: Vec<SocketAddr>,
     /// How many others must ask this node to be let in before it founds a cluster itself; none: it never does, if it is to join.
     pub found: Option<usize>,
@@ -196,7 +207,7 @@ pub struct NodeConfig {
     pub counters: fn(u32) -> Option<Counters>,
     /// Tells what the kernel says of the process with this number, if it is there.
     pub activity: fn(u32) -> Option<Activity>,
-    /// Time that a process which catches up may wait without progress, if it is not to be worked out.
+    /// Time that a process which is catching up may wait without progress. If None, the node computes it.
     pub replay_limit: Option<Duration>,
     /// Tells why a fault cannot be caused at the node with this address, if it cannot.
     pub refuse_fault: fn(Fault, IpAddr) -> Result<(), String>,
@@ -210,7 +221,7 @@ pub struct Node {
     membership: Membership,
     early: Early,
     ready: bool,
-    /// Why the cluster does not let this node in, as it last said.
+    /// The last reason why the cluster does not let this node in.
     refusal: Option<String>,
     join_until: Option<Duration>,
     leaving_until: Option<Duration>,
@@ -222,13 +233,13 @@ pub struct Node {
     observers: Observers,
     registry: Registry,
     recovery: Recovery,
-    /// Processes of this node that catch up.
+    /// Processes of this node that are catching up.
     replays: BTreeMap<ProcessId, Watched>,
-    /// Those who wait for checkpoints.
+    /// Commands that wait for checkpoints.
     checkpoints: Vec<checkpoints::Waiting>,
     /// Protected processes that have ended, oldest first.
     ended: VecDeque<ProcessInfo>,
-    /// The log services that protect this node's processes: the first, and its replica.
+    /// The nodes whose log services protect this node's processes: the protector, and its replica.
     protectors: [Option<NodeId>; 2],
     sparse: Sparse,
     /// Jobs of which this node's log service may hold something.
@@ -242,7 +253,7 @@ pub struct Node {
     events: EventLog,
     subscribers: BTreeSet<NodeId>,
     gone: VecDeque<(Member, NodeState)>,
-    /// Messages to this very node.
+    /// Messages from this node to itself.
     to_self: VecDeque<PeerMessage>,
     outputs: VecDeque<Output>,
 }
@@ -263,14 +274,15 @@ impl Node {
         Node::with(now, config, membership)
     }
 
-    /// A node that has been a member of `view` for some time, and shares what it works out of views with others: for simulations of many.
+    /// A node that has been a member of `view` for some time and shares what it computes from views with other nodes. For
+    /// simulations of many nodes.
     pub fn member_of(now: Duration, config: NodeConfig, view: &Arc<View>, views: &Views) -> Self {
         let (me, timing, seed) = (config.me.clone(), config.timing.clone(), config.seed);
         let membership = Membership::member_of(now, me, view, views, timing, seed);
         Node::with(now, config, membership)
     }
 
-    /// This node shares what it works out of views with others from now on: for simulations of many.
+    /// From now on this node shares what it computes from views with other nodes. For simulations of many nodes.
     pub fn share(&mut self, views: &Views) {
         self.membership.share(views);
     }
@@ -315,7 +327,7 @@ impl Node {
         node
     }
 
-    /// What the home of a job, if it is here, keeps of the output without anybody else having it: the bytes of each piece, and whose.
+    /// Output that the home of a job, if it is here, keeps and no host keeps any more: the ranks, streams and bytes.
     pub fn kept_output(&self, job: JobId) -> Vec<(Rank, OutputStream, std::ops::Range<u64>)> {
         self.homes.get(&job).map_or_else(Vec::new, |home| home.kept().collect())
     }
@@ -381,7 +393,8 @@ impl Node {
 
     /// When [`Node::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        // Asked for after every call: each group by itself, for one chain of so many parts costs more than all of them.
+        // This is called after every input. Each group has its own minimum, because one chain of so many parts costs more than
+        // all of them.
         let hosts = self.hosts.values().filter_map(Host::poll_timeout).min();
         let gathers = self.gathers.values().map(|g| g.deadline).min();
         let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next).min();
@@ -420,7 +433,7 @@ impl Node {
         self.outputs.push_back(Output::Log(event));
     }
 
-    /// Sends to a member of the newest view; a message to anybody else has nobody to take it.
+    /// Sends to a member of the newest view. A message to any other node is dropped: there is nothing to deliver it to.
     fn send(&mut self, to: &NodeId, message: PeerMessage) {
         if to == self.me() {
             self.to_self.push_back(message);
@@ -483,8 +496,8 @@ impl Node {
         }
     }
 
-    /// A message of somebody who is not in the view. Who is no member any more has nothing to say about jobs: docs/design.md's fence, in its
-    /// first form. Who is none yet is heard when the view has come.
+    /// A message of a node that is not in the view. A node that is no member any more has nothing to say about jobs. A node that
+    /// is not a member yet is heard when its view has come.
     fn handle_stranger(&mut self, now: Duration, from: &NodeId, message: PeerMessage) {
         if self.has_departed(from) {
             return;
@@ -498,7 +511,7 @@ impl Node {
         self.view().is_some_and(|view| view.departure(id).is_some())
     }
 
-    /// There is a new view: hears those who spoke before it came.
+    /// There is a new view: handles messages that came before it.
     fn handle_early(&mut self, now: Duration) {
         let mut departed = BTreeMap::<NodeId, usize>::new();
         for (from, message) in self.early.take() {
@@ -509,7 +522,7 @@ impl Node {
             }
         }
         for (from, count) in departed {
-            let text = format!("{count} messages that it sent before we knew it are dropped: it is gone already");
+            let text = format!("{count} messages that it sent before this node knew it are dropped: it is gone already");
             self.record(now, EventName::Refused, About::node(&from.name), text);
         }
     }
@@ -590,7 +603,7 @@ impl Node {
         }
     }
 
-    /// This side has no majority. What stands on members out of reach cannot go on; what does not, goes on; what is protected waits.
+    /// This side has no majority. What depends on members out of reach ends, protected jobs wait, and everything else goes on.
     fn handle_frozen(&mut self, now: Duration, unreachable: &[NodeId], reachable: usize, needed: usize) {
         let names: Vec<_> = unreachable.iter().map(|n| n.name.as_str()).take(20).collect();
         let text =
@@ -618,10 +631,10 @@ impl Node {
             }
             MembershipEvent::Withdrawn { node } => (EventName::Withdrawn, About::node(&node.name), "it does answer".into()),
             MembershipEvent::Confirmed { node, evidence, .. } => {
-                (EventName::Confirm, About::node(&node.name), format!("it answers nobody that was asked: {evidence}"))
+                (EventName::Confirm, About::node(&node.name), format!("no node that was asked got an answer: {evidence}"))
             }
             MembershipEvent::Descheduled { late } => {
-                let text = format!("this protector was called {} ms late: nobody is accused", late.as_millis());
+                let text = format!("this protector was called {} ms late: it suspects no other", late.as_millis());
                 (EventName::Descheduled, About::default(), text)
             }
             MembershipEvent::BadMessage { from, what } => (EventName::Refused, About::node(&from.name), what.clone()),
@@ -630,7 +643,7 @@ impl Node {
     }
 
     fn handle_view(&mut self, now: Duration, old: Option<&Arc<View>>, new: &Arc<View>, why: &[Change]) {
-        // What changed is known; comparing the members would take time that grows with the square of their number.
+        // The changes are known. Comparing all members would take time that grows with the square of their number.
         let lost: Vec<Member> = old.map_or_else(Vec::new, |old| {
             let gone = why.iter().filter(|change| !matches!(change, Change::Join(_)));
             gone.filter_map(|change| old.get(change.id())).cloned().collect()
@@ -677,7 +690,7 @@ impl Node {
         }
     }
 
-    /// A node is dead, gone, or out of reach of a side without majority: what stood on it ends.
+    /// A node is dead, gone, or out of reach of a side without a majority: what depended on it ends.
     fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
         self.jobs_lose_node(now, node, why);
         self.clients_lose_node(now, node, why);
@@ -700,7 +713,7 @@ impl Node {
     }
 
     fn next_job(&mut self) -> JobId {
-        // 48 bits that no other node draws: the seed is random.
+        // The seed is random, so no other node draws the same 48 bits.
         JobId::from_bits(self.random.next())
     }
 
@@ -719,17 +732,17 @@ impl Node {
         self.with_host(now, process.job, |host| host.handle_exited(now, process.rank, status));
     }
 
-    /// A rank's request about names: asked of everybody, since any node may know.
+    /// A rank's request about names. Every node is asked, because any of them may know.
     fn handle_name(&mut self, now: Duration, job: JobId, rank: Rank, request: NameRequest) {
         let query = match &request {
             NameRequest::Publish { name, .. } | NameRequest::Lookup(name) => Query::LookupName(name.clone()),
             NameRequest::Unpublish(name) => Query::UnpublishName { job, name: name.clone() },
         };
-        self.gather(now, clients::Purpose::Name { job, rank, request }, &query);
+        self.gather(now, calls::Purpose::Name { job, rank, request }, &query);
     }
 }
 
-/// Some of these nodes in words, unless there is none.
+/// Names some of these nodes, if there are any.
 fn listed<'a>(what: &str, nodes: impl ExactSizeIterator<Item = &'a NodeId>) -> String {
     let more = nodes.len().saturating_sub(NAMED);
     let names: Vec<&str> = nodes.take(NAMED).map(|node| node.name.as_str()).collect();

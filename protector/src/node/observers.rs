@@ -1,4 +1,4 @@
-//! The observers of this node's processes: who joins, what they ask, when they make checkpoints.
+//! The observers of this node's processes: how they join, what they ask, when they make checkpoints.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,21 +16,24 @@ use radic_wire::peer::{Answer, PeerMessage, Query};
 use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
 
 use super::away::Vacancy;
+use super::calls::Purpose;
 use super::checkpoints::Schedule;
-use super::clients::Purpose;
 use super::events::About;
 use super::host::Host;
 use super::{Node, Output, registry};
 use crate::membership::ring::watcher_of;
 
-/// Time that nodes have to say who listens at an address. Who is silent for so long is dead, and will be declared so.
+/// Time that nodes have to say whether a process of theirs listens at an address. A node that is silent for longer is dead, and
+/// will be declared so.
 const LOOK_UP: Duration = Duration::from_secs(5);
-/// Time that a protector has to forget a process that begins anew, or to say what it holds.
+/// Time that a protector has to forget a process that executes another program, or to say what it holds.
 const STORE: Duration = Duration::from_secs(5);
-/// Time in which it is asked again, if it does not say that it has forgotten one: as long as a process without a protector waits for one.
+/// Time during which a protector that does not say that it has forgotten a process is asked again: as long as a process without a
+/// protector waits for one.
 const FORGET: Duration = Duration::from_secs(90);
 
-/// So often those are asked alone how much of a stream is stable that were right before; then all are.
+/// How often in a row only the node with the most of a stream and the receiver's host are asked how much is stable. Then all
+/// nodes are.
 const ALONE: u32 = 15;
 
 /// A connection of an observer; the driver numbers them and never uses a number twice.
@@ -40,11 +43,13 @@ pub struct ObserverId(pub u64);
 /// The observers of this node.
 #[derive(Debug, Default)]
 pub(super) struct Observers {
-    /// Those that have joined, or wait for the answer to it.
+    /// Observers that have joined, or wait for the answer to their `Join`.
     joined: BTreeMap<ObserverId, ProcessId>,
-    /// Questions of theirs that wait for other nodes. By connection: a process that is brought back has asked nothing yet, whatever is answered to the life before.
+    /// How many questions of each observer wait for other nodes. They are counted by connection: a process that is brought back
+    /// has asked nothing yet, whatever is still answered to its incarnation before.
     asks: BTreeMap<ObserverId, usize>,
-    /// Who holds most of what a process receives, as far as was said when all were asked, and how often it was asked since.
+    /// The node that holds most of what a process receives, as it was when all nodes were asked, and how often that node was
+    /// asked since.
     stable_at: BTreeMap<ProcessId, (NodeId, u32)>,
     pub(super) processes: BTreeMap<ProcessId, Observed>,
 }
@@ -54,24 +59,24 @@ pub(super) struct Observers {
 pub(super) struct Observed {
     /// Its newest observer: after an exec, that of the new program.
     observer: Option<ObserverId>,
-    /// It has joined before: its protector may hold something of it.
+    /// The process has joined before: its protector may hold something of it.
     pub(super) known: bool,
     /// The process id of the program that has joined last.
     pid: Option<u32>,
-    /// That joined when another program of the same process had (exec).
+    /// The program that joined last has the process id of the one before: the process has called exec.
     inherited: bool,
     notes: u32,
-    /// It ends, and reads nothing more.
+    /// The process ends, and reads nothing more.
     pub(super) closing: bool,
-    /// Since when it runs and has no observer, as far as somebody has looked.
+    /// Since when the process runs without an observer, as far as was noticed.
     pub(super) gone: Option<Duration>,
-    /// What was said already, once for each process.
+    /// What was recorded already, once for each process.
     child_told: bool,
     peer_told: bool,
     pub(super) schedule: Schedule,
     /// Checkpoints that were asked for, over all programs of the process.
     pub(super) requests: u64,
-    /// The last ones of a process that has said them at its end.
+    /// The last counters of a process, which it has sent at its end.
     counters: Option<Counters>,
 }
 
@@ -90,7 +95,8 @@ impl Node {
             (Some(process), message) if self.is_newest(observer, process) => {
                 self.handle_joined(now, observer, process, message);
             }
-            // Of nobody who has joined, or of a program that is no more: another one has joined since (exec). Silence would let it wait for an answer.
+            // The observer has not joined, or belongs to a program that another one has replaced since (exec). It is
+            // disconnected, because it would wait for an answer.
             _ => self.outputs.push_back(Output::CloseObserver(observer)),
         }
     }
@@ -152,7 +158,7 @@ impl Node {
         self.outputs.push_back(Output::CloseObserver(observer));
     }
 
-    /// The process executes another program: what was logged of the one before must be forgotten before the new one logs.
+    /// The process executes another program. What was logged of the one before must be forgotten before the new one logs.
     fn begin_anew(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
         self.registry.forget(process);
         self.handle_log_read(now, process);
@@ -175,7 +181,7 @@ impl Node {
         self.gather_from(now, purpose, &Query::ForgetProcess(process), vec![node], STORE);
     }
 
-    /// A protector has forgotten a process (none is named), or has not said so.
+    /// A protector has forgotten a process (`silent` is None), or has not said so.
     pub(super) fn finish_anew(
         &mut self,
         now: Duration,
@@ -188,7 +194,8 @@ impl Node {
             return;
         }
         if now < until || silent.is_none() {
-            // Who is out of reach of this node alone is not dead; nor is anybody declared dead on a side without a majority.
+            // A node that only this node does not reach is not dead, and a side without a majority declares no node dead: so it
+            // is asked again.
             silent.into_iter().for_each(|node| then.insert(0, node));
             return self.forget_at(now, until, observer, process, then);
         }
@@ -200,7 +207,7 @@ impl Node {
     fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let joined = FromNode::Joined {
-            // A program that is executed by a process in a later life speaks in that life.
+            // A program that is executed in a later incarnation of the process has that incarnation.
             incarnation: Incarnation::launched_in(host.epoch()).max(self.life_of(process)),
             key: JobKey::derive(&self.config.key, process.job),
             protector: self.log_address(),
@@ -211,7 +218,8 @@ impl Node {
         self.start_schedule(now, process);
     }
 
-    /// Who protects this node's processes: the one that watched it when the one before was lost; itself, if it is alone.
+    /// The node that protects this node's processes: the one that watched this node when the protector before was lost. A node
+    /// that is alone protects its own.
     pub(super) fn protector(&self) -> &Member {
         if let Some(member) = self.protectors[0].as_ref().and_then(|protector| self.member(protector))
             && member.id != *self.me()
@@ -258,7 +266,7 @@ impl Node {
                 Ok(()) => self.outputs.push_back(Output::Observer(observer, FromNode::Announced { ask })),
                 Err(error) => self.dismiss(now, observer, process, &error.to_string()),
             },
-            // It got the port that it had, but is called by its address of then.
+            // The process has the port that it had, but is called by the address that it had then.
             ToNode::Listening(address) if address.ip().is_unspecified() && self.origin_of(process).is_some() => {
                 let at = SocketAddr::new(self.config.me.address.ip(), address.port());
                 self.listen_at(now, observer, process, address, at);
@@ -307,8 +315,8 @@ impl Node {
         }
     }
 
-    /// A process that has moved listens where it listened before. On all addresses means on those of the node of its first life, and of the listener's family: one for IPv6
-    /// that takes IPv4, too, is named twice.
+    /// A process that has moved listens where it listened before. All addresses means those of the node where it was first
+    /// launched, and of the listener's family: a listener for IPv6 that also takes IPv4 is named twice.
     fn listen_at(&mut self, now: Duration, observer: ObserverId, process: ProcessId, address: SocketAddr, at: SocketAddr) {
         let is_meant = |ip: &IpAddr| address.ip().is_unspecified() && ip.is_ipv4() == address.is_ipv4();
         let origin = self.origin_of(process).filter(is_meant);
@@ -328,8 +336,8 @@ impl Node {
         }
     }
 
-    /// What an observer asked by `Where`. Of this job's ranks one that nobody knows of is on its way, unless the home knows
-    /// that it has ended: whoever brings it back will say so.
+    /// The answer to a `Where` of an observer. A rank of this job that no node knows of is on its way, unless the home knows that
+    /// it has ended: the node that brings it back will say so.
     pub(super) fn finish_where(
         &mut self,
         (observer, process, ask): (ObserverId, ProcessId, u64),
@@ -347,7 +355,7 @@ impl Node {
         }
     }
 
-    /// What an observer asked by `Ended`.
+    /// The answer to an `Ended` of an observer.
     pub(super) fn finish_final(&mut self, observer: ObserverId, process: ProcessId, ask: u64, end: Option<StreamEnd>) {
         self.end_ask(observer);
         if self.is_newest(observer, process) {
@@ -355,7 +363,7 @@ impl Node {
         }
     }
 
-    /// The observer does what none of this build does: what it says next could be as wrong.
+    /// Disconnects an observer that says what no library of this build says: whatever comes next could be as wrong.
     fn dismiss(&mut self, now: Duration, observer: ObserverId, process: ProcessId, why: &str) {
         let text = format!("the library in rank {} was disconnected: {why}", process.rank);
         self.record(now, EventName::Refused, About::rank(process.job, process.rank), text);
@@ -363,7 +371,7 @@ impl Node {
         self.forget_observer(observer);
     }
 
-    /// Takes one place for a question that waits for other nodes; not if the observer has too many of them.
+    /// Counts a question that waits for other nodes. Returns false if the observer has too many of them.
     fn begin_ask(&mut self, now: Duration, observer: ObserverId, process: ProcessId) -> bool {
         let asks = self.observers.asks.entry(observer).or_default();
         if *asks == limits::ASKS {
@@ -395,13 +403,14 @@ impl Node {
         self.gather_from(now, Purpose::Listener { observer, process, ask, call }, &query, nodes, LOOK_UP);
     }
 
-    /// The call as others see it.
+    /// The call with the addresses that other nodes see.
     fn seen(&self, call: Call) -> Call {
         let to = registry::target(call.to);
         Call { from: registry::source(call.from, to, self.config.me.address.ip()), to, ..call }
     }
 
-    /// Who listens here for this call, and where if it has moved. The call is expected from now on, also if somebody begins to listen only after it.
+    /// The process here that listens for this call, and where if it has moved. The call is expected from now on, even if a
+    /// process begins to listen only later.
     fn meet(&mut self, call: &Call) -> Option<(ProcessId, Option<SocketAddr>)> {
         let mine = self.is_mine(call.to.ip());
         let Some(process) = self.registry.find(call.to, mine) else {
@@ -412,7 +421,7 @@ impl Node {
         Some((process, self.registry.moved_to(call.to, mine)))
     }
 
-    /// The nodes that are asked who listens where this call goes.
+    /// The nodes that are asked for a listener where this call goes.
     fn called(&self, call: &Call) -> Vec<NodeId> {
         let nodes = self.candidates(call.to, self.is_mine(call.to.ip()));
         self.and_home(nodes, call.connection.opener.job)
@@ -422,14 +431,15 @@ impl Node {
         self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine))
     }
 
-    /// These, and the job's home: it knows which of the ranks are lost, and may have listened anywhere.
+    /// These nodes, and the job's home. The home knows which ranks are lost, and a lost rank may have listened anywhere.
     fn and_home(&self, mut nodes: Vec<NodeId>, job: JobId) -> Vec<NodeId> {
         let home = self.hosts.get(&job).map(Host::home).filter(|home| !nodes.contains(home) && *home != self.me());
         nodes.extend(home.cloned());
         nodes
     }
 
-    /// The kernel has given a process an address. Somebody who has moved, or is lost, may be called by it still: then there would be two.
+    /// The kernel has given a process an address. A process that has moved or is lost may still be called by the same address:
+    /// then there would be two.
     fn handle_claim(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, address: SocketAddr) {
         let here = || self.origin_of(process).unwrap_or(self.config.me.address.ip());
         let ip = if address.ip().is_unspecified() { here() } else { address.ip() };
@@ -441,7 +451,7 @@ impl Node {
         if let Some(holder) = self.registry.held_by_moved(address, mine, process) {
             return self.finish_claim((observer, process, ask), Some(holder), false);
         }
-        // Nearly always nobody: each node has an address of its own.
+        // There are nearly always none: each node has an address of its own.
         let mut nodes = self.candidates(address, mine);
         if !nodes.is_empty() {
             nodes = self.and_home(nodes, process.job);
@@ -488,8 +498,8 @@ impl Node {
         from: SocketAddr,
         to: SocketAddr,
     ) -> Answer {
-        // Of another machine's loopback only those know that are on it. The home of the caller's job is asked all the same: it knows who is
-        // lost.
+        // A listener on a machine's loopback is known to the nodes of that machine only. The home of the caller's job is asked
+        // all the same, because it knows which ranks are lost.
         let is_here = !to.ip().is_loopback() || self.is_on_this_machine(asker);
         let found = if is_here { self.meet(&Call { connection, from, to }) } else { None };
         let (process, at) = found.unzip();
@@ -499,8 +509,8 @@ impl Node {
         Answer::Listener { connection, from, process, at: at.flatten(), away, view }
     }
 
-    /// Whether somebody may listen where nobody was found: a process that may have listened there is lost and not back yet, or who answered
-    /// has not heard of the last death.
+    /// Whether a process may listen later where none was found: a process that may have listened there is lost and not back yet,
+    /// or a node that answered has not heard of the last death.
     pub(super) fn may_listen_later<'a>(
         &mut self,
         now: Duration,
@@ -513,7 +523,7 @@ impl Node {
         answers.into_iter().any(later) || self.is_any_away(now, &Vacancy { at, wanted_by, asker: self.me().clone() })
     }
 
-    /// Everybody who was asked has answered, or one has a listener there, or the time is over (`silent` have said nothing).
+    /// All nodes have answered, or one has a listener there, or the time is over and `silent` have said nothing.
     pub(super) fn finish_listener(
         &mut self,
         now: Duration,
@@ -526,17 +536,17 @@ impl Node {
         if found.is_none() && !silent.is_empty() {
             let names: Vec<_> = silent.iter().map(|n| n.name.as_str()).take(20).collect();
             let names = names.join(", ");
-            let text = format!("{names} did not say within {} s who listens at {}", LOOK_UP.as_secs(), call.to);
+            let text = format!("{names} did not say within {} s whether a process listens at {}", LOOK_UP.as_secs(), call.to);
             self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
         }
         if !self.is_newest(observer, process) {
-            // It is gone: nobody will call.
+            // The caller is gone: the call will not come.
             return self.withdraw(call);
         }
         self.tell_peer(observer, process, (ask, call.connection), found, later);
     }
 
-    /// What the opener of a connection with a process of this job proves itself with.
+    /// The key with which the opener of a connection proves itself to a process of this job.
     fn greeting_key(&self, job: JobId, connection: ConnectionId) -> JobKey {
         JobKey::derive(&self.config.key, job).greeting_key(&connection)
     }
@@ -556,12 +566,12 @@ impl Node {
         self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at, later }));
     }
 
-    /// Says once for each process that it talks to somebody who is not protected.
+    /// Records, once for each process, that it talks to a peer without protection.
     fn tell_if_unprotected(&mut self, now: Duration, process: ProcessId, protected: bool, what: impl FnOnce() -> String) {
         let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| !protected && !p.peer_told) else { return };
         observed.peer_told = true;
         let text = format!(
-            "rank {} {}, where nobody is protected: what passes there is not logged (said once for each rank)",
+            "rank {} {}, where no process is protected: what passes there is not logged (said once for each rank)",
             process.rank,
             what()
         );
@@ -575,14 +585,14 @@ impl Node {
         }
     }
 
-    /// The call does not come, or is not with a protected process: everybody who was asked is told.
+    /// The call does not come, or its target is not protected: every node that was asked is told.
     fn withdraw(&mut self, call: Call) {
         self.registry.withdraw(call.from, call.connection);
         let message = PeerMessage::Withdraw { connection: call.connection, from: call.from };
         self.called(&call).iter().for_each(|node| self.send(node, message.clone()));
     }
 
-    /// Sends to the node that hosts the process; to all, if its job has nothing here.
+    /// Sends to the node that hosts the process, or to all nodes if nothing of its job is here.
     fn send_to_host(&mut self, process: ProcessId, message: &PeerMessage) {
         match self.hosts.get(&process.job).map(|host| host.placement().node_of(process.rank).cloned()) {
             Some(Some(node)) => self.send(&node, message.clone()),
@@ -591,12 +601,13 @@ impl Node {
         }
     }
 
-    /// The life of a job that runs on this node.
+    /// The epoch of a job that runs on this node.
     fn running_epoch(&self, job: JobId) -> Epoch {
         self.hosts.get(&job).map_or(Epoch::FIRST, Host::epoch)
     }
 
-    /// The peer of a connection has closed it, and will never ask for it again. If the job has begun anew since, that connection is none of this life's.
+    /// The peer of a connection has closed it, and will never ask for it again. If the job has restarted since, the connection
+    /// belongs to an earlier epoch.
     pub(super) fn handle_forget(&mut self, connection: ConnectionId, process: ProcessId, for_good: bool, epoch: Epoch) {
         if epoch != self.running_epoch(process.job) {
             return;
@@ -616,8 +627,9 @@ impl Node {
         }
     }
 
-    /// Its log may be with the watcher of its node or with an earlier protector: all are asked, and next time who had it, and its host, which knows whether it has left. What
-    /// one does not hold is not stable there, so to ask too few costs time, and nothing else.
+    /// The nodes to ask how much of a receiver's streams is stable. The log may be with the watcher of its node or with an
+    /// earlier protector, so all nodes are asked. Next time only the node that had it is asked, and the host, which knows whether
+    /// the receiver has left. What a node does not hold is not stable there, so asking too few costs time and nothing else.
     fn asked_for_stable(&mut self, receiver: ProcessId) -> (Vec<NodeId>, bool) {
         let host = self.hosts.get(&receiver.job).and_then(|host| host.placement().node_of(receiver.rank)).cloned();
         let known = self.observers.stable_at.get_mut(&receiver).filter(|(_, asked)| *asked < ALONE);
@@ -630,7 +642,7 @@ impl Node {
         }
     }
 
-    /// There is another view: everybody may hold something else.
+    /// There is another view: any node may hold something else.
     pub(super) fn forget_stable(&mut self) {
         self.observers.stable_at.clear();
     }
@@ -682,14 +694,14 @@ impl Node {
     pub(super) fn handle_process_ended(&mut self, process: ProcessId) {
         let Some(observed) = self.observers.processes.get_mut(&process) else { return };
         observed.schedule = Schedule::default();
-        // A process whose connection has ended before has left them then.
+        // If its connection ended before, its listeners were dropped then.
         if observed.observer.is_some() {
             self.leave_listeners(process);
         }
         self.fail_checkpoints(process, "it has ended");
     }
 
-    /// Nothing of the job is left here: what its processes counted is kept for a while.
+    /// Nothing of the job is left here. What its processes counted is kept for a while.
     pub(super) fn forget_processes(&mut self, job: JobId) {
         let ended: Vec<_> = self.hosts.get(&job).into_iter().flat_map(|host| self.infos_of(host)).collect();
         self.ended.extend(ended);

@@ -1,18 +1,19 @@
-//! Standard output or standard error of one rank at its host: every byte has an offset that counts over all lives of the rank, and stays here until it
-//! was printed, or is kept by the job's home. So neither the death of the home nor that of a life of the rank loses or repeats a byte (G3).
+//! Standard output or standard error of one rank at its host. Every byte has an offset that counts over all incarnations of the
+//! rank, and stays here until it was printed or the job's home keeps it. So neither the loss of the home nor the death of the
+//! rank loses or repeats a byte (G3).
 
 use std::collections::VecDeque;
 
 use radic_wire::limits;
 use serde_bytes::ByteBuf;
 
-/// What a restored rank writes begins behind the bytes that were seen: some are lost.
+/// The output of a restored rank begins behind the bytes that are known: some are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("its output goes on at byte {from}, and only {known} bytes of it are known: {} are lost", .from - .known)]
 pub struct OutputLost {
-    /// Where it goes on.
+    /// Where the rank's output goes on.
     pub from: u64,
-    /// What is known.
+    /// The end of what is known.
     pub known: u64,
 }
 
@@ -23,19 +24,19 @@ pub struct Outlet {
     at: u64,
     /// Offset of the first byte that was never seen here.
     next: u64,
-    /// What was not printed, by the offset of the first byte of each piece.
+    /// What was not printed: pieces, each with the offset of its first byte.
     pieces: VecDeque<(u64, ByteBuf)>,
     unprinted: usize,
     /// The next piece was asked for.
     reading: bool,
     /// There is a pipe.
     open: bool,
-    /// There was one before.
+    /// There was a pipe before.
     known: bool,
 }
 
 impl Outlet {
-    /// That of a rank that is started.
+    /// The outlet of a rank that is started.
     pub fn begin() -> Self {
         Outlet { open: true, known: true, ..Outlet::default() }
     }
@@ -44,7 +45,8 @@ impl Outlet {
     pub fn is_known(&self) -> bool {
         self.known
     }
-    /// There is a pipe, which goes on at this offset; for the first that a host knows of a rank, nothing before it can be missed.
+    /// There is a pipe, which goes on at this offset. If it is the first pipe that this host knows of the rank, no earlier byte
+    /// can be missing.
     pub fn open(&mut self, at: u64, first: bool) -> Result<(), OutputLost> {
         if first {
             self.next = self.next.max(at);
@@ -71,19 +73,19 @@ impl Outlet {
         self.open && self.reading
     }
 
-    /// Whether it has ended, and everything was printed.
+    /// Whether the stream has ended, and everything was printed.
     pub fn is_done(&self) -> bool {
         !self.open && self.pieces.is_empty()
     }
 
-    /// Whether the next piece is to be read; it counts as asked for.
+    /// Whether the next piece is to be read. If so, it counts as asked for.
     pub fn ask(&mut self) -> bool {
         let ask = self.open && !self.reading && self.unprinted < limits::OUTPUT_UNPRINTED;
         self.reading |= ask;
         ask
     }
 
-    /// A piece came; empty: the end. Returns what of it was never seen before, and its offset.
+    /// A piece came; empty at the end. Returns the part of it that was never seen before, and the offset of that part.
     pub fn handle_read(&mut self, mut data: ByteBuf) -> Option<(u64, ByteBuf)> {
         self.reading = false;
         if data.is_empty() {

@@ -1,4 +1,4 @@
-//! Where the ranks of a new job go.
+//! Where the ranks of a job go, at the start and after the loss of a node.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use radic_wire::membership::{Member, Role, View};
 /// Why a job cannot be placed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// A node that was named is not there.
+    /// There is no node of that name.
     #[error("there is no node {name}; the nodes are {known}")]
     Unknown {
         /// The name.
         name: NodeName,
-        /// Those that are there.
+        /// The nodes that there are.
         known: String,
     },
     /// A node that was named is a spare.
@@ -26,15 +26,15 @@ pub enum PlacementError {
     /// A node was named twice.
     #[error("{0} was named twice")]
     Twice(NodeName),
-    /// There is nothing but spares and witnesses.
+    /// All members are spares and witnesses.
     #[error("the cluster has no node that hosts ranks: every member is a spare or a witness")]
     Empty,
 }
 
 /// Places the ranks of `spec` on the members of `view`.
 ///
-/// By node: round robin. By slot: each node's slots in turn, and again from the first node when all are taken, so that more ranks
-/// than slots work.
+/// By node: round robin. By slot: each node's slots in turn, and again from the first node when all are taken, so more ranks than
+/// slots are possible.
 pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
     let nodes = chosen(spec, view)?;
     let count = nodes.len() as u32;
@@ -42,7 +42,7 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
         MapBy::Node => (0..count).collect(),
         MapBy::Slot => (0..).zip(&nodes).flat_map(|(i, node)| std::iter::repeat_n(i, node.slots.max(1) as usize)).collect(),
     };
-    // Ranks go round this order; only the nodes that get one are part of the job.
+    // The ranks go round this order. Only the nodes that get one are part of the job.
     order.truncate(spec.ranks as usize);
     let rank_nodes: Vec<u32> = order.iter().copied().cycle().take(spec.ranks as usize).collect();
     let used = order.iter().max().map_or(0, |last| *last as usize + 1);
@@ -52,10 +52,11 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
     Ok(placement)
 }
 
-/// Where the ranks of `lost` go on that is no member of `view` any more, and whose protector was `protector` (docs/design.md: placement): a pure function, so
-/// that everybody who has something of the job places them alike without a word. None: there is nobody.
+/// Where the ranks of `lost` go on, which is no member of `view` any more and whose protector was `protector` (docs/design.md:
+/// placement). This is a pure function, so that every node that has something of the job computes the same placement without a
+/// message. None if there is no node to go on.
 ///
-/// All go to one node, unless `how` is [`RestartOn::Any`]. Among equals the first in the view is taken.
+/// All of them go to one node, unless `how` is [`RestartOn::Any`]. Among equals the first in the view is taken.
 pub fn replace(view: &View, old: &Placement, lost: &NodeId, protector: &NodeId, how: RestartOn) -> Option<Placement> {
     let node_of = |rank: usize| &old.nodes[old.rank_nodes[rank] as usize];
     let mut counts: BTreeMap<&NodeId, u32> = BTreeMap::new();
@@ -232,8 +233,8 @@ mod tests {
         assert_eq!(changed(replaced(false, RestartOn::Spare)), [name(2), name(2)], "no spare: both to the protector");
         assert_eq!(changed(replaced(true, RestartOn::Protector)), [name(2), name(2)]);
         assert_eq!(changed(replaced(true, RestartOn::Any)), [name(2), name(3)], "those that have one");
-        let nobody = View { members: vec![], ..view.clone() };
-        assert_eq!(replace(&nobody, &placed, &lost, &protector, RestartOn::Spare), None);
+        let empty = View { members: vec![], ..view.clone() };
+        assert_eq!(replace(&empty, &placed, &lost, &protector, RestartOn::Spare), None);
         let mut alone = without(false);
         alone.members.retain(|m| m.id == protector);
         alone.members[0].role = Role::Witness;

@@ -1,17 +1,19 @@
-//! Who listens where, and who is about to call: what observers ask before they connect, and after they have accepted.
+//! The listeners of a node's processes and the calls under way to them: what observers ask before they connect, and after they
+//! have accepted.
 //!
-//! Each node knows the listeners of its own processes. A process that is about to connect has its node ask those nodes that may have
-//! the address; the one that has a listener there answers who it is and remembers the caller, so that the accepting process learns
-//! from its own node which connection it has accepted. The caller connects only after that answer, so the caller is always known
-//! before it can be accepted.
+//! Each node knows the listeners of its own processes. A process that is about to connect has its node ask the nodes that may
+//! have the address. The node with a listener there answers which process it is and remembers the caller, so that the accepting
+//! process learns from its own node which connection it has accepted. The caller connects only after that answer, so it is always
+//! known before it can be accepted.
 //!
-//! A caller is remembered until it has been greeted, is withdrawn, or its listener ends; not for a time: it may lie in a backlog for as long
-//! as the listening process computes, and would be taken for an unprotected peer then. What never comes about is bounded by
-//! [`limits::CALLERS`], the oldest going first.
+//! A caller is remembered until it has been greeted, is withdrawn, or its listener ends. It is not forgotten after a time: it may
+//! lie in a backlog for as long as the listening process computes, and would then be taken for an unprotected peer. Callers that
+//! never come are bounded by [`limits::CALLERS`], the oldest being forgotten first.
 //!
-//! A program may also call until somebody listens. Who was told that nobody does may get a connection all the same, a moment later; it asks again
-//! then. So that the listener does not take it for an unprotected peer meanwhile, those who found nobody are remembered, too, until they say what came of it
-//! ([`Registry::miss`]), and a process says that it is about to listen before it does ([`Registry::announce`]): from then on nobody is told for good that it does not.
+//! A program may also call until a process listens. A caller that was told that none does may get a connection all the same, a
+//! moment later, and asks again then. So that the listener does not take it for an unprotected peer meanwhile, callers that found
+//! no listener are remembered as well, until they say what came of the call ([`Registry::miss`]). And a process announces that it
+//! is about to listen before it does ([`Registry::announce`]): from then on no caller is told for good that there is no listener.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,13 +28,13 @@ use radic_wire::membership::{Member, View};
 #[error("it listens on more than {} addresses", limits::LISTENERS)]
 pub struct TooManyListeners;
 
-/// The listeners of this node's processes, and who is going to call them.
+/// The listeners of this node's processes, and the calls that are expected.
 #[derive(Debug, Default)]
 pub struct Registry {
     listeners: BTreeMap<SocketAddr, ProcessId>,
-    /// Of those that have moved: where connections go instead.
+    /// For listeners of processes that have moved: where connections go instead.
     moved: BTreeMap<SocketAddr, SocketAddr>,
-    /// Who is about to listen where.
+    /// Addresses on which processes are about to listen.
     announced: BTreeSet<(SocketAddr, ProcessId)>,
     callers: BTreeMap<ProcessId, Callers>,
     /// In the order in which they came.
@@ -46,12 +48,12 @@ pub struct Registry {
 struct Left {
     /// By address: whether the process had moved away from there.
     addresses: BTreeMap<SocketAddr, bool>,
-    /// All of its addresses are among these. Not of a process that comes from another node, nor of one that has left more than
+    /// All addresses of the process are among these. False for a process that comes from another node, or that has left more than
     /// [`limits::LISTENERS`].
     whole: bool,
 }
 
-/// A caller that has found nobody, and has not said yet what has come of its call.
+/// A caller that has found no listener, and has not said yet what came of its call.
 #[derive(Debug)]
 struct Early {
     from: SocketAddr,
@@ -61,16 +63,16 @@ struct Early {
     connection: ConnectionId,
 }
 
-/// Those that one process has not accepted yet, by their own address.
+/// The callers that one process has not accepted yet, by their own address.
 #[derive(Debug, Default)]
 struct Callers {
     connections: BTreeMap<SocketAddr, ConnectionId>,
-    /// The same in the order in which they came; some are gone already.
+    /// The same callers in the order in which they came. Some may be gone already.
     order: VecDeque<(SocketAddr, ConnectionId)>,
 }
 
 impl Registry {
-    /// The process listens there. Another one that did before does not any more: the kernel would not have let it.
+    /// The process listens there. If another one did before, it does not any more: the kernel would have refused this one.
     pub fn listen(&mut self, process: ProcessId, address: SocketAddr) -> Result<(), TooManyListeners> {
         if self.listeners.values().filter(|p| **p == process).count() >= limits::LISTENERS {
             return Err(TooManyListeners);
@@ -97,13 +99,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether somebody is about to listen at `to`.
+    /// Whether a process is about to listen at `to`.
     pub fn is_announced(&self, to: SocketAddr, mine: bool) -> bool {
         names_of(to, mine).any(|name| self.announced.iter().any(|(address, _)| *address == name))
     }
 
-    /// A process that has moved listens at what was its `address` elsewhere; connections are to go to `at`. All addresses means those of where it was; here it means loopback
-    /// only, and not if another process of this node has that port of its own.
+    /// A process that has moved listens here as it did at `address` on its node before; connections are to go to `at`. All
+    /// addresses means those of that node. On this node it means loopback only, and not if another process of this node has that
+    /// port of its own.
     pub fn listen_at(&mut self, process: ProcessId, address: SocketAddr, at: SocketAddr) -> Result<(), TooManyListeners> {
         let name = canonical(address);
         let is_native = |holder: &ProcessId| *holder != process && !self.moved.contains_key(&name);
@@ -130,18 +133,20 @@ impl Registry {
         }
     }
 
-    /// Which process listens at `to`, which may be one of this node's own addresses (`mine`): then a listener on all addresses has it.
+    /// The process that listens at `to`. If `to` is one of this node's own addresses (`mine`), a listener on all addresses
+    /// counts.
     pub fn find(&self, to: SocketAddr, mine: bool) -> Option<ProcessId> {
         self.listeners.get(&self.name_of(to, mine)?).copied()
     }
 
-    /// By which address the listener is known that has `to`.
+    /// The address by which the listener at `to` is known.
     fn name_of(&self, to: SocketAddr, mine: bool) -> Option<SocketAddr> {
         let counts = |name: &SocketAddr| *name == canonical(to) || to.ip().is_loopback() || !self.moved.contains_key(name);
         names_of(to, mine).filter(counts).find(|name| self.listeners.contains_key(name))
     }
 
-    /// Which process has moved away from `address`, by which others still call it, besides `process`: the kernel here knows nothing of it, and gives it to another one.
+    /// The process other than `process` that has moved away from `address` and is still called by it. The kernel here does not
+    /// know of it, and may give the address to another process.
     pub fn held_by_moved(&self, address: SocketAddr, mine: bool, process: ProcessId) -> Option<ProcessId> {
         let name = self.name_of(address, mine).filter(|name| self.moved.contains_key(name))?;
         self.listeners.get(&name).copied().filter(|holder| *holder != process)
@@ -159,7 +164,7 @@ impl Registry {
         assert!(callers.connections.len() <= callers.order.len(), "every caller has its place in the order");
     }
 
-    /// A caller has found nobody at `to`.
+    /// A caller has found no listener at `to`.
     pub fn miss(&mut self, from: SocketAddr, to: SocketAddr, mine: bool, connection: ConnectionId) {
         if self.early.len() == limits::CALLERS {
             self.early.pop_front();
@@ -174,20 +179,20 @@ impl Registry {
         self.callers.values_mut().for_each(|callers| callers.remove(from, connection));
     }
 
-    /// The process has accepted a connection from there: which one, if its caller is protected. It may have called there in vain before, from the same address:
-    /// so it is remembered still.
+    /// The process has accepted a connection from there. Returns which one, if its caller is protected. The caller stays known
+    /// until it is greeted: an earlier call from the same address may have come to nothing.
     pub fn caller(&self, process: ProcessId, from: SocketAddr) -> Option<ConnectionId> {
         self.callers.get(&process)?.connections.get(&canonical(from)).copied()
     }
 
-    /// The process has greeted the caller from there, or sent it away.
+    /// The process has greeted the caller from there, or refused it.
     pub fn greeted(&mut self, process: ProcessId, from: SocketAddr) {
         if let Some(callers) = self.callers.get_mut(&process) {
             callers.connections.remove(&canonical(from));
         }
     }
 
-    /// The process begins anew: where it listened means nothing any more.
+    /// The process executes another program: its old listeners mean nothing any more.
     pub fn forget(&mut self, process: ProcessId) {
         self.forget_listeners(process);
         self.left.remove(&process);
@@ -198,8 +203,8 @@ impl Registry {
         self.left.retain(|process, _| process.job != job);
     }
 
-    /// The process has ended. It may be brought back, and listen there again. `again`: it had not come to all of its listeners since it was
-    /// brought back the last time, so those of before count, too.
+    /// The process has ended. It may be brought back, and listen there again. `again`: since it was last brought back it had not
+    /// opened all of its listeners again, so the earlier ones count as well.
     pub fn leave(&mut self, process: ProcessId, again: bool) {
         let before = self.left.remove(&process).filter(|_| again);
         let mut left = before.unwrap_or(Left { addresses: BTreeMap::new(), whole: true });
@@ -208,7 +213,7 @@ impl Registry {
         for address in listeners.chain(announced) {
             left.addresses.insert(address, self.moved.contains_key(&address));
         }
-        // It listens on fewer at once, and may be brought back again and again.
+        // A process has fewer listeners at once, but may be brought back again and again.
         while left.addresses.len() > 2 * limits::LISTENERS {
             left.addresses.pop_first();
             left.whole = false;
@@ -223,11 +228,11 @@ impl Registry {
         self.left.entry(process).or_default();
     }
 
-    /// Whether a process that has ended here, or comes back here, listened at `to`, which may be one of this node's own addresses (`mine`).
-    /// None: that is not known.
+    /// Whether a process that has ended here, or comes back here, listened at `to`, which may be one of this node's own addresses
+    /// (`mine`). None if that is not known.
     pub fn has_listened(&self, process: ProcessId, to: SocketAddr, mine: bool) -> Option<bool> {
         let left = self.left.get(&process)?;
-        // As for those that are here (`Registry::name_of`).
+        // The same rule as for listeners that are here (`Registry::name_of`).
         let counts = |name: &SocketAddr, moved: bool| *name == canonical(to) || to.ip().is_loopback() || !moved;
         let mut names = names_of(to, mine);
         let held = names.any(|name| left.addresses.get(&name).is_some_and(|moved| counts(&name, *moved)));
@@ -250,10 +255,11 @@ impl Callers {
     }
 }
 
-/// By which addresses a listener may be known that is called at `to`: that one, and if it is this node's (`mine`) the one that means all.
+/// The addresses by which a listener that is called at `to` may be known: `to` itself, and if that is this node's (`mine`) the
+/// address that means all.
 fn names_of(to: SocketAddr, mine: bool) -> impl Iterator<Item = SocketAddr> {
     let to = canonical(to);
-    // Of its own family: an observer whose listener on all v6 addresses takes v4 too says so, by naming both.
+    // The unspecified address of the same family. An observer whose listener on all IPv6 addresses also takes IPv4 names both.
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     std::iter::once(to).chain(mine.then_some(SocketAddr::new(any, to.port())))
 }
@@ -273,7 +279,7 @@ pub fn target(to: SocketAddr) -> SocketAddr {
     }
 }
 
-/// What `me`'s peers see of a caller that is bound to no address yet.
+/// The address that peers of `me` see of a caller that is bound to no address yet.
 pub fn source(from: SocketAddr, to: SocketAddr, me: IpAddr) -> SocketAddr {
     let from = canonical(from);
     match (from.ip().is_unspecified(), to.ip()) {
@@ -284,9 +290,9 @@ pub fn source(from: SocketAddr, to: SocketAddr, me: IpAddr) -> SocketAddr {
     }
 }
 
-/// The other nodes that may have a listener at `to`: those that share this machine's address if it is this machine's (`mine`), else
-/// those that are known by that address, else all: it may be a second address of any. All, too, if a node of that address has died and come back: what listened
-/// there goes on elsewhere, under the address that it had.
+/// The other nodes that may have a listener at `to`: those that share this machine's address if `to` is this machine's (`mine`),
+/// else the members with that address, else all nodes, because it may be a second address of any of them. Also all nodes if a
+/// node of that address has died and come back: what listened there goes on elsewhere under the address that it had.
 pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<NodeId> {
     let others = || view.members.iter().filter(|member| member.id != me.id);
     let ip = if mine { me.address.ip() } else { to.ip() };
@@ -296,8 +302,8 @@ pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<N
     others().filter(|member| member.address.ip() == ip).map(|member| member.id.clone()).collect()
 }
 
-/// Whether a process that first ran at `origin`, and then on nodes that are gone since, may have listened at `ip`. A node that is there and
-/// has never been gone is none of those; an address that is no member's may have been one of theirs.
+/// Whether a process that was first launched at `origin`, and later ran on nodes that are gone, may have listened at `ip`. A node
+/// that is there and was never gone is none of those. An address that no member has may have been one of theirs.
 pub fn may_have_been_at(view: &View, origin: Option<IpAddr>, ip: IpAddr) -> bool {
     origin == Some(ip) || !has_member(view, ip) || has_died(view, ip)
 }
@@ -339,7 +345,7 @@ mod tests {
         registry.listen(process(2), at("[::]:81")).unwrap();
         assert_eq!(registry.find(at("10.0.0.1:80"), true), Some(process(0)));
         assert_eq!(registry.find(at("10.0.0.2:80"), true), Some(process(1)));
-        assert_eq!(registry.find(at("10.0.0.2:80"), false), None, "somebody else's address");
+        assert_eq!(registry.find(at("10.0.0.2:80"), false), None, "the address of another node");
         assert_eq!(registry.find(at("[fd00::1]:81"), true), Some(process(2)));
         assert_eq!(registry.find(at("127.0.0.1:81"), true), None, "a v6 wildcard does not take v4 unless it is named, too");
         assert_eq!(registry.find(at("[::ffff:10.0.0.1]:80"), true), Some(process(0)), "v4 written as v6");
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_moved_keeps_its_address_and_nobody_else_holds_one() {
+    fn a_process_that_has_moved_keeps_its_address_and_no_other_one_holds_one() {
         let mut registry = Registry::default();
         registry.listen(process(0), at("10.0.0.1:80")).unwrap();
         assert_eq!(registry.held_by_moved(at("10.0.0.1:80"), true, process(1)), None, "the kernel has it, and knows");
@@ -361,9 +367,9 @@ mod tests {
         assert_eq!(registry.held_by_moved(at("10.0.0.2:80"), false, process(1)), None, "of another machine");
     }
 
-    /// Ranks on machines of their own choose the same port for all addresses; then one goes on where another one is.
+    /// Ranks on different machines have chosen the same port for all addresses. Then one of them goes on where the other one is.
     #[test]
-    fn who_has_moved_takes_no_port_from_whom_it_has_come_to() {
+    fn a_process_that_has_moved_takes_no_port_from_a_process_of_its_new_node() {
         for moved_first in [false, true] {
             let mut registry = Registry::default();
             let native = |registry: &mut Registry| registry.listen(process(0), at("0.0.0.0:80")).unwrap();
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_told_until_it_is_greeted_and_only_to_whom_it_calls() {
+    fn a_caller_is_told_until_it_is_greeted_and_only_to_the_process_that_it_calls() {
         let mut registry = Registry::default();
         registry.expect(process(0), at("10.0.0.2:5000"), connection(1));
         assert_eq!(registry.caller(process(1), at("10.0.0.2:5000")), None);
@@ -407,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn who_calls_before_somebody_listens_is_known_to_who_listens_then() {
+    fn a_caller_that_comes_before_a_listener_is_known_to_that_listener() {
         let mut registry = Registry::default();
         registry.miss(at("10.0.0.2:5000"), at("10.0.0.1:80"), true, connection(1));
         registry.miss(at("10.0.0.2:5001"), at("10.0.0.1:81"), true, connection(2));
@@ -476,7 +482,7 @@ mod tests {
         let before = NodeId { boot: BootId(77), ..view.members[2].id.clone() };
         view.departed.push(Departed { id: before, how: Departure::Died });
         assert_eq!(asked(&view, "10.0.0.3:1", false), ["n2", "n3"], "it died, came back, and what listened there is elsewhere");
-        assert_eq!(asked(&view, "10.0.0.1:1", true), ["n2"], "nobody of that address has died");
+        assert_eq!(asked(&view, "10.0.0.1:1", true), ["n2"], "no node of that address has died");
     }
 
     #[test]

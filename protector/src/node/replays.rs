@@ -1,11 +1,11 @@
-//! Whether those that catch up get on. A process that was brought back executes again what it did, and what it waits for is in its log; but
-//! a program may go another way the second time, and wait for something that never comes. Its job waits with it, so that is given up after
-//! a while, and the job begins anew: the last resort.
+//! Whether processes that are catching up make progress. A process that was brought back executes again what it did, and what it
+//! waits for is in its log. But a program may take another path the second time, and wait for something that never comes. Its job
+//! waits with it, so after a while the process is given up and the job restarts from the beginning, as the last resort.
 //!
-//! A long computation between two outcomes is no stop. Three things are looked at: where the process stands in its log and what it has
-//! counted, which only ever grows while it gets on; how much of a processor it uses; and whether somebody has stopped it. Who does none of
-//! that waits, and has `limit`; who computes, or waits for its peers at the end of its log (one of them may be on its way back, and large),
-//! has `PATIENCE` times that.
+//! A long computation between two outcomes is no standstill. Three things are looked at: where the process stands in its log and
+//! what it has counted, which only grow while it makes progress; how much of a processor it uses; and whether it is stopped. A
+//! process that does none of these waits, and has `limit`. A process that computes, or waits for its peers at the end of its log
+//! (one of them may be on its way back, and large), has `PATIENCE` times that.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use radic_wire::process::Counters;
 use super::Node;
 use super::checkpoints::LONGEST;
 
-/// The least time that a process has which only waits.
+/// The least time that a process has that only waits.
 const LEAST: Duration = Duration::from_secs(60);
-/// And this many times as long as its program takes from one checkpoint to the next: no pause of it that is to be gone through again was
-/// longer, as a rule.
+/// A process has this many times as long as its program takes from one checkpoint to the next: as a rule, no pause that it must
+/// go through again was longer.
 const INTERVALS: u32 = 3;
-/// How many times the limit a process may be without progress that computes, or whose log is over.
+/// A process that computes, or whose log is over, has this many times the limit.
 const PATIENCE: u32 = 10;
 /// Looks within a limit.
 const LOOKS: u32 = 8;
-/// The part of a processor that says that a process computes: waiting for peers and looking again costs less.
+/// The share of a processor above which a process counts as computing. Waiting for peers and looking again costs less.
 const BUSY: u32 = 100;
 
 /// What the kernel says of a process.
@@ -32,20 +32,20 @@ const BUSY: u32 = 100;
 pub struct Activity {
     /// Processor time that all its threads have used.
     pub cpu: Duration,
-    /// Somebody has stopped it, by SIGSTOP or with a debugger.
+    /// The process is stopped, by SIGSTOP or a debugger.
     pub stopped: bool,
 }
 
-/// What was seen of a process that catches up.
+/// What was seen of a process that is catching up.
 #[derive(Debug)]
 pub(super) struct Watched {
-    /// Its journal: where its image stands, and where that ends.
+    /// Its journal: the position of its image, and the end.
     from: u64,
     to: u64,
-    /// When it was last seen to get on, and when to do so or to compute.
+    /// When it was last seen to make progress, and when to do that or to compute.
     progress: Duration,
     sign: Duration,
-    /// What it had counted then, if it could be read.
+    /// What it had counted at its last progress, if that could be read.
     counted: Option<Counters>,
     /// The last look.
     looked: Duration,
@@ -59,12 +59,12 @@ impl Watched {
         Watched { from, to, progress: now, sign: now, counted, looked: now, activity, next: now + limit / LOOKS }
     }
 
-    /// Where it stands in its journal.
+    /// The position in its journal.
     fn stands(&self) -> u64 {
         self.counted.map_or(self.from, |counted| counted.replayed.clamp(self.from, self.to))
     }
 
-    /// One look. True: it is to be given up.
+    /// One look. Returns true if the process is to be given up.
     fn look(&mut self, now: Duration, limit: Duration, counted: Option<Counters>, activity: Option<Activity>) -> bool {
         let past = now.saturating_sub(self.looked);
         if activity.is_some_and(|activity| activity.stopped) {
@@ -75,7 +75,7 @@ impl Watched {
             (self.progress, self.sign, self.counted) = (now, now, counted);
         }
         let used = activity.zip(self.activity).map(|(after, before)| after.cpu.saturating_sub(before.cpu));
-        // Of a process that cannot be looked at nobody knows that it waits.
+        // A process that cannot be looked at is not known to wait.
         let may_compute = counted.is_none() || used.is_none_or(|used| used * BUSY >= past && !used.is_zero());
         if may_compute || self.stands() == self.to {
             self.sign = now;
@@ -99,20 +99,21 @@ impl Watched {
     }
 }
 
-/// What grows when a process gets on. Calls that find nothing are none of it, nor is what its peers have taken.
+/// The counters that grow when a process makes progress. Calls that find nothing are left out, and so is what its peers have
+/// taken.
 fn progress_in(counted: Counters) -> [u64; 6] {
     let Counters { replayed, events, messages_in, bytes_in, messages_out, bytes_out, .. } = counted;
     [replayed, events, messages_in, bytes_in, messages_out, bytes_out]
 }
 
 impl Node {
-    /// A process begins to catch up with its journal, from its image's place to the end.
+    /// A process begins to catch up with its journal, from the position of its image to the end.
     pub(super) fn watch_replay(&mut self, now: Duration, process: ProcessId, journal: (u64, u64)) {
         let watched = Watched::new(now, journal, self.replay_limit(process));
         self.replays.insert(process, watched);
     }
 
-    /// Time that it may wait without progress.
+    /// Time that a process may wait without progress.
     fn replay_limit(&self, process: ProcessId) -> Duration {
         let interval = || self.interval_of(process).unwrap_or(LONGEST);
         self.config.replay_limit.unwrap_or_else(|| LEAST.max(interval() * INTERVALS))
@@ -123,7 +124,7 @@ impl Node {
         self.replays.values().map(|watched| watched.next).min()
     }
 
-    /// Time has passed: looks at those that catch up, and gives up who does not get on.
+    /// Looks at the processes that are catching up, and gives up those that make no progress.
     pub(super) fn look_at_replays(&mut self, now: Duration) {
         let due: Vec<ProcessId> =
             self.replays.iter().filter(|(_, watched)| watched.next <= now).map(|(process, _)| *process).collect();

@@ -1,17 +1,22 @@
-//! The stand-in: who has the copy of a log (`--replicas 2`), and brings processes back when their host and their protector are both lost.
+//! The stand-in: with `--replicas 2`, the node that has the copy of a log and brings processes back when their host and their
+//! protector are both lost.
 //!
-//! A protector's stand-in is the next node of the ring, whose log service follows the protector's. The protector tells it all that it would need: who, where, in
-//! which life, with which keys ([`Standing`]). It acts on that only if
-//! - it was the protector's stand-in in the last view that had the protector in it, and has seen all views since: else another one may have more of the log;
-//! - nobody else protects the host since, as far as the ring says;
-//! - the protector has not ordered a restart of which the stand-in does not know: an order waits until the stand-in has heard of it, or is no member any more;
-//! - the protector has not released the process: whoever asks for that waits in the same way.
+//! A protector's stand-in is the next node of the ring, and its log service follows the protector's. The protector tells it all
+//! that it would need: the processes, their hosts and incarnations, the keys ([`Standing`]). The stand-in acts on that only if
+//! - it was the protector's stand-in in the last view that had the protector in it, and has seen all views since: otherwise
+//!   another node may have more of the log;
+//! - no other node has become the protector of the host since, as far as the ring says;
+//! - the protector has not ordered a restart that the stand-in does not know of: an order waits until the stand-in has heard of
+//!   it, or is no member any more;
+//! - the protector has not let the process go: a request for that waits in the same way.
 //!
-//! Of an order it knows before the node does that is to carry it out. If the protector is lost between the two, everybody waits for everybody: the home for the stand-in, the stand-in for a process
-//! that comes to it. So whenever a protector is lost, its stand-in asks the hosts that are left whether they have what they are to have ([`Query::Hosts`]); who says no takes no older order any more.
-//! (`make sim`, seeds 63243, 71141, 122626.)
+//! The stand-in knows of an order before the node that is to carry it out. If the protector is lost between the two, all wait for
+//! each other: the home for the stand-in, the stand-in for a process that never comes. So when a protector is lost, its stand-in
+//! asks the surviving hosts whether they have the processes that they should have ([`Query::Hosts`]). A host that answers no
+//! refuses any older order that arrives later.
 //!
-//! What it may not act on any more it lets go, in its log service, too: a copy that has missed something restarts nothing ([`crate::store::Store::let_go`]).
+//! When the stand-in may not act on something any more, it lets it go, in its log service as well: a copy that has missed
+//! something restarts nothing ([`crate::store::Store::let_go`]).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,34 +26,35 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::membership::View;
 use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder, Standing, Stood, ToHome, ToStore};
 
-use super::clients::Purpose;
+use super::calls::Purpose;
 use super::events::About;
-use super::recovery::{Protected, Wards};
 use super::stores::StoreOrder;
+use super::wards::{Protected, Wards};
 use super::{Node, Output};
 use crate::membership::ring::watcher_of;
 
-/// Time that a stand-in has to answer; it is asked again.
+/// Time that a node has to answer the stand-in's questions, or its protector's. Then it is asked again.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What becomes of a process for whose protector this node stands in, with a new view.
+/// What becomes of a process for whose protector this node stands in, when there is a new view.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
-    /// All as before.
+    /// Nothing changes.
     Stays,
     /// Another node has more of its log, or may have.
     Ends,
-    /// Its host and its protector are lost: it is this node's.
+    /// Its host and its protector are lost: this node is its protector.
     Falls,
-    /// Its protector is lost, but not its host: which may have it, or was about to be ordered to bring it back.
+    /// Its protector is lost, but its host is not. The host may have the process, or was about to be ordered to bring it back.
     Asks,
 }
 
-/// What becomes of a process on `host` for whose protector `me` stands in. Pure: `old` and `new` are views that `me` has had one after the other.
+/// Decides what becomes of a process on `host` for whose protector `me` stands in. Pure: `old` and `new` are views that `me` has
+/// had one after the other.
 fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) -> Fate {
     let is_next_of = |view: &View, node: &NodeId| watcher_of(view, node).is_some_and(|next| next.id == *me);
     if new.number != old.number + 1 {
-        // Between the two another one may have stood in.
+        // Another node may have stood in between the two.
         return Fate::Ends;
     }
     if new.get(protector).is_some() {
@@ -60,7 +66,7 @@ fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) 
     }
     match new.get(host) {
         Some(_) if lost_now => Fate::Asks,
-        // Its host has another protector from now on: this node, or somebody who has nothing of it yet.
+        // The host has another protector from now on: this node, or a node that has nothing of the process yet.
         Some(_) if is_next_of(new, host) => Fate::Stays,
         Some(_) => Fate::Ends,
         None if lost_now || is_next_of(old, host) => Fate::Falls,
@@ -69,7 +75,7 @@ fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) 
 }
 
 impl Node {
-    /// Who stands in for this node.
+    /// The node that stands in for this one.
     fn stand_in(&self) -> Option<NodeId> {
         self.view().and_then(|view| watcher_of(view, self.me())).map(|next| next.id.clone())
     }
@@ -82,7 +88,7 @@ impl Node {
         Some(SocketAddr::new(member.address.ip(), member.log_port))
     }
 
-    /// What this node protects of a job on a host, for its stand-in; none, if there is no copy.
+    /// What this node protects of a job on a host, for its stand-in. None if there is no copy.
     fn standing(&self, job: JobId, host: &NodeId) -> Option<Standing> {
         let wards = self.recovery.wards.get(&job).filter(|wards| wards.ward.spec.protection.replicas == 2)?;
         let of_host = wards.ranks.iter().filter(|(_, protected)| protected.protector.is_none() && protected.host == *host);
@@ -103,7 +109,7 @@ impl Node {
         }
     }
 
-    /// Sends an order to bring a process back, as soon as this node's stand-in knows of it.
+    /// Sends an order to bring a process back as soon as this node's stand-in knows of it.
     pub(super) fn order_restart(&mut self, now: Duration, target: &NodeId, order: Box<RestartOrder>) {
         let process = order.process;
         match (self.stand_in(), self.standing(process.job, target)) {
@@ -119,13 +125,13 @@ impl Node {
     pub(super) fn finish_stand(&mut self, now: Duration, target: &NodeId, order: Box<RestartOrder>, known: bool) {
         let ProcessId { job, rank } = order.process;
         let protected = self.recovery.wards.get(&job).and_then(|wards| wards.ranks.get(&rank));
-        // Else the target is lost meanwhile, and another order is under way.
+        // Otherwise the target was lost meanwhile, and another order is under way.
         if protected.is_some_and(|p| p.incarnation == order.incarnation && p.host == *target && p.protector.is_none()) {
             if known { self.send(target, PeerMessage::Restart(order)) } else { self.order_restart(now, target, order) }
         }
     }
 
-    /// A protector wants this node to stand in for it.
+    /// A protector asks this node to stand in for it.
     pub(super) fn handle_stand(&mut self, now: Duration, from: &NodeId, job: JobId, standing: Standing) {
         let Standing { host, ranks, mut ward } = standing;
         let is_old = self.recovery.wards.get(&job).is_some_and(|wards| wards.ward.epoch > ward.epoch);
@@ -140,7 +146,7 @@ impl Node {
             wards.ward = ward;
         }
         for Stood { rank, incarnation, origin, left } in ranks {
-            // The process has come to this node, and its protector of before does not know that yet.
+            // The process is protected by this node already, and the sender does not know that yet.
             if wards.ranks.get(&rank).is_some_and(|known| known.protector.is_none()) {
                 continue;
             }
@@ -151,7 +157,8 @@ impl Node {
         self.end_replication(job, forgotten);
     }
 
-    /// A process is to be protected elsewhere. This node's stand-in is asked first: it must not bring it back, either.
+    /// Another node wants to protect a process. This node's stand-in is asked first, because it must not bring the process back,
+    /// either.
     pub(super) fn handle_release_query(&mut self, now: Duration, from: &NodeId, number: u64, process: ProcessId) {
         let protected = self.recovery.wards.get(&process.job).and_then(|wards| wards.ranks.get(&process.rank));
         let leads = protected.is_some_and(|protected| protected.protector.is_none());
@@ -170,14 +177,14 @@ impl Node {
         self.send(asker, PeerMessage::Answer(number, Answer::Released));
     }
 
-    /// The stand-in has let go of a process, or is gone.
+    /// The stand-in has let a process go, or is gone, or has not answered.
     pub(super) fn finish_unstand(&mut self, asker: &NodeId, number: u64, process: ProcessId, done: bool) {
         if done {
             self.release(asker, number, process);
-        } // Else whoever wants it asks again.
+        } // Otherwise the node that wants it asks again.
     }
 
-    /// The cluster has another view: for whom this node stands in, and for whom it stands in no longer.
+    /// The cluster has another view: reviews each process for whose protector this node stands in.
     pub(super) fn review_standing(&mut self, now: Duration, old: &View, new: &View) {
         let me = self.me().clone();
         let stands = |(job, rank, p): (&JobId, &Rank, &Protected)| {
@@ -195,7 +202,7 @@ impl Node {
         }
     }
 
-    /// Another node may have more of a process's log.
+    /// Another node may have more of a process's log, so this node does not stand in any more.
     fn stand_down(&mut self, now: Duration, process: ProcessId, view: &View) {
         let Some(protected) = self.let_copy_go(process) else { return };
         let is_member = |node: &NodeId| view.get(node).is_some();
@@ -204,19 +211,21 @@ impl Node {
         }
         match is_member(&protected.host) {
             false => self.give_up_copy(process, protected),
-            // An order may be lost with the protector, and the home count on this node, which has said that it knows of it.
+            // An order may be lost with the protector, and the home may count on this node, which has said that it knows of the
+            // process.
             true if protected.left.is_none() => self.ask(now, process, protected.incarnation, protected.host),
             true => {}
         }
     }
 
-    /// The copy of its log restarts nothing any more, and this node does not stand in for it.
+    /// The copy of its log restarts nothing any more, and this node does not stand in for its protector.
     fn let_copy_go(&mut self, process: ProcessId) -> Option<Protected> {
         self.outputs.push_back(Output::Store(StoreOrder::LetGo(process)));
         self.recovery.wards.get_mut(&process.job)?.ranks.remove(&process.rank)
     }
 
-    /// Tells the home that a process is not brought back from the copy of its log here. It may count on this node, which has said that it knows of the process.
+    /// Tells the home that a process is not brought back from the copy of its log here. The home may count on this node, which
+    /// has said that it knows of the process.
     fn give_up_copy(&mut self, process: ProcessId, mut protected: Protected) {
         let Some(wards) = self.recovery.wards.get_mut(&process.job) else { return };
         let why = "its node is lost, and so is its protector, and the copy of its log may lack something".to_owned();
@@ -228,13 +237,14 @@ impl Node {
         self.send(&home, PeerMessage::ToHome(process.job, hopeless));
     }
 
-    /// The protector of a process is lost. Whether its host has it: else the order to bring it back is lost with the protector.
+    /// The protector of a process is lost. Asks the host whether it has the process: if not, the order to bring it back is lost
+    /// with the protector.
     fn ask_host(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get(&process.rank)) else { return };
         let (host, life) = (protected.host.clone(), protected.incarnation);
         if protected.left.is_some() {
-            // It had it; what it has sent is told to its host's protector.
+            // The host had it. What the process has sent is told to the host's protector.
             if !self.is_next_of(&host) {
                 self.let_copy_go(process);
             }
@@ -248,7 +258,8 @@ impl Node {
         self.gather_from(now, purpose, &Query::Hosts(process, life), vec![host], ANSWER);
     }
 
-    /// The host of a process whose protector is lost has it, and has this protector, or does not have it; none, if it has not answered.
+    /// The answer of the host of a process whose protector is lost: it has the process and this protector, or it does not have
+    /// it. None if it has not answered.
     pub(super) fn finish_hosts(
         &mut self,
         now: Duration,
@@ -264,19 +275,20 @@ impl Node {
         };
         let stands = protected.map(waits);
         if stands == Some(false) {
-            return; // It is known otherwise what has become of it.
+            return; // It is known by other means what has become of it.
         }
         let is_mine = |protector: &NodeId| protector == self.me() || !self.is_member(protector) && self.is_next_of(host);
         match answer {
-            // It will answer, or be declared dead.
+            // The host will answer, or be declared dead.
             None if self.is_member(host) => self.ask(now, process, life, host.clone()),
             None => {}
             Some(None) if stands == Some(true) => self.take_over(now, process),
-            // This node has stood down since, and nobody else could bring it back.
+            // This node has stood down since, and no other node could bring the process back.
             Some(None) => self.give_up_copy(process, Protected::new(host.clone(), life)),
-            // It is this node's from now on.
+            // This node is the protector from now on.
             Some(Some(protector)) if is_mine(&protector) => {}
-            // What becomes of it is told to its host's protector, which need not be the next one in the ring: a host keeps the one that it has.
+            // What becomes of the process is told to its host's protector. That need not be the next one in the ring, because a
+            // host keeps the protector that it has.
             Some(Some(_)) => _ = stands.and_then(|_| self.let_copy_go(process)),
         }
     }
@@ -286,13 +298,13 @@ impl Node {
         self.view().and_then(|view| watcher_of(view, node)).is_some_and(|next| next.id == *self.me())
     }
 
-    /// A process is nowhere, and its protector is lost: this node has a copy of its log, and protects it from now on.
+    /// A process runs nowhere, and its protector is lost. This node has a copy of the log, and protects the process from now on.
     fn take_over(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get_mut(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&process.rank)) else { return };
         let Some(lost) = protected.protector.take() else { return };
         if protected.left.is_some() {
-            return; // There is nobody to bring back; this node answers for it.
+            return; // The process has ended; this node answers for it.
         }
         let text = format!(
             "rank {}: its protector, {}, is lost, and it is nowhere; there is a copy of its log here",

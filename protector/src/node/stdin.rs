@@ -1,8 +1,9 @@
 //! Standard input of a job on its way through the home: from the terminal, one piece at a time, to rank 0.
 //!
-//! Each byte has an offset, counted over all terminals of the job. The home says which one is wanted, the terminal sends a piece from there on, and the next is wanted when
-//! rank 0's pipe has taken it. When rank 0 is brought back, what its old pipe held is gone: nothing is passed on until it has caught up with its log and says how much it has
-//! read; from there on the terminal says it again. So every byte comes exactly once, whoever dies, but for what a terminal has sent that is gone itself.
+//! Each byte has an offset, counted over all terminals of the job. The home says from which offset on it wants a piece, the
+//! terminal sends one, and the next one is wanted when rank 0's pipe has taken it. When rank 0 is brought back, what its old pipe
+//! held is gone: nothing is passed on until rank 0 has caught up with its log and says how much it has read, and the terminal
+//! sends again from there. So every byte comes exactly once, whatever dies, except what only a terminal had that is gone itself.
 
 use radic_wire::peer::{SessionId, StdinWanted};
 use serde_bytes::ByteBuf;
@@ -14,7 +15,7 @@ type Piece = (SessionId, u64, ByteBuf);
 #[derive(Debug)]
 pub(super) struct Stdin {
     pub(super) wanted: StdinWanted,
-    /// Its end was passed on.
+    /// The end of standard input was passed on.
     over: bool,
     /// The piece that rank 0 has not taken: its number and length.
     under_way: Option<(u64, u64)>,
@@ -23,14 +24,14 @@ pub(super) struct Stdin {
     pieces: u64,
 }
 
-/// What becomes of a piece.
+/// What is to be done with a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// To rank 0's host.
+    /// Send it to rank 0's host.
     Pass { number: u64, data: ByteBuf },
-    /// It is not the one that is wanted: the terminal is told which is.
+    /// It is not the piece that is wanted: tell the terminal which one is.
     Ask,
-    /// Its time comes.
+    /// It waits.
     Wait,
 }
 
@@ -45,7 +46,8 @@ impl Stdin {
             StdinWanted::From(next) if next != offset && self.under_way.is_none() => return Next::Ask,
             StdinWanted::From(_) | StdinWanted::Unknown if self.under_way.is_none() => {}
             _ => {
-                // A terminal has one piece under way; a later one of its was asked for after a restart, and is the right one.
+                // A terminal has one piece under way. If it sends a later one, that was asked for after a restart, and is the
+                // right one.
                 self.waiting = Some((session, offset, data));
                 return Next::Wait;
             }
@@ -57,7 +59,7 @@ impl Stdin {
         Next::Pass { number: self.pieces, data }
     }
 
-    /// Rank 0 has taken a piece. False: one that was under way to a pipe that is no more.
+    /// Rank 0 has taken a piece. Returns false if it was under way to a pipe that is gone.
     pub(super) fn handle_taken(&mut self, number: u64) -> bool {
         let Some((_, length)) = self.under_way.take_if(|(under_way, _)| *under_way == number) else { return false };
         if let StdinWanted::From(next) = &mut self.wanted {
@@ -71,7 +73,7 @@ impl Stdin {
         (self.wanted, self.over, self.under_way) = (wanted, false, None);
     }
 
-    /// From where on a terminal is to send (none: it must know itself), if it is to send now.
+    /// The offset from which a terminal is to send now, if it is to send. The inner None: the terminal must know by itself.
     pub(super) fn asks_from(&self) -> Option<Option<u64>> {
         match self.wanted {
             _ if self.over || self.under_way.is_some() => None,
@@ -103,7 +105,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever rank 0 loses by being brought back, and however late old answers come, its new life goes on with the byte after the last that it has read.
+        /// Whatever rank 0 loses by being brought back, and however late old answers come, its new incarnation goes on with the
+        /// byte after the last one that it has read.
         #[test]
         fn every_byte_comes_once(steps in prop::collection::vec((0u8..6, 1usize..9), 0..200)) {
             let text: Vec<u8> = (0..200).collect();

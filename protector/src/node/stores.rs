@@ -1,4 +1,5 @@
-//! Who holds the logs and images of whose processes: what hosts tell protectors, and what protectors order of their log service.
+//! Which node holds the logs and images of which processes: what hosts tell protectors, and what protectors order of their log
+//! service.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,38 +19,40 @@ use super::{Input, Node, Output};
 use crate::logserver::{Event, What};
 use crate::membership::ring::watcher_of;
 
-/// What this node's log service is to do. A question names who asks, and the number of the question there.
+/// What this node's log service is to do. A question has the node that asks, and the question's number there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreOrder {
-    /// Processes of this job are protected here, in this manner.
+    /// Processes of this job are protected here, with these settings.
     Configure(JobId, Protection),
-    /// The log service there is to hold this process's log and images, too, or none is.
+    /// The log service at this address is to hold this process's log and images too, or none is.
     SetReplica(ProcessId, Option<SocketAddr>),
-    /// Another node protects this process from now on: what is held of it restarts nothing, unless it speaks here once more.
+    /// Another node protects this process from now on. What is held of it restarts nothing, unless the process speaks here once
+    /// more.
     LetGo(ProcessId),
     /// The protector that has forwarded what this process says is lost, and this node brings the process back.
     TakeOver(ProcessId),
     /// The job is over.
     RemoveJob(JobId),
-    /// A job that was suspended goes on: whatever is held of it is removed, and its processes are let in again.
+    /// A job that was suspended goes on. Whatever is held of it is removed, and its processes are let in again.
     Revive(JobId, Protection),
     /// Forget the log and images of this process, then answer [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
-    /// Listen to no older life of this process than this one (G4), then answer what it needs: [`Input::Fenced`]. It takes time
-    /// while its log becomes stable; [`NoRestart::Unstable`](crate::store::NoRestart::Unstable) is the answer if that does not come to pass.
+    /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Input::Fenced`]. That
+    /// takes time while its log becomes stable. If it cannot become stable, the answer is
+    /// [`NoRestart::Unstable`](crate::store::NoRestart::Unstable).
     Fence(ProcessId, Incarnation),
-    /// Answer up to where the stream is stable in this life of its receiver, or a later one: [`Answer::Stable`].
+    /// Answer up to where the stream is stable in this incarnation of its receiver, or a later one: [`Answer::Stable`].
     StableOf(NodeId, u64, ProcessId, Epoch, StreamId),
     /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].
     Sizes(NodeId, u64, Vec<JobId>),
     /// Answer what is held of this process: [`Answer::Log`].
     List(NodeId, u64, ProcessId),
-    /// Answer with bytes of that, from a position on, at most so many: [`Answer::LogBytes`].
+    /// Answer with bytes of that from a position on, at most this many: [`Answer::LogBytes`].
     Read(NodeId, u64, ProcessId, LogPart, u64, usize),
 }
 
 impl From<Event> for Input {
-    /// What the log service has to say, for the node.
+    /// What the log service tells the node.
     fn from(Event { what, process, text }: Event) -> Input {
         let name = match (what, process) {
             (What::Unreadable, Some(process)) => return Input::Unreadable(process, text),
@@ -63,15 +66,15 @@ impl From<Event> for Input {
     }
 }
 
-/// Time between two events of one kind about one process, if there may be many: the log of events is for what is rare.
+/// Time between two events of one kind about one process, if there may be many: the event log is for what is rare.
 const SPARSE: Duration = Duration::from_secs(10);
 
-/// How many events about one process were left out, since when.
+/// How many events about one process were left out, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Sparse(BTreeMap<(ProcessId, EventName), (Duration, u32)>);
 
 impl Sparse {
-    /// Whether it is to be recorded; then how many of its kind were not since the last one.
+    /// Returns None if the event is not to be recorded, else how many of its kind were left out since the last one.
     fn admit(&mut self, now: Duration, process: ProcessId, event: EventName) -> Option<u32> {
         match self.0.get_mut(&(process, event)) {
             Some((last, left_out)) if *last + SPARSE > now => {
@@ -88,8 +91,8 @@ impl Sparse {
 }
 
 impl Node {
-    /// Tells the protector of this node's processes about those of `job`. With none: about all, if there is another protector, or
-    /// another replica behind it, than before; observers are told, too.
+    /// Tells the protector of this node's processes about those of `job`. With None: about all, if the protector or the replica
+    /// behind it has changed. Then the observers are told as well.
     pub(super) fn seek_protection(&mut self, now: Duration, job: Option<JobId>) {
         self.leave_idle_protector(job);
         let protector = self.protector().id.clone();
@@ -116,8 +119,9 @@ impl Node {
         }
     }
 
-    /// Processes keep their protector whatever joins the ring. One that has the log of no process of this node is kept by nothing: else nodes that join one
-    /// after the other would keep the one that was next to each when it came, all of them the first. `new` is a job that nobody protects yet.
+    /// Processes keep their protector when other nodes join the ring. A protector that has the log of no process of this node is
+    /// not kept: otherwise nodes that join one after the other would all keep the first one that was next to them. `new` is a job
+    /// that is not protected yet.
     pub(super) fn leave_idle_protector(&mut self, new: Option<JobId>) {
         let protected = |host: &Host| host.protection().protect == Protect::On && Some(host.job()) != new;
         if !self.hosts.values().any(protected) {
@@ -125,7 +129,7 @@ impl Node {
         }
     }
 
-    /// Tells the protector of this node's processes about these ranks; not about those whose log another one has still.
+    /// Tells the protector of this node's processes about these ranks, except those whose log another node still has.
     pub(super) fn protect_ranks(&mut self, job: JobId, ranks: Vec<Rank>) {
         let Some(host) = self.hosts.get(&job) else { return };
         let ward = Box::new(host.ward());
@@ -137,17 +141,18 @@ impl Node {
         let protector = self.protector().id.clone();
         if !ranks.is_empty() {
             self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: lives, origins, ward }));
-            // It is not to bring back who has ended.
+            // A rank that has ended is not to be brought back.
             ranks.into_iter().for_each(|rank| self.tell_end(&protector, ProcessId { job, rank }));
         }
     }
 
-    /// A node speaks about what this one's log service holds for it.
+    /// A node speaks about what this node's log service holds for it.
     pub(super) fn handle_to_store(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToStore) {
         match message {
-            // Who says so has not heard that the job is over, and was overtaken by the word of that.
+            // The sender has not heard that the job is over: that news has overtaken its message.
             ToStore::Protect { .. } | ToStore::Stand(_) if self.has_ended(job) => {}
-            // Nor that it has begun anew: what is protected of its next life would be taken for that of the life before.
+            // The sender has not heard that the job has restarted. What is protected of the next epoch would be taken for the
+            // earlier one.
             ToStore::Protect { ref ward, .. } if self.protects_later_epoch(job, ward.epoch) => {}
             ToStore::Protect { ranks, origins, ward } => {
                 let protection = ward.spec.protection.clone();
@@ -157,8 +162,8 @@ impl Node {
                 self.stored.insert(job);
                 self.outputs.push_back(Output::Store(StoreOrder::Configure(job, protection)));
                 self.replicate(now, from, job, replicas, &ranks);
-                // One that crashes before it has spoken here is brought back from the copy. (`make sim`, seed 100124: its job began anew.) After it is said who follows: from now on
-                // they are listened to.
+                // A process that crashes before it has spoken here is brought back from the copy. The replica is named before the
+                // processes are let in, because from then on they are heard.
                 self.outputs.extend(copies.into_iter().map(|process| Output::Store(StoreOrder::TakeOver(process))));
             }
             ToStore::Stand(standing) => self.handle_stand(now, from, job, *standing),
@@ -192,19 +197,19 @@ impl Node {
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));
                 self.with_home(now, job, |home| home.handle_removed(now, outcome.clone()));
                 outcome.into_iter().for_each(|outcome| self.clients_hear_of_end(job, &outcome));
-                // An order that was long under way may have brought somebody back since.
+                // An order that was long under way may have brought a process back since.
                 self.with_host(now, job, |host| host.supersede(now));
             }
         }
     }
 
-    /// A node wants to know something of this one's log service; its answer is [`Input::StoreAnswer`].
+    /// A node asks something of this node's log service. The answer comes as [`Input::StoreAnswer`].
     pub(super) fn handle_store_query(&mut self, from: &NodeId, number: u64, query: &Query) {
         if let Query::Stable { receiver, epoch, .. } = *query
             && !self.is_behind(receiver.job, epoch)
             && self.wants_nothing(receiver)
         {
-            // It will read nothing more: nobody need keep it.
+            // The receiver will read nothing more, so no sender need keep anything for it.
             return self.send(from, PeerMessage::Answer(number, Answer::Stable(u64::MAX)));
         }
         let from = from.clone();
@@ -221,7 +226,7 @@ impl Node {
         self.outputs.push_back(Output::Store(order));
     }
 
-    /// The log service has something to say.
+    /// The log service has something for the event log.
     pub(super) fn handle_store_event(&mut self, now: Duration, event: EventName, process: Option<ProcessId>, text: String) {
         let Some(process) = process else { return self.record(now, event, About::default(), text) };
         let left_out = match event {
@@ -236,14 +241,15 @@ impl Node {
         self.record(now, event, About::rank(process.job, process.rank), text);
     }
 
-    /// The ring is another one: what is protected here is replicated at the next node of it. Its hosts say so, too, but perhaps before this node knows the view.
+    /// The ring has changed: what is protected here is replicated at the next node of it. The hosts say so as well, but perhaps
+    /// before this node has the view.
     pub(super) fn replicate_all(&mut self, now: Duration) {
         for (job, host, ranks) in self.replicated_wards() {
             self.replicate(now, &host, job, 2, &ranks);
         }
     }
 
-    /// With two replicas, the next node in the ring holds everything, too, if it is a third one.
+    /// With two replicas, the next node in the ring holds everything as well, if it is a third one.
     fn replicate(&mut self, now: Duration, host: &NodeId, job: JobId, replicas: u8, ranks: &[Rank]) {
         let next = self.view().and_then(|view| watcher_of(view, self.me())).filter(|next| next.id != *host);
         let replica = next.filter(|_| replicas == 2).map(|next| SocketAddr::new(next.address.ip(), next.log_port));

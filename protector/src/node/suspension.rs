@@ -1,10 +1,12 @@
-//! Jobs that are suspended and go on. `radic suspend` has all ranks stopped, writes down what their protectors hold and what their home knows, and ends the
-//! job. `radic resume` gives each rank's protector-to-be its log and images, as the rank itself would have done, and then the ordinary way back begins: the
-//! home is made anew, the protectors fence the ranks that they protect, and bring them back.
+//! Jobs that are suspended and resumed. `radic suspend` has all ranks stopped, writes down what their protectors hold and what
+//! their home knows, and ends the job. `radic resume` gives the log and images of each rank to its new protector, as the rank
+//! itself would have done. Then the ordinary way back begins: a home is made, and the protectors fence the ranks and bring them
+//! back.
 //!
-//! That is enough because of G1 to G3: whatever left a rank depends on determinants that its protector had before. So the logs of all ranks at one moment are a
-//! state of the job to which every rank can be brought, whatever it was doing then; what was under way between them is in the outboxes of images and of
-//! re-execution. The ranks are stopped only so that there is such a moment for logs that are read one after the other.
+//! That is enough because of G1 to G3: whatever left a rank depends on determinants that its protector had before. So the logs of
+//! all ranks at one moment are a state to which every rank can be brought, whatever it was doing then. What was under way between
+//! the ranks is in the outboxes of images and of re-execution. The ranks are stopped only to have such a moment while logs are
+//! read one after the other.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -33,7 +35,8 @@ impl Node {
         self.send(&home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
     }
 
-    /// All ranks of a job whose home this is are stopped: what is known of it goes to whoever writes it down, with the key space.
+    /// All ranks of a job whose home is here are stopped. The command that writes the job down gets what is known of it, with the
+    /// key space.
     pub(super) fn tell_frozen(&mut self, now: Duration, session: SessionId, mut suspension: Box<Suspension>) {
         let job = suspension.job;
         let ward = self.hosts.get(&job).map(|host| host.ward()).filter(|ward| ward.fence == suspension.ward.fence);
@@ -49,7 +52,7 @@ impl Node {
         self.send(&node, PeerMessage::ToSession(session, ToSession::Frozen(result)));
     }
 
-    /// A job that was suspended is about to go on somewhere: nothing of it may be here, and what it left is forgotten.
+    /// A job that was suspended is to be resumed somewhere. Nothing of it may be here, and what it left is forgotten.
     pub(super) fn revive(&mut self, job: JobId, protection: Protection) -> Result<(), String> {
         let runs = self.hosts.contains_key(&job) || self.homes.get(&job).is_some_and(|home| !home.is_over());
         if runs || self.protects(job) {
@@ -63,7 +66,7 @@ impl Node {
         Ok(())
     }
 
-    /// A job that was suspended goes on, with this node as its home: its protectors have what they need.
+    /// A job that was suspended goes on with this node as its home. Its protectors have what they need.
     pub(super) fn resume_job(
         &mut self,
         now: Duration,
@@ -99,7 +102,7 @@ impl Node {
         }
     }
 
-    /// This node has the logs and images of these ranks of a job that goes on: it brings them back.
+    /// This node has the logs and images of these ranks of a resumed job, and brings them back.
     pub(super) fn handle_resume(&mut self, now: Duration, job: JobId, ranks: &[(Rank, Incarnation, IpAddr)], ward: Ward) {
         self.guard(job, ranks, ward);
         for (rank, ..) in ranks {

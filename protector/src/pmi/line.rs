@@ -40,7 +40,7 @@ impl<'a> Command<'a> {
         fields.all(|field| field.split_once('=').is_some_and(|(key, _)| keys.contains(&key)))
     }
 
-    /// The rest of the line from the value of the field `key` on: a text for people or a name, which may contain spaces.
+    /// The rest of the line from the value of the field `key` on: a text or a name, which may contain spaces.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         let padded_at = |at: &usize| *at == 0 || self.rest.as_bytes()[at - 1] == b' ';
         let mut places = self.rest.match_indices(key).map(|(at, _)| at).filter(padded_at);

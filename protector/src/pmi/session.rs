@@ -252,7 +252,7 @@ impl Session {
         if self.output.is_empty() { None } else { Some(std::mem::take(&mut self.output)) }
     }
 
-    /// Answers the request that was polled last. After an abort or an error nobody listens, and nothing happens.
+    /// Answers the request that was polled last. After an abort or an error the rank does not listen, and nothing happens.
     ///
     /// # Panics
     /// If there is no request, it was answered, or the answer is not of a kind that the request can have.
@@ -381,7 +381,7 @@ impl Session {
         self.say(&format!("cmd=response_to_init pmi_version={version} pmi_subversion={subversion} rc={rc}"));
     }
 
-    /// The greeting of a client that came by PMI_PORT: it is told who it is.
+    /// The greeting of a client that came by PMI_PORT: it is told its rank.
     fn init_ack(&mut self, command: &Command<'_>) -> Result<(), PmiError> {
         if command.number("pmiid") != Some(self.rank.0) {
             return Err(PmiError::Field { command: "initack".to_owned(), field: "pmiid" });

@@ -17,9 +17,9 @@ pub struct Gap {
 pub struct Log {
     start: u64,
     end: u64,
-    /// Up to here the file has it.
+    /// The file has the log up to here.
     written: u64,
-    /// Up to here it was handed out to be written: `written <= handed <= end`.
+    /// What is before this was handed out to be written: `written <= handed <= end`.
     handed: u64,
     /// The newest bytes: those before `end`.
     memory: VecDeque<u8>,
@@ -41,7 +41,7 @@ impl Log {
         self.end
     }
 
-    /// Up to which position the file has it.
+    /// The position up to which the file has the log.
     pub fn written(&self) -> u64 {
         self.written
     }
@@ -56,7 +56,7 @@ impl Log {
         self.memory.len()
     }
 
-    /// Appends what is new of `bytes` at `position`; what is held already is passed over. Returns how many bytes were new.
+    /// Appends what is new of `bytes` at `position`, and passes over what is held already. Returns how many bytes were new.
     pub fn append(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Gap> {
         let known = self.end.checked_sub(position).ok_or(Gap { end: self.end, got: position })?;
         let new = bytes.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or(&[]);
@@ -65,7 +65,7 @@ impl Log {
         Ok(new.len())
     }
 
-    /// Forgets everything before `position`; a log that ends before it begins anew there.
+    /// Forgets everything before `position`. A log that ends before it begins again there.
     pub fn truncate(&mut self, position: u64) {
         if position >= self.end {
             *self = Log::at(position);

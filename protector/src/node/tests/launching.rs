@@ -12,10 +12,10 @@ const RANKS: u32 = 2 * AT_ONCE as u32 + 8;
 struct Starting {
     host: Host,
     environment: HostEnvironment,
-    /// Whose start was ordered and not answered.
+    /// Ranks whose start was ordered and not answered.
     ordered: BTreeSet<u32>,
     signals: Vec<(u32, i32)>,
-    /// Whose end the home was told of.
+    /// Ranks whose end the home was told of.
     ended: Vec<u32>,
     is_over: bool,
 }

@@ -1,4 +1,9 @@
-//! What is lost comes back, or its job begins anew, or says why it ends: whatever is lost, in whatever order the news of it comes.
+//! What is lost comes back, or its job restarts, or says why it ends: whatever is lost, and in whatever order the news of it
+//! comes.
+
+mod fences;
+mod listeners;
+mod next_home;
 
 use radic_wire::peer::{Standing, Stood};
 use radic_wire::process::StreamEnd;
@@ -8,6 +13,7 @@ use crate::membership::ring::watcher_of;
 
 /// Enough for everything that takes no time of its own.
 const SOON: Duration = Duration::from_millis(50);
+
 /// With [`Cluster::jitter`]: most that a message is under way.
 pub(super) const JITTER_US: u64 = 4_000;
 
@@ -19,7 +25,7 @@ pub(super) struct Program {
     fences: u64,
     /// Questions since the last fence.
     asked: u32,
-    /// Questions, and answers that it has had, in this life.
+    /// Questions, and answers that it has had, in this incarnation.
     lines: (usize, usize),
     finalized: bool,
 }
@@ -31,7 +37,8 @@ impl Program {
 }
 
 impl Cluster {
-    /// A protected job with one rank on each of the first `ranks` nodes, on all of which libraries are through with `MPI_Init`, and of which all have an image.
+    /// A protected job with one rank on each of the first `ranks` nodes. All libraries are through with `MPI_Init`, and all ranks
+    /// have an image.
     pub(super) fn start_recoverable(&mut self, node: usize, ranks: u32) -> JobId {
         self.start_recoverable_on(node, &(1..=ranks as usize).collect::<Vec<_>>())
     }
@@ -69,7 +76,7 @@ impl Cluster {
         self.runs(job, rank) && joined && !self.dead.contains(&node.holder_of(at(job, rank)).name)
     }
 
-    /// What has happened since it began, and where everybody stands.
+    /// What has happened since the job began, and the state of each rank.
     pub(super) fn story(&self, job: JobId, ranks: u32) -> String {
         let mut events: Vec<_> = self.nodes.values().flat_map(|node| node.events.all()).filter(|e| e.job == Some(job)).collect();
         events.sort_by_key(|event| event.at_ms);
@@ -103,7 +110,7 @@ impl Cluster {
     fn end_well(&mut self, job: JobId, client: u64) {
         let within: Vec<_> =
             self.ranks.iter().filter(|(id, (_, rank))| id.job == job && !rank.ended).map(|(id, _)| *id).collect();
-        // Those that have been started once more have not called MPI_Init.
+        // Ranks that were launched once more have not called MPI_Init.
         if !self.begun_anew(job) {
             within.into_iter().for_each(|id| self.pmi(id, "cmd=finalize"));
         }
@@ -139,7 +146,8 @@ fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
     }
 }
 
-/// What a program does outside itself is not to be done twice: whoever says so gets an error, at once, and nobody is started once more.
+/// What a program does outside itself must not be done twice. A job that says so gets an error at once, and is not launched once
+/// more.
 #[test]
 fn a_job_that_must_not_begin_anew_ends_with_an_error() {
     for lost in [[2, 3], [1, 2]] {
@@ -157,12 +165,13 @@ fn a_job_that_must_not_begin_anew_ends_with_an_error() {
             other => panic!("{other:?}"),
         }
         cluster.run_for(SOON);
-        assert_eq!(cluster.launched.len(), 4, "nobody is started once more");
+        assert_eq!(cluster.launched.len(), 4, "no rank is started once more");
         assert!(cluster.nothing_left(), "{}", cluster.story(job, 4));
     }
 }
 
-/// The log is at the next two nodes: those that are left go on, whichever death is heard of first, and nobody else goes back.
+/// The log is at the next two nodes. The ranks that are left go on, whichever death is heard of first, and no other rank goes
+/// back.
 #[test]
 fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_back_what_was_there() {
     let mut taken_over = 0;
@@ -176,7 +185,7 @@ fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_b
             let mut random = Random::new(seed);
             let (first, second) = if random.next().is_multiple_of(2) { (lost[0], lost[1]) } else { (lost[1], lost[0]) };
             cluster.kill_all(&[first]);
-            // Before anybody has gone on elsewhere, and waits for a checkpoint there.
+            // This is before any rank goes on elsewhere and waits for a checkpoint there.
             cluster.run_for(Duration::from_micros(random.next() % 10_000));
             cluster.kill_all(&[second]);
             let until = cluster.now + Duration::from_secs(10);
@@ -187,32 +196,32 @@ fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_b
             cluster.run_for(SOON);
             let told =
                 || format!("seed {seed}: {first} and {second} are lost: {:?}\n{}", cluster.restored, cluster.story(job, 4));
-            // Who was brought back on the node that died then is brought back once more.
+            // A rank that was brought back on the node that died then is brought back once more.
             assert!(cluster.launched.len() == 4 && matches!(cluster.restored.len(), 2 | 3), "it began anew: {}", told());
             let copy = name(lost[1] + 1);
             let orders = cluster.orders.iter().filter(|(node, order)| *node == copy && matches!(order, StoreOrder::TakeOver(_)));
-            // Else the host has found its next protector in time.
+            // Otherwise the host has found its next protector in time.
             taken_over += orders.count();
             cluster.end_well(job, 1);
         }
     }
-    assert!(taken_over > 200, "only {taken_over} ranks of 600 were brought back by who only had the copy");
+    assert!(taken_over > 200, "only {taken_over} ranks of 600 were brought back by a node that only had the copy");
 }
 
-/// A protector is lost with its order to bring a process back, of which its stand-in knows, and whoever was to carry it out does not: each waited for the other, for ever (`make sim`, seeds 63243,
-/// 71141, 122626), if that one had the stand-in for its next protector; else the job began anew, as it did if the two were one node.
+/// A protector is lost with its order to bring a process back, which its stand-in knows and the node that was to carry it out
+/// does not. The two must not wait for each other, also if they are one node or the one has the other for its next protector.
 #[test]
 fn an_order_that_is_lost_with_its_protector_is_given_by_its_stand_in() {
     let (lost, protector, stand_in) = (2, 3, 4);
     for (nodes, target) in [(vec![2, 3, 4, 5], 1), (vec![1, 2, 3, 4], 5), (vec![1, 2, 3], 4)] {
         let mut cluster = Cluster::new(7);
-        // Where there is least.
+        // The node with the fewest ranks.
         (cluster.replicas, cluster.restart_on) = (2, RestartOn::Any);
         let job = cluster.start_recoverable_on(7, &nodes);
         cluster.run_for(SOON);
         let rank = nodes.iter().position(|node| *node == lost).expect("it has one") as u32;
         cluster.kill_all(&[lost]);
-        // Not only that it is fenced: where it is to go on.
+        // The stand-in knows where the process is to go on, not only that it is fenced.
         let known = |c: &Cluster| c.nodes[&name(stand_in)].recovery.wards[&job].ranks[&Rank(rank)].host.name == name(target);
         cluster.run_until(known);
         cluster.kill_all(&[protector]);
@@ -228,7 +237,8 @@ fn an_order_that_is_lost_with_its_protector_is_given_by_its_stand_in() {
     }
 }
 
-/// A host keeps the protector that it has, though its stand-in is the next one in the ring by now: that one lets the copy go, else two could bring the process back (G1, G4).
+/// A host keeps the protector that it has, though its stand-in is the next one in the ring by now. The stand-in lets the copy go,
+/// or two nodes could bring the process back (G1, G4).
 #[test]
 fn a_stand_in_lets_go_of_what_another_node_protects() {
     for (protector, lets_go) in [(4, false), (3, false), (6, true)] {
@@ -247,20 +257,20 @@ fn a_stand_in_lets_go_of_what_another_node_protects() {
     }
 }
 
-/// The news of two deaths comes in another order everywhere: whoever is brought back by a protector that knows of one only is part of the job all the same, and what
-/// is left of a life before it does not end the job that has begun anew. (Code 113; a real cluster did so, once in twenty.)
+/// The news of two deaths comes in another order to each node. A rank that is brought back by a protector which knows of one
+/// death only is part of the job all the same, and what is left of an earlier epoch does not end a job that has restarted.
 #[test]
 fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
     let (mut anew, mut moved) = (0, 0);
     for seed in 0..200 {
         for lost in [[1, 2], [2, 1], [2, 3], [3, 2], [1, 3], [3, 1], [2, 4], [4, 2], [1, 4], [4, 1]] {
             let mut cluster = Cluster::new(7);
-            // Not with its protector, but where there is least: that one may know more than the protector.
+            // Not with its protector, but where there are fewest ranks: that node may know more than the protector.
             cluster.restart_on = RestartOn::Any;
             let job = cluster.start_recoverable(7, 4);
             cluster.jitter = Some(Random::new(seed));
             cluster.kill_all(&lost[..1]);
-            // Who brings back the first says to one other node nothing for a while.
+            // The node that brings the first one back says nothing to one other node for a while.
             let (from, to) = (id(lost[0] + 1), name(5 + seed as usize % 3));
             cluster.arrivals.insert((from, to), cluster.now + Duration::from_micros(Random::new(seed).next() % 700_000));
             cluster.kill_all(&lost[1..]);
@@ -279,10 +289,10 @@ fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
 }
 
 #[test]
-fn nobody_who_knows_of_the_job_is_left_and_its_terminal_says_so_at_once() {
+fn no_node_that_knows_of_the_job_is_left_and_its_terminal_says_so_at_once() {
     let mut cluster = Cluster::new(5);
     let job = cluster.start_recoverable(5, 1);
-    // Who has started it knows enough to begin it anew; this one does not.
+    // The node of the command that has started a job knows enough to restart it. The node of this command does not.
     cluster.hello(4, 2, Request::Attach { job: job.to_string() });
     cluster.run_until(|c| c.replies(2).iter().any(|reply| matches!(reply, Reply::Attached { .. })));
     let died = cluster.now;
@@ -299,114 +309,7 @@ fn nobody_who_knows_of_the_job_is_left_and_its_terminal_says_so_at_once() {
 }
 
 impl Cluster {
-    /// Every rank that has its answer does the next thing. `last`: the number of fences; then it finalizes and exits.
-    fn go_through_fences(&mut self, job: JobId, all: u32, last: u64, what: &str) {
-        let life = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.epoch());
-        for rank in 0..all {
-            let Some((node, pretended)) = self.ranks.get(&at(job, rank)) else { continue };
-            let (node, ended) = (node.clone(), pretended.ended);
-            let Some(life) = life(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
-            let (_, pretended) = self.ranks.get_mut(&at(job, rank)).expect("it is there");
-            let (answers, program) = (&pretended.answers, &mut pretended.program);
-            if program.lines.0 > program.lines.1 {
-                let Some(answer) = answers.lines().nth(program.lines.1) else { continue };
-                assert!(answer.contains("rc=0"), "{what}: rank {rank}: {answer:?} after {program:?}");
-                program.lines.1 += 1;
-            }
-            if program.finalized {
-                self.exit(at(job, rank), ExitStatus::Code(0));
-                continue;
-            }
-            program.asked += 1;
-            program.lines.0 += 1;
-            let (number, kvs) = (program.fences + 1, format!("kvsname=radic_{job}_{life}"));
-            let line = match program.asked {
-                1 if !std::mem::replace(&mut program.initialized, true) => {
-                    program.asked = 0;
-                    "cmd=init pmi_version=1 pmi_subversion=1".to_owned()
-                }
-                1 if program.fences == last => {
-                    program.finalized = true;
-                    "cmd=finalize".to_owned()
-                }
-                1 => format!("cmd=put {kvs} key=k{number}_{rank} value=v"),
-                2 => "cmd=barrier_in".to_owned(),
-                asked => {
-                    let of = asked - 3;
-                    if of + 1 == all {
-                        (program.asked, program.fences) = (0, number);
-                    }
-                    format!("cmd=get {kvs} key=k{number}_{of}")
-                }
-            };
-            self.pmi(at(job, rank), &line);
-        }
-    }
-}
-
-/// Nodes that host ranks and protect others, the home among them, die at random moments of a job that goes through fences, also two of them: it comes to its end.
-#[test]
-fn a_fence_is_never_lost() {
-    const RANKS: u32 = 4;
-    const FENCES: u64 = 12;
-    let seeds = std::env::var("RADIC_SIM_SEEDS")
-        .ok()
-        .and_then(|text| text.split_once("..").map(|(a, b)| (a.parse().ok(), b.parse().ok())));
-    let (from, to) = match seeds {
-        Some((Some(from), Some(to))) => (from, to),
-        _ => (0, 300),
-    };
-    let mut anew = 0;
-    for seed in from..to {
-        let mut random = Random::new(seed);
-        let mut below = |bound: u64| random.next() % bound;
-        let mut cluster = Cluster::new(7);
-        let job = cluster.start_recoverable(7, RANKS);
-        cluster.jitter = Some(Random::new(seed));
-        let mut deaths: Vec<(Duration, usize)> = Vec::new();
-        let first = 1 + below(5) as usize;
-        deaths.push((cluster.now + Duration::from_micros(below(60_000)), first));
-        if below(2) == 0 {
-            let apart = [0, 3_000, 30_000, 2_000_000][below(4) as usize];
-            let second = 1 + (first + below(4) as usize) % 5;
-            deaths.push((deaths[0].0 + Duration::from_micros(below(apart + 1)), second));
-        }
-        let mut crash = (below(3) == 0).then(|| (cluster.now + Duration::from_micros(below(90_000)), below(RANKS.into()) as u32));
-        let what = format!("seed {seed}: nodes die: {deaths:?}, rank crashes: {crash:?}");
-        let until = cluster.now + Duration::from_secs(30);
-        for rank in 0..RANKS {
-            // init was said already.
-            cluster.ranks.get_mut(&at(job, rank)).expect("it runs").1.program =
-                Program { initialized: true, lines: (1, 0), ..Program::default() };
-        }
-        while cluster.outcome(1).is_none() {
-            assert!(cluster.now < until, "{what}: it hangs\n{}", cluster.story(job, RANKS));
-            while deaths.first().is_some_and(|(at, _)| *at <= cluster.now) {
-                let (_, node) = deaths.remove(0);
-                cluster.kill_all(&[node]);
-            }
-            if let Some((_, rank)) = crash.take_if(|(at, rank)| *at <= cluster.now && cluster.runs(job, *rank)) {
-                cluster.crash(job, rank);
-            }
-            cluster.run_for(Duration::from_micros(500 + below(1_500)));
-            let rank = below(RANKS.into()) as u32;
-            if below(20) == 0 && cluster.can_commit(job, rank) {
-                let fences = cluster.ranks[&at(job, rank)].1.program.fences;
-                cluster.commit(job, rank, fences);
-            }
-            cluster.go_through_fences(job, RANKS, FENCES, &what);
-        }
-        anew += usize::from(cluster.launched.len() > RANKS as usize);
-        assert_eq!(cluster.outcome(1), Some(Outcome { code: 0, reason: EndReason::Finished }), "{what}");
-        cluster.run_for(SOON);
-        assert!(cluster.nothing_left(), "{what}");
-    }
-    let all = (to - from) as usize;
-    assert!(anew * 2 < all, "{anew} of {all} jobs have begun anew: nothing else was tried");
-}
-
-impl Cluster {
-    /// A rank is ended by a signal that nobody has sent it.
+    /// A rank is ended by a signal that RADIC has not sent it.
     fn crash(&mut self, job: JobId, rank: u32) {
         self.exit(at(job, rank), ExitStatus::Signal(libc::SIGSEGV));
     }
@@ -488,9 +391,9 @@ fn an_order_brings_a_process_back_once() {
 }
 
 impl Cluster {
-    /// A job on three nodes; the rank of the second goes on at the fourth, its log being at the third. It has not caught up.
+    /// A job on three nodes. The rank of the second goes on at the fourth, with its log at the third. It has not caught up.
     fn start_apart(&mut self) -> JobId {
-        // That is where there is least.
+        // That is the node with the fewest ranks.
         self.restart_on = RestartOn::Any;
         let job = self.start_recoverable(6, 3);
         self.silent = true;
@@ -515,8 +418,8 @@ fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
     cluster.end_well(job, 1);
 }
 
-/// A rank comes back from an image of before `MPI_Init`, which is of no use, and the home is lost before it has heard so: the next one begins the job anew. (Seed 155001 of `make chaos`:
-/// it took the rank for one that had failed.)
+/// A rank comes back from an image of before `MPI_Init`, which cannot be used, and the home is lost before it has heard so. The
+/// next home restarts the job, and does not take the rank for a failed one.
 #[test]
 fn an_image_of_before_mpi_init_is_found_when_the_home_is_lost() {
     let mut cluster = Cluster::new(6);
@@ -533,8 +436,8 @@ fn an_image_of_before_mpi_init_is_found_when_the_home_is_lost() {
     cluster.end_well(job, 1);
 }
 
-/// Its protector is lost, and the one with the copy is the next: a rank that crashes before it has spoken there is brought back from that. (`make sim`, seed 100124: its job
-/// began anew.)
+/// The protector of a rank is lost, and the node with the copy is the next one: a rank that crashes before it has spoken there is
+/// brought back from the copy.
 #[test]
 fn with_two_replicas_whoever_has_the_copy_and_protects_next_may_use_it() {
     let mut cluster = Cluster::new(6);
@@ -551,7 +454,7 @@ fn with_two_replicas_whoever_has_the_copy_and_protects_next_may_use_it() {
     assert!(taken.is_some() && follows < taken, "{:?}", cluster.orders);
 }
 
-/// It lives, and its program has not taken all that had come to it: nobody else has that. (`make sim`, seed 66997: it waited for 90 s, and the job ended with code 125.)
+/// The rank is live, and its program has not taken all that had come to it: only its old log has that.
 #[test]
 fn a_log_is_lost_before_its_process_has_read_all_of_it_and_the_job_begins_anew() {
     let mut cluster = Cluster::new(6);
@@ -564,7 +467,7 @@ fn a_log_is_lost_before_its_process_has_read_all_of_it_and_the_job_begins_anew()
     cluster.end_well(job, 1);
 }
 
-/// Who ends without having taken all of it needs its log no more: whoever protects its node answers for it.
+/// A rank that ends without having taken all of its log needs it no more: the protector of its node answers for it.
 #[test]
 fn a_process_that_has_ended_before_it_has_read_all_of_its_log_leaves_that() {
     let mut cluster = Cluster::new(6);
@@ -599,7 +502,8 @@ fn a_protector_that_is_slow_to_let_go_is_asked_again() {
     cluster.end_well(job, 1);
 }
 
-/// Whoever is replayed, and had to do with a rank that has ended since, must not wait for it: its protector answers, and when that is lost, too, the home.
+/// A rank that is replayed, and had to do with a rank that has ended since, must not wait for that one: its protector answers,
+/// and when that is lost too, the home.
 #[test]
 fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     let mut cluster = Cluster::new(6);
@@ -628,9 +532,9 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     cluster.kill_all(&[3]);
     cluster.run_until(|c| c.lives(job, 2) == [1]);
     cluster.run_for(Duration::from_secs(1));
-    // Without what it had received a rank that goes back could send others something else than before (Gate B).
+    // Without what it had received, a rank that goes back could send other bytes than before (Gate B).
     assert_eq!(ask(&mut cluster, 30), (Place::Left, Some(end)), "the home");
-    // Nobody brings it back, so nobody need keep what was sent to it. (`make sim`, seed 21139: a rank waited for that at its end, for ever.)
+    // The rank is not brought back, so what was sent to it need not be kept.
     let stream = StreamId { from_opener: true, ..stream };
     cluster.say(job, 0, ToNode::AskStable { stream, receiver: at(job, 1) });
     cluster.run_for(SOON);
@@ -638,172 +542,8 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     cluster.end_well(job, 1);
 }
 
-/// A job has ended, and its home is lost before the terminal hears so: whoever has heard tells it how. (`make sim`, seed 20858: 113, after 40 s.)
-#[test]
-fn how_a_job_has_ended_is_known_when_its_home_is_gone() {
-    let is_end = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToStore(_, ToStore::Remove(_))));
-    let is_told = |input: &Input| matches!(input, Input::Message(_, PeerMessage::ToSession(_, ToSession::Ended(_))));
-    for its_node_hears in [false, true] {
-        let mut cluster = Cluster::new(5);
-        let job = cluster.start_recoverable(5, 3);
-        (0..3).for_each(|rank| cluster.pmi(at(job, rank), "cmd=finalize"));
-        cluster.run_for(SOON);
-        cluster.exit_all(job);
-        let ends = (0..1000).any(|_| !cluster.step() && cluster.wire.iter().any(|(.., input)| is_end(input)));
-        assert!(ends, "its home says so");
-        let was_under_way = cluster.wire.len();
-        let lost = |input: &Input| is_told(input) || !its_node_hears && is_end(input);
-        cluster.wire.retain(|(_, to, input)| *to != name(5) || !lost(input));
-        assert!(cluster.wire.len() < was_under_way, "it is told, too");
-        cluster.kill_all(&[1]);
-        cluster.run_until(|c| c.outcome(1).is_some());
-        assert_eq!(
-            cluster.outcome(1),
-            Some(Outcome { code: 0, reason: EndReason::Finished }),
-            "{its_node_hears}, {}",
-            cluster.story(job, 3)
-        );
-    }
-}
-
-/// Whoever connects to a process that is lost is never told that nobody listens there: it asks again until the process listens where it is brought back.
-#[test]
-fn a_listener_that_is_lost_is_waited_for() {
-    for jitter in [None, Some(1), Some(2), Some(3)] {
-        let mut cluster = Cluster::new(5);
-        let job = cluster.start_recoverable(5, 3);
-        let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
-        cluster.say(job, 1, ToNode::Listening(address));
-        cluster.run_for(SOON);
-        cluster.jitter = jitter.map(Random::new);
-        cluster.silent = true;
-        cluster.kill_all(&[2]);
-        let mut later = 0;
-        let call = |cluster: &mut Cluster, rank: u32, to: &str| {
-            let answers = |c: &Cluster| {
-                c.told(rank).iter().filter(|told| matches!(told, FromNode::Peer { .. })).cloned().collect::<Vec<_>>()
-            };
-            let before = answers(cluster).len();
-            cluster.say(job, rank, calling(job, rank, to));
-            cluster.run_until(|c| answers(c).len() > before);
-            answers(cluster).pop().expect("there is a new one")
-        };
-        let restored = |c: &Cluster| c.restored.first().map(|(_, life, node)| (*life, node.clone()));
-        while restored(&cluster).is_none() || later < 20 {
-            for rank in [0, 2] {
-                match call(&mut cluster, rank, "10.0.0.2:80") {
-                    FromNode::Peer { peer: None, later: true, .. } => later += 1,
-                    told => panic!("{jitter:?}, after {later} questions: {told:?}"),
-                }
-            }
-            cluster.run_for(Duration::from_millis(1));
-        }
-        let (life, node) = restored(&cluster).expect("it is");
-        let at_last: SocketAddr = "10.0.0.9:1234".parse().unwrap();
-        cluster.post(&node, Input::Observer(observer_of(1, life), 1001, ToNode::ListeningAt { address, at: at_last }));
-        cluster.run_for(SOON);
-        let found = call(&mut cluster, 2, "10.0.0.2:80");
-        assert!(
-            matches!(found, FromNode::Peer { peer: Some(peer), at: Some(to), .. } if peer == at(job, 1) && to == at_last),
-            "{found:?}"
-        );
-        // Where really nobody listens, that is said again when everybody is back.
-        cluster.live(&node, 1, life);
-        cluster.run_for(SOON);
-        let nobody = call(&mut cluster, 0, "10.0.0.77:80");
-        assert!(matches!(nobody, FromNode::Peer { peer: None, later: false, .. }), "{nobody:?}");
-    }
-}
-
-impl Cluster {
-    /// A protected job of one rank on `node`, which has joined with [`STRANGER`] for its observer.
-    fn start_stranger(&mut self, node: usize) -> JobId {
-        let known: BTreeSet<JobId> = self.ranks.keys().map(|process| process.job).collect();
-        let spec = JobSpec { protection: never(), nodes: vec![name(node)], ..spec(1) };
-        self.hello(5, 2, Request::Run { spec: Box::new(spec), attach: true });
-        let new = |c: &Cluster| c.ranks.keys().map(|process| process.job).find(|job| !known.contains(job));
-        self.run_until(|c| new(c).is_some());
-        let job = new(self).expect("it has started");
-        self.post(&name(node), Input::Observer(STRANGER, 1000, join(job, 0)));
-        self.run_until(|c| c.told.contains_key(&STRANGER));
-        job
-    }
-
-    /// What the stranger is told of whom it calls there, and whether it is to ask again.
-    fn stranger_calls(&mut self, job: JobId, to: &str) -> (Option<ProcessId>, bool) {
-        let before = self.told[&STRANGER].len();
-        let node = self.ranks[&at(job, 0)].0.clone();
-        self.post(&node, Input::Observer(STRANGER, 1000, calling(job, 0, to)));
-        self.run_until(|c| c.told[&STRANGER].len() > before);
-        let FromNode::Peer { peer, later, .. } = self.told[&STRANGER][before] else { panic!("{:?}", self.told[&STRANGER]) };
-        (peer, later)
-    }
-
-    /// The same of an address that it wants.
-    fn stranger_claims(&mut self, job: JobId, address: &str) -> bool {
-        let before = self.told[&STRANGER].len();
-        let node = self.ranks[&at(job, 0)].0.clone();
-        self.post(&node, Input::Observer(STRANGER, 1000, ToNode::Claim { ask: 9, address: address.parse().unwrap() }));
-        self.run_until(|c| c.told[&STRANGER].len() > before);
-        let FromNode::Claimed { later, .. } = self.told[&STRANGER][before] else { panic!("{:?}", self.told[&STRANGER]) };
-        later
-    }
-}
-
-const STRANGER: ObserverId = ObserverId(500);
-
-/// A rank that has crashed never catches up. Its node knows where it listened: who wants that address waits, and nobody else does.
-#[test]
-fn a_rank_that_does_not_catch_up_holds_up_only_those_who_want_its_address() {
-    let mut cluster = Cluster::new(5);
-    let stuck = cluster.start_recoverable(5, 3);
-    cluster.say(stuck, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
-    cluster.say(stuck, 1, ToNode::WillListen { ask: 5, address: "10.0.0.2:90".parse().unwrap() });
-    let stranger = cluster.start_stranger(2);
-    cluster.silent = true;
-    // Twice: what it listened at it has not come to once more.
-    for lives in [vec![1], vec![1, 2]] {
-        cluster.crash(stuck, 1);
-        assert_eq!(cluster.stranger_calls(stranger, "10.0.0.2:80"), (None, true), "it has just crashed");
-        cluster.run_until(|c| c.lives(stuck, 1) == lives);
-        cluster.run_for(SOON);
-        for nobodys in ["10.0.0.2:81", "127.0.0.1:81", "10.0.0.3:80", "10.0.0.77:80"] {
-            assert_eq!(cluster.stranger_calls(stranger, nobodys), (None, false), "{nobodys}");
-            assert!(!cluster.stranger_claims(stranger, nobodys), "{nobodys}");
-        }
-        for its_own in ["10.0.0.2:80", "10.0.0.2:90"] {
-            assert_eq!(cluster.stranger_calls(stranger, its_own), (None, true), "{its_own}");
-        }
-    }
-    let listening = ToNode::Listening("10.0.0.2:80".parse().unwrap());
-    cluster.post(&name(2), Input::Observer(observer_of(1, Incarnation::restarted(2)), 1001, listening));
-    cluster.run_for(SOON);
-    assert_eq!(cluster.stranger_calls(stranger, "10.0.0.2:80"), (Some(at(stuck, 1)), false), "it is back");
-}
-
-/// The same of a rank whose node is lost: where it listened there nobody knows, but it was there.
-#[test]
-fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_those_who_want_an_address_of_that_node() {
-    let mut cluster = Cluster::new(5);
-    let stuck = cluster.start_recoverable(5, 3);
-    let stranger = cluster.start_stranger(3);
-    cluster.silent = true;
-    cluster.kill_all(&[2]);
-    cluster.run_until(|c| c.lives(stuck, 1) == [1]);
-    assert_eq!(cluster.restored[0].2, name(3), "where the stranger is");
-    cluster.run_for(SOON);
-    for nobodys in ["10.0.0.3:80", "127.0.0.1:80", "10.0.0.1:80", "10.0.0.5:80"] {
-        assert_eq!(cluster.stranger_calls(stranger, nobodys), (None, false), "{nobodys}");
-        assert!(!cluster.stranger_claims(stranger, nobodys), "{nobodys}");
-    }
-    // The second is nobody's that is known: it may have been another one of the lost node.
-    for perhaps_its_own in ["10.0.0.2:80", "192.168.0.2:80"] {
-        assert_eq!(cluster.stranger_calls(stranger, perhaps_its_own), (None, true), "{perhaps_its_own}");
-    }
-}
-
-/// A rank catches up, and waits for what is not in its log: it is given up, and its job begins anew, or ends with a reason if it was asked
-/// to.
+/// A rank that is catching up waits for what is not in its log. It is given up, and its job restarts, or ends with a reason if it
+/// was asked to.
 #[test]
 fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
     for on_loss in [OnLoss::Restart, OnLoss::Fail] {
@@ -814,7 +554,7 @@ fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
         REPLAYED.set(Some(10));
         cluster.crash(job, 1);
         cluster.run_until(|c| c.lives(job, 1) == [1]);
-        // It gets on for a while, more slowly than it may wait.
+        // It makes progress for a while, more slowly than it may wait.
         for replayed in 11..15 {
             cluster.run_for(REPLAY_LIMIT - Duration::from_secs(2));
             REPLAYED.set(Some(replayed));
@@ -842,7 +582,7 @@ fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
     }
 }
 
-/// Who has caught up is not looked at any more, and who crashes meanwhile is brought back.
+/// A rank that has caught up is not looked at any more, and one that crashes meanwhile is brought back.
 #[test]
 fn a_rank_that_lives_may_wait_as_long_as_it_likes() {
     let mut cluster = Cluster::new(5);
@@ -856,71 +596,10 @@ fn a_rank_that_lives_may_wait_as_long_as_it_likes() {
     cluster.end_well(job, 1);
 }
 
-/// A loopback address means the caller's machine, also to the home of its job on another one.
+/// A question waits for a node that says nothing. The process that has asked crashes, and is back when that node is declared
+/// dead: the answer is dropped, because the new incarnation has not asked.
 #[test]
-fn who_calls_its_own_machine_reaches_nobody_on_that_of_its_home() {
-    let mut cluster = Cluster::new(4);
-    let job = cluster.start_recoverable(4, 2);
-    cluster.say(job, 0, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
-    cluster.say(job, 1, calling(job, 1, "127.0.0.1:80"));
-    cluster.run_for(SOON);
-    assert_eq!(*cluster.last_told(1), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
-}
-
-/// A process was lost between `bind` and `listen`, by its log, but what it had put had gone through a fence: others call it while it comes to its `listen` once more. It listens
-/// on all addresses, at the port that it had, which its new machine has free, too. (Open MPI's ranks were refused, and the job hung: matrix, once in 240 deaths.)
-#[test]
-fn a_process_that_has_not_listened_again_is_waited_for_and_found() {
-    let mut cluster = Cluster::new(5);
-    let job = cluster.start_recoverable(5, 3);
-    cluster.say(job, 1, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
-    (0..3).for_each(|rank| cluster.pmi(at(job, rank), "cmd=barrier_in"));
-    cluster.run_for(SOON);
-    cluster.kill_all(&[2]);
-    cluster.run_until(|c| c.lives(job, 1) == [1]);
-    let (_, life, node) = cluster.restored[0].clone();
-    cluster.live(&node, 1, life);
-    cluster.run_for(SOON);
-    let call = |cluster: &mut Cluster, to: &str| {
-        cluster.say(job, 0, calling(job, 0, to));
-        cluster.run_for(SOON);
-        cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. })).cloned()
-    };
-    let answer = call(&mut cluster, "10.0.0.2:80");
-    assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: true, .. })), "{answer:?}");
-    let listening = ToNode::Listening("0.0.0.0:80".parse().unwrap());
-    cluster.post(&node, Input::Observer(observer_of(1, life), 1001, listening));
-    cluster.pmi(at(job, 1), "cmd=barrier_in");
-    let answer = call(&mut cluster, "10.0.0.2:80");
-    let at_last = SocketAddr::new(cluster.nodes[&node].config.me.address.ip(), 80);
-    let is_there = |told: &FromNode| matches!(told, FromNode::Peer { peer: Some(peer), at: Some(to), .. } if *peer == at(job, 1) && *to == at_last);
-    assert!(answer.as_ref().is_some_and(is_there), "{answer:?}");
-    let answer = call(&mut cluster, "10.0.0.77:80");
-    assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: false, .. })), "{answer:?}");
-    cluster.end_well(job, 1);
-}
-
-/// A process whose connection has ended may have crashed: who calls it is told so late that the node has seen which. If it runs on, it executes something else.
-#[test]
-fn a_process_that_has_left_its_node_s_protection_is_not_waited_for_long() {
-    let mut cluster = Cluster::new(4);
-    let job = cluster.start_recoverable(4, 3);
-    cluster.say(job, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
-    cluster.run_for(SOON);
-    cluster.post(&name(2), Input::ObserverGone(observer(1)));
-    for (after, expected) in [(Duration::ZERO, true), (Duration::from_secs(1), false)] {
-        cluster.run_for(after);
-        cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
-        cluster.run_for(SOON);
-        let answer = cluster.told(0).iter().rfind(|told| matches!(told, FromNode::Peer { .. }));
-        assert!(matches!(answer, Some(FromNode::Peer { peer: None, later, .. }) if *later == expected), "{answer:?}");
-    }
-}
-
-/// A question waits for a node that says nothing; who has asked it crashes, and is back when that node is declared dead: the answer is nobody's. (The node asserted
-/// that the new life had asked it, and aborted. Found by the simulation.)
-#[test]
-fn the_answer_to_a_life_before_is_nobody_s() {
+fn the_answer_to_an_earlier_incarnation_is_dropped() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_recoverable(6, 3);
     cluster.dead.insert(name(5)); // Silently.
@@ -933,10 +612,10 @@ fn the_answer_to_a_life_before_is_nobody_s() {
     cluster.end_well(job, 1);
 }
 
-/// A host hears of a new view before its protector, and tells it at once whom it protects: the replica is the next node of the new ring all the same. (It stayed the
-/// one that was lost, and the gates of those processes stayed shut for ever. Found by the simulation.)
+/// A host hears of a new view before its protector, and tells it at once what it protects. The replica is the next node of the
+/// new ring all the same.
 #[test]
-fn a_replica_that_is_lost_is_replaced_whoever_hears_of_it_first() {
+fn a_replica_that_is_lost_is_replaced_whichever_node_hears_of_it_first() {
     for seed in 0..40 {
         let mut cluster = Cluster::new(6);
         cluster.replicas = 2;
@@ -960,10 +639,10 @@ fn a_replica_that_is_lost_is_replaced_whoever_hears_of_it_first() {
     }
 }
 
-/// Who protected a process of before its job began anew has nothing to replicate of it: it may be the replica of whoever protects it now. (The two told each other what
-/// each had said. Found by the simulation.)
+/// A node that protected a process of an earlier epoch has nothing to replicate of it: it may be the replica of the present
+/// protector. The two would tell each other what each had said.
 #[test]
-fn who_protected_a_life_of_before_the_job_began_anew_has_no_replica_of_it() {
+fn a_node_that_protected_an_earlier_epoch_has_no_replica_of_it() {
     let mut cluster = Cluster::new(6);
     cluster.replicas = 2;
     let job = cluster.start_recoverable(6, 3);
@@ -983,247 +662,8 @@ fn who_protected_a_life_of_before_the_job_began_anew_has_no_replica_of_it() {
     cluster.end_well(job, 1);
 }
 
-/// A side has no majority, and the word of a home that is out of reach comes late: its terminal does not wait for that home for ever.
-#[test]
-fn a_late_word_of_a_home_that_is_out_of_reach_ends_no_waiting() {
-    let mut cluster = Cluster::new(4);
-    let job = cluster.start_recoverable(4, 3);
-    let session = SessionId { node: id(4), number: 1 };
-    let placement = cluster.nodes[&name(1)].homes[&job].placement().clone();
-    cluster.kill_all(&[1, 2, 3]);
-    cluster.run_until(|c| c.recorded(EventName::Frozen) > 0);
-    let attached = ToSession::Attached { job, placement, consumed: 0, dropped: 0, protected: true };
-    cluster.post(&name(4), Input::Message(id(1), PeerMessage::ToSession(session, attached)));
-    cluster.run_until(|c| c.outcome(1).is_some());
-    assert_eq!(cluster.outcome(1).map(|outcome| outcome.code), Some(radic_wire::job::exit_code::NODE_LOST));
-}
-
-/// A job's home says that it is, and is lost before others have answered: a command that looks for the job turns to the next home. (`make sim`, seed 485433: it waited for the one that was
-/// lost.)
-#[test]
-fn a_command_does_not_turn_to_a_home_that_was_lost_since() {
-    let mut cluster = Cluster::new(5);
-    let job = cluster.start_recoverable(5, 3);
-    cluster.hello(4, 9, Request::Attach { job: job.to_string() });
-    let is_answer = |(_, to, input): &(Duration, NodeName, Input)| {
-        *to == name(4) && matches!(input, Input::Message(from, PeerMessage::Answer(..)) if *from == id(5))
-    };
-    let mut held = None;
-    while held.is_none() {
-        cluster.step();
-        let at = cluster.wire.iter().position(is_answer);
-        held = at.and_then(|at| cluster.wire.remove(at));
-    }
-    cluster.kill_all(&[1]);
-    cluster.run_until(|c| !c.nodes[&name(4)].is_member(&id(1)));
-    let (_, to, answer) = held.expect("it was found");
-    cluster.post(&to, answer);
-    cluster.run_until(|c| c.replies(9).iter().any(|reply| matches!(reply, Reply::Attached { job: told, .. } if *told == job)));
-}
-
-/// A home is lost before it has told the terminal which job that has started: the next one does.
-#[test]
-fn a_terminal_hears_of_its_job_from_the_next_home() {
-    let mut cluster = Cluster::new(5);
-    let spec = JobSpec { nodes: vec![name(1), name(2)], protection: never(), ..spec(2) };
-    cluster.hello(5, 1, Request::Run { spec: Box::new(spec), attach: true });
-    while cluster.ranks.len() < 2 {
-        cluster.step();
-        cluster.wire.retain(|(_, _, input)| !matches!(input, Input::Message(_, PeerMessage::ToSession(..))));
-    }
-    let job = cluster.ranks.keys().next().unwrap().job;
-    let attached = |cluster: &Cluster| {
-        let replies = cluster.replies(1).iter();
-        replies.filter(|reply| matches!(reply, Reply::Attached { job: told, .. } if *told == job)).count()
-    };
-    assert_eq!(attached(&cluster), 0);
-    cluster.kill_all(&[1]);
-    cluster.run_until(|c| attached(c) > 0);
-    cluster.run_for(SOON);
-    assert_eq!(attached(&cluster), 1);
-}
-
-/// A home is lost when it has had what one node had ended, to begin anew, and before it has begun: the next one hears so of that node, which has nothing of the job any more, while others know of
-/// the rank that was there. (`make sim`, seed 258613: the next home waited for that rank for ever.)
-#[test]
-fn a_home_is_lost_when_its_job_has_ended_somewhere_to_begin_anew() {
-    // The next home is the node that has ended it, or another one.
-    for (restart_on, home) in [(RestartOn::Protector, 2), (RestartOn::Any, 4)] {
-        let mut cluster = Cluster::new(6);
-        cluster.restart_on = restart_on;
-        let job = cluster.start_recoverable(6, 3);
-        let end = ToHost::End { epoch: Epoch::FIRST, kill: true, anew: true };
-        cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToHost(job, end)));
-        cluster.kill_all(&[1]);
-        let until = cluster.now + Duration::from_secs(5);
-        while !(cluster.begun_anew(job) && cluster.launched.len() == 6) {
-            assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
-            cluster.run_for(LATENCY);
-        }
-        assert!(cluster.nodes[&name(home)].homes.contains_key(&job), "{}", cluster.story(job, 3));
-        cluster.run_for(SOON);
-        cluster.end_well(job, 1);
-    }
-}
-
-/// A process of a life before is still here when its home launches the next one, and that is lost before it has ended: the next home hears that nothing is here, and gives no number of a life
-/// once more, for there may be processes of it behind a cut. (`make sim`, seed 958219: it waited for ever.)
-#[test]
-fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
-    let next = epoch(1);
-    for restart_on in [RestartOn::Protector, RestartOn::Any] {
-        let mut cluster = Cluster::new(6);
-        cluster.restart_on = restart_on;
-        let job = cluster.start_recoverable(6, 3);
-        let host = &cluster.nodes[&name(2)].hosts[&job];
-        let (spec, placement) = (Box::new(host.spec().clone()), host.placement().clone());
-        // It takes long to end.
-        cluster.ranks.get_mut(&at(job, 1)).unwrap().1.ended = true;
-        let launch = ToHost::Launch { epoch: next, spec, placement };
-        cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToHost(job, launch)));
-        cluster.run_for(LATENCY);
-        cluster.kill_all(&[1]);
-        cluster.run_for(Duration::from_secs(3));
-        assert!(cluster.nodes[&name(2)].hosts[&job].is_superseded(), "{}", cluster.story(job, 3));
-        cluster.exit(at(job, 1), ExitStatus::Signal(9));
-        cluster.run_for(SOON);
-        let lives = cluster.nodes.values().filter_map(|node| node.hosts.get(&job)).map(|host| host.epoch());
-        let lives: BTreeSet<_> = lives.filter(|life| *life >= next).collect();
-        assert_eq!(lives.len(), 1, "{}", cluster.story(job, 3));
-        assert!(lives.iter().all(|epoch| *epoch > next && epoch.home != next.home), "{lives:?}");
-        assert_eq!(cluster.launched.len(), 6, "{}", cluster.story(job, 3));
-    }
-}
-
-/// A node joins when a job is over, and a protector that is cut off from its home has not heard of that: the home tells who joins, too. (`make sim`, seed 301896: it was given a copy of
-/// the job's log, which stayed there.)
-#[test]
-fn who_joins_when_a_job_is_over_hears_so() {
-    let mut cluster = Cluster::new(3);
-    let job = cluster.start_recoverable(3, 3);
-    let standing = {
-        let host = &cluster.nodes[&name(2)].hosts[&job];
-        let (spec, placement) = (host.spec().clone(), host.placement().clone());
-        let ranks = vec![Stood { rank: Rank(1), incarnation: Incarnation::FIRST, origin: None, left: None }];
-        Standing { host: id(2), ranks, ward: Ward { epoch: Epoch::FIRST, spec, placement, fence: 0, keys: Vec::new() } }
-    };
-    cluster.end_well(job, 1);
-    cluster.add(4);
-    cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == 4)));
-    cluster.run_for(SOON);
-    assert!(cluster.orders.contains(&(name(4), StoreOrder::RemoveJob(job))), "{:?}", cluster.orders);
-    cluster.post(&name(4), Input::Message(id(3), PeerMessage::ToStore(job, ToStore::Stand(Box::new(standing)))));
-    cluster.run_for(SOON);
-    assert!(!cluster.nodes[&name(4)].knows(job));
-}
-
-/// Nor does it hear of one that was suspended: that may be about to go on, and would be over for whoever hears so then.
-#[test]
-fn who_joins_does_not_hear_of_a_suspended_job() {
-    let mut cluster = Cluster::new(3);
-    let job = cluster.start_recoverable(3, 3);
-    cluster.hello(2, 7, Request::Suspend { job: job.to_string() });
-    cluster.run_until(|c| c.replies(7).iter().any(|reply| matches!(reply, Reply::Suspending(_))));
-    cluster.ask(2, 7, Request::EndSuspended);
-    cluster.run_until(|c| c.outcome(1).is_some() && c.nothing_left());
-    cluster.add(4);
-    cluster.run_until(|c| c.nodes.values().all(|n| n.view().is_some_and(|v| v.members.len() == 4)));
-    cluster.run_for(SOON);
-    let told = |node| cluster.orders.contains(&(name(node), StoreOrder::RemoveJob(job)));
-    assert_eq!([told(3), told(4)], [true, false], "{:?}", cluster.orders);
-}
-
-/// What a rank has printed comes to the home while the job begins anew. (Nobody took it, its host waited for that before it let the job go, and the job began for
-/// ever. Found by the simulation.)
-#[test]
-fn output_that_comes_while_the_job_begins_anew_holds_nobody_up() {
-    let mut cluster = Cluster::new(5);
-    let job = cluster.start_recoverable(5, 3);
-    cluster.images.clear();
-    cluster.kill_all(&[2]);
-    let until = cluster.now + Duration::from_secs(5);
-    while !cluster.begun_anew(job) {
-        assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
-        if cluster.runs(job, 2) {
-            cluster.print(at(job, 2), b"x");
-        }
-        cluster.run_for(LATENCY / 2);
-    }
-    cluster.run_for(SOON);
-    cluster.end_well(job, 1);
-}
-
-/// An address by which a process is called that has moved, or is lost, is nobody else's: the kernel of the machine where it is free now does not know that.
-#[test]
-fn the_address_of_a_lost_listener_is_not_given_to_another() {
-    let mut cluster = Cluster::new(5);
-    let job = cluster.start_recoverable(5, 3);
-    let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
-    cluster.say(job, 1, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
-    cluster.run_for(SOON);
-    let claim = |cluster: &mut Cluster, rank: u32, address: SocketAddr| {
-        let answers = |c: &Cluster| {
-            let told = c.told(rank).iter().rev();
-            let claimed =
-                told.filter_map(
-                    |told| if let FromNode::Claimed { holder, later, .. } = told { Some((*holder, *later)) } else { None },
-                );
-            claimed.collect::<Vec<_>>()
-        };
-        let before = answers(cluster).len();
-        cluster.say(job, rank, ToNode::Claim { ask: 9, address });
-        cluster.run_until(|c| answers(c).len() > before);
-        answers(cluster)[0]
-    };
-    assert_eq!(claim(&mut cluster, 0, address), (None, false), "its kernel knows");
-    cluster.kill_all(&[2]);
-    let restored = |c: &Cluster| c.restored.first().map(|(_, life, node)| (*life, node.clone()));
-    while restored(&cluster).is_none() {
-        assert_eq!(claim(&mut cluster, 0, address), (None, true), "it is on its way back");
-        cluster.run_for(Duration::from_millis(1));
-    }
-    let (life, node) = restored(&cluster).expect("it is");
-    let there = "10.0.0.9:1234".parse().unwrap();
-    cluster.post(
-        &node,
-        Input::Observer(observer_of(1, life), 1001, ToNode::ListeningAt { address: "0.0.0.0:80".parse().unwrap(), at: there }),
-    );
-    cluster.live(&node, 1, life);
-    cluster.run_for(SOON);
-    assert_eq!(claim(&mut cluster, 0, address), (Some(at(job, 1)), false));
-    assert_eq!(claim(&mut cluster, 0, "0.0.0.0:80".parse().unwrap()), (None, false), "of another machine");
-    assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false));
-    // Another process may have the same port of the other family.
-    let six = ToNode::ListeningAt { address: "[::]:81".parse().unwrap(), at: there };
-    cluster.post(&node, Input::Observer(observer_of(1, life), 1002, six));
-    cluster.run_for(SOON);
-    assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false), "a listener for IPv6 alone");
-}
-
-/// The home is lost before another node has heard of the job: who has started it knows enough to begin it anew (`make sim`, seeds 1160 and 14428: code 113).
-#[test]
-fn a_job_of_which_only_its_terminal_s_node_knows_begins_anew() {
-    for on_loss in [OnLoss::Restart, OnLoss::Fail] {
-        let mut cluster = Cluster::new(4);
-        let spec = JobSpec { protection: never(), nodes: (1..=3).map(name).collect(), on_loss, ..spec(3) };
-        cluster.hello(4, 1, Request::Run { spec: Box::new(spec), attach: true });
-        cluster.run_until(|c| !c.nodes[&name(1)].homes.is_empty());
-        cluster.kill_all(&[1]);
-        if on_loss == OnLoss::Fail {
-            cluster.run_until(|c| c.outcome(1).is_some());
-            assert_eq!(cluster.outcome(1).map(|outcome| outcome.code), Some(113));
-            assert!(cluster.ranks.is_empty());
-            continue;
-        }
-        cluster.run_until(|c| c.ranks.len() == 3);
-        let job = cluster.ranks.keys().next().expect("it has begun").job;
-        cluster.run_for(SOON);
-        assert!(cluster.begun_anew(job), "{}", cluster.story(job, 3));
-        cluster.end_well(job, 1);
-    }
-}
-
-/// Its protector is out of reach of its node alone: that node asks again, and the process waits, as long as one that runs would (`make sim`, seed 6861: code 125 after five seconds).
+/// The protector of a process is out of reach of its node alone. That node asks again, and the process waits as long as one that
+/// runs would.
 #[test]
 fn a_process_that_begins_anew_waits_for_its_protector() {
     for comes_back in [true, false] {
@@ -1244,24 +684,8 @@ fn a_process_that_begins_anew_waits_for_its_protector() {
     }
 }
 
-/// A command that looks for a job where there is no majority is told that others may know it, not that there is none.
-#[test]
-fn nobody_says_that_there_is_no_job_where_nobody_can_know() {
-    let mut cluster = Cluster::new(3);
-    let ask = |cluster: &mut Cluster, client| {
-        cluster.hello(1, client, Request::Attach { job: "0123".into() });
-        cluster.run_until(|c| matches!(c.replies(client).last(), Some(Reply::Error(_))));
-        format!("{:?}", cluster.replies(client).last())
-    };
-    let (known, killed) = (ask(&mut cluster, 1), [2, 3]);
-    assert!(known.contains("there is no job 0123"), "{known}");
-    cluster.kill_all(&killed);
-    cluster.run_for(Duration::from_secs(5));
-    let unknown = ask(&mut cluster, 2);
-    assert!(unknown.contains("know of no job 0123, and have no majority"), "{unknown}");
-}
-
-/// An image that was committed at the protector that is lost protects nobody, though the rank's word of it comes when the loss is known: the node waits for the first image at the next one.
+/// An image that was committed at a lost protector protects nothing, though the rank's word of it comes when the loss is known:
+/// the node waits for the first image at the next protector.
 #[test]
 fn an_image_at_the_protector_before_does_not_protect() {
     let mut cluster = Cluster::new(4);

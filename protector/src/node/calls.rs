@@ -1,0 +1,271 @@
+//! Calls between nodes: a question to some or all members, what it is for, and what is done with the answers.
+
+use super::clients::{Client, Wanted};
+use super::host::NameRequest;
+use super::observers::{Call, ObserverId};
+use super::{ClientId, Node};
+use radic_wire::determinant::StreamId;
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::local::{ClusterStatus, Fault, Reply};
+use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder};
+use radic_wire::suspension::Suspension;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Time that members have to answer a question to all.
+pub(super) const GATHER: Duration = Duration::from_millis(1000);
+
+/// What a question to other nodes is for.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    Status(ClientId),
+    /// To find the job whose number begins with these digits.
+    Find(ClientId, String, Wanted),
+    Events(ClientId),
+    Name {
+        job: JobId,
+        rank: Rank,
+        request: NameRequest,
+    },
+    /// A process executes another program: the node that is to forget it, and those that are asked after that.
+    Anew {
+        observer: ObserverId,
+        process: ProcessId,
+        node: NodeId,
+        then: Vec<NodeId>,
+        until: Duration,
+    },
+    /// A process is about to connect.
+    Listener {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        call: Call,
+    },
+    /// A socket of a process has got an address.
+    Claim {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        address: SocketAddr,
+    },
+    /// A sender asks what it need not keep.
+    Stable {
+        observer: ObserverId,
+        process: ProcessId,
+        stream: StreamId,
+        receiver: ProcessId,
+        all: bool,
+    },
+    /// An observer looks for a process.
+    Where {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+        other: ProcessId,
+    },
+    /// An observer asks where a stream ends.
+    Final {
+        observer: ObserverId,
+        process: ProcessId,
+        ask: u64,
+    },
+    /// A process is to have another protector.
+    Release {
+        process: ProcessId,
+        holder: NodeId,
+    },
+    /// The stand-in of this node is to let a process go that another node wants to protect.
+    Unstand {
+        asker: NodeId,
+        number: u64,
+        process: ProcessId,
+        stand_in: NodeId,
+    },
+    /// The stand-in of this node is to know of an order.
+    Stand {
+        target: NodeId,
+        order: Box<RestartOrder>,
+        stand_in: NodeId,
+    },
+    /// The protector of a process is lost, for which this node stands in: asks the host whether it has the process in this
+    /// incarnation.
+    Hosts {
+        process: ProcessId,
+        life: Incarnation,
+        host: NodeId,
+    },
+    /// The checkpoints of a job with this many ranks.
+    Checkpoint(ClientId, u32),
+    /// How much is held of the processes of this status.
+    Sizes(ClientId, Box<ClusterStatus>),
+    /// A suspended job is about to go on.
+    Revive(ClientId, Box<Suspension>),
+    /// What is held of a process.
+    Log(ClientId, ProcessId),
+    /// Bytes of a log.
+    ReadLog(ClientId),
+    /// Whether a node can have this fault.
+    Fault(ClientId, NodeId, Fault),
+    /// Whether any node knows of a lost rank.
+    Lost(ProcessId),
+    /// Whether any node is left that knows of the job of this terminal.
+    Knows(ClientId, JobId),
+}
+
+/// A question to other nodes.
+#[derive(Debug)]
+pub(super) struct Gather {
+    purpose: Purpose,
+    pub(super) waiting: BTreeSet<NodeId>,
+    answers: BTreeMap<NodeId, Answer>,
+    /// A node that was asked is no member any more, and has not answered.
+    pub(super) lost: bool,
+    pub(super) deadline: Duration,
+}
+
+impl Node {
+    pub(super) fn gather_for(&mut self, now: Duration, client: ClientId, purpose: Purpose, query: &Query) {
+        self.clients.insert(client, Client::Gathering);
+        self.gather(now, purpose, query);
+    }
+
+    /// Asks every member. What has not answered by the deadline is left out.
+    pub(super) fn gather(&mut self, now: Duration, purpose: Purpose, query: &Query) {
+        let all = self.view().map_or(&[][..], |v| &v.members).iter().map(|m| m.id.clone()).collect();
+        self.gather_from(now, purpose, query, all, GATHER);
+    }
+
+    /// Asks these members, and waits at most `within` for them.
+    pub(super) fn gather_from(&mut self, now: Duration, purpose: Purpose, query: &Query, nodes: Vec<NodeId>, within: Duration) {
+        let number = self.next_query;
+        self.next_query += 1;
+        // A node that is no member would never answer.
+        let waiting: BTreeSet<_> = nodes.into_iter().filter(|node| self.is_member(node)).collect();
+        for node in &waiting {
+            self.send(node, PeerMessage::Query(number, query.clone()));
+        }
+        let none = waiting.is_empty();
+        self.gathers.insert(number, Gather { purpose, waiting, answers: BTreeMap::new(), lost: false, deadline: now + within });
+        if none {
+            self.finish_gather(now, number);
+        }
+    }
+
+    pub(super) fn handle_answer(&mut self, now: Duration, from: &NodeId, number: u64, answer: Answer) {
+        let Some(gather) = self.gathers.get_mut(&number) else { return self.handle_late_listener(from, &answer) };
+        if !gather.waiting.contains(from) {
+            return;
+        }
+        gather.waiting.remove(from);
+        // One listener is enough. Any other node with a listener is told later that the call does not come.
+        let found = matches!(answer, Answer::Listener { process: Some(_), .. });
+        gather.answers.insert(from.clone(), answer);
+        if found || gather.waiting.is_empty() {
+            self.finish_gather(now, number);
+        }
+    }
+
+    pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {
+        let Some(Gather { purpose, answers, waiting, lost, .. }) = self.gathers.remove(&number) else { return };
+        match purpose {
+            Purpose::Status(client) => {
+                let status = self.status(answers);
+                if status.processes.is_empty() {
+                    return self.finish(client, Reply::Status(status));
+                }
+                self.gather(now, Purpose::Sizes(client, Box::new(status)), &Query::Sizes);
+            }
+            Purpose::Sizes(client, status) => self.finish_sizes(client, *status, answers),
+            Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, (&answers, &waiting), wanted),
+            Purpose::Events(client) => self.finish_events(client, answers),
+            Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
+            Purpose::Anew { observer, process, node, then, until } => {
+                // A node that is no member any more holds nothing that will be asked for.
+                let silent = Some(node).filter(|node| answers.is_empty() && self.is_member(node));
+                self.finish_anew(now, until, (observer, process), silent, then);
+            }
+            Purpose::Where { observer, process, ask, other } => {
+                let of = |answer: &Answer| if let Answer::Where { place, .. } = answer { *place } else { None };
+                let places: Vec<_> = answers.values().filter_map(of).collect();
+                let ended = answers.values().any(|answer| matches!(answer, Answer::Where { ended: true, .. }));
+                self.finish_where((observer, process, ask), other, &places, ended);
+            }
+            Purpose::Lost(process) => {
+                let known = answers.values().any(|answer| matches!(answer, Answer::Where { place: Some(_), .. }));
+                self.finish_lost(now, process, known, !waiting.is_empty());
+            }
+            Purpose::Knows(client, job) => {
+                let known = answers.values().any(|answer| *answer == Answer::Knows(true));
+                self.finish_knows(now, client, job, known, !waiting.is_empty());
+            }
+            Purpose::Final { observer, process, ask } => {
+                let of = |answer: &Answer| if let Answer::Final(found) = answer { *found } else { None };
+                self.finish_final(observer, process, ask, answers.values().find_map(of));
+            }
+            Purpose::Release { process, holder } => self.finish_release(now, process, &holder, !answers.is_empty()),
+            Purpose::Unstand { asker, number, process, stand_in } => {
+                let done = !answers.is_empty() || !self.is_member(&stand_in);
+                self.finish_unstand(&asker, number, process, done);
+            }
+            Purpose::Stand { target, order, stand_in } => {
+                let known = !answers.is_empty() || !self.is_member(&stand_in);
+                self.finish_stand(now, &target, order, known);
+            }
+            Purpose::Hosts { process, life, host } => {
+                let of = |answer: &Answer| if let Answer::Hosts(has) = answer { Some(has.clone()) } else { None };
+                self.finish_hosts(now, process, life, &host, answers.values().find_map(of));
+            }
+            Purpose::Listener { observer, process, ask, call } => {
+                self.finish_look_up(now, (observer, process, ask, call), &answers, waiting, lost);
+            }
+            Purpose::Claim { observer, process, ask, address } => {
+                self.finish_claims(now, (observer, process, ask, address), &answers, &waiting, lost);
+            }
+            Purpose::Stable { observer, process, stream, receiver, all } => {
+                self.finish_stable((observer, process), (stream, receiver, all), &answers);
+            }
+            Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
+            Purpose::Revive(client, suspension) => self.finish_revive(client, suspension, answers, &waiting),
+            Purpose::Log(client, process) => self.finish_log(client, process, answers),
+            Purpose::ReadLog(client) => self.finish_read(client, answers),
+            Purpose::Fault(client, node, fault) => self.finish_fault(now, client, &node, fault, answers),
+        }
+    }
+
+    /// The answers to the question for the listener that a call wants. `lost`: a node that was asked is no member any more.
+    fn finish_look_up(
+        &mut self,
+        now: Duration,
+        (observer, process, ask, call): (ObserverId, ProcessId, u64, Call),
+        answers: &BTreeMap<NodeId, Answer>,
+        silent: BTreeSet<NodeId>,
+        lost: bool,
+    ) {
+        let of = |answer: &Answer| {
+            if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }
+        };
+        let (found, silent) = (answers.values().find_map(of), silent.into_iter().collect::<Vec<_>>());
+        let later = found.is_none()
+            && silent.is_empty()
+            && (lost || self.is_announced(call.to) || self.may_listen_later(now, process, call.to, answers.values()));
+        self.finish_listener(now, (observer, process, ask, call), found, later, &silent);
+    }
+
+    /// The answers to the question for a process that has moved and holds an address.
+    fn finish_claims(
+        &mut self,
+        now: Duration,
+        (observer, process, ask, address): (ObserverId, ProcessId, u64, SocketAddr),
+        answers: &BTreeMap<NodeId, Answer>,
+        silent: &BTreeSet<NodeId>,
+        lost: bool,
+    ) {
+        let of = |answer: &Answer| if let Answer::Claim { holder, .. } = answer { *holder } else { None };
+        let holder = answers.values().find_map(of);
+        let later =
+            holder.is_none() && silent.is_empty() && (lost || self.may_listen_later(now, process, address, answers.values()));
+        self.finish_claim((observer, process, ask), holder, later);
+    }
+}

@@ -1,0 +1,53 @@
+//! A side of the cluster without a majority: protected jobs wait for one, and are given up after a while.
+
+use super::Node;
+use radic_wire::ids::{JobId, NodeId};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Time that a side without a majority keeps protected jobs waiting for one. Nothing can be decided there, and an error is better
+/// than a hang.
+const FROZEN: Duration = Duration::from_secs(60);
+/// Time that hosts have after that to hear from a job's home why the job ends. A process that finds no protector waits longer
+/// than both.
+const HOMELESS: Duration = Duration::from_secs(5);
+
+impl Node {
+    /// Whether this side has no majority, and that node is not on it.
+    pub(super) fn is_out_of_reach(&self, node: &NodeId) -> bool {
+        self.membership.is_frozen() && self.recovery.unreachable.contains(node)
+    }
+
+    /// When this node gives up protected jobs that wait for a majority.
+    pub(super) fn next_frozen(&self) -> Option<Duration> {
+        self.recovery.frozen.map(|since| since + FROZEN).into_iter().chain(self.recovery.abandoned).min()
+    }
+
+    /// Ends protected jobs that have waited too long for a majority.
+    pub(super) fn end_frozen(&mut self, now: Duration) {
+        let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
+        if self.recovery.abandoned.take_if(|due| *due <= now).is_some() {
+            let hosts: Vec<_> = self.hosts.keys().copied().collect();
+            hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.give_up(now, &why)));
+            // Every host within reach has had its time to say that nothing is left there.
+            self.end_homes(now, &why, |_, _| true);
+        }
+        if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_some() {
+            self.recovery.abandoned = Some(now + HOMELESS);
+            self.end_homes(now, &why, |node, unreachable| unreachable.contains(node));
+        }
+    }
+
+    /// Ends all jobs of which this node is the home. Nothing is expected of hosts that are lost.
+    fn end_homes(&mut self, now: Duration, why: &str, is_lost: impl Fn(&NodeId, &BTreeSet<NodeId>) -> bool) {
+        let (me, unreachable) = (self.me().clone(), self.recovery.unreachable.clone());
+        let homes: Vec<(JobId, Vec<NodeId>)> =
+            self.homes.iter().map(|(job, home)| (*job, home.placement().nodes.clone())).collect();
+        for (job, nodes) in homes {
+            for node in nodes.into_iter().filter(|node| *node != me && is_lost(node, &unreachable)) {
+                self.with_home(now, job, |home| home.handle_node_lost(now, &node, why));
+            }
+            self.with_home(now, job, |home| home.give_up(now, why));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The next home of a job whose home is lost, and messages about a job's next epoch that come before it can begin here.
+
+use super::Node;
+use super::calls::Purpose;
+use super::events::About;
+use super::home::Home;
+use super::host::Host;
+use radic_wire::event::EventName;
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::limits;
+use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost, Ward};
+use std::time::Duration;
+
+impl Node {
+    /// Keeps a message for later: it is handled when the host of the job, which is of an earlier epoch, is gone.
+    pub(super) fn postpone(&mut self, job: JobId, from: &NodeId, message: PeerMessage) {
+        let postponed = self.recovery.postponed.entry(job).or_default();
+        if postponed.len() < limits::RANKS as usize {
+            postponed.push((from.clone(), message));
+        }
+    }
+
+    /// The host of a job is gone, and what was said of the next epoch is handled now. If the home that launched that epoch is
+    /// lost, the next home has to hear that nothing of it is here, because there is no host that would say so.
+    pub(super) fn handle_postponed(&mut self, now: Duration, job: JobId, home: &NodeId) {
+        let Some(postponed) = self.recovery.postponed.remove(&job) else { return };
+        let launched = postponed.iter().filter(|(_, message)| matches!(message, PeerMessage::ToHost(..)));
+        let epoch = launched.filter_map(|(_, message)| epoch_in(message)).max();
+        for (from, message) in postponed {
+            self.handle_message(now, &from, message);
+        }
+        if let Some(epoch) = epoch.filter(|_| !self.hosts.contains_key(&job) && !self.has_ended(job)) {
+            self.keep_anew(job, epoch);
+            self.tell_home_of_anew(home, job);
+        }
+    }
+
+    /// The newest epoch of a job that this node has heard of.
+    fn epoch_of(&self, job: JobId) -> Option<Epoch> {
+        let host = self.hosts.get(&job).map(Host::epoch);
+        let ward = self.recovery.wards.get(&job).map(|wards| wards.ward.epoch);
+        let postponed =
+            self.recovery.postponed.get(&job).into_iter().flatten().filter_map(|(_, message)| epoch_in(message)).max();
+        host.max(ward).max(postponed)
+    }
+
+    /// The home of a job asks every node about the job's lost ranks. The protector of a rank and the node that brings it back
+    /// know of it.
+    pub(super) fn seek_lost(&mut self, now: Duration, job: JobId) {
+        let lost: Vec<Rank> = self.homes.get(&job).map_or_else(Vec::new, |home| home.away().collect());
+        for rank in lost {
+            let process = ProcessId { job, rank };
+            self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+    }
+
+    /// The answers about a lost rank. If no node knows of it, its protector was lost with it, and only a restart from the
+    /// beginning is left (docs/guarantees.md says what survives what).
+    pub(super) fn finish_lost(&mut self, now: Duration, process: ProcessId, known: bool, silent: bool) {
+        let ProcessId { job, rank } = process;
+        if known || !self.homes.get(&job).is_some_and(|home| home.away().any(|away| away == rank)) {
+            return;
+        }
+        if silent {
+            // The node will answer, or be declared dead.
+            return self.gather(now, Purpose::Lost(process), &Query::Where(process));
+        }
+        if self.homes.get(&job).is_some_and(|home| home.has_ended(rank)) {
+            return self.with_home(now, job, |home| home.handle_left_for_good(rank));
+        }
+        let why = "its node is lost, and every node that had its log with it".to_owned();
+        self.record(now, EventName::Lost, About::rank(job, rank), format!("rank {rank}: {why}"));
+        let me = self.me().clone();
+        self.with_home(now, job, |home| {
+            let incarnation = Incarnation::launched_in(home.epoch());
+            home.handle_message(now, &me, ToHome::NoImage { rank, incarnation, why, signal: None });
+        });
+    }
+
+    /// Asks the next home of each job without one to take the job. Every node that has anything of the job asks, because the
+    /// protector of rank 0 may be lost with the home.
+    pub(super) fn seek_next_homes(&mut self, now: Duration) {
+        for job in self.recovery.homeless.clone() {
+            let wards = self.recovery.wards.get(&job);
+            let host = || self.hosts.get(&job).map(|host| (host.spec(), host.placement()));
+            let ward = wards.map(|wards| (&wards.ward.spec, &wards.ward.placement));
+            let Some(((spec, placement), epoch)) = host().or(ward).zip(self.epoch_of(job)) else { continue };
+            let ward = Ward { epoch, spec: spec.clone(), placement: placement.clone(), fence: 0, keys: Vec::new() };
+            let started_ms = wards.map_or(self.config.wall_us / 1000 + now.as_millis() as u64, |wards| wards.started_ms);
+            let (home, adoption) = (placement.home().clone(), Adoption { job, ward, started_ms, view: self.seat().view });
+            self.send(&home, PeerMessage::Adopt(Box::new(adoption)));
+        }
+    }
+
+    /// A node that has something of a job asks this node to be its home.
+    pub(super) fn handle_adopt(&mut self, now: Duration, from: &NodeId, adoption: Adoption) {
+        let (job, placement) = (adoption.job, &adoption.ward.placement);
+        if self.has_ended(job) {
+            // The lost home had not told every node.
+            return self.tell_removed(from, job);
+        }
+        if let Some(home) = self.homes.get_mut(&job) {
+            home.handle_adoption(&adoption);
+            // The sender may have been told before it knew that the home before is lost.
+            return self.send(from, PeerMessage::NewHome(job));
+        }
+        // Otherwise the sender does not know yet that another node is lost. It asks again when it does.
+        if placement.home() == self.me() && !placement.nodes.iter().any(|node| self.has_departed(node)) {
+            self.record(now, EventName::Place, About::job(job), "its home goes on here".into());
+            self.homes.insert(job, Home::adopt(now, self.seat(), adoption));
+            self.tell_all(&PeerMessage::NewHome(job));
+            self.seek_lost(now, job);
+        }
+    }
+
+    /// A job has a new home. What is here of the job reports to it, and terminals attach again.
+    pub(super) fn handle_new_home(&mut self, now: Duration, from: &NodeId, job: JobId) {
+        if self.has_ended(job) {
+            return self.tell_removed(from, job);
+        }
+        let of_host = self.hosts.get(&job).map(|host| host.placement().home() == from);
+        let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
+        match of_host.or_else(of_wards) {
+            Some(true) => {
+                self.recovery.homeless.remove(&job);
+                self.recovery.announced.retain(|of, next| (*of, &*next) != (job, from));
+            }
+            // If the home before says now that the job is over, the new one has to hear so: it would wait for reports of what was
+            // forgotten.
+            Some(false) if self.recovery.announced.len() < limits::JOBS => {
+                _ = self.recovery.announced.insert(job, from.clone());
+            }
+            _ => {}
+        }
+        self.tell_home_of_anew(from, job);
+        if of_host == Some(true) {
+            self.with_host(now, job, |host| host.handle_new_home(from.clone()));
+            let ranks: Vec<Rank> = self.hosts.get(&job).map_or_else(Vec::new, |host| host.ranks().collect());
+            ranks.into_iter().for_each(|rank| self.tell_home_of_finals(ProcessId { job, rank }));
+        }
+        self.attach_again(job, from);
+        self.tell_home_of_ends_here(from, job);
+        self.tell_home_of_ends(job);
+        self.tell_home_of_lost_logs(job);
+    }
+}
+
+/// The epoch that `message` is about to begin at a host, or in which it brings a process back there.
+fn epoch_in(message: &PeerMessage) -> Option<Epoch> {
+    match message {
+        PeerMessage::ToHost(_, ToHost::Launch { epoch, .. }) => Some(*epoch),
+        PeerMessage::Restart(order) => Some(order.ward.epoch),
+        _ => None,
+    }
+}

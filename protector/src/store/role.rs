@@ -1,0 +1,49 @@
+//! What this log server is for one process: whether it leads, follows, or has let the process go, and how far its replica is.
+
+/// Whether another protector has what a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Elsewhere {
+    /// The process speaks here, or did so last.
+    #[default]
+    No,
+    /// Another protector forwards all of it, and acknowledges nothing that is not here.
+    Forwards,
+    /// Another protector has it since. What is held here may be less than that one has acknowledged.
+    Since,
+    /// The process speaks here again. What it had said to another protector before is on the way, up to these ends of its journal
+    /// and its payload.
+    Until(u64, u64),
+}
+
+/// How far the replica has acknowledged.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replica {
+    pub(super) journal: u64,
+    pub(super) payload: u64,
+}
+
+/// See the module's text.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Role {
+    pub(super) elsewhere: Elsewhere,
+    /// Where the journal and the payload of the process ended when it last said hello. No more than that can have been
+    /// acknowledged elsewhere.
+    pub(super) told: (u64, u64),
+    pub(super) replica: Option<Replica>,
+}
+
+impl Role {
+    /// Whether nothing was acknowledged elsewhere that is not here, with a journal and a payload that end there.
+    pub(super) fn is_current(&self, journal: u64, payload: u64) -> bool {
+        match self.elsewhere {
+            Elsewhere::No => true,
+            Elsewhere::Until(journal_end, payload_end) => journal >= journal_end && payload >= payload_end,
+            Elsewhere::Forwards | Elsewhere::Since => false,
+        }
+    }
+
+    /// The process speaks here again.
+    pub(super) fn take_up(&mut self) {
+        self.elsewhere = Elsewhere::Until(self.told.0, self.told.1);
+    }
+}
