@@ -1,4 +1,4 @@
-//! Who is who. The terms are docs/design.md's.
+//! The names of jobs, processes and nodes. docs/glossary.md has the terms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -64,7 +64,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// One life of a protector: a random number drawn at its start. A protector that comes back is another one with the same name.
+/// One run of a protector: a random number drawn at its start. A protector that comes back is another one with the same name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BootId(pub u64);
 
@@ -74,12 +74,12 @@ impl fmt::Debug for BootId {
     }
 }
 
-/// A protector in one of its lives.
+/// A protector in one of its boots.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId {
     /// The node's name.
     pub name: NodeName,
-    /// Which life of it.
+    /// Its boot.
     pub boot: BootId,
 }
 
@@ -160,16 +160,16 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Which life of a process or of a whole job, from 0. Every message that speaks for a process carries it (G4).
+/// The incarnation of a process, or the epoch of a whole job, from 0. Every message that speaks for a process carries it (G4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct Incarnation(pub u32);
 
 impl Incarnation {
-    /// Lives of a process within one life of its job: when a job begins anew, that is the next multiple.
+    /// Most incarnations of a process within one epoch of its job. When a job restarts from the beginning, its epoch is the next multiple.
     pub const LIVES: u32 = 1 << 16;
 
-    /// The first life of processes in the life of the job in which this one is.
+    /// The first incarnation of processes in the job's epoch to which this one belongs.
     pub fn first_of_job(self) -> Incarnation {
         Incarnation(self.0 / Self::LIVES * Self::LIVES)
     }

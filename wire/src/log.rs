@@ -1,7 +1,7 @@
 //! What an observer and its protector say to each other, and what two observers say when they connect.
 //!
 //! Each message is the body of one frame ([`crate::frame`]) of at most [`limits::LOG_FRAME`] bytes. The codes are written by hand:
-//! they are on the data path, inside somebody's program, where nothing may be allocated; so messages borrow their bytes. Between
+//! they are on the data path, inside the user's program, where nothing may be allocated; so messages borrow their bytes. Between
 //! observer and protector there are the journal's connection, small and urgent, begun by a [`ToProtector::Hello`], the bulk one, and one
 //! for each image ([`crate::login`]). Positions are absolute and outlive connections, protectors and incarnations, but for those of the payload
 //! log, which count what one incarnation has received.
@@ -132,9 +132,9 @@ fn read_chunk<'a>(from: &mut Reader<'a>) -> Result<&'a [u8], Malformed> {
 pub enum ToProtector<'a> {
     /// The first message of the journal's connection, and the first after it was lost.
     Hello {
-        /// Who speaks.
+        /// The sender.
         process: ProcessId,
-        /// In which life.
+        /// Its incarnation.
         incarnation: Incarnation,
         /// What the observer still has of its journal.
         journal: Span,
@@ -170,7 +170,7 @@ pub enum ToProtector<'a> {
     },
     /// An image begins.
     ImageBegin {
-        /// Its number, ascending over all lives.
+        /// Its number, ascending over all incarnations.
         image: u64,
         /// The image that it is an increment of.
         parent: Option<u64>,
@@ -232,7 +232,7 @@ pub enum ToProtector<'a> {
     Forget {
         /// The connection.
         connection: ConnectionId,
-        /// No image of who says it has the connection any more.
+        /// No image of the sender has the connection any more.
         for_good: bool,
     },
     /// The program has ended: no image will shorten the log any more, so its bound is none. The process stays until what it has received is acknowledged.
@@ -432,7 +432,7 @@ pub enum FromProtector<'a> {
     Forget {
         /// The connection.
         connection: ConnectionId,
-        /// No image of who says it has the connection any more.
+        /// No image of the sender has the connection any more.
         for_good: bool,
     },
     /// Received bytes, for a restart.
@@ -544,9 +544,9 @@ pub struct Ends {
 /// when the connection was there before (`attempt` above 0). A MAC goes around it: the caller's affair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {
-    /// Who speaks.
+    /// The sender.
     pub process: ProcessId,
-    /// In which life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// About which connection.
     pub connection: ConnectionId,
@@ -556,14 +556,14 @@ pub struct Greeting {
     pub received: u64,
     /// The offset up to which the speaker's protector has it: this need not be kept any longer.
     pub stable: u64,
-    /// The offset of the oldest byte that the speaker keeps of what it sends. Above what the other wants only if that one, in an earlier life, wanted nothing more.
+    /// The offset of the oldest byte that the speaker keeps of what it sends. It is above what the receiver wants only if the receiver wanted nothing more in an earlier incarnation.
     pub kept: u64,
     /// The offset after the last byte of what the speaker sends, if it has ended its direction.
     pub finish: Option<u64>,
-    /// Whether the speaker has replayed its log: if not, it will take more than `received` as it was then, and who replays too must
-    /// send that again before it goes live (Gate B).
+    /// Whether the sender has replayed its log. If not, it will still take more than `received` says, and a receiver that replays, too,
+    /// must send that again before it goes live (Gate B).
     pub settled: bool,
-    /// Of the opener: what it sees. An answer, and who merely calls the opener, say nothing.
+    /// What the opener sees, in a greeting of the opener. The acceptor's greetings (an answer, or a call) have none.
     pub ends: Option<Ends>,
 }
 
@@ -626,7 +626,7 @@ pub enum LogPart {
 pub struct HeldLog {
     /// The process.
     pub process: ProcessId,
-    /// Its newest life.
+    /// Its newest incarnation.
     pub incarnation: Incarnation,
     /// The journal that can be read: with `keep_logs` from its beginning, else what a restart needs.
     pub journal: Span,
