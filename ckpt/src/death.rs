@@ -34,7 +34,7 @@ pub(crate) const WATCHED: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
 /// Those of them that a thread causes by an instruction: blocked, they end the process without its handler.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
-/// A signal's code for advice about memory that nobody has touched yet (BUS_MCEERR_AO).
+/// A signal's code for advice about memory that no thread has touched yet (BUS_MCEERR_AO).
 const ADVICE_ON_MEMORY: i32 = 5;
 const SA_RESTORER: u64 = 0x0400_0000;
 /// Bytes of a report's copy of the memory map.
@@ -49,7 +49,7 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It was never restored, or lives, or nobody wants a report.
+    /// It was never restored, or lives, or no report is wanted.
     Settled = 0,
     /// The engine makes it what it was: no thread is in the program.
     Restoring,
@@ -94,7 +94,7 @@ unsafe impl<T> Sync for Own<T> {}
 const BUFFER: usize = 8192;
 
 static PHASE: AtomicU8 = AtomicU8::new(Phase::Settled as u8);
-/// The process whose death is reported: a child that it forks inherits the handlers.
+/// The process that is reported when it dies. It must be named, for a child that it forks inherits the handlers.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// CLOCK_MONOTONIC at the beginning of the restart, in nanoseconds.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
@@ -120,10 +120,10 @@ fn is_ours(action: &KernelAction) -> bool {
     action.handler == handler as *const () as u64
 }
 
-/// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: nobody wants one. Only the calling
+/// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: no report is wanted. Only the calling
 /// thread is there.
 pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errno> {
-    // What the image says of these is of an earlier life.
+    // What the image says of these is of an earlier incarnation.
     let phase = if path[0] == 0 { Phase::Settled } else { Phase::Restoring };
     PHASE.store(phase as u8, Relaxed);
     CLAIM.store(Claim::Free as u32, Relaxed);
@@ -132,7 +132,7 @@ pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errn
     if phase == Phase::Settled {
         return Ok(());
     }
-    // SAFETY: nobody else runs.
+    // SAFETY: no other thread runs.
     unsafe { *PATH.0.get() = *path };
     for signal in WATCHED {
         let action = &tables.actions[signal as usize - 1];
@@ -271,7 +271,7 @@ fn give_way() {
     sys::futex_wake(&CLAIM);
 }
 
-/// Waits for the report of another thread, whose death would else come in the midst of it.
+/// Waits for the report of another thread: else this thread's death would end it in the middle.
 fn await_report() {
     let deadline = sys::clock(libc::CLOCK_MONOTONIC) + PATIENCE_NS;
     while CLAIM.load(Acquire) == Claim::Writing as u32 && sys::clock(libc::CLOCK_MONOTONIC) < deadline {

@@ -1,4 +1,4 @@
-//! Writes an image: header, metadata, and the pages that were listed. Runs in the program while everybody waits, in a forked child,
+//! Writes an image: header, metadata, and the pages that were listed. Runs in the program while all its threads wait, in a forked child,
 //! or in a child that shares the program's memory and writes a snapshot of it. No allocation, no lock, no libc.
 
 use core::arch::x86_64;
@@ -106,7 +106,7 @@ impl Output {
                 read_memory(self.memory, here, buffer)?;
                 return self.run(at, buffer);
             }
-            // SAFETY: present pages of the program, readable, and nobody changes them now; or pages of the snapshot.
+            // SAFETY: present pages of the program, readable, and no thread changes them now; or pages of the snapshot.
             self.run(at, unsafe { core::slice::from_raw_parts(here as *const u8, len as usize) })
         })
     }
@@ -198,13 +198,13 @@ pub fn snapshot(extents: &[Extent]) -> Result<bool, Errno> {
     let result = changed.clone().try_for_each(|extent| {
         let len = extent.end - extent.start;
         if extent.hidden() {
-            // SAFETY: the snapshot's memory has room for all of it, and nobody else uses it.
+            // SAFETY: the snapshot's memory has room for all of it, and nothing else uses it.
             read_memory(memory, extent.start, unsafe { core::slice::from_raw_parts_mut(to as *mut u8, len as usize) })?;
             ahead.nth((len / 4096) as usize - 1);
         } else {
             for page in (0..len).step_by(4096) {
                 ahead.next().iter().for_each(|page| fetch(*page));
-                // SAFETY: as above; the page is one of the program, present and readable, and everybody is stopped.
+                // SAFETY: as above; the page is one of the program, present and readable, and all threads are stopped.
                 unsafe { copy_page(to + page, extent.start + page) };
             }
         }
@@ -236,7 +236,7 @@ fn fetch(page: u64) {
 /// Copies a page past the caches: the program's data stays in them, and the copy is read only later. `copies_are_whole` ends it.
 ///
 /// # Safety
-/// Two whole pages, readable and writable, that nobody changes meanwhile.
+/// Two whole pages, readable and writable, that nothing changes meanwhile.
 unsafe fn copy_page(to: u64, from: u64) {
     assert!(to.is_multiple_of(4096) && from.is_multiple_of(4096), "whole pages");
     // SAFETY: the caller's pages; vectors of 16 bytes fill them.

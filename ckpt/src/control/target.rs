@@ -31,7 +31,7 @@ impl Target {
     /// The process that has this id now.
     pub fn open(pid: i32) -> Result<Self, ControlError> {
         let fd = plain!(libc::SYS_pidfd_open, pid, 0).map_err(|error| unreachable(pid)(from(error)))?;
-        // SAFETY: just opened, nobody else's.
+        // SAFETY: just opened, and owned by nothing else.
         Ok(Self { pid, pidfd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
@@ -151,7 +151,7 @@ pub(super) fn has_library(pid: i32) -> io::Result<bool> {
     Ok(caught >> (SIGNAL - 1) & 1 == 1)
 }
 
-/// A socket with a name that nobody can know before it is there, and its number. Then everybody can.
+/// A socket with a name that no other process can know before it is there, and its number. Then every process can.
 fn listen() -> io::Result<(UnixListener, u32)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..NAMES {

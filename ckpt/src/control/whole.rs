@@ -42,7 +42,7 @@ impl Unfinished {
         let folder = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(folder(path))?;
         let mut temporary = name.clone();
         temporary.push(format!(".{:016x}.partial", crate::identity::new_id()));
-        // What was in memory is nobody else's business: a file, or a link, that is there already is another user's, or in use.
+        // No other user may read what was in memory. So a file, or a link, that is there already is not taken: it is another user's, or in use.
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = options.open(place(&folder, &temporary))?;
@@ -219,7 +219,7 @@ fn verified_raw(file: &File) -> Result<Option<(Header, Meta)>, ImageError> {
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..verifiers).map(|which| scope.spawn(move || verified_share(file, which, verifiers))).collect();
         let own = verified_share(file, 0, verifiers);
-        let others = others.into_iter().map(|other| other.join().expect("whoever verifies does not panic"));
+        let others = others.into_iter().map(|other| other.join().expect("a thread that verifies does not panic"));
         others.fold(own, |known, other| match (known?, other?) {
             (Some(_), known) => Ok(known),
             (None, _) => Ok(None),
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(content(file), b"the same file");
     }
 
-    /// Whichever run is damaged, whoever verifies it, it is found; and a file that ends early.
+    /// Whichever run is damaged, whichever thread verifies it, it is found; and a file that ends early.
     #[test]
     fn damage_is_found_in_every_share() {
         let (mut buffer, start, runs) = ([0; 1024], 0x1000, 7);
@@ -394,7 +394,7 @@ mod tests {
             assert!(sound(&damaged).contains(&false), "byte {at}");
             assert_eq!(sound(&whole[..at]), [false; 3], "cut at {at}");
         }
-        // Of a run's content only the one whose share it is knows.
+        // Only the thread that has a run in its share knows the run's content.
         let mut damaged = whole.clone();
         damaged[begin + RECORD_BYTES + 4096 + RECORD_BYTES] ^= 1;
         assert_eq!(sound(&damaged), [true, false, true]);
@@ -416,7 +416,7 @@ mod tests {
         assert!(matches!(error, ControlError::Image(_)), "{error}");
     }
 
-    /// What comes after the end record is in no sum, so nobody has vouched for it.
+    /// What comes after the end record is in no sum, so nothing vouches for it.
     #[test]
     fn what_follows_the_end_is_refused_however_the_image_is_read() {
         let home = tempfile::tempdir().unwrap();
