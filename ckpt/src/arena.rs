@@ -440,8 +440,8 @@ pub struct State {
     pub nudged: AtomicU32,
     /// A request that no thread has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
     pub asked: AtomicU64,
-    /// What the requester shows to be the one that has sent the signal. (Of two requests at once one is lost, or both, if one's secret is here beside the other's
-    /// socket: then neither requester can show it.)
+    /// The secret by which a requester shows that it has sent the signal. (Of two requests at once one is lost. Both are lost if the secret of one is here with the
+    /// socket of the other, for then neither requester can show it.)
     pub secret: [AtomicU64; 2],
     /// Number of the last stop.
     pub round: AtomicU32,
@@ -561,8 +561,8 @@ pub fn transient(start: u64, end: u64) -> bool {
 /// First address of memory that no image has, and first address after it.
 static SECRETS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// From now on no image has anything of what is in this memory: a restored process finds zeroes there. It must be a mapping of its own, or several; one such
-/// range.
+/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings, and there is only
+/// one such range.
 pub fn leave_out(memory: core::ops::Range<u64>) {
     SECRETS[0].store(memory.start, Relaxed);
     SECRETS[1].store(memory.end, Relaxed);

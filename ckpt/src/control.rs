@@ -57,7 +57,7 @@ pub enum ControlError {
     NoRoom {
         /// How many bytes it has.
         needed: u64,
-        /// Where was no room.
+        /// The folders without room.
         reasons: String,
     },
     /// There is nowhere to put it.
@@ -217,7 +217,7 @@ impl Restorable {
         let mut command = Command::new(OsStr::from_bytes(&process.exe));
         command.arg0(words.next().unwrap_or_default());
         let words: Vec<_> = words.collect();
-        // The last argument ends with a zero byte, after which there is nothing.
+        // Behind the zero byte of the last argument there is nothing.
         command.args(&words[..words.len().saturating_sub(1)]);
         command.env_clear().env("LD_PRELOAD", library).env(RESTORE_VARIABLE, image.as_raw_fd().to_string());
         command.envs(launcher.map(|number| (LAUNCHER_VARIABLE, format!("{number:016x}"))));

@@ -214,7 +214,7 @@ fn put_back(signal: i32) {
     }
 }
 
-/// The process ends itself, for this reason: its report begins with it, if it is on its way back.
+/// The process ends itself, for this reason. If it is on its way back, its report begins with the reason.
 pub fn note(parts: &[&str]) {
     if phase() == Phase::Settled || PROCESS.load(Relaxed) != sys::getpid() {
         return;
@@ -226,7 +226,8 @@ pub fn note(parts: &[&str]) {
         return finish(text);
     }
     await_report();
-    // After the report of a signal that the program has handled. The buffers may still be in use by the thread that writes that one.
+    // There is a report already, of a signal that the program has handled: the reason goes behind it. The thread that writes that report may still use the
+    // buffers, so this one has a buffer of its own.
     if let Ok(fd) = sys::open(path(), libc::O_WRONLY | libc::O_APPEND | libc::O_NOFOLLOW, 0) {
         let mut own = [0; 512];
         let mut text = Text::new(&mut own, fd);
@@ -243,7 +244,7 @@ fn path() -> &'static [u8] {
     &path[..=end]
 }
 
-/// The report's beginning, for the one that is to write it; none: another thread does, or has, or there is no file for it.
+/// The beginning of the report, for the thread that is to write it. None: another thread writes it or has written it, or no file can be made.
 fn claim() -> Option<Text<'static>> {
     CLAIM.compare_exchange(Claim::Free as u32, Claim::Writing as u32, SeqCst, Relaxed).ok()?;
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
@@ -384,7 +385,7 @@ fn peeked<const N: usize>(text: &mut Text<'_>, name: &str, at: u64) {
     text.bytes(name, &bytes[..have.min(N)]);
 }
 
-/// What is the same for every death.
+/// The part of the report that is the same for every death.
 fn about(text: &mut Text<'_>) {
     text.signed("pid", sys::getpid());
     text.signed("tid", sys::gettid());

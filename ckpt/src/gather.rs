@@ -80,7 +80,7 @@ pub fn preflight() -> Result<(), Refusal> {
     let mut bad = None;
     let own = track::descriptor();
     each_descriptor(|fd| {
-        // What has no type of its own has no inode of its own either: only that may be in the way.
+        // Only descriptors of anonymous inodes may be in the way: their inode has no file type.
         let nameless = |stat: libc::stat| stat.st_mode & libc::S_IFMT == 0;
         if Some(fd) == own || !sys::fstat(fd).is_ok_and(nameless) {
             return;
@@ -95,7 +95,7 @@ pub fn preflight() -> Result<(), Refusal> {
     bad.map_or(Ok(()), Err)
 }
 
-/// Listing an open descriptor takes as long as asking about so many numbers.
+/// To list one open descriptor takes as long as to ask about this many numbers.
 const LIST_OR_ASK: usize = 4;
 
 /// Calls a function with each open descriptor, in ascending order: those that the kernel lists, or, where most numbers are in use, those of all numbers
@@ -288,7 +288,7 @@ fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
         let thread = unsafe { &mut *slot.0.get() };
         let mut path = [0u8; 64];
         let status = proc_file(numbered(&mut path, b"/proc/self/task/", thread.tid, b"/status"))?;
-        // Of signal 33 the thread itself has said whether one of glibc's waits (`stop::enter`): the engine's are no part of the image.
+        // Whether a signal 33 of glibc's waits, the thread itself has noted (`stop::enter`). The engine's own are no part of the image.
         thread.pending = mask(status, b"SigPnd:") & !ours | thread.pending & ours;
     }
     Ok(())

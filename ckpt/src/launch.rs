@@ -334,7 +334,7 @@ fn leave(plan: Plan, regions: &[PlanRegion]) -> Result<(), String> {
         if size > 0 {
             let mut fs = 0u64;
             let _ = call!(libc::SYS_arch_prctl, 0x1003, &raw mut fs);
-            // The kernel would write to the area of this process wherever it is by then.
+            // The kernel would go on writing to this process's area, where other memory will be.
             let _ = call!(libc::SYS_rseq, fs.wrapping_add(state().rseq_offset.load(Relaxed)), size.max(32), 1, 0x5305_3053u32);
         }
         let _ = call!(libc::SYS_set_robust_list, 0, 24);

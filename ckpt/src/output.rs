@@ -171,9 +171,9 @@ fn is_zero(page: &[u8; 4096]) -> bool {
     words.iter().all(|word| *word == [0; 32])
 }
 
-/// Copying a page takes so many times as long as forking a process, for each of its pages.
+/// To copy a page takes this many times as long as a fork takes for each page of the process.
 const COPY_OR_FORK: u64 = 16;
-/// Changed pages of at most so many bytes are copied in any case: a fork has a cost of its own.
+/// Changed pages of at most this many bytes are copied in any case, for a fork also has a fixed cost.
 const FEW: u64 = 1 << 20;
 
 /// The bytes of the changed pages, if it is worth it to copy them, so that they can be written while the program goes on. Else a forked child writes
@@ -184,7 +184,7 @@ fn worth_copying(extents: &[Extent]) -> Option<u64> {
     (changed <= SNAPSHOT_SPAN && changed <= (all / COPY_OR_FORK).max(FEW)).then_some(changed)
 }
 
-/// So many pages before its turn a page is fetched: they lie about, and the processor foresees nothing beyond a page.
+/// A page is fetched this many pages before its turn: changed pages are scattered, and the processor's prefetcher stops at the end of a page.
 const AHEAD: usize = 4;
 
 /// Copies the changed pages, if that is worth it.
@@ -216,8 +216,7 @@ pub fn snapshot(extents: &[Extent]) -> Result<bool, Errno> {
     result.map(|()| true)
 }
 
-/// Makes the snapshot's first pages present, as many bytes as will be copied, if the last copies were fewer: all at once takes half the time of a fault for
-/// each.
+/// Makes the snapshot's first `bytes` present, unless earlier copies have. To do this at once takes half the time of a fault for each page.
 fn populate(bytes: u64) {
     let present = state().snapshot.load(Relaxed);
     if bytes > present {

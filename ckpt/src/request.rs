@@ -104,8 +104,8 @@ pub fn advised(smaps: &[u8]) -> impl Iterator<Item = Advised> {
     })
 }
 
-/// The rest of a request: the regions with advice, at most `MAX_ADVISED`, and how many before them. The requester reads them, because the
-/// kernel takes milliseconds for each GiB to tell, in which the process can do something else.
+/// The rest of a request: a count, then the regions with advice, at most `MAX_ADVISED`. The requester reads them, because the kernel takes milliseconds
+/// for each GiB to list them, and the process can run meanwhile.
 #[must_use]
 pub fn advice_message(smaps: &[u8]) -> Vec<u8> {
     let regions: Vec<_> = advised(smaps).take(MAX_ADVISED).flat_map(|region| region.encode()).collect();

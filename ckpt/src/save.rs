@@ -275,8 +275,8 @@ impl Tracker {
     }
 }
 
-/// Gives buffers that are needed only during a checkpoint back to the kernel, but for the beginning of each: new memory costs a fault a page, while
-/// all threads wait. For the same reason the snapshot's memory stays for the next increment, if there may be one: it is a sixteenth of the program's at most.
+/// Gives the buffers of a checkpoint back to the kernel. The beginning of each stays, because new memory costs a fault for each page while all threads
+/// wait. For the same reason the snapshot's memory stays if there may be another increment: it is at most a sixteenth of the program's.
 fn forget_buffers(snapshot: bool) {
     for (offset, len) in arena::SCRATCH {
         if len as u64 > SCRATCH_KEPT {
@@ -453,8 +453,9 @@ fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
     Ok(Writer::Forked)
 }
 
-/// The program goes on only when the child has let go of its descriptors: it may close a listener, and be in its own way when it opens it again; and a caller that
-/// connects meanwhile would wait for a listener that is the child's alone. A pipe says so: its end is open in the child as long as the program's descriptors are.
+/// The program goes on only when the child has closed its copies of the descriptors. Else the program could close a listener, and find its address in use when
+/// it opens it again; and a caller that connects meanwhile would wait at a listener that only the child has. A pipe tells when: its end is open in the
+/// child as long as the program's descriptors are.
 struct Departure(Option<[i32; 2]>);
 
 impl Departure {
@@ -480,7 +481,7 @@ fn leave_program(fd: i32) {
     let _ = plain!(libc::SYS_close_range, fd + 1, u32::MAX, 0);
 }
 
-/// Our child needs what other children must not get, or must get empty.
+/// Lets the engine's child have the memory that the program's children do not get, or get empty; or (`yes` is false) no longer.
 fn forkable(advised: &[Advised], yes: bool) {
     for (bit, on, off) in [
         (advice::DONT_FORK, libc::MADV_DOFORK, libc::MADV_DONTFORK),

@@ -1,5 +1,5 @@
-//! Signals of the program that arrive while all threads are stopped. They wait, because all signals are blocked; but a call that waits for
-//! just that signal (`pause`, or `read` with an alarm) must still end with EINTR. Undisturbed it would have; made again after the
+//! Signals of the program that arrive while all threads are stopped. They wait, because all signals are blocked. But a call that waits for
+//! just that signal (`pause`, or `read` with an alarm) must end with EINTR, as it would without the checkpoint. If the call were made again after the
 //! program's handler has run, it would wait for ever.
 //!
 //! So each thread looks for such a signal before it goes on (`settle`) and, if there is one, does not make its call again. Of signals for the

@@ -51,7 +51,7 @@ pub unsafe fn action(signal: i32, new: Option<&KernelAction>) -> Result<KernelAc
     Ok(old)
 }
 
-/// Installs the handler. After glibc's: it installs its own at the first pthread_create.
+/// Installs the handler. glibc must have installed its own before, which it does at the first pthread_create.
 pub fn install() -> Result<(), Errno> {
     let ours = KernelAction {
         handler: handler as *const () as u64,
@@ -248,7 +248,7 @@ pub fn nudge_self() -> Result<(), Errno> {
     queue(sys::gettid(), u64::from(NUDGE) << 32).map(drop)
 }
 
-/// Threads that are there and threads that are parked, the coordinator's own included.
+/// Counts the threads of the process, and gives the id of each to `newcomer`.
 fn census(mut newcomer: impl FnMut(i32)) -> Result<usize, Errno> {
     let mut present = 0;
     sys::numbers(b"/proc/self/task\0", |tid| {
@@ -308,8 +308,8 @@ fn left() -> u32 {
     if (parking >> 32) as i32 == sys::getpid() { parking as u32 } else { 0 }
 }
 
-/// Begins a stop: clears the slots. An error, if threads of the stop before do not leave it in time: one that was about to park then would be counted
-/// now, though it runs, and one that has not looked whether it may go on would not learn it any more.
+/// Begins a stop: clears the slots. It is an error if threads of the stop before do not leave that in time. A thread that was about to park then would be
+/// counted in this stop, though it runs; and one that has not yet seen that it may go on would never see it.
 pub fn begin() -> Result<(), Refusal> {
     let deadline = sys::clock(libc::CLOCK_MONOTONIC) + LEAVING_NS;
     while left() != 0 {

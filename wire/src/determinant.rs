@@ -326,7 +326,7 @@ pub enum Determinant<'a> {
         /// Bytes.
         len: u32,
     },
-    /// `read` of standard input gave these bytes; none: its end. They are in the journal itself, for they cannot be asked for again: the terminal does not keep them.
+    /// `read` of standard input gave these bytes; none: its end. They are in the journal itself, for the terminal keeps them only for a while.
     Input {
         /// The bytes, at most [`limits::INPUT`].
         bytes: &'a [u8],

@@ -141,7 +141,7 @@ pub enum ToProtector<'a> {
         /// What it still has of its payload log.
         payload: Span,
     },
-    /// The journal goes on: whole determinants, those of several outcomes perhaps, never part of one.
+    /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
     Journal {
         /// Position of the first byte.
         position: u64,
@@ -204,12 +204,12 @@ pub enum ToProtector<'a> {
         /// Which.
         image: u64,
     },
-    /// A committed image did not restore: to a replica, which had committed it, too.
+    /// To a replica: this image, which is committed at both, could not be restored.
     ImageUseless {
         /// Which.
         image: u64,
     },
-    /// How much of this stream, which the observer sends, is with its receiver's protector?
+    /// How much of this stream, which the observer sends, does its receiver's protector hold?
     AskStable {
         /// The stream.
         stream: StreamId,
@@ -228,14 +228,15 @@ pub enum ToProtector<'a> {
     },
     /// Replay is over.
     Live,
-    /// A committed image covers that this process has closed the connection: its peer may forget it when that holds there too.
+    /// This process has closed the connection, and a committed image covers that. The peer may forget the connection when the same holds there.
     Forget {
         /// The connection.
         connection: ConnectionId,
         /// No image of the sender has the connection any more.
         for_good: bool,
     },
-    /// The program has ended: no image will shorten the log any more, so its bound is none. The process stays until what it has received is acknowledged.
+    /// The program has ended. No image will shorten the log any more, so the log has no bound from now on. The process stays until all that it has received is
+    /// acknowledged.
     Closing,
 }
 
@@ -376,7 +377,7 @@ pub enum FromProtector<'a> {
         /// The payload log is stable up to this position.
         payload: u64,
     },
-    /// The speaker is not the incarnation that may speak for this process (G4). It must end.
+    /// The sender is an older incarnation, which may not speak for this process any more (G4). It must end.
     Fenced {
         /// The one that may, or one before it.
         newest: Incarnation,
@@ -391,11 +392,11 @@ pub enum FromProtector<'a> {
         /// The position.
         position: u64,
     },
-    /// An image is whole, verified and replicated. It may be said again, when the oldest one is another.
+    /// An image is whole, verified and replicated. It is sent again when the oldest image has changed.
     Committed {
         /// Which.
         image: u64,
-        /// The oldest image that a restart may take: what it covers was dropped from the log.
+        /// The oldest image that a restart may take. The part of the log that it covers was dropped.
         oldest: u64,
     },
     /// An image was refused.
@@ -407,7 +408,7 @@ pub enum FromProtector<'a> {
     ImageWanted,
     /// The increments on the last whole image are longer than that: please make the next image a whole one.
     WholeWanted,
-    /// This stream, which the observer sends, is with its receiver's protector up to this offset.
+    /// The receiver's protector holds this stream, which the observer sends, up to this offset.
     StreamStable {
         /// The stream.
         stream: StreamId,
@@ -552,13 +553,14 @@ pub struct Greeting {
     pub connection: ConnectionId,
     /// Which attempt of this incarnation of its opener to connect it, from 0; an answer repeats it.
     pub attempt: u32,
-    /// The offset up to which the speaker has what the other sends: go on there.
+    /// The offset up to which the sender has received the other direction: go on there.
     pub received: u64,
-    /// The offset up to which the speaker's protector has it: this need not be kept any longer.
+    /// The offset up to which the sender's protector holds that direction: bytes before it need not be kept any longer.
     pub stable: u64,
-    /// The offset of the oldest byte that the speaker keeps of what it sends. It is above what the receiver wants only if the receiver wanted nothing more in an earlier incarnation.
+    /// The offset of the oldest byte that the sender keeps of its own direction. It is above what the receiver wants only if the receiver wanted nothing more in an
+    /// earlier incarnation.
     pub kept: u64,
-    /// The offset after the last byte of what the speaker sends, if it has ended its direction.
+    /// The offset after the last byte of the sender's own direction, if it has ended that.
     pub finish: Option<u64>,
     /// Whether the sender has replayed its log. If not, it will still take more than `received` says, and a receiver that replays, too,
     /// must send that again before it goes live (Gate B).
@@ -571,7 +573,7 @@ pub struct Greeting {
 pub const GREETING: usize = 160;
 
 impl Greeting {
-    /// Whether the acceptor of the connection greets: it says that the link is broken, and nothing else.
+    /// Whether the connection's acceptor has sent it. As the first message on a link it is then a call, which says only that the link is broken.
     pub fn is_call(&self) -> bool {
         self.process != self.connection.opener
     }
@@ -669,9 +671,9 @@ pub struct HeldImage {
 /// The numbers of a process's images, when it comes back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRange {
-    /// The oldest that a later restart may take: what only newer ones cover is needed still.
+    /// The oldest image that a later restart may take. The part of the log that only newer ones cover is still needed.
     pub oldest: u64,
-    /// Numbers below this one were given: the next image has at least this one.
+    /// The next image has at least this number; lower ones were given.
     pub next: u64,
 }
 
@@ -683,7 +685,7 @@ pub enum ImageState {
     UnderWay,
     /// A restart begins with it, or needs it for that.
     Committed,
-    /// A newer one is committed; it is kept because of `keep_logs`, or in case that the newer one does not restore.
+    /// A newer one is committed. This one is kept because of `keep_logs`, or in case the newer one cannot be restored.
     Superseded,
 }
 

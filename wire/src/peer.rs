@@ -51,7 +51,7 @@ pub struct Hello {
 pub struct Welcome {
     /// The node that accepts.
     pub id: NodeId,
-    /// The last sequence number received on earlier links from this sender; 0: none.
+    /// The last sequence number that was received on earlier links from this sender; 0: none.
     pub received: u64,
     /// Why not, if refused.
     pub refused: Option<String>,
@@ -124,7 +124,7 @@ pub enum PeerMessage {
     Events(Vec<Event>),
     /// To a protector: about what it holds of a job.
     ToStore(JobId, ToStore),
-    /// A committed image covers that the other end of this connection was closed: your process will never need it again.
+    /// The other end of this connection is closed, and a committed image covers that: your process will never need it again.
     Forget {
         /// The connection.
         connection: ConnectionId,
@@ -135,7 +135,7 @@ pub enum PeerMessage {
         /// The epoch of the job: the next one gives the same numbers to other connections.
         life: Incarnation,
     },
-    /// The caller that [`Query::Listener`] has announced does not come, or its connection is not with a protected process.
+    /// The caller that [`Query::Listener`] announced does not come, or has reached a process that is not protected.
     Withdraw {
         /// Its connection.
         connection: ConnectionId,
@@ -174,7 +174,7 @@ pub enum ToStore {
     Protect {
         /// Which, and the incarnation of each.
         ranks: Vec<(Rank, Incarnation)>,
-        /// Of those of them that were first launched elsewhere: the address there.
+        /// Of the processes that were first launched elsewhere: the address there.
         origins: BTreeMap<Rank, IpAddr>,
         /// Their job.
         ward: Box<Ward>,
@@ -188,7 +188,7 @@ pub enum ToStore {
         /// All keys.
         entries: Vec<(String, String)>,
     },
-    /// From a host: this process has ended by a signal, and not by one that it was sent for a reason: bring it back.
+    /// From a host: this process has ended by a signal that was not sent to end it. Bring it back.
     Restart {
         /// The process.
         rank: Rank,
@@ -210,7 +210,7 @@ pub enum ToStore {
     Anew(Incarnation),
     /// From the home of a job that was suspended: you have the logs and images of these ranks; bring them back.
     Resume {
-        /// Which, the incarnation that was suspended, and the address of the node where each was first launched.
+        /// Each process, its incarnation that was suspended, and the address of the node where it was first launched.
         ranks: Vec<(Rank, Incarnation, IpAddr)>,
         /// Their job.
         ward: Box<Ward>,
@@ -569,7 +569,7 @@ pub enum ToSession {
         placement: Placement,
         /// Bytes of output, since the job began, that came before what comes now: printed by a terminal, or dropped.
         consumed: u64,
-        /// Those of them that were dropped since the last terminal: lost to the limit on output kept without one.
+        /// Bytes of these that were dropped since the last terminal, because of the limit on output that is kept without one.
         dropped: u64,
         /// The job survives its home.
         protected: bool,
@@ -633,14 +633,14 @@ pub enum Query {
         /// Where it calls.
         to: SocketAddr,
     },
-    /// Which process of yours, other than this one, listens there for those who call, and really elsewhere?
+    /// Which process of yours, other than this one, listens there as its callers see it, and really elsewhere?
     Claim {
         /// The process that has got this address from the kernel.
         process: ProcessId,
         /// The address.
         address: SocketAddr,
     },
-    /// Up to which offset do you hold what this process receives on this stream?
+    /// Up to which offset do you hold the bytes that this process receives on this stream?
     Stable {
         /// The stream.
         stream: StreamId,
@@ -670,7 +670,7 @@ pub enum Query {
     Knows(JobId),
     /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
     Release(ProcessId),
-    /// You stand in for me: this is where processes go on, as soon as you have answered.
+    /// You are my stand-in: this is where processes go on, as soon as you have answered.
     Stand(JobId, Box<Standing>),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
     Revive(JobId, Protection),

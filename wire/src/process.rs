@@ -76,7 +76,7 @@ pub struct Protection {
     pub outbox: u64,
     /// Bytes of log of each process at its protector, above which it is asked for a checkpoint.
     pub log: u64,
-    /// Keep logs that no restart needs any more, until the store is cleared: for `radic replay`.
+    /// Keep the logs that no restart needs any more until the store is cleared, for `radic replay`.
     pub keep_logs: bool,
 }
 
@@ -96,7 +96,7 @@ impl Default for Protection {
 /// Declares the counters, and how they lie in memory: one word each, in this order.
 macro_rules! declare_counters {
     ($($(#[$what:meta])* $name:ident,)*) => {
-        /// What a process has counted since it began. All of it also lies in its memory, where its node's protector reads it: [`counters`].
+        /// What a process has counted since it began. It also lies in the process's memory, where its node reads it: [`counters`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
         #[repr(C)]
         pub struct Counters {
@@ -148,7 +148,7 @@ declare_counters! {
     connections,
     /// Connections with peers that are not protected, since it began.
     unprotected,
-    /// Bytes that replay sent again and that differ from what was sent then (G5).
+    /// Bytes that were sent again in replay, and that differ from those that were sent before (G5).
     different,
     /// Where a process that was brought back stands in the journal that it catches up with, or ended to; 0: it was not.
     replayed,
@@ -172,7 +172,7 @@ pub struct StreamEnd {
     pub offset: u64,
     /// It has closed the connection, too: it reads nothing more on it.
     pub closed: bool,
-    /// How many units of the other direction it had received by then. A peer that goes back sends that much again before it lives (Gate B).
+    /// How many units of the other direction it had received by then. A peer that is brought back sends that much again before it is live (Gate B).
     pub received: u64,
 }
 
@@ -201,7 +201,7 @@ pub enum ToNode {
         /// The process that it is.
         process: ProcessId,
     },
-    /// Where peers dial this process anew when a link has broken. Said once, after the welcome.
+    /// The address where peers dial this process when a link has broken. Sent once, after the welcome.
     Door(SocketAddr),
     /// The process is about to listen here. The answer is `Announced`; `Listening`, `ListeningAt` or `NotListening` says what has come of it.
     WillListen {
@@ -269,14 +269,14 @@ pub enum ToNode {
     },
     /// The protected caller from there has been greeted, or sent away: its node need not know of it any more.
     Greeted(SocketAddr),
-    /// Up to where has the receiver's protector what is sent on this stream? The answer is `Stable`, some time.
+    /// Up to which offset does the receiver's protector hold what is sent on this stream? The answer is `Stable`, when it is known.
     AskStable {
         /// The stream.
         stream: StreamId,
         /// The process that receives it.
         receiver: ProcessId,
     },
-    /// A committed image covers that this process has closed the connection: tell its peer.
+    /// This process has closed the connection, and a committed image covers that: tell the peer.
     Forget {
         /// The connection.
         connection: ConnectionId,
@@ -305,7 +305,7 @@ pub enum ToNode {
         /// The connection.
         connection: ConnectionId,
     },
-    /// This process is at its end: it reads nothing more, its protector has all that it has read, and it merely waits until what it has sent is safe. `Leaving` follows.
+    /// This process is at its end: it reads nothing more, and its protector has all that it has read. It waits until what it has sent is stable. `Leaving` follows.
     Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
     Ended {
@@ -325,7 +325,7 @@ pub enum ToNode {
         /// Bytes of standard input that the program has read in all its incarnations. None: not known, for another program ran in this process before.
         input: Option<u64>,
     },
-    /// After `Live`: its program has taken all that only the log has that it was restarted with. Another protector may have its log from now on.
+    /// After `Live`: its program has taken all bytes that only the log of its restart holds. Another protector may have its log from now on.
     LogRead,
     /// `MPI_Init` has returned: a good moment for the first checkpoint.
     Initialized,
@@ -450,7 +450,7 @@ pub enum FromNode {
     },
 }
 
-/// Where a process stands at an image, beside its logs: what is outside of it and must fit together with it again.
+/// The state outside of a process that belongs to an image of it, beside its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Point {
     /// Its incarnation when it was saved.

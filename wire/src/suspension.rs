@@ -414,7 +414,7 @@ mod tests {
             prop_assert!(Manifest::decode(&bytes[..cut.index(bytes.len())], &key()).is_err());
         }
 
-        /// The parser behind the code holds, too, whatever somebody with the key writes.
+        /// The parser behind the code holds, too, whatever a holder of the key writes.
         #[test]
         fn a_body_of_garbage_is_refused(body in prop::collection::vec(any::<u8>(), 0..300), from_good: bool, at: prop::sample::Index, by: u8) {
             let good = codec::encode(&manifest(), limits::SUSPENSION).unwrap();

@@ -124,7 +124,7 @@ struct Meter<'a> {
     progress: Progress<'a>,
 }
 
-/// A file whose reading is told.
+/// A file that reports how much of it was read.
 struct Watched<'a, 'p> {
     file: &'a File,
     meter: &'a std::cell::RefCell<Meter<'p>>,
@@ -149,9 +149,9 @@ pub struct Restorable {
 }
 
 impl Restorable {
-    /// An image and what it builds upon, a whole one first, newest last. Their bytes are known to be what was verified when they were made (a code over
-    /// them, say): what need not be put together is not read here, and the restorer checks its sums once more. What must be is put into a file
-    /// without a name in the first of these folders that has room.
+    /// An image and its ancestors, the whole one first, the newest last. The caller knows that they were verified when they were made, and are unchanged (by
+    /// a code over them, say). So an image that need not be merged or unpacked is not read here, and the restorer checks its sums. A merged image goes
+    /// to a file without a name in the first of these folders that has room.
     pub fn of_verified(mut chain: Vec<File>, folders: &[PathBuf], progress: Progress<'_>) -> Result<Self, ControlError> {
         let seek = failed("the image cannot be read from its beginning");
         if let [only] = &mut chain[..]
@@ -227,7 +227,7 @@ fn verified_raw(file: &File) -> Result<Option<(Header, Meta)>, ImageError> {
     })
 }
 
-/// Verifies all records, and of so many runs one: not the first but this one.
+/// Verifies all records, and the runs of one thread's share: of each `of` runs the one with the number `which`.
 fn verified_share(file: &File, which: usize, of: usize) -> Result<Option<(Header, Meta)>, ImageError> {
     let (mut reader, mut memory) = (Reader::begin(Place { file, at: 0 })?, Vec::new());
     if reader.header.parent != 0 {
@@ -299,7 +299,7 @@ fn nameless(folder: &Path) -> io::Result<File> {
     File::options().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(folder)
 }
 
-/// Writes until there is no room; what would come after is only counted by the writer.
+/// Writes until there is no room. The writer goes on counting what would come after.
 struct WhileThereIsRoom<'a> {
     to: &'a File,
     full: &'a mut Option<io::Error>,
