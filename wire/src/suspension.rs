@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(Manifest::decode(&bytes, &ClusterKey::from_bytes([8; 32])), Err(ManifestError::Code));
     }
 
-    /// Whoever has the key of the job's processes writes no list.
+    /// The key of the job's processes signs no list.
     #[test]
     fn what_a_process_has_signed_is_refused() {
         let mut bytes = manifest().encode(&key()).unwrap();

@@ -101,7 +101,7 @@ fn explain_code(code: u8) -> Explanation {
                 "The last line on standard error names the rank. A protected rank is brought back after a signal, and the job ends when it dies of it again \
                  and again: the program has a bug. Run it with a debugger, or with `ulimit -c unlimited` for a core file."
             } else {
-                "The last line on standard error names the rank. The signal was sent by a person, a batch system, or a limit of the machine."
+                "The last line on standard error names the rank. A person, a batch system or a limit of the machine has sent the signal."
             }
             .to_owned(),
         ),
