@@ -27,7 +27,7 @@ pub const CONTENT_LIMIT: u64 = 4 << 30;
 pub const FILE_LIMIT: u64 = 64 << 20;
 /// Changed pages, copied so that the program can go on while they are written; not saved.
 pub const SNAPSHOT_BASE: u64 = 0x3ec0_0000_0000;
-/// Bound on them in bytes: more changed pages are written by a forked child, whose pause depends on all memory, not on these. A hundredth of a GiB
+/// Bound on them in bytes: more changed pages are written by a forked child: then the pause depends on all memory, not on these. A hundredth of a GiB
 /// fits, with what the engine and the stacks change.
 pub const SNAPSHOT_SPAN: u64 = 11 << 20;
 /// Hashes of pages, where the kernel cannot track changes; shared with the child that writes the image, not saved.
@@ -183,11 +183,11 @@ pub enum Kind {
     Signal,
     /// epoll.
     Epoll,
-    /// A socket with a peer: comes back connected to nobody.
+    /// A socket with a peer: comes back without one.
     Socket,
     /// A socket that has no peer: comes back as it was, listening if it did.
     LooseSocket,
-    /// A pipe to another process: comes back connected to nobody.
+    /// A pipe to another process: comes back without another end.
     ForeignPipe,
     /// One end of a pair of unix sockets both of whose ends are in the process.
     SocketPair,
@@ -434,14 +434,14 @@ impl Tables {
 /// The engine's state. All zero is its beginning.
 #[repr(C)]
 pub struct State {
-    /// The process's id while somebody saves it, else 0.
+    /// The process's id while one of its threads saves it, else 0.
     pub busy: AtomicU32,
-    /// 1 or more: the process of this id was nudged, and nobody has looked after it yet.
+    /// 1 or more: the process of this id was nudged, and no thread has looked after it yet.
     pub nudged: AtomicU32,
-    /// A request that nobody has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
+    /// A request that no thread has looked after yet: which socket, and in the upper half the id of the process that was asked; 0: none.
     pub asked: AtomicU64,
-    /// What the requester shows to be the one that has sent the signal. (Of two requests at once one is lost, or both, if one's secret is here beside the other's
-    /// socket: then neither requester can show it.)
+    /// The secret by which a requester shows that it has sent the signal. (Of two requests at once one is lost. Both are lost if the secret of one is here with the
+    /// socket of the other, for then neither requester can show it.)
     pub secret: [AtomicU64; 2],
     /// Number of the last stop.
     pub round: AtomicU32,
@@ -478,7 +478,7 @@ pub struct State {
     pub previous: AtomicU64,
     /// The userfaultfd; 0: none.
     pub userfaultfd: AtomicI32,
-    /// The process whose memory is tracked, by that or by hashes: a child that is forked inherits descriptor and banks, not the tracking.
+    /// The process that has its memory tracked, by that or by hashes: a child that is forked inherits descriptor and banks, not the tracking.
     pub tracker: AtomicI32,
     /// 1: the banks of hashes are mapped.
     pub hashes: AtomicU32,
@@ -505,7 +505,7 @@ pub fn state() -> &'static State {
 /// What is known about the process.
 ///
 /// # Safety
-/// Only the one who holds `state().busy` may call it, and use one reference at a time.
+/// Only the thread that holds `state().busy` may call it, and use one reference at a time.
 pub unsafe fn tables() -> &'static mut Tables {
     // SAFETY: the caller's promise; mapped and zeroed like the state.
     unsafe { &mut *state().tables.get() }
@@ -514,7 +514,7 @@ pub unsafe fn tables() -> &'static mut Tables {
 /// A part of the scratch memory.
 ///
 /// # Safety
-/// Only the one who holds `state().busy` may call it, and use one reference to a part at a time.
+/// Only the thread that holds `state().busy` may call it, and use one reference to a part at a time.
 pub unsafe fn scratch(part: (u64, usize)) -> &'static mut [u8] {
     // SAFETY: mapped by the constructor; the caller's promise.
     unsafe { core::slice::from_raw_parts_mut((SCRATCH_BASE + part.0) as *mut u8, part.1) }
@@ -561,8 +561,8 @@ pub fn transient(start: u64, end: u64) -> bool {
 /// First address of memory that no image has, and first address after it.
 static SECRETS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// From now on no image has anything of what is in this memory: a restored process finds zeroes there. It must be a mapping of its own, or several; one such
-/// range.
+/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings, and there is only
+/// one such range.
 pub fn leave_out(memory: core::ops::Range<u64>) {
     SECRETS[0].store(memory.start, Relaxed);
     SECRETS[1].store(memory.end, Relaxed);
@@ -637,7 +637,7 @@ pub fn drop_content(tables: &mut Tables) {
 /// A content as bytes.
 ///
 /// # Safety
-/// `content` came from `content()`, is not dropped yet, and nobody else uses it.
+/// `content` came from `content()`, is not dropped yet, and nothing else uses it.
 pub unsafe fn content_bytes(content: (u64, u64)) -> &'static mut [u8] {
     // SAFETY: the caller's promise.
     unsafe { core::slice::from_raw_parts_mut(content.0 as *mut u8, content.1 as usize) }

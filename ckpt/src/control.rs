@@ -57,7 +57,7 @@ pub enum ControlError {
     NoRoom {
         /// How many bytes it has.
         needed: u64,
-        /// Where was no room.
+        /// The folders without room.
         reasons: String,
     },
     /// There is nowhere to put it.
@@ -80,7 +80,7 @@ pub fn request(pid: i32, what: impl Into<Request>) -> Result<impl Read, ControlE
     Target::open(pid)?.request(&what.into())
 }
 
-/// Nudges a process whose library was given `Hooks::nudged`: it makes a checkpoint to wherever that says, if it wants one now; if it is saving itself at
+/// Nudges a process with a library that was given `Hooks::nudged`: it makes a checkpoint to wherever that says, if it wants one now; if it is saving itself at
 /// this moment, afterwards.
 pub fn nudge(pid: i32) -> Result<(), ControlError> {
     Target::open(pid)?.nudge()
@@ -149,7 +149,7 @@ impl<R: Read> Read for Copier<'_, R> {
     }
 }
 
-/// How long everybody was stopped for the last checkpoint of a process, as the engine has measured it.
+/// How long all threads were stopped for the last checkpoint of a process, as the engine has measured it.
 pub fn last_pause(pid: i32) -> io::Result<Duration> {
     let at = crate::arena::STATE_BASE + std::mem::offset_of!(crate::arena::State, pause) as u64;
     let mut bytes = [0; 8];
@@ -195,7 +195,7 @@ pub fn restart_alone(image: &Path, parents: &[PathBuf], library: &Path, launcher
     Ok(command)
 }
 
-/// As [`restart`], with a choice of ids and of whose images are taken, and telling how far it has come where an image must be merged or unpacked first.
+/// As [`restart`], with a choice of ids and of the users that images may belong to, and telling how far it has come where an image must be merged or unpacked first.
 pub fn restart_as(
     ids: Ids,
     owners: Owners,
@@ -208,7 +208,7 @@ pub fn restart_as(
 
 impl Restorable {
     /// A command that becomes the saved process, as [`restart`] says. What `first` adds to it is done by the keeper, before it lets go of the process.
-    /// `launcher` is what [`launcher`](crate::launcher) tells the restored process; then nobody is told if it could not have its old ids.
+    /// `launcher` is what [`launcher`](crate::launcher) tells the restored process; then it does not say if it could not have its old ids.
     #[must_use]
     pub fn command(self, ids: Ids, library: &Path, launcher: Option<u64>, first: impl FnOnce(&mut Command)) -> Command {
         let Restorable { file, meta } = self;
@@ -217,7 +217,7 @@ impl Restorable {
         let mut command = Command::new(OsStr::from_bytes(&process.exe));
         command.arg0(words.next().unwrap_or_default());
         let words: Vec<_> = words.collect();
-        // The last argument ends with a zero byte, after which there is nothing.
+        // Behind the zero byte of the last argument there is nothing.
         command.args(&words[..words.len().saturating_sub(1)]);
         command.env_clear().env("LD_PRELOAD", library).env(RESTORE_VARIABLE, image.as_raw_fd().to_string());
         command.envs(launcher.map(|number| (LAUNCHER_VARIABLE, format!("{number:016x}"))));
@@ -246,7 +246,7 @@ impl Restorable {
 #[must_use]
 pub fn kept_by(child: i32) -> Option<i32> {
     let children = std::fs::read(format!("/proc/{child}/task/{child}/children")).ok()?;
-    // An init of its namespace comes before it. The process itself has no child yet: nobody is there who could make one.
+    // An init of its namespace comes before it. The process itself has no child yet: it has no thread that could make one.
     let newest = children.split(|b| *b == b' ').rfind(|pid| !pid.is_empty());
     newest.map(|pid| crate::maps::decimal(pid).0 as i32)
 }

@@ -1,5 +1,5 @@
 //! CRC-32C, without tables in the heap, thread-local state or a dependency: it runs while the program is stopped, in the forked
-//! child, and in the restorer. `crc32fast` is no replacement, not even for who only reads images: it has another polynomial (IEEE), which no
+//! child, and in the restorer. `crc32fast` is no replacement, not even for code that only reads images: it has another polynomial (IEEE), which no
 //! instruction has, and it decides at run time which code to use. The `crc32` instruction (SSE 4.2, every x86-64 machine since 2008) is of this one.
 //!
 //! The instruction takes 8 bytes and one cycle, but its result comes after three. So three lanes of a page are summed side by side,
@@ -61,7 +61,7 @@ fn behind_lane(crc: u64) -> u64 {
 #[must_use]
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     // SAFETY: every machine this engine supports has SSE 4.2: the constructor checks it (cpu::check) before anything else, and
-    // the restorer runs in a process whose constructor has checked it.
+    // the restorer runs in a process that has checked it in its constructor.
     unsafe { three_lanes(!crc, bytes) ^ u32::MAX }
 }
 

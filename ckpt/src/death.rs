@@ -34,7 +34,7 @@ pub(crate) const WATCHED: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
 /// Those of them that a thread causes by an instruction: blocked, they end the process without its handler.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
-/// A signal's code for advice about memory that nobody has touched yet (BUS_MCEERR_AO).
+/// A signal's code for advice about memory that no thread has touched yet (BUS_MCEERR_AO).
 const ADVICE_ON_MEMORY: i32 = 5;
 const SA_RESTORER: u64 = 0x0400_0000;
 /// Bytes of a report's copy of the memory map.
@@ -49,7 +49,7 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It was never restored, or lives, or nobody wants a report.
+    /// It was never restored, or lives, or no report is wanted.
     Settled = 0,
     /// The engine makes it what it was: no thread is in the program.
     Restoring,
@@ -94,7 +94,7 @@ unsafe impl<T> Sync for Own<T> {}
 const BUFFER: usize = 8192;
 
 static PHASE: AtomicU8 = AtomicU8::new(Phase::Settled as u8);
-/// The process whose death is reported: a child that it forks inherits the handlers.
+/// The process that is reported when it dies. It must be named, for a child that it forks inherits the handlers.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// CLOCK_MONOTONIC at the beginning of the restart, in nanoseconds.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
@@ -120,10 +120,10 @@ fn is_ours(action: &KernelAction) -> bool {
     action.handler == handler as *const () as u64
 }
 
-/// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: nobody wants one. Only the calling
+/// The first thing of a restart, with the path of the report, which ends with a zero byte; an empty one: no report is wanted. Only the calling
 /// thread is there.
 pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errno> {
-    // What the image says of these is of an earlier life.
+    // What the image says of these is of an earlier incarnation.
     let phase = if path[0] == 0 { Phase::Settled } else { Phase::Restoring };
     PHASE.store(phase as u8, Relaxed);
     CLAIM.store(Claim::Free as u32, Relaxed);
@@ -132,7 +132,7 @@ pub(crate) fn begin(path: &[u8; PATH_BYTES], tables: &Tables) -> Result<(), Errn
     if phase == Phase::Settled {
         return Ok(());
     }
-    // SAFETY: nobody else runs.
+    // SAFETY: no other thread runs.
     unsafe { *PATH.0.get() = *path };
     for signal in WATCHED {
         let action = &tables.actions[signal as usize - 1];
@@ -214,7 +214,7 @@ fn put_back(signal: i32) {
     }
 }
 
-/// The process ends itself, for this reason: its report begins with it, if it is on its way back.
+/// The process ends itself, for this reason. If it is on its way back, its report begins with the reason.
 pub fn note(parts: &[&str]) {
     if phase() == Phase::Settled || PROCESS.load(Relaxed) != sys::getpid() {
         return;
@@ -226,7 +226,8 @@ pub fn note(parts: &[&str]) {
         return finish(text);
     }
     await_report();
-    // After the report of a signal that the program has handled. The buffers may still be in use by the thread that writes that one.
+    // There is a report already, of a signal that the program has handled: the reason goes behind it. The thread that writes that report may still use the
+    // buffers, so this one has a buffer of its own.
     if let Ok(fd) = sys::open(path(), libc::O_WRONLY | libc::O_APPEND | libc::O_NOFOLLOW, 0) {
         let mut own = [0; 512];
         let mut text = Text::new(&mut own, fd);
@@ -243,7 +244,7 @@ fn path() -> &'static [u8] {
     &path[..=end]
 }
 
-/// The report's beginning, for the one that is to write it; none: another thread does, or has, or there is no file for it.
+/// The beginning of the report, for the thread that is to write it. None: another thread writes it or has written it, or no file can be made.
 fn claim() -> Option<Text<'static>> {
     CLAIM.compare_exchange(Claim::Free as u32, Claim::Writing as u32, SeqCst, Relaxed).ok()?;
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
@@ -271,7 +272,7 @@ fn give_way() {
     sys::futex_wake(&CLAIM);
 }
 
-/// Waits for the report of another thread, whose death would else come in the midst of it.
+/// Waits for the report of another thread: else this thread's death would end it in the middle.
 fn await_report() {
     let deadline = sys::clock(libc::CLOCK_MONOTONIC) + PATIENCE_NS;
     while CLAIM.load(Acquire) == Claim::Writing as u32 && sys::clock(libc::CLOCK_MONOTONIC) < deadline {
@@ -384,7 +385,7 @@ fn peeked<const N: usize>(text: &mut Text<'_>, name: &str, at: u64) {
     text.bytes(name, &bytes[..have.min(N)]);
 }
 
-/// What is the same for every death.
+/// The part of the report that is the same for every death.
 fn about(text: &mut Text<'_>) {
     text.signed("pid", sys::getpid());
     text.signed("tid", sys::gettid());

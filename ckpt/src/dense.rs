@@ -1,6 +1,6 @@
-//! Dense memory: whole blocks of which the last image named every page. Of them two quick questions say everything: which pages were written
-//! (PAGEMAP_SCAN for that alone), and whether all are still present (mincore). Elsewhere the kernel must be asked about each page, which takes
-//! several times as long.
+//! Dense memory: whole blocks of which the last image named every page. Two quick questions say everything about a dense block: which pages were written
+//! (PAGEMAP_SCAN for that alone), and whether all are still present (mincore). About other memory the kernel must be asked page by page, which
+//! takes several times as long.
 //!
 //! A page of such a block that is present and was not written is the one that the last image named: what came in its place after it was given up
 //! would count as written. So it is kept. A block of which any page is missing (given up, swapped out, a guard) is dense no more.

@@ -1,5 +1,5 @@
 //! What an image says about the process besides its pages, and which pages there are: regions, threads, descriptors, in the form of
-//! `image::meta`. Everybody is stopped.
+//! `image::meta`. All threads are stopped.
 
 use crate::arena::{self, Guard, Kind, MAX_GUARDS, MAX_SHARED, Shared, Tables, state};
 use crate::crc::crc32c;
@@ -52,7 +52,7 @@ fn file_exists(line: &Line<'_>) -> Option<libc::stat> {
     sys::stat(&path[..line.path.len() + 1]).ok().filter(|stat| stat.st_ino == line.inode)
 }
 
-/// Refuses mappings that cannot be saved; before anybody is stopped, and again when nobody can make another one.
+/// Refuses mappings that cannot be saved; before a thread is stopped, and again when none can make another one.
 pub fn preflight() -> Result<(), Refusal> {
     maps::lines(maps_text()?).filter_map(maps::parse).filter(|line| line.shared).try_for_each(|line| unsavable(&line))
 }

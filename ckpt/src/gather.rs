@@ -1,4 +1,4 @@
-//! What the process consists of besides memory and threads: asked of the kernel while everybody is stopped, and kept in
+//! What the process consists of besides memory and threads: asked of the kernel while all threads are stopped, and kept in
 //! `arena::Tables`, which travel with the image. What cannot be saved is refused here, by name.
 
 use core::cmp::Ordering;
@@ -70,7 +70,7 @@ fn proc_file(path: &[u8]) -> Result<&'static [u8], Errno> {
     if len < buffer.len() { Ok(&buffer[..len]) } else { Err(Errno(libc::EFBIG)) }
 }
 
-/// What stands in the way of any checkpoint, found before anybody is stopped.
+/// What stands in the way of any checkpoint, found before a thread is stopped.
 pub fn preflight() -> Result<(), Refusal> {
     let status = proc_file(b"/proc/self/status\0").map_err(Refusal::failed("/proc/self/status cannot be read"))?;
     match field(status, b"TracerPid:").map(decimal) {
@@ -80,7 +80,7 @@ pub fn preflight() -> Result<(), Refusal> {
     let mut bad = None;
     let own = track::descriptor();
     each_descriptor(|fd| {
-        // What has no type of its own has no inode of its own either: only that may be in the way.
+        // Only descriptors of anonymous inodes may be in the way: their inode has no file type.
         let nameless = |stat: libc::stat| stat.st_mode & libc::S_IFMT == 0;
         if Some(fd) == own || !sys::fstat(fd).is_ok_and(nameless) {
             return;
@@ -95,7 +95,7 @@ pub fn preflight() -> Result<(), Refusal> {
     bad.map_or(Ok(()), Err)
 }
 
-/// Listing an open descriptor takes as long as asking about so many numbers.
+/// To list one open descriptor takes as long as to ask about this many numbers.
 const LIST_OR_ASK: usize = 4;
 
 /// Calls a function with each open descriptor, in ascending order: those that the kernel lists, or, where most numbers are in use, those of all numbers
@@ -148,7 +148,7 @@ pub fn keep_advice(tables: &mut Tables, regions: impl Iterator<Item = Advised>) 
     }
 }
 
-/// The regions with advice, for a program that saves itself. Read from smaps, which takes long: before anybody is stopped. A region that
+/// The regions with advice, for a program that saves itself. Read from smaps, which takes long: before a thread is stopped. A region that
 /// comes or goes between is one without advice.
 pub fn advice(tables: &mut Tables) {
     // SAFETY: only the coordinator is here; the metadata is written later.
@@ -230,7 +230,7 @@ fn environment(tables: &mut Tables) -> Result<(), Errno> {
         // SAFETY: the kernel writes one itimerval.
         unsafe { call!(libc::SYS_getitimer, number, timer.as_mut_ptr()) }?;
     }
-    // Everybody is stopped, so nobody creates a file meanwhile.
+    // All threads are stopped, so none creates a file meanwhile.
     tables.umask = plain!(libc::SYS_umask, 0)? as u32;
     plain!(libc::SYS_umask, tables.umask)?;
     // SAFETY: only tells.
@@ -288,7 +288,7 @@ fn pending(tables: &mut Tables, threads: usize) -> Result<(), Errno> {
         let thread = unsafe { &mut *slot.0.get() };
         let mut path = [0u8; 64];
         let status = proc_file(numbered(&mut path, b"/proc/self/task/", thread.tid, b"/status"))?;
-        // Of signal 33 the thread itself has said whether one of glibc's waits (`stop::enter`): the engine's are no part of the image.
+        // Whether a signal 33 of glibc's waits, the thread itself has noted (`stop::enter`). The engine's own are no part of the image.
         thread.pending = mask(status, b"SigPnd:") & !ours | thread.pending & ours;
     }
     Ok(())
@@ -417,7 +417,7 @@ fn describe(tables: &mut Tables, fd: &mut Fd) -> Result<(), Refusal> {
     fd.path = tables.keep(link).map_err(failed)?;
     fd.kind = match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG => regular(tables, fd, link),
-        libc::S_IFIFO if link.first() != Some(&b'/') => Kind::PipeRead, // Which end, and whose: see pipe().
+        libc::S_IFIFO if link.first() != Some(&b'/') => Kind::PipeRead, // Which end, and of which process: see pipe().
         libc::S_IFIFO if fd.fd > 2 => Kind::ForeignPipe,
         libc::S_IFIFO => Kind::Inherited,
         libc::S_IFCHR if fd.fd <= 2 && terminal(stat.st_rdev) => Kind::Inherited,
@@ -456,9 +456,9 @@ fn contents(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
         Kind::PipeRead => pipe(tables, fd)?,
         Kind::Event | Kind::Timer | Kind::Signal | Kind::Epoll => special(tables, fd)?,
         Kind::SocketPair => pair(tables, fd)?,
-        Kind::Socket => tables.note(&[b"a socket comes back connected to nobody: ", tables_text(fd.fd).as_slice()]),
+        Kind::Socket => tables.note(&[b"a socket comes back without its peer: ", tables_text(fd.fd).as_slice()]),
         Kind::ForeignPipe => {
-            tables.note(&[b"a pipe to another process comes back connected to nobody: ", tables_text(fd.fd).as_slice()]);
+            tables.note(&[b"a pipe to another process comes back without its other end: ", tables_text(fd.fd).as_slice()]);
         }
         Kind::File if fd.mode & libc::S_IFMT == libc::S_IFREG => {
             locks(tables, fd.fd)?;
@@ -623,7 +623,7 @@ fn copy_file(tables: &mut Tables, fd: &Fd) -> Result<(u64, u64), Errno> {
     if fd.status & libc::O_ACCMODE != libc::O_WRONLY {
         return read_file(tables, fd.fd, fd.size);
     }
-    // Read through a second descriptor. Closing that gives up the process's locks, but nobody else can lock a file without a name.
+    // Read through a second descriptor. Closing that gives up the process's locks, but no other process can lock a file without a name.
     let mut path = [0u8; 64];
     let reader = sys::open(numbered(&mut path, b"/proc/self/fd/", fd.fd, b""), libc::O_RDONLY, 0)?;
     let content = read_file(tables, reader, fd.size);
@@ -707,7 +707,7 @@ fn special(tables: &mut Tables, fd: &mut Fd) -> Result<(), Errno> {
         Kind::Timer => {
             let (interval, value) = (pair(b"it_interval:"), pair(b"it_value:"));
             fd.values = [interval.0, interval.1, value.0, value.1];
-            // Expirations that nobody has read yet: see restart.
+            // Expirations that the program has not read yet: see restart.
             fd.content = (number(b"clockid:"), number(b"ticks:"));
         }
         Kind::Epoll => {

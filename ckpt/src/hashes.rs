@@ -29,7 +29,7 @@ struct Head {
 }
 
 const HEAD_SPAN: u64 = 4096;
-/// Most pages of a process whose hashes are kept: 64 GiB of memory. Of more, every image is whole.
+/// Most pages of a process for which hashes are kept: 64 GiB of memory. With more, every image is whole.
 const MAX_PAGES: u64 = 16 << 20;
 const BANK_SPAN: u64 = MAX_PAGES * size_of::<Entry>() as u64;
 const _: () = assert!(HEAD_SPAN + 2 * BANK_SPAN <= HASHES_SPAN && size_of::<Head>() as u64 <= HEAD_SPAN);

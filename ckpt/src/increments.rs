@@ -13,7 +13,7 @@ use crate::sys::{self, Errno, call};
 use crate::{arena, describe, track};
 
 const PAGE: u64 = 4096;
-/// Nobody else is there.
+/// Nothing else is mapped there.
 const BASE: u64 = 0x2000_0000_0000;
 /// In its second half there may be huge pages.
 const SPAN: u64 = 8 * BLOCK;

@@ -1,5 +1,5 @@
 //! A blocking call that our signal has interrupted is made again: the program must not see an EINTR. The kernel does that by itself for
-//! most calls (SA_RESTART); for the others it says EINTR to whoever has a handler, and this module puts the registers back as
+//! most calls (SA_RESTART); for the others it returns EINTR if the signal has a handler, and this module puts the registers back as
 //! they were before the system call.
 //!
 //! Two things have to be found out. Which call it was: the kernel has overwritten the number in rax, so the instructions in front of the
@@ -34,7 +34,7 @@ const FUTEX_COMMAND: i64 = 127;
 /// Where the time of a call is that was interrupted before. Its address in a register says so at the next interruption.
 #[repr(C)]
 pub struct Wait {
-    /// The thread; 0: nobody.
+    /// The thread; 0: none.
     tid: AtomicI32,
     /// CLOCK_MONOTONIC in nanoseconds.
     deadline: core::cell::UnsafeCell<u64>,
@@ -113,7 +113,7 @@ fn call_number(code: &[u8], registers: &Registers) -> Option<i64> {
         }
         match setter {
             // A prefix before it may make it another register (mov r8d, 8 is common before ppoll, xor r8d, r8d before others), or be the last byte of
-            // another instruction: nobody can tell, and a wrong number is worse than none.
+            // another instruction: that cannot be told, and a wrong number is worse than none.
             [.., 0x41 | 0x43..=0x45 | 0x47 | 0x49 | 0x4b..=0x4d | 0x4f, 0x31 | 0x33, 0xc0] => None,
             [.., 0x41 | 0x43 | 0x45 | 0x47 | 0x49 | 0x4b | 0x4d | 0x4f, 0xb8, _, _, 0, 0] => None,
             // xor eax, eax: read.
@@ -278,7 +278,7 @@ fn place(registers: &mut Registers, time: usize, nanoseconds: u64) -> bool {
     let (now, me) = (sys::clock(libc::CLOCK_MONOTONIC), sys::gettid());
     let free = (0..PROBES).map(|probe| &state().waits[(me as usize + probe * 61) % WAITS]).find(|wait| wait.take(me, now));
     if let Some(wait) = free {
-        // SAFETY: taken: nobody else looks at it.
+        // SAFETY: taken: no other thread looks at it.
         unsafe { *wait.deadline.get() = now.saturating_add(nanoseconds) };
         wait.count_down();
         registers[time] = wait.left.get() as i64;
@@ -290,7 +290,7 @@ fn place(registers: &mut Registers, time: usize, nanoseconds: u64) -> bool {
 unsafe impl Sync for Wait {}
 
 impl Wait {
-    /// Takes a place that nobody needs any more.
+    /// Takes a place that no thread needs any more.
     fn take(&self, me: i32, now: u64) -> bool {
         let owner = self.tid.load(Acquire);
         // SAFETY: a torn or old value only makes us look elsewhere, or take a place whose time is up.
@@ -310,8 +310,8 @@ impl Wait {
     }
 }
 
-/// `syscall` of the C library, but with the call's number where it can be found again after an interruption: in xmm15, which nobody
-/// expects to be preserved. (The C library's own keeps it nowhere.) The library that is preloaded exports it as `syscall`.
+/// `syscall` of the C library, but with the call's number where it can be found again after an interruption: in xmm15, which no
+/// caller expects to be preserved. (The C library's own keeps it nowhere.) The library that is preloaded exports it as `syscall`.
 ///
 /// # Safety
 /// As for the C library's.

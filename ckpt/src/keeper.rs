@@ -7,7 +7,7 @@ use crate::sys::{self, Answer, Errno, call, plain};
 
 const NEWTIME: i32 = 0x80;
 
-/// Who the restored process was.
+/// The restored process, as it was when it was saved.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Its pid.

@@ -27,7 +27,7 @@ pub const RESTORE_VARIABLE: &str = "RADIC_CKPT_RESTORE";
 /// Set in the environment of a restored process that is to change no file: it gets copies, without a name, of those it could write to.
 pub const ALONE_VARIABLE: &str = "RADIC_CKPT_ALONE";
 
-/// Says who has started a process that is to be restored: 16 hexadecimal digits, which [`launcher`](crate::launcher) gives the restored process.
+/// Names the launcher of a process that is to be restored: 16 hexadecimal digits, which [`launcher`](crate::launcher) gives the restored process.
 pub const LAUNCHER_VARIABLE: &str = "RADIC_CKPT_LAUNCHER";
 
 /// Names the file for the report of a restored process that dies before it lives again ([`settled`](crate::settled)). It must not be there yet.
@@ -62,7 +62,7 @@ pub fn constructor() -> Result<(), String> {
     output::prepare();
     stop::install().map_err(|e| format!("the signal's handler cannot be installed: error {}", e.0))?;
     mask(libc::SIG_UNBLOCK);
-    // A thread's first descriptor above the present table makes the kernel copy it while everybody waits: do it now.
+    // A thread's first descriptor above the present table makes the kernel copy it while all threads wait: do it now.
     if let Ok(high) = sys::fcntl(2, libc::F_DUPFD_CLOEXEC, identity::HIGH_FD as usize) {
         sys::close(high as i32);
     }
@@ -334,7 +334,7 @@ fn leave(plan: Plan, regions: &[PlanRegion]) -> Result<(), String> {
         if size > 0 {
             let mut fs = 0u64;
             let _ = call!(libc::SYS_arch_prctl, 0x1003, &raw mut fs);
-            // The kernel would write to the area of this process wherever it is by then.
+            // The kernel would go on writing to this process's area, where other memory will be.
             let _ = call!(libc::SYS_rseq, fs.wrapping_add(state().rseq_offset.load(Relaxed)), size.max(32), 1, 0x5305_3053u32);
         }
         let _ = call!(libc::SYS_set_robust_list, 0, 24);

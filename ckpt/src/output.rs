@@ -1,4 +1,4 @@
-//! Writes an image: header, metadata, and the pages that were listed. Runs in the program while everybody waits, in a forked child,
+//! Writes an image: header, metadata, and the pages that were listed. Runs in the program while all its threads wait, in a forked child,
 //! or in a child that shares the program's memory and writes a snapshot of it. No allocation, no lock, no libc.
 
 use core::arch::x86_64;
@@ -106,7 +106,7 @@ impl Output {
                 read_memory(self.memory, here, buffer)?;
                 return self.run(at, buffer);
             }
-            // SAFETY: present pages of the program, readable, and nobody changes them now; or pages of the snapshot.
+            // SAFETY: present pages of the program, readable, and no thread changes them now; or pages of the snapshot.
             self.run(at, unsafe { core::slice::from_raw_parts(here as *const u8, len as usize) })
         })
     }
@@ -171,9 +171,9 @@ fn is_zero(page: &[u8; 4096]) -> bool {
     words.iter().all(|word| *word == [0; 32])
 }
 
-/// Copying a page takes so many times as long as forking a process, for each of its pages.
+/// To copy a page takes this many times as long as a fork takes for each page of the process.
 const COPY_OR_FORK: u64 = 16;
-/// Changed pages of at most so many bytes are copied in any case: a fork has a cost of its own.
+/// Changed pages of at most this many bytes are copied in any case, for a fork also has a fixed cost.
 const FEW: u64 = 1 << 20;
 
 /// The bytes of the changed pages, if it is worth it to copy them, so that they can be written while the program goes on. Else a forked child writes
@@ -184,7 +184,7 @@ fn worth_copying(extents: &[Extent]) -> Option<u64> {
     (changed <= SNAPSHOT_SPAN && changed <= (all / COPY_OR_FORK).max(FEW)).then_some(changed)
 }
 
-/// So many pages before its turn a page is fetched: they lie about, and the processor foresees nothing beyond a page.
+/// A page is fetched this many pages before its turn: changed pages are scattered, and the processor's prefetcher stops at the end of a page.
 const AHEAD: usize = 4;
 
 /// Copies the changed pages, if that is worth it.
@@ -198,13 +198,13 @@ pub fn snapshot(extents: &[Extent]) -> Result<bool, Errno> {
     let result = changed.clone().try_for_each(|extent| {
         let len = extent.end - extent.start;
         if extent.hidden() {
-            // SAFETY: the snapshot's memory has room for all of it, and nobody else uses it.
+            // SAFETY: the snapshot's memory has room for all of it, and nothing else uses it.
             read_memory(memory, extent.start, unsafe { core::slice::from_raw_parts_mut(to as *mut u8, len as usize) })?;
             ahead.nth((len / 4096) as usize - 1);
         } else {
             for page in (0..len).step_by(4096) {
                 ahead.next().iter().for_each(|page| fetch(*page));
-                // SAFETY: as above; the page is one of the program, present and readable, and everybody is stopped.
+                // SAFETY: as above; the page is one of the program, present and readable, and all threads are stopped.
                 unsafe { copy_page(to + page, extent.start + page) };
             }
         }
@@ -216,8 +216,7 @@ pub fn snapshot(extents: &[Extent]) -> Result<bool, Errno> {
     result.map(|()| true)
 }
 
-/// Makes the snapshot's first pages present, as many bytes as will be copied, if the last copies were fewer: all at once takes half the time of a fault for
-/// each.
+/// Makes the snapshot's first `bytes` present, unless earlier copies have. To do this at once takes half the time of a fault for each page.
 fn populate(bytes: u64) {
     let present = state().snapshot.load(Relaxed);
     if bytes > present {
@@ -236,7 +235,7 @@ fn fetch(page: u64) {
 /// Copies a page past the caches: the program's data stays in them, and the copy is read only later. `copies_are_whole` ends it.
 ///
 /// # Safety
-/// Two whole pages, readable and writable, that nobody changes meanwhile.
+/// Two whole pages, readable and writable, that nothing changes meanwhile.
 unsafe fn copy_page(to: u64, from: u64) {
     assert!(to.is_multiple_of(4096) && from.is_multiple_of(4096), "whole pages");
     // SAFETY: the caller's pages; vectors of 16 bytes fill them.

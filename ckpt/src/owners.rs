@@ -1,5 +1,5 @@
 //! Mutexes remember the thread id of their owner. When a restored process could not get its old ids, those that are held say the new
-//! ones here; otherwise their owners could never release them (EPERM), and nobody could take over a robust one.
+//! ones here; otherwise their owners could never release them (EPERM), and no thread could take over a robust one.
 //!
 //! Robust mutexes are on a list that each thread has registered with the kernel. The others that check their owner (recursive, error-checking,
 //! and those with priority inheritance) are on no list: all memory that was written to is searched for glibc's pthread_mutex_t, whose five
@@ -94,7 +94,7 @@ fn robust(thread: &Thread) {
 /// # Safety
 /// There is a mutex at the address.
 unsafe fn claim(at: u64, thread: &Thread) {
-    // SAFETY: the caller's promise; nobody else runs.
+    // SAFETY: the caller's promise; no other thread runs.
     let mutex = unsafe { &mut *(at as *mut Mutex) };
     if mutex.lock & !FLAGS == thread.tid as u32 {
         mutex.lock = mutex.lock & FLAGS | thread.now as u32;
@@ -107,7 +107,7 @@ unsafe fn claim(at: u64, thread: &Thread) {
 fn search(threads: usize, extent: &Extent) {
     let last = extent.end - size_of::<Mutex>() as u64;
     for at in (extent.start..=last).step_by(8) {
-        // SAFETY: memory of the program that is readable and writable, and nobody else runs.
+        // SAFETY: memory of the program that is readable and writable, and no other thread runs.
         let mutex = unsafe { &mut *(at as *mut Mutex) };
         if mutex.owner != 0
             && mutex.held()

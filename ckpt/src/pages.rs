@@ -40,7 +40,7 @@ const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PROTECT: u64 = 1;
 /// PM_SCAN_CHECK_WPASYNC.
 const MUST_BE_TRACKED: u64 = 2;
-/// Written to since the page was protected. Pages that nobody protects always are.
+/// Written to since the page was protected. Pages that are not protected always are.
 pub const WRITTEN: u64 = 2;
 /// Not the kernel's: pages of a region without PROT_READ.
 pub const HIDDEN: u64 = 1 << 63;
@@ -268,7 +268,7 @@ mod tests {
         let read: Vec<_> = out[..used].iter().map(|e| (e.start, e.end)).collect();
         let expected: Vec<_> = (0..PAGES).step_by(2).map(|p| (base + p * 4096, base + p * 4096 + 4096)).collect();
         assert_eq!((&found, &read), (&expected, &expected));
-        // SAFETY: nobody uses it any more.
+        // SAFETY: nothing uses it any more.
         unsafe { sys::munmap(base, PAGES * 4096) }.unwrap();
     }
 
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(found, if installed { vec![(base + 4096, base + 3 * 4096)] } else { vec![] });
         let used = scanner.extents(base, base + 8 * 4096, false, &mut out, 0).unwrap();
         assert_eq!(out[..used].iter().map(|e| (e.start, e.end)).collect::<Vec<_>>(), [(base + 5 * 4096, base + 6 * 4096)]);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: nothing uses it any more.
         unsafe { sys::munmap(base, 8 * 4096) }.unwrap();
     }
 }

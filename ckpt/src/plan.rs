@@ -84,7 +84,7 @@ pub struct Plan {
     pub objects_used: u32,
     /// 1: files that the program had open for writing are not touched: it gets copies that vanish with it.
     pub alone: u32,
-    /// Who has started it, for the restored process to know; 0: nobody says.
+    /// The number of its launcher, for the restored process to know; 0: none was given.
     pub launcher: u64,
     /// Where the death of the process is reported, with a zero byte at its end; empty: nowhere.
     pub death: [u8; PATH_BYTES],

@@ -1,6 +1,6 @@
 //! What is asked of a process, and how a request and a refusal look on the socket between requester and process.
 //!
-//! Both must know whom they talk to. The socket's name is no secret (/proc/net/unix), and the users of both may have no number for each other (user namespaces).
+//! Each must know which process it talks to. The socket's name is no secret (/proc/net/unix), and the users of both may have no number for each other (user namespaces).
 //! - The requester hears only the process that it means: the kernel gives it the id of the caller (SO_PEERCRED), and a pidfd from before the signal says that the id
 //!   has meant that process all the time.
 //! - The process serves only the sender of the signal, which the kernel has allowed to send it: the signal carries a secret that no other process sees, and the
@@ -8,10 +8,10 @@
 
 use crate::maps;
 
-/// Who writes the image.
+/// The process that writes the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The process itself: everybody waits until the image is written.
+    /// The process itself: all its threads wait until the image is written.
     Stop,
     /// A child, from its copy of the memory.
     #[default]
@@ -33,7 +33,7 @@ pub enum Tracking {
 /// A request for a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Who writes the image.
+    /// The process that writes the image.
     pub mode: Mode,
     /// Whether changes are tracked from now on.
     pub tracking: Tracking,
@@ -46,7 +46,7 @@ pub struct Request {
 
 /// First bytes of a request; another one whenever what follows changes.
 const MAGIC: [u8; 8] = *b"RADICRQ3";
-/// What the signal and the request have in common, and nobody else knows.
+/// What the signal and the request have in common, and no other process knows.
 pub type Secret = [u64; 2];
 /// Bytes of it, which come between the request and the regions with advice.
 pub const SECRET_BYTES: usize = size_of::<Secret>();
@@ -104,8 +104,8 @@ pub fn advised(smaps: &[u8]) -> impl Iterator<Item = Advised> {
     })
 }
 
-/// The rest of a request: the regions with advice, at most `MAX_ADVISED`, and how many before them. The requester reads them, because the
-/// kernel takes milliseconds for each GiB to tell, in which the process can do something else.
+/// The rest of a request: a count, then the regions with advice, at most `MAX_ADVISED`. The requester reads them, because the kernel takes milliseconds
+/// for each GiB to list them, and the process can run meanwhile.
 #[must_use]
 pub fn advice_message(smaps: &[u8]) -> Vec<u8> {
     let regions: Vec<_> = advised(smaps).take(MAX_ADVISED).flat_map(|region| region.encode()).collect();

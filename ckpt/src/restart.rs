@@ -18,10 +18,10 @@ const RSEQ_SIGNATURE: u32 = 0x5305_3053;
 /// The command's own descriptors 0 to 2, out of the way, until the process goes on; -1: not open.
 static OWN: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
 
-/// Who has started this life of the process; 0: nobody has said.
+/// The number of the launcher of this process, as it has given it; 0: it has given none.
 static LAUNCHER: AtomicU64 = AtomicU64::new(0);
 
-/// 1: this life of the process is a copy that changes nothing outside of itself.
+/// 1: this incarnation of the process is a copy that changes nothing outside of itself.
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this is a copy that changes nothing outside of itself ([`restart_alone`](crate::control::restart_alone)). It is known when the hook after a restore is called.
@@ -29,14 +29,14 @@ pub fn is_alone() -> bool {
     ALONE.load(Relaxed) == 1
 }
 
-/// What whoever has restored this process has said of itself ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)): in its environment, which is that
-/// of its first life, there is nothing, and its parent is not always who it seems. 0: nothing, or it was never restored. It is known when the hook
+/// The number that the launcher of this restored process has given ([`LAUNCHER_VARIABLE`](crate::launch::LAUNCHER_VARIABLE)). The environment does not have it, for
+/// it is that of the first incarnation, and the parent need not be the launcher. 0: none was given, or the process was never restored. It is known when the hook
 /// after a restore is called.
 pub fn launcher() -> u64 {
     LAUNCHER.load(Relaxed)
 }
 
-/// Tells whoever has started the command.
+/// Writes to the command's standard error.
 fn say(parts: &[&[u8]]) {
     let error = OWN[2].load(Relaxed);
     for part in parts {
@@ -71,7 +71,7 @@ pub extern "C" fn entry(plan: &Plan) -> ! {
     let threads = state().parked.load(Relaxed) as usize;
     LAUNCHER.store(plan.launcher, Relaxed);
     ALONE.store(plan.alone, Relaxed);
-    // SAFETY: nobody else runs; the slots are as the saved process left them.
+    // SAFETY: no other thread runs; the slots are as the saved process left them.
     let (tables, leader) = unsafe { (arena::tables(), *state().slots[0].0.get()) };
     // SAFETY: the leader's own segments.
     unsafe {
@@ -123,10 +123,10 @@ fn revive(tables: &Tables, threads: usize, leader: &Thread) -> ! {
         sys::close(own.swap(-1, Relaxed));
     }
     state().child.store(0, Relaxed);
-    // Who asked while the image was made has been answered by the process that was saved.
+    // A request that came while the image was made was answered by the process that was saved.
     state().asked.store(0, Relaxed);
     state().nudged.store(0, Relaxed);
-    // Nobody tracks the new process's memory.
+    // The new process's memory is not tracked.
     state().userfaultfd.store(0, Relaxed);
     state().tracked.store(0, Relaxed);
     state().hashes.store(0, Relaxed);
@@ -211,7 +211,7 @@ fn descriptors(tables: &Tables, plan: &Plan) {
     }
 }
 
-/// A lock that somebody else has taken meanwhile is the end: the program relies on it.
+/// A lock that another process has taken meanwhile is the end: the program relies on it.
 fn locks(tables: &Tables) {
     for lock in tables.locks.iter() {
         let (flock, record) = if lock.exclusive { (libc::LOCK_EX, libc::F_WRLCK) } else { (libc::LOCK_SH, libc::F_RDLCK) };
@@ -398,7 +398,7 @@ fn pair(tables: &Tables, fd: &Fd) {
 
 /// Moves a descriptor of ours behind all those of the program.
 fn high(fd: i32) -> i32 {
-    // SAFETY: nobody else uses the tables.
+    // SAFETY: this thread alone uses the tables.
     let last = unsafe { arena::tables() }.fds.iter().map(|fd| fd.fd).max().unwrap_or(2);
     let far = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, last as usize + 1).or_fail("no free descriptor") as i32;
     sys::close(fd);
@@ -422,7 +422,7 @@ fn counter(fd: &Fd) {
                 let new = call!(libc::SYS_timerfd_create, fd.content.0, libc::O_CLOEXEC).or_fail("a timerfd") as i32;
                 let mut times = fd.values;
                 if fd.content.1 > 0 && (times[2], times[3]) == (0, 0) {
-                    times[3] = 1; // It has expired and nobody has read that: it expires at once.
+                    times[3] = 1; // It has expired and the program has not read that: it expires at once.
                 }
                 call!(libc::SYS_timerfd_settime, new, 0, times.as_ptr(), 0).or_fail("a timerfd's time");
                 new
@@ -433,7 +433,7 @@ fn counter(fd: &Fd) {
     place(fd, new);
 }
 
-/// A socket connected to nobody: reads give end of file.
+/// A socket without a peer: reads give end of file.
 fn lost_socket(fd: &Fd) {
     let ends = sys::socket_pair().or_fail("a socket");
     sys::close(ends[1]);
@@ -470,7 +470,7 @@ fn bind(socket: i32, domain: i32, name: &[u8], fd: &Fd) {
     let bind = |name: &[u8]| sys::to_address(libc::SYS_bind, socket, name);
     let mut done = bind(name);
     if done == Err(Errno(libc::EADDRINUSE)) && domain == libc::AF_UNIX && fd.position != 0 {
-        // The socket's own file, which nobody serves any more.
+        // The socket's own file, which no process serves any more.
         let path = &name[2..];
         if path.ends_with(&[0]) && sys::stat(path).is_ok_and(|stat| stat.st_ino == fd.position) {
             // SAFETY: the kernel reads the path.
@@ -494,7 +494,7 @@ fn bind(socket: i32, domain: i32, name: &[u8], fd: &Fd) {
     }
 }
 
-/// A pipe connected to nobody.
+/// A pipe without another end.
 fn lost_pipe(fd: &Fd) {
     let ends = sys::pipe().or_fail("a pipe");
     let far = [high(ends[0]), high(ends[1])];
@@ -509,7 +509,7 @@ fn shared(tables: &Tables) {
         if mapping.segment != 0 && !tables.shared[..index].iter().any(|earlier| earlier.ino == mapping.ino) {
             segment(&tables.shared[index..], mapping);
         }
-        // SAFETY: the restorer has mapped it; nobody else runs.
+        // SAFETY: the restorer has mapped it; no other thread runs.
         unsafe {
             let whole = mapping.prot | libc::PROT_READ as u32 | libc::PROT_WRITE as u32;
             call!(libc::SYS_mprotect, mapping.start, mapping.span, whole).or_fail("shared memory");
@@ -601,7 +601,7 @@ fn spawn(index: usize) -> Result<(), Errno> {
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM
         | libc::CLONE_SETTLS) as u64;
-    // SAFETY: the thread does not exist yet, so nobody else uses the slot.
+    // SAFETY: the thread does not exist yet, so no other one uses the slot.
     let (tid, fs) = unsafe { ((*state().slots[index].0.get()).tid, (*state().slots[index].0.get()).fs) };
     let top = arena::thread_stack(index);
     let mut result = -i64::from(libc::EPERM);
@@ -623,7 +623,7 @@ fn spawn(index: usize) -> Result<(), Errno> {
 }
 
 extern "C" fn begin_thread(index: usize) -> ! {
-    // SAFETY: the slot is this thread's own; nobody changes it meanwhile.
+    // SAFETY: the slot is this thread's own; no other one changes it meanwhile.
     let thread = unsafe { *state().slots[index].0.get() };
     // SAFETY: the thread's own segment.
     unsafe { call!(libc::SYS_arch_prctl, 0x1001, thread.gs) }.or_fail("the GS base");
@@ -691,7 +691,7 @@ fn make_timer(id: i32, clock: i32, event: &[u64; 8]) {
     }
 }
 
-/// Raises again what was pending for the process. Everybody still blocks all signals.
+/// Raises again what was pending for the process. All threads still block all signals.
 fn pending(tables: &Tables) {
     for signal in (1..=64).filter(|signal| tables.pending >> (signal - 1) & 1 == 1) {
         let _ = plain!(libc::SYS_kill, sys::getpid(), signal);

@@ -15,22 +15,22 @@ use crate::request::{Advised, Mode, Request, Tracking};
 use crate::sys::{self, Answer, Errno, call, plain};
 use crate::{dense, describe, identity, restart, signals, stop, track};
 
-/// Functions that whoever embeds the engine has called at certain moments. They run in a signal handler, and but for the last two while everybody is
-/// stopped: no allocation, no lock, no libc.
+/// Functions of the library that embeds the engine, called at certain moments. They run in a signal handler, and but for the last two while all threads
+/// are stopped: no allocation, no lock, no libc.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hooks {
-    /// Everybody is stopped, nothing is read yet.
+    /// All threads are stopped, nothing is read yet.
     pub before_save: Option<fn()>,
     /// In the child that writes the image, first thing. It owns copies of all descriptors, but may share the program's memory, which the
     /// program uses meanwhile.
     pub in_child: Option<fn()>,
     /// In a restored process, before any thread goes on.
     pub after_restore: Option<fn()>,
-    /// The process was nudged ([`nudge_self`], `control::nudge`), and nobody is stopped yet: which checkpoint is wanted? `None`:
+    /// The process was nudged ([`nudge_self`], `control::nudge`), and no thread is stopped yet: which checkpoint is wanted? `None`:
     /// not now; then nothing happens. The thread may be anywhere in the program, in the C library or in its allocator, and others run: what such a thread
     /// may hold must not be waited for.
     pub nudged: Option<Nudged>,
-    /// What became of the checkpoint that `nudged` wanted, in the process that goes on, when everybody does again: how long everybody was stopped, in
+    /// What became of the checkpoint that `nudged` wanted, in the process that goes on, when all threads run again: how long they were stopped, in
     /// nanoseconds, and what names the image (as in `Outcome::Saved`), or why there is none. In the restored process only `after_restore` is called.
     pub saved: Option<Told>,
 }
@@ -100,7 +100,7 @@ pub fn hook(which: fn(&Hooks) -> Option<fn()>) {
 pub enum Outcome {
     /// The image is written (stop mode), or a child writes it (fork mode): its end record makes it valid.
     Saved {
-        /// How long everybody was stopped, in nanoseconds.
+        /// How long all threads were stopped, in nanoseconds.
         pause: u64,
         /// Names the image, for the request of an increment to it.
         image: u64,
@@ -113,7 +113,7 @@ pub enum Outcome {
 struct Called {
     taken: AtomicU32,
     fd: AtomicI32,
-    /// On the stack of the caller, who waits.
+    /// On the stack of the caller, which waits.
     request: AtomicPtr<Request>,
     /// The refusal's text and number; no text: none.
     what: AtomicPtr<u8>,
@@ -216,7 +216,7 @@ pub unsafe fn make(request: &Request, to: Target, context: *mut libc::ucontext_t
         Ok(threads) => {
             signals::hand_out(threads);
             hook(|h| h.before_save);
-            // SAFETY: everybody is stopped and we hold `busy`.
+            // SAFETY: all threads are stopped and we hold `busy`.
             let written = unsafe { stopped_part(request, tracker, to, threads, context) };
             signals::hand_out(threads);
             written
@@ -233,7 +233,7 @@ pub unsafe fn make(request: &Request, to: Target, context: *mut libc::ucontext_t
     result.map(drop)
 }
 
-/// Who tells which pages have changed, and whether that is known since the image that was asked for.
+/// What tells which pages have changed, and whether that is known since the image that was asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tracker {
     Nobody,
@@ -242,7 +242,7 @@ enum Tracker {
 }
 
 impl Tracker {
-    /// Before anybody is stopped.
+    /// Before a thread is stopped.
     fn begin(request: &Request) -> Result<Self, Refusal> {
         let known = |image: u64| request.parent != 0 && image == request.parent;
         let tracker = match request.tracking {
@@ -275,8 +275,8 @@ impl Tracker {
     }
 }
 
-/// Gives buffers that are needed only during a checkpoint back to the kernel, but for the beginning of each: new memory costs a fault a page, while
-/// everybody waits. For the same reason the snapshot's memory stays for the next increment, if there may be one: it is a sixteenth of the program's at most.
+/// Gives the buffers of a checkpoint back to the kernel. The beginning of each stays, because new memory costs a fault for each page while all threads
+/// wait. For the same reason the snapshot's memory stays if there may be another increment: it is at most a sixteenth of the program's.
 fn forget_buffers(snapshot: bool) {
     for (offset, len) in arena::SCRATCH {
         if len as u64 > SCRATCH_KEPT {
@@ -293,7 +293,7 @@ fn forget_buffers(snapshot: bool) {
 /// Bytes of each buffer that stay.
 const SCRATCH_KEPT: u64 = 256 << 10;
 
-/// How long to wait for the child of the last checkpoint, whose image its reader has got already.
+/// How long to wait for the child of the last checkpoint. The reader of its image has got that already.
 const CHILD_PATIENCE_NS: i64 = 200_000_000;
 
 /// Collects the child of an earlier checkpoint; if it is still writing, that is a refusal.
@@ -321,10 +321,10 @@ fn await_end(child: i32) {
     sys::close(fd as i32);
 }
 
-/// Who has written or is writing the image.
+/// What has written or is writing the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
-    /// Nobody any more: the program itself has.
+    /// Nothing any more: the program itself has written it.
     Done,
     /// A child with a copy of the memory.
     Forked,
@@ -427,7 +427,7 @@ unsafe fn beside(function: extern "C" fn(u64) -> !, argument: u64, stack: u64) -
 }
 
 extern "C" fn writer(job: u64) -> ! {
-    // SAFETY: `share` has put it there, and nobody else uses it.
+    // SAFETY: `share` has put it there, and nothing else uses it.
     let job = unsafe { (job as *const Job<'_>).read() };
     leave_program(job.to.fd);
     let code = i32::from(output::write(job).is_err());
@@ -439,7 +439,7 @@ extern "C" fn writer(job: u64) -> ! {
 fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
     forkable(advised, true);
     let departure = Departure::prepare();
-    // SAFETY: like fork, without anybody's handlers: the child makes system calls only, from this function on.
+    // SAFETY: like fork, without the handlers of pthread_atfork: the child makes system calls only, from this function on.
     let forked = unsafe { call!(libc::SYS_clone, 0, 0, 0, 0, 0) };
     if forked == Ok(0) {
         leave_program(job.to.fd);
@@ -453,8 +453,9 @@ fn fork(job: Job<'_>, advised: &[Advised]) -> Result<Writer, Refusal> {
     Ok(Writer::Forked)
 }
 
-/// The program goes on only when the child has let go of its descriptors: it may close a listener, and be in its own way when it opens it again; and who connects
-/// meanwhile would wait for a listener that is the child's alone. A pipe says so: its end is open in the child as long as the program's descriptors are.
+/// The program goes on only when the child has closed its copies of the descriptors. Else the program could close a listener, and find its address in use when
+/// it opens it again; and a caller that connects meanwhile would wait at a listener that only the child has. A pipe tells when: its end is open in the
+/// child as long as the program's descriptors are.
 struct Departure(Option<[i32; 2]>);
 
 impl Departure {
@@ -480,7 +481,7 @@ fn leave_program(fd: i32) {
     let _ = plain!(libc::SYS_close_range, fd + 1, u32::MAX, 0);
 }
 
-/// Our child needs what other children must not get, or must get empty.
+/// Lets the engine's child have the memory that the program's children do not get, or get empty; or (`yes` is false) no longer.
 fn forkable(advised: &[Advised], yes: bool) {
     for (bit, on, off) in [
         (advice::DONT_FORK, libc::MADV_DOFORK, libc::MADV_DONTFORK),

@@ -40,7 +40,7 @@ pub extern "C" fn serve(which: u64, context: *mut libc::ucontext_t) {
 
 /// How long a request may take, in seconds: a thread of the program waits for it.
 const ASKING_S: u64 = 1;
-/// How long the requester may read nothing while everybody waits, in seconds; then there is no image.
+/// How long the requester may read nothing while all threads wait, in seconds; then there is no image.
 const WRITING_STOPPED_S: u64 = 5;
 /// The same while a child writes.
 const WRITING_S: u64 = 60;

@@ -1,5 +1,5 @@
-//! Signals of the program that arrive while everybody is stopped. They wait, because all signals are blocked; but a call that waits for
-//! just that signal (`pause`, or `read` with an alarm) must still end with EINTR. Undisturbed it would have; made again after the
+//! Signals of the program that arrive while all threads are stopped. They wait, because all signals are blocked. But a call that waits for
+//! just that signal (`pause`, or `read` with an alarm) must end with EINTR, as it would without the checkpoint. If the call were made again after the
 //! program's handler has run, it would wait for ever.
 //!
 //! So each thread looks for such a signal before it goes on (`settle`) and, if there is one, does not make its call again. Of signals for the
@@ -26,7 +26,7 @@ pub struct Handed {
     info: UnsafeCell<[u64; 16]>,
 }
 
-// SAFETY: filled in by the coordinator while everybody waits, emptied by the thread it names.
+// SAFETY: filled in by the coordinator while all other threads wait, emptied by the thread it names.
 unsafe impl Sync for Handed {}
 
 /// Signals that can be handed out at one stop; others stay where they are.
@@ -74,7 +74,7 @@ pub fn give(info: &[u64; 16]) {
     let _ = unsafe { call!(libc::SYS_rt_tgsigqueueinfo, sys::getpid(), sys::gettid(), signal, info.as_ptr()) };
 }
 
-/// Gives each signal that waits for the whole process to one thread. Everybody is stopped, the caller is the coordinator.
+/// Gives each signal that waits for the whole process to one thread. All other threads are stopped, the caller is the coordinator.
 pub fn hand_out(threads: usize) {
     let waiting = pending();
     if each(waiting).next().is_none() {
@@ -90,7 +90,7 @@ pub fn hand_out(threads: usize) {
         let Some(target) = leader.filter(open).or_else(|| (0..threads).find(open)) else { continue };
         for handed in state().handed.iter().filter(|handed| handed.tid.load(Relaxed) == 0) {
             let Some(info) = take(signal) else { break };
-            // SAFETY: free, and nobody but the coordinator fills it in.
+            // SAFETY: free, and only the coordinator fills it in.
             unsafe { *handed.info.get() = info };
             handed.tid.store(thread(target).tid, Release);
         }
@@ -113,7 +113,7 @@ pub fn settle(context: *mut libc::ucontext_t, rewound: bool) {
         return;
     }
     for signal in each(waiting & !own()).filter(|signal| handled(*signal).is_some()) {
-        // For the process, and come just now: whoever takes it first has it.
+        // For the process, and come just now: the thread that takes it first has it.
         if let Some(info) = take(signal) {
             give(&info);
         }

@@ -19,7 +19,7 @@ const PARK: u32 = u32::from_be_bytes(*b"PARK");
 pub const REQUEST: u32 = u32::from_be_bytes(*b"SAVE");
 /// Upper half of the signal's value: the thread itself has called `save::checkpoint`.
 const CALL: u32 = u32::from_be_bytes(*b"CALL");
-/// Upper half of the signal's value: ask whoever embeds the engine whether it wants a checkpoint now.
+/// Upper half of the signal's value: ask the library that embeds the engine whether it wants a checkpoint now.
 pub const NUDGE: u32 = u32::from_be_bytes(*b"NUDG");
 
 /// Where the secret of a request is in a siginfo, in words: after number and error, code, pid and uid, and value.
@@ -51,7 +51,7 @@ pub unsafe fn action(signal: i32, new: Option<&KernelAction>) -> Result<KernelAc
     Ok(old)
 }
 
-/// Installs the handler. After glibc's: it installs its own at the first pthread_create.
+/// Installs the handler. glibc must have installed its own before, which it does at the first pthread_create.
 pub fn install() -> Result<(), Errno> {
     let ours = KernelAction {
         handler: handler as *const () as u64,
@@ -114,16 +114,16 @@ fn note_request(info: &[u64; 16]) {
     state().asked.store(u64::from(info[3] as u32) | (sys::getpid() as u64) << 32, SeqCst);
 }
 
-/// Becomes the one who saves the process; false: another thread is.
+/// Becomes the thread that saves the process; false: another thread is that.
 fn seize() -> bool {
     // A child that was forked in the middle of a checkpoint finds its parent's id there.
     let (before, me) = (state().busy.load(SeqCst), sys::getpid() as u32);
     before != me && state().busy.compare_exchange(before, me, SeqCst, SeqCst).is_ok()
 }
 
-/// Does what the process is asked from outside. If another thread saves it at this moment, that thread does it, as soon as it is free: who asks again when
-/// an image is whole may be faster than the thread that has made it. Whoever asks writes it down, then looks who is free; whoever gets free says so, then
-/// looks what is written down: so one of the two finds it.
+/// Does what the process is asked from outside. If another thread saves it at this moment, that thread does it as soon as it is free: a requester that asks
+/// again when an image is whole may be faster than the thread that has made it. This thread writes the request down, then looks whether the other one is free.
+/// The other one says that it is free, then looks what is written down. So one of the two finds the request.
 fn answer(context: *mut libc::ucontext_t, rewound: bool) {
     while (state().asked.load(SeqCst) != 0 || state().nudged.load(SeqCst) != 0) && seize() {
         // What a child has inherited was asked of its parent.
@@ -141,8 +141,8 @@ fn answer(context: *mut libc::ucontext_t, rewound: bool) {
 
 /// Calls a function on the engine's stack. The caller holds `busy`.
 fn on_own_stack(function: extern "C" fn(u64, *mut libc::ucontext_t), argument: u64, context: *mut libc::ucontext_t) {
-    assert_eq!(state().busy.load(Relaxed), sys::getpid() as u32, "the stack belongs to the one who saves the process");
-    // SAFETY: the stack is mapped and, since we hold `busy`, nobody else's.
+    assert_eq!(state().busy.load(Relaxed), sys::getpid() as u32, "the stack belongs to the thread that saves the process");
+    // SAFETY: the stack is mapped and, since we hold `busy`, no other thread's.
     unsafe {
         asm!("mov r12, rsp", "mov rsp, {stack}", "call {function}", "mov rsp, r12", stack = in(reg) arena::coordinator_stack(),
             function = in(reg) function, in("rdi") argument, in("rsi") context, out("r12") _, clobber_abi("C"));
@@ -248,7 +248,7 @@ pub fn nudge_self() -> Result<(), Errno> {
     queue(sys::gettid(), u64::from(NUDGE) << 32).map(drop)
 }
 
-/// Threads that are there and threads that are parked, the coordinator's own included.
+/// Counts the threads of the process, and gives the id of each to `newcomer`.
 fn census(mut newcomer: impl FnMut(i32)) -> Result<usize, Errno> {
     let mut present = 0;
     sys::numbers(b"/proc/self/task\0", |tid| {
@@ -258,14 +258,14 @@ fn census(mut newcomer: impl FnMut(i32)) -> Result<usize, Errno> {
     Ok(present)
 }
 
-/// Stops all other threads. Gives the number of threads; an error, and nobody stopped, if they do not come in time.
+/// Stops all other threads. Gives the number of threads; an error, and no thread stopped, if they do not come in time.
 ///
 /// # Safety
 /// The caller holds `state().busy` and has entered `context`'s thread by `enter`.
 pub unsafe fn stop_others() -> Result<usize, Errno> {
     let round = state().round.load(Relaxed);
     let deadline = sys::clock(libc::CLOCK_MONOTONIC) + PATIENCE_NS;
-    // SAFETY: the caller holds `busy`; this part is used by nobody else before the extents are listed.
+    // SAFETY: the caller holds `busy`; nothing else uses this part before the extents are listed.
     let called = unsafe { arena::scratch(arena::SCRATCH_EXTENTS) };
     let mut calls = 0usize;
     let me = sys::gettid();
@@ -303,20 +303,20 @@ fn count_in() {
 
 /// Threads that have not left the last stop, or have come too late for it and do not know yet.
 fn left() -> u32 {
-    // A change, if of nothing: who counts himself in later sees everything that was done before, the release above all.
+    // A write that changes nothing: a thread that counts itself in later sees all that was done before it, the release above all.
     let parking = state().parking.fetch_add(0, SeqCst);
     if (parking >> 32) as i32 == sys::getpid() { parking as u32 } else { 0 }
 }
 
-/// Begins a stop: clears the slots. An error, if threads of the stop before do not leave it in time: one that was about to park then would be counted
-/// now, though it runs, and one that has not looked whether it may go on would not learn it any more.
+/// Begins a stop: clears the slots. It is an error if threads of the stop before do not leave that in time. A thread that was about to park then would be
+/// counted in this stop, though it runs; and one that has not yet seen that it may go on would never see it.
 pub fn begin() -> Result<(), Refusal> {
     let deadline = sys::clock(libc::CLOCK_MONOTONIC) + LEAVING_NS;
     while left() != 0 {
         if sys::clock(libc::CLOCK_MONOTONIC) > deadline {
             return Err(Refusal { what: "threads have not gone on since the last stop; so many:", number: left() as i32 });
         }
-        // Nobody wakes us: they have been let go, and only need a processor.
+        // No thread wakes us: they have been let go, and only need a processor.
         sys::futex_wait(&state().parked, state().parked.load(Relaxed), Some(1_000_000));
     }
     state().claimed.store(0, Relaxed);
@@ -325,7 +325,7 @@ pub fn begin() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Lets everybody go on.
+/// Lets all threads go on.
 pub fn release() {
     state().released.store(state().round.load(Relaxed), Release);
     sys::futex_wake(&state().released);

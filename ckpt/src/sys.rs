@@ -156,7 +156,7 @@ pub fn open(path: &[u8], flags: i32, mode: u32) -> Result<i32, Errno> {
     unsafe { call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC, mode) }.map(|fd| fd as i32)
 }
 
-/// Closes a descriptor; nobody can do anything about an error.
+/// Closes a descriptor; nothing can be done about an error.
 pub fn close(fd: i32) {
     let _ = plain!(libc::SYS_close, fd);
 }

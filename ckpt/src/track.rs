@@ -1,5 +1,5 @@
 //! Which pages have changed since the last image, by the kernel's means: userfaultfd with asynchronous write protection. The
-//! kernel takes the fault at the first write to a page, notes it in the page table and goes on; nobody of ours is involved. PAGEMAP_SCAN reads the
+//! kernel takes the fault at the first write to a page, notes it in the page table and goes on; no code of ours runs. PAGEMAP_SCAN reads the
 //! notes and protects the pages again (Linux 6.7; measured: 1 us per page written, 0.7 ms/GiB to look).
 //!
 //! A mapping that is new has no such note: asking about it fails (PM_SCAN_CHECK_WPASYNC), so its pages all count as changed. That

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 
 use crate::sys::plain;
 
-/// Whose files are taken.
+/// The users that files may belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Owners {
-    /// Root's and the caller's own, which nobody else may write.
+    /// Root and the caller; no other user may write the files.
     #[default]
     Trusted,
-    /// Anybody's: the caller has been told so (`--trust-owner`).
+    /// Any user: the caller has been told so (`--trust-owner`).
     Any,
 }
 
@@ -78,7 +78,7 @@ pub fn open(path: &Path, owners: Owners) -> Result<File, TrustError> {
     Ok(file)
 }
 
-/// Whether an open file or folder is root's or the caller's, and nobody else's to write; `path` is for the error. For a caller that opens files in its own way:
+/// Whether an open file or folder is root's or the caller's, and no other user may write it; `path` is for the error. For a caller that opens files in its own way:
 /// the file's folder must be checked, too.
 pub fn check(file: &File, path: &Path) -> Result<(), TrustError> {
     let path = || path.to_owned();

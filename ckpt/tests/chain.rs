@@ -237,7 +237,7 @@ fn a_page_that_the_parent_lacks_is_refused() {
     let mut images = vec![parent, program.save(2, 1)];
     let error = merged(&images).unwrap_err();
     assert!(error.contains("its parent does not have"), "{error}");
-    // The missing pages, 2 and 3, come from the next image: nobody needs its parent's.
+    // The missing pages, 2 and 3, come from the next image: its parent's are not needed.
     program.act(&Act::Write(2, 4, 3));
     images.push(program.save(3, 2));
     assert_eq!(memory_of(&merged(&images).unwrap()), program.memory);

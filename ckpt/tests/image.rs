@@ -92,7 +92,7 @@ proptest! {
         prop_assert!(verify(&stream[..]).is_err(), "byte {} of {}", at, stream.len());
     }
 
-    /// Whoever damages an image on purpose repairs the checksum of the header and of the metadata.
+    /// An attacker that damages an image repairs the checksum of the header and of the metadata.
     #[test]
     fn metadata_with_a_right_checksum_never_panics(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
         let mut meta = metadata(3);

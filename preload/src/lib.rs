@@ -1,6 +1,7 @@
 //! `libradic.so`: what `radic run` puts under a program.
 //!
-//! - `hooks`: the C library's names, a line or two each; `real`: the functions behind them.
+//! - `hooks`: the C library's names, a line or two each, declared by redhook, which finds the functions behind them; `real`: those that not every C
+//!   library has.
 //! - `ops`: what the program's calls do when they are about something of ours. No unsafe code.
 //! - `layer`: one process's [`radic_observer::Observer`] and the connections that it drives; `channel`, `node`: to its protector's log and to its own
 //!   node; `greeting`, `links`: between processes; `image`: checkpoints, by [`radic_ckpt`];

@@ -27,7 +27,7 @@
 //! | `LOGGED`, `CHANGES`, `looked` | hold: they follow from the program's calls |
 //! | `FULL`, `STARVED` | hold: the next look at the outbox decides |
 //! | counters | their page is in the image: they go on from there |
-//! | `real::ADDRESSES`, tables of stream operations, `identity::FIRST` | hold: same libraries, same addresses, same answers |
+//! | functions behind the hooks, tables of stream operations, `identity::FIRST` | hold: same libraries, same addresses, same answers |
 //! | time | deadlines of calls are by CLOCK_MONOTONIC, which the engine does not let go back |
 
 use std::os::fd::AsFd;

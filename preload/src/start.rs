@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::process::{Protect, variable};
 
-use crate::{hooks, image, layer, memory, real, sys};
+use crate::{hooks, image, layer, memory, sys};
 
 /// Runs before `main`, and after the constructors of the libraries that the program needs.
 #[used]
@@ -18,7 +18,7 @@ static CONSTRUCTOR: extern "C" fn() = construct;
 static DESTRUCTOR: extern "C" fn() = destruct;
 
 extern "C" fn construct() {
-    real::resolve();
+    hooks::resolve(|_, _| ());
     let Some(socket) = std::env::var_os(variable::SOCKET) else { return };
     radic_ckpt::leave_out(memory::secrets());
     radic_ckpt_preload::construct();

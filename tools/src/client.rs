@@ -106,14 +106,14 @@ impl Cluster {
     }
 
     /// The key that the cluster's protectors have: that of `RADIC_KEY`, as for `radicd`, else the one in this folder. If there are two,
-    /// and they differ, nobody here knows which of them it is, and what is signed with the wrong one can never be used.
+    /// and they differ, this command cannot know which of them it is, and what is signed with the wrong one can never be used.
     pub(crate) fn key_in_force(&self) -> Result<PathBuf, ClientError> {
         self.choose_key(std::env::var_os("RADIC_KEY").filter(|path| !path.is_empty()).map(PathBuf::from))
     }
 
     fn choose_key(&self, named: Option<PathBuf>) -> Result<PathBuf, ClientError> {
         let Some(named) = named else { return Ok(self.key()) };
-        // What cannot be read is said by whoever loads the key.
+        // The code that loads the key says what cannot be read.
         match (fs::read(&named), fs::read(self.key())) {
             (Ok(one), Ok(other)) if one != other => Err(ClientError::TwoKeys { named, own: self.key() }),
             _ => Ok(named),
@@ -216,7 +216,7 @@ impl Connection {
         }
     }
 
-    /// The node whose protector this is.
+    /// The node of this protector.
     pub(crate) fn node(&self) -> &str {
         &self.node
     }
@@ -332,7 +332,7 @@ pub(crate) fn poll_fds(fds: &mut [PollFd], limit: Option<Duration>) -> Result<()
 fn connect_socket(node_dir: &Path) -> io::Result<UnixStream> {
     let dir = OpenOptions::new().read(true).custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits()).open(node_dir)?;
     let path = format!("/proc/self/fd/{}/control.sock", dir.as_raw_fd());
-    // Non-blocking already for connect(): a protector that is stopped and whose backlog is full refuses, it does not hold us up.
+    // Non-blocking already for connect(): a stopped protector with a full backlog then refuses, and does not hold us up.
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     socket::connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;

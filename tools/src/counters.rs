@@ -49,7 +49,7 @@ pub(crate) fn table(processes: &[ProcessInfo]) -> String {
     table.text() + &waiting(processes)
 }
 
-/// What the first few processes wait for whose logs are not taken for now: a line each.
+/// Why protectors do not take logs of processes for now: a line for each of the first few.
 fn waiting(processes: &[ProcessInfo]) -> String {
     let running = processes.iter().filter(|process| process.running);
     let waits = running.flat_map(|process| process.logs.iter().filter_map(move |log| Some((process, log, log.waits.as_ref()?))));

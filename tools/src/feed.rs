@@ -53,7 +53,7 @@ impl Feed {
             Some(from) if !self.begun => (self.start, self.next) = (from, from),
             Some(from) if (self.start..=self.end()).contains(&from) => self.next = from,
             Some(from) => return Err(Lost::Dropped(from, self.start)),
-            // Whoever has said nothing yet begins.
+            // Nothing has been typed yet, so the offset is 0.
             None if self.end() == 0 => {}
             None => return Err(Lost::Unknown),
         }

@@ -44,7 +44,7 @@ pub(crate) enum InjectCommand {
     /// Stop a node for a while: its protector and every process it hosts say and do nothing
     #[command(after_help = "Example:\n  radic inject pause-node n3 5\n\n\
         A node that is stopped for longer than its watcher waits is declared dead, and its ranks go on elsewhere. When it wakes up it finds \
-        that out, ends its old ranks, which nobody listens to any more, and itself.")]
+        that out, ends its old ranks, which are fenced, and itself.")]
     PauseNode {
         /// The node
         name: NodeName,
@@ -54,8 +54,8 @@ pub(crate) enum InjectCommand {
     },
     /// Cut a node off from the network for a while: all its links are down
     #[command(after_help = "Example:\n  radic inject cut-node n3 5\n\n\
-        Nobody gets a reset, and the node lives on: it freezes, and ends when it hears from the others that it was declared dead. Only for \
-        a node in a network namespace of its own whose protector runs as root; its routes to other networks do not come back with the links.")]
+        No connection gets a reset, and the node lives on: it freezes, and ends when it hears from the others that it was declared dead. Only for \
+        a node in a network namespace of its own with a protector that runs as root; its routes to other networks do not come back with the links.")]
     CutNode {
         /// The node
         name: NodeName,

@@ -79,7 +79,7 @@ impl Held {
         match connection.ask(&Request::Status, client::ANSWER)? {
             Reply::Status(status) => {
                 let job = status.jobs.iter().find(|job| job.job == self.log.process.job);
-                job.map(|job| job.ranks).with_context(|| format!("nobody knows job {} any more", self.log.process.job))
+                job.map(|job| job.ranks).with_context(|| format!("no node knows job {} any more", self.log.process.job))
             }
             other => Err(connection.unexpected(&other).into()),
         }
@@ -142,7 +142,7 @@ fn summary(node: &NodeName, log: &HeldLog) -> String {
     text
 }
 
-/// A stream in short: whose connection, its number, and which direction.
+/// A stream in short: the opener of the connection, its number, and the direction.
 pub(crate) fn stream_text(stream: &StreamId) -> String {
     let direction = if stream.from_opener { "from its opener" } else { "to its opener" };
     format!("{}#{} {direction}", stream.connection.opener, stream.connection.number)

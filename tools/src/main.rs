@@ -208,7 +208,7 @@ enum ClusterCommand {
         /// How many spares: nodes that host nothing until another has died
         #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
         spares: u32,
-        /// Add a witness, w1: it votes on who is dead, and hosts nothing; so two nodes, or the last two of more, survive the death of one
+        /// Add a witness, w1: it votes on which nodes are dead, and hosts nothing; so two nodes, or the last two of more, survive the death of one
         #[arg(long)]
         witness: bool,
         /// Ranks that `radic run --map-by slot` places on a node before it goes to the next [default: the number of cores]
@@ -315,7 +315,10 @@ fn done(cluster: &Cluster, avoid: Option<&str>, request: &Request) -> Result<()>
 
 fn make_key(path: &std::path::Path) -> Result<()> {
     ClusterKey::generate()?.create(path)?;
-    show::report(&format!("radic: a new key is in {}; every node of the cluster needs it, and nobody else", path.display()));
+    show::report(&format!(
+        "radic: a new key is in {}; every node of the cluster needs it, and no one else may have it",
+        path.display()
+    ));
     Ok(())
 }
 

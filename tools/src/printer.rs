@@ -26,7 +26,7 @@ pub(crate) const LINE: usize = 64 << 10;
 pub(crate) const HELD: usize = 256 << 10;
 /// An unfinished line of rank 0 that has not grown for so long may be a prompt.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);
-/// On a terminal nobody's lines wait longer for somebody else's unfinished one.
+/// On a terminal the lines of one source wait no longer than this for another source's unfinished line.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 const _: () = assert!(LINE < HELD && HELD + radic_wire::limits::CHUNK < radic_wire::limits::OUTPUT_WINDOW);
@@ -96,7 +96,7 @@ impl Pending {
 /// A place where lines appear. There is one for both streams if they end up in the same file.
 #[derive(Debug, Default)]
 struct Sink {
-    /// Whose unfinished line was printed, and when it last grew.
+    /// The source of the unfinished line that was printed, and when the line last grew.
     owner: Option<(Source, Instant)>,
     /// The owner says nothing more: its line gives way to the next.
     over: bool,
@@ -236,7 +236,7 @@ impl Printer {
         free.filter_map(|s| Some((self.pending.get(&(Rank(0), *s))?.at + QUIET, (Rank(0), *s))))
     }
 
-    /// Terminals on which somebody waits, and until when.
+    /// Terminals on which a source waits, and until when.
     fn patience_due(&self) -> impl Iterator<Item = (Instant, usize)> {
         let sinks = self.sinks.iter().enumerate();
         let waited_for = sinks.filter(|(i, sink)| self.style.terminal[*i] && !sink.waiting.is_empty());
@@ -270,7 +270,7 @@ impl Printer {
         }
     }
 
-    /// Prints the lines that wait, as long as nobody owns the place.
+    /// Prints the lines that wait, as long as no source owns the place.
     fn release(&mut self, sink: usize) {
         while self.sinks[sink].owner.is_none() || self.sinks[sink].over {
             let Some(source) = self.sinks[sink].waiting.pop_front() else { break };
@@ -278,7 +278,7 @@ impl Printer {
         }
     }
 
-    /// Too much is held back: the largest part of it goes out, over whoever owns the place.
+    /// Too much is held back: the largest part of it goes out, even if another source owns the place.
     fn relieve(&mut self) {
         let largest = self.pending.iter().max_by_key(|(_, pending)| pending.text.len());
         let Some((source, _)) = largest else { return };
@@ -298,7 +298,7 @@ impl Printer {
         }
     }
 
-    /// Prints all of `source`, over whoever else owns the place.
+    /// Prints all of `source`, even if another source owns the place.
     fn print_whole(&mut self, source: Source) {
         let sink = self.sink(source.1);
         if self.sinks[sink].owner.is_some_and(|(owner, _)| owner != source) {
@@ -307,7 +307,7 @@ impl Printer {
         self.print(source, usize::MAX);
     }
 
-    /// Prints the first `count` bytes of `source`, which has the place or finds it free, and keeps the account of who owns it.
+    /// Prints the first `count` bytes of `source`, which has the place or finds it free, and keeps the account of the owner.
     fn print(&mut self, source: Source, count: usize) {
         let sink = self.sink(source.1);
         let owner = self.sinks[sink].owner;

@@ -79,7 +79,7 @@ impl ProtectionArgs {
             ProtectFlag::Off => Protect::Off,
             ProtectFlag::None => Protect::None,
         };
-        // Who protects nothing needs to know of no obstacle.
+        // A job without protection has no obstacle.
         let obstacles = if asked == Protect::On { find_obstacles() } else { Obstacles::default() };
         let protection = Protection {
             protect: if obstacles.stops.is_empty() { asked } else { Protect::None },

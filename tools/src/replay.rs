@@ -1,6 +1,6 @@
 //! `radic replay`: re-executes a rank alone, from its last committed image to the end of its log, and compares what it sends with what it sent (G5).
 //!
-//! The restored process asks its parent, this command, for everything: journal, received bytes, who its peers were ([`radic_wire::replay`]). What it sends is
+//! The restored process asks its parent, this command, for everything: journal, received bytes, its peers ([`radic_wire::replay`]). What it sends is
 //! compared with what its receivers' protectors hold.
 
 use std::collections::BTreeMap;
@@ -187,7 +187,7 @@ fn accept(listener: UnixListener, child: &mut Child) -> Result<Talk> {
     }
 }
 
-/// Whether the child is at the other end. Nobody has waited for it yet when it calls, so its id is no other process's.
+/// Whether the child is at the other end. This command has not waited for it yet when it calls, so its id is no other process's.
 fn is_child(socket: &UnixStream, child: &Child) -> Result<bool> {
     let peer = getsockopt(socket, PeerCredentials).context("the kernel does not tell the process that calls")?;
     Ok(peer.pid() == child.id().cast_signed() && peer.uid() == nix::unistd::geteuid().as_raw())

@@ -66,7 +66,7 @@ enum Ending {
     TakenOver,
     /// The terminal died; the job goes on.
     Detached,
-    /// Nobody reads our output any more.
+    /// Our output is closed at the other end.
     OutputClosed,
     /// The user did not want to wait for the end.
     Abandoned,
@@ -288,7 +288,7 @@ impl<'a> Session<'a> {
             if signal == Signal::SIGHUP {
                 return Ok(Some(Ending::Detached));
             }
-            // The job is over; only its output is still to be read by somebody who is in no hurry.
+            // The job is over; only its output is still to be read, by a reader that takes its time.
             if let Some(outcome) = self.outcome.take() {
                 return Ok(Some(Ending::Ended(outcome)));
             }
@@ -454,7 +454,8 @@ impl<'a> Session<'a> {
         let known = next.saturating_sub(offset).min(data.len() as u64);
         *next = (*next).max(offset + data.len() as u64);
         if lost > 0 {
-            self.printer.handle_message(&format!("radic: {lost} bytes of rank {rank}'s output were dropped: nobody read them"));
+            self.printer
+                .handle_message(&format!("radic: {lost} bytes of rank {rank}'s output were dropped: they were not read in time"));
         }
         let new = &data[known as usize..];
         let start = self.ledger.receive(known, new.len() as u64);
@@ -462,7 +463,7 @@ impl<'a> Session<'a> {
         if data.is_empty() {
             self.printer.handle_end(rank, stream);
         }
-        // A whole window of what came before would be printed by nobody.
+        // What comes again is not printed again, so it is reported here: else a whole window of it would never count as printed.
         if known > 0 { self.report_printed() } else { Ok(()) }
     }
 
@@ -470,12 +471,13 @@ impl<'a> Session<'a> {
         self.job = Some((job, placement));
         self.answer_by = None;
         if dropped > 0 {
-            self.printer.handle_message(&format!("radic: {dropped} bytes of earlier output were dropped: nobody read them"));
+            self.printer
+                .handle_message(&format!("radic: {dropped} bytes of earlier output were dropped: they were not read in time"));
         }
         self.send_early()
     }
 
-    /// Passes on the signals that came while there was nobody to pass them on to.
+    /// Passes on the signals that came before there was a job to pass them on to.
     fn send_early(&mut self) -> Result<()> {
         for signal in std::mem::take(&mut self.early) {
             self.send(&Request::Signal(signal as i32))?;

@@ -18,12 +18,12 @@ use crate::{counters, outcome};
 /// Longest cell of a table but for the last column, in characters.
 const CELL: usize = 32;
 
-/// A line on stderr. There is nothing to be done if nobody can read it.
+/// A line on stderr. If it cannot be written there is nothing to be done.
 pub(crate) fn report(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Lines on stdout; that nobody reads them is an error, which ends the command as SIGPIPE would.
+/// Lines on stdout. If stdout is closed at the other end that is an error, which ends the command as SIGPIPE would.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -85,8 +85,8 @@ pub(crate) fn events(cluster: &Cluster, follow: bool, json: bool) -> Result<()> 
     }
 }
 
-/// The next reply; nothing after the deadline, if there is one. That nobody reads our output any more is an error, even if there is
-/// nothing to be printed for a long time.
+/// The next reply; nothing after the deadline, if there is one. If stdout is closed at the other end that is an error, even if
+/// there is nothing to be printed for a long time.
 fn next_reply(connection: &mut Connection, deadline: Option<Instant>) -> Result<Option<Reply>> {
     let out = io::stdout();
     loop {
@@ -144,7 +144,7 @@ fn nodes_table(nodes: &[NodeInfo]) -> String {
                 (Role::Node, _) => state,
                 (Role::Witness, _) => format!("{state}, witness"),
                 (Role::Spare, true) => format!("{state}, spare"),
-                // It answers, or nobody would know of its ranks.
+                // It answers, or its ranks would not be known.
                 (Role::Spare, false) => "spare in use".to_owned(),
             },
             node.address.to_string(),

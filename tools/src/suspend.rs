@@ -10,7 +10,7 @@
 //! While the folder is written all ranks are stopped. If that fails, or this command dies, they go on as if nothing had been. The logs are listed before and
 //! after they are copied: they have not changed in between, hence they are those of one moment.
 //!
-//! A resume reads and verifies every file before it asks anybody for anything. Then it gives each rank's protector-to-be the images and the log, in the
+//! A resume reads and verifies every file before it asks a node for anything. Then it gives each rank's protector-to-be the images and the log, in the
 //! rank's name and over the rank's protocol ([`radic_wire::log`]), so what goes in there is checked as it was the first time.
 
 use std::fs::{self, File};
@@ -59,7 +59,7 @@ const PIECE: usize = limits::LOG_CHUNK;
 pub(crate) struct SuspendArgs {
     /// The job, or its first digits
     job: String,
-    /// A new folder, or an empty one of your own that nobody else may write to
+    /// A new folder, or an empty one of your own that no other user may write to
     dir: PathBuf,
 }
 
@@ -496,7 +496,7 @@ fn refused(message: &FromProtector<'_>) -> Result<()> {
     }
 }
 
-/// What nobody had printed when the job was suspended goes before everything else.
+/// Output that was not printed when the job was suspended goes before everything else.
 fn print_unprinted(unprinted: &[Unprinted]) -> Result<()> {
     for Unprinted { stream, data, .. } in unprinted {
         match stream {

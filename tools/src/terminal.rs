@@ -99,7 +99,7 @@ pub(crate) struct Output {
 /// How a write ended that did not succeed.
 #[derive(Debug)]
 pub(crate) enum WriteError {
-    /// Nobody reads any more.
+    /// The other end is closed.
     Closed,
     /// The terminal is gone.
     Terminal,

@@ -91,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// A node whose protector is the test.
+/// A node with the test as its protector.
 struct Node {
     name: NodeName,
     listener: UnixListener,

@@ -3,7 +3,7 @@
 //! Noise `NNpsk0` (the Noise Protocol Framework, revision 34, section 9) with the cluster key as pre-shared key: two handshake
 //! messages, then records of at most 65,535 bytes. Every message of the peers is a frame ([`crate::frame`]) inside the records.
 //!
-//! Who does not hold the key fails at the first handshake message, gets no byte in answer, and has cost one small record. A
+//! A peer without the key fails at the first handshake message, gets no byte in answer, and has cost one small record. A
 //! captured first message can be replayed, but its sender cannot write a record: the responder is *confirmed* only when the
 //! first record opens, and the caller's handshake time limit runs until then.
 //!
@@ -120,7 +120,7 @@ impl Channel {
         let result = self.open_records();
         if let Err(error) = &result {
             self.state = State::Failed;
-            // The peer of another version holds the key, and hears which version this end speaks. Nobody else hears anything.
+            // The peer of another version holds the key, and hears which version this end speaks. No other peer hears anything.
             if !matches!(error, ChannelError::Version { .. }) {
                 self.output.clear();
             }

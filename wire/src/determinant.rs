@@ -20,7 +20,7 @@ use crate::limits;
 /// A connection: numbered by the process that opened it, so that re-executing `connect` gives the same identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ConnectionId {
-    /// Who opened it. For a connection accepted from an unprotected peer: who accepted it.
+    /// The process that opened it. Of a connection from an unprotected peer: the process that accepted it.
     pub opener: ProcessId,
     /// Its number there.
     pub number: u64,
@@ -297,7 +297,7 @@ pub enum Determinant<'a> {
         fd: u32,
         /// Its own address, as the program sees it for ever.
         local: SocketAddr,
-        /// Who listens there, if that process is protected.
+        /// The process that listens there, if it is protected.
         peer: Option<ProcessId>,
     },
     /// A `connect` that was waited for is complete.
@@ -326,12 +326,12 @@ pub enum Determinant<'a> {
         /// Bytes.
         len: u32,
     },
-    /// `read` of standard input gave these bytes; none: its end. They are here, in the journal itself, for nobody can send them again for ever.
+    /// `read` of standard input gave these bytes; none: its end. They are in the journal itself, for the terminal keeps them only for a while.
     Input {
         /// The bytes, at most [`limits::INPUT`].
         bytes: &'a [u8],
     },
-    /// A call found nothing, and then something left the process that nobody asks it for again: what it prints. Other empty outcomes are only counted.
+    /// A call found nothing, and then the process printed something, which no peer asks it for again. Other empty outcomes are only counted.
     Nothing,
     /// Something left the process in the same way after sends that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
     Taken,

@@ -38,7 +38,7 @@ event_names! {
     Withdrawn = "withdrawn",
     /// A member's death was confirmed (docs/design.md: confirmation).
     Confirm = "confirm",
-    /// This protector was not scheduled for longer than its watchdog allows; it accuses nobody.
+    /// This protector was not scheduled for longer than its watchdog allows; it accuses no member meanwhile.
     Descheduled = "descheduled",
     /// This side has no majority: nothing is decided here.
     Frozen = "frozen",
@@ -52,7 +52,7 @@ event_names! {
     RankStart = "rank-start",
     /// A rank ended.
     RankExit = "rank-exit",
-    /// Somebody was refused: wrong key, wrong user, wrong version, malformed or too slow.
+    /// A connection was refused: wrong key, wrong user, wrong version, malformed or too slow.
     Refused = "refused",
     /// A fault was injected by `radic inject`.
     Inject = "inject",
@@ -68,7 +68,7 @@ event_names! {
     Note = "note",
     /// The store of logs and images has something to say.
     Store = "store",
-    /// Older lives of a process are not listened to any more (docs/design.md: fencing).
+    /// A log server refuses older incarnations of a process from now on (docs/design.md: fencing).
     Fence = "fence",
     /// Where a lost process goes on (docs/design.md: placement).
     Place = "place",
@@ -78,9 +78,9 @@ event_names! {
     Replay = "replay",
     /// It has caught up, with its log and with its peers.
     Live = "live",
-    /// A fresh checkpoint of a restarted process, or of one whose protector died, is committed at its new protector.
+    /// A fresh checkpoint of a restarted process, or of a process that has lost its protector, is committed at its new protector.
     Reprotected = "re-protected",
-    /// A job begins anew, from the beginning.
+    /// A job restarts from the beginning.
     Restart = "restart",
     /// A process is lost and cannot be brought back.
     Lost = "lost",

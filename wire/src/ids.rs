@@ -1,4 +1,4 @@
-//! Who is who. The terms are docs/design.md's.
+//! The names of jobs, processes and nodes. docs/glossary.md has the terms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -64,7 +64,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// One life of a protector: a random number drawn at its start. A protector that comes back is another one with the same name.
+/// One run of a protector: a random number drawn at its start. A protector that comes back is another one with the same name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BootId(pub u64);
 
@@ -74,12 +74,12 @@ impl fmt::Debug for BootId {
     }
 }
 
-/// A protector in one of its lives.
+/// A protector in one of its boots.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId {
     /// The node's name.
     pub name: NodeName,
-    /// Which life of it.
+    /// Its boot.
     pub boot: BootId,
 }
 
@@ -239,7 +239,7 @@ impl Incarnation {
         self.restart == 0
     }
 
-    /// For tests and tools: in the first epoch of the job.
+    /// In the first epoch of a job, after so many restarts.
     pub const fn restarted(restart: u32) -> Incarnation {
         Incarnation { epoch: Epoch::FIRST, restart }
     }

@@ -183,7 +183,7 @@ pub enum RestartOn {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLoss {
-    /// It begins anew, from the beginning.
+    /// It restarts from the beginning.
     #[default]
     Restart,
     /// It ends with an error: what it does outside itself must not be done twice.

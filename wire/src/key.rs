@@ -44,7 +44,7 @@ pub enum KeyError {
         path: PathBuf,
         /// Its owner.
         owner: u32,
-        /// Who reads it.
+        /// The user that wants to read it.
         uid: u32,
     },
     /// Not a key file.
@@ -76,11 +76,11 @@ impl ClusterKey {
         &self.0
     }
 
-    /// Reads a key that `uid` owns and nobody else may read.
+    /// Reads a key that `uid` owns and no other user may read.
     pub fn load(path: &Path, uid: u32) -> Result<Self, KeyError> {
         let io_error = |source| KeyError::Io { path: path.to_owned(), source };
         let file = fs::File::open(path).map_err(io_error)?;
-        // The open file is asked, not the path: nobody can exchange it in between.
+        // The open file is asked, not the path: no other file can take its place in between.
         let meta = file.metadata().map_err(io_error)?;
         let mode = meta.mode() & 0o7777;
         if mode & 0o077 != 0 {

@@ -23,7 +23,7 @@ pub const OUTPUT_UNPRINTED: usize = 2 * CHUNK;
 pub const OUTPUT_WINDOW: usize = 1 << 20;
 /// Output of one job that is kept for a later `radic attach` while no terminal is attached, in bytes; the oldest goes first.
 pub const OUTPUT_BACKLOG: usize = 8 << 20;
-/// Longest list of the files of a suspended job, its output that nobody has printed included, in bytes.
+/// Longest list of the files of a suspended job, including its output that no terminal has printed, in bytes.
 pub const SUSPENSION: usize = 256 << 20;
 /// Messages that may wait for one peer before the link to it is given up.
 pub const LINK_MESSAGES: usize = 65_536;
@@ -84,5 +84,5 @@ pub const ASKS: usize = 4_096;
 pub const NOTES: u32 = 64;
 /// Processes in one answer to `radic status`: they fit in a [`LOCAL_FRAME`].
 pub const PROCESSES_SHOWN: usize = 8_192;
-/// Ended processes whose last counters a protector remembers.
+/// Most ended processes of which a protector remembers the last counters.
 pub const PROCESSES_ENDED: usize = 1_024;

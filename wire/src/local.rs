@@ -1,5 +1,5 @@
 //! What the `radic` command and its protector say to each other over the unix socket: frames of bincode, no encryption; the
-//! kernel tells the protector who is at the other end.
+//! kernel tells the protector which process and user are at the other end.
 
 use std::net::SocketAddr;
 
@@ -77,7 +77,7 @@ pub enum Request {
         position: u64,
     },
     /// Stop all ranks of a job where they are, so that it can be written down: a job, or the first digits of one. The answer is its output that
-    /// nobody has printed, as `Output`, then `Suspending`. If this connection ends, the job goes on.
+    /// no terminal has printed, as `Output`, then `Suspending`. If this connection ends, the job goes on.
     Suspend {
         /// Hexadecimal digits.
         job: String,
@@ -147,13 +147,13 @@ pub enum Reply {
         rank: Rank,
         /// Which stream.
         stream: OutputStream,
-        /// Offset of the first byte in all that the rank has written to the stream, in all its lives.
+        /// Offset of the first byte in all that the rank has written to the stream, in all its incarnations.
         offset: u64,
         /// The bytes; none: the stream has ended.
         data: ByteBuf,
     },
     /// The next piece of standard input is wanted, from this offset on: further back than what was sent if rank 0 was brought back, and what it had not
-    /// read is gone. None: nobody knows how much it has read.
+    /// read is gone. None: it is not known how much it has read.
     StdinFrom(Option<u64>),
     /// To `Ping`.
     Pong,

@@ -1,7 +1,7 @@
 //! What an observer and its protector say to each other, and what two observers say when they connect.
 //!
 //! Each message is the body of one frame ([`crate::frame`]) of at most [`limits::LOG_FRAME`] bytes. The codes are written by hand:
-//! they are on the data path, inside somebody's program, where nothing may be allocated; so messages borrow their bytes. Between
+//! they are on the data path, inside the user's program, where nothing may be allocated; so messages borrow their bytes. Between
 //! observer and protector there are the journal's connection, small and urgent, begun by a [`ToProtector::Hello`], the bulk one, and one
 //! for each image ([`crate::login`]). Positions are absolute and outlive connections, protectors and incarnations, but for those of the payload
 //! log, which count what one incarnation has received.
@@ -132,16 +132,16 @@ fn read_chunk<'a>(from: &mut Reader<'a>) -> Result<&'a [u8], Malformed> {
 pub enum ToProtector<'a> {
     /// The first message of the journal's connection, and the first after it was lost.
     Hello {
-        /// Who speaks.
+        /// The sender.
         process: ProcessId,
-        /// In which life.
+        /// Its incarnation.
         incarnation: Incarnation,
         /// What the observer still has of its journal.
         journal: Span,
         /// What it still has of its payload log.
         payload: Span,
     },
-    /// The journal goes on: whole determinants, those of several outcomes perhaps, never part of one.
+    /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
     Journal {
         /// Position of the first byte.
         position: u64,
@@ -170,7 +170,7 @@ pub enum ToProtector<'a> {
     },
     /// An image begins.
     ImageBegin {
-        /// Its number, ascending over all lives.
+        /// Its number, ascending over all incarnations.
         image: u64,
         /// The image that it is an increment of.
         parent: Option<u64>,
@@ -204,12 +204,12 @@ pub enum ToProtector<'a> {
         /// Which.
         image: u64,
     },
-    /// A committed image did not restore: to a replica, which had committed it, too.
+    /// To a replica: this image, which is committed at both, could not be restored.
     ImageUseless {
         /// Which.
         image: u64,
     },
-    /// How much of this stream, which the observer sends, is with its receiver's protector?
+    /// How much of this stream, which the observer sends, does its receiver's protector hold?
     AskStable {
         /// The stream.
         stream: StreamId,
@@ -228,14 +228,15 @@ pub enum ToProtector<'a> {
     },
     /// Replay is over.
     Live,
-    /// A committed image covers that this process has closed the connection: its peer may forget it when that holds there too.
+    /// This process has closed the connection, and a committed image covers that. The peer may forget the connection when the same holds there.
     Forget {
         /// The connection.
         connection: ConnectionId,
-        /// No image of who says it has the connection any more.
+        /// No image of the sender has the connection any more.
         for_good: bool,
     },
-    /// The program has ended: no image will shorten the log any more, so its bound is none. The process stays until what it has received is acknowledged.
+    /// The program has ended. No image will shorten the log any more, so the log has no bound from now on. The process stays until all that it has received is
+    /// acknowledged.
     Closing,
 }
 
@@ -387,7 +388,7 @@ pub enum FromProtector<'a> {
         /// The payload log is stable up to this position.
         payload: u64,
     },
-    /// The speaker is not the incarnation that may speak for this process (G4). It must end.
+    /// The sender is an older incarnation, which may not speak for this process any more (G4). It must end.
     Fenced {
         /// The one that may, or one before it.
         newest: Incarnation,
@@ -402,11 +403,11 @@ pub enum FromProtector<'a> {
         /// The position.
         position: u64,
     },
-    /// An image is whole, verified and replicated. It may be said again, when the oldest one is another.
+    /// An image is whole, verified and replicated. It is sent again when the oldest image has changed.
     Committed {
         /// Which.
         image: u64,
-        /// The oldest image that a restart may take: what it covers was dropped from the log.
+        /// The oldest image that a restart may take. The part of the log that it covers was dropped.
         oldest: u64,
     },
     /// An image was refused.
@@ -418,7 +419,7 @@ pub enum FromProtector<'a> {
     ImageWanted,
     /// The increments on the last whole image are longer than that: please make the next image a whole one.
     WholeWanted,
-    /// This stream, which the observer sends, is with its receiver's protector up to this offset.
+    /// The receiver's protector holds this stream, which the observer sends, up to this offset.
     StreamStable {
         /// The stream.
         stream: StreamId,
@@ -443,7 +444,7 @@ pub enum FromProtector<'a> {
     Forget {
         /// The connection.
         connection: ConnectionId,
-        /// No image of who says it has the connection any more.
+        /// No image of the sender has the connection any more.
         for_good: bool,
     },
     /// Received bytes, for a restart.
@@ -555,26 +556,27 @@ pub struct Ends {
 /// when the connection was there before (`attempt` above 0). A MAC goes around it: the caller's affair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {
-    /// Who speaks.
+    /// The sender.
     pub process: ProcessId,
-    /// In which life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// About which connection.
     pub connection: ConnectionId,
     /// Which attempt of this incarnation of its opener to connect it, from 0; an answer repeats it.
     pub attempt: u32,
-    /// The offset up to which the speaker has what the other sends: go on there.
+    /// The offset up to which the sender has received the other direction: go on there.
     pub received: u64,
-    /// The offset up to which the speaker's protector has it: this need not be kept any longer.
+    /// The offset up to which the sender's protector holds that direction: bytes before it need not be kept any longer.
     pub stable: u64,
-    /// The offset of the oldest byte that the speaker keeps of what it sends. Above what the other wants only if that one, in an earlier life, wanted nothing more.
+    /// The offset of the oldest byte that the sender keeps of its own direction. It is above what the receiver wants only if the receiver wanted nothing more in an
+    /// earlier incarnation.
     pub kept: u64,
-    /// The offset after the last byte of what the speaker sends, if it has ended its direction.
+    /// The offset after the last byte of the sender's own direction, if it has ended that.
     pub finish: Option<u64>,
-    /// Whether the speaker has replayed its log: if not, it will take more than `received` as it was then, and who replays too must
-    /// send that again before it goes live (Gate B).
+    /// Whether the sender has replayed its log. If not, it will still take more than `received` says, and a receiver that replays, too,
+    /// must send that again before it goes live (Gate B).
     pub settled: bool,
-    /// Of the opener: what it sees. An answer, and who merely calls the opener, say nothing.
+    /// What the opener sees, in a greeting of the opener. The acceptor's greetings (an answer, or a call) have none.
     pub ends: Option<Ends>,
 }
 
@@ -582,7 +584,7 @@ pub struct Greeting {
 pub const GREETING: usize = 184;
 
 impl Greeting {
-    /// Whether the acceptor of the connection greets: it says that the link is broken, and nothing else.
+    /// Whether the connection's acceptor has sent it. As the first message on a link it is then a call, which says only that the link is broken.
     pub fn is_call(&self) -> bool {
         self.process != self.connection.opener
     }
@@ -637,7 +639,7 @@ pub enum LogPart {
 pub struct HeldLog {
     /// The process.
     pub process: ProcessId,
-    /// Its newest life.
+    /// Its newest incarnation.
     pub incarnation: Incarnation,
     /// The journal that can be read: with `keep_logs` from its beginning, else what a restart needs.
     pub journal: Span,
@@ -680,9 +682,9 @@ pub struct HeldImage {
 /// The numbers of a process's images, when it comes back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRange {
-    /// The oldest that a later restart may take: what only newer ones cover is needed still.
+    /// The oldest image that a later restart may take. The part of the log that only newer ones cover is still needed.
     pub oldest: u64,
-    /// Numbers below this one were given: the next image has at least this one.
+    /// The next image has at least this number; lower ones were given.
     pub next: u64,
 }
 
@@ -694,7 +696,7 @@ pub enum ImageState {
     UnderWay,
     /// A restart begins with it, or needs it for that.
     Committed,
-    /// A newer one is committed; it is kept because of `keep_logs`, or in case that the newer one does not restore.
+    /// A newer one is committed. This one is kept because of `keep_logs`, or in case the newer one cannot be restored.
     Superseded,
 }
 

@@ -1,6 +1,6 @@
 //! How an observer and the log service of its protector make sure of each other, on a new TCP connection, before anything else is parsed.
 //!
-//! 1. caller: [`LOGIN`] bytes: who, what for, a nonce, and the code of that. Whoever has no right code gets no answer.
+//! 1. caller: [`LOGIN`] bytes: its process, the purpose, a nonce, and the code of these. A caller without the right code gets no answer.
 //! 2. protector: [`NONCE`] bytes, its own nonce, and no code: nothing in it is made with a key, for the login may be one that was overheard.
 //! 3. caller: [`PROOF`] bytes: the code of the login and both nonces. A recorded proof answers no other nonce.
 //! 4. protector: [`WELCOME`] bytes: how what follows is protected, and the code of that and of all that was said. It has the key, so it is a protector.
@@ -52,7 +52,7 @@ pub enum Channel {
     Image,
     /// A protector forwards what it holds of the process to the next one: frames in both directions, as on all channels of an observer together.
     Replica,
-    /// A node that brings the process back, in this life, wants one of its images.
+    /// A node that brings the process back, in this incarnation, wants one of its images.
     Fetch,
 }
 
@@ -69,9 +69,9 @@ impl Channel {
 /// The caller's first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Login {
-    /// Who speaks.
+    /// The caller.
     pub process: ProcessId,
-    /// In which life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// What for.
     pub channel: Channel,
@@ -134,7 +134,7 @@ impl Login {
         Ok(Login { process, incarnation, channel, nonce })
     }
 
-    /// Whether the code of these bytes, of which this is the login, was made with the key: now, or when somebody has overheard it.
+    /// Whether the code of these bytes, of which this is the login, was made with the key. It may be an overheard one that is sent again.
     pub fn is_coded(&self, key: &JobKey, bytes: &[u8; LOGIN]) -> bool {
         key.verify(Purpose::Login, &[&self.words()], &bytes[WORDS..])
     }
@@ -156,7 +156,7 @@ impl Login {
         out
     }
 
-    /// Checks the protector's answer: how what follows is protected. None: it is no protector of this cluster, or somebody has changed what it said.
+    /// Checks the protector's answer: how what follows is protected. None: it is no protector of this cluster, or its answer was changed on the way.
     pub fn welcomed(&self, key: &JobKey, nonce: &[u8; NONCE], welcome: &[u8; WELCOME]) -> Option<Cover> {
         let cover = Cover::from_byte(welcome[0])?;
         key.verify(Purpose::Protector, &[&self.words(), nonce, &welcome[..1]], &welcome[1..]).then_some(cover)
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Somebody in the middle lets the caller believe that less is wanted.
+    /// An attacker in the middle lets the caller believe that less is wanted.
     #[test]
     fn how_records_are_protected_cannot_be_changed_on_the_way() {
         let (key, login, nonce) = (key(1), login(), [4; NONCE]);
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(login.welcomed(&key, &nonce, &welcome), None);
     }
 
-    /// Each connection has keys of its own: of its process, life, channel, nonces and cover.
+    /// Each connection has keys of its own: of its process, incarnation, channel, nonces and cover.
     #[test]
     fn records_of_one_connection_are_none_of_another() {
         let (key, login, nonce) = (key(1), login(), [4; NONCE]);

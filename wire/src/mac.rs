@@ -72,7 +72,7 @@ pub enum Purpose {
     Image,
     /// A file of a suspended job.
     Suspension,
-    /// The first word of a login: its sender has, or has overheard somebody who has, the key.
+    /// The first message of a login: its sender has the key, or has overheard a process that has it.
     Login,
 }
 

@@ -1,6 +1,6 @@
-//! How protectors agree on who is a member: numbered views, one consensus instance for each next view.
+//! How protectors agree on the members: numbered views, one consensus instance for each next view.
 //!
-//! View `v + 1` is agreed by a majority of view `v` (single-decree Paxos whose acceptors are the members of `v`), so two sides of a
+//! View `v + 1` is agreed by a majority of view `v` (single-decree Paxos; the acceptors are the members of `v`), so two sides of a
 //! cut can never both go on. What is agreed is not the view but the [`Change`]s that lead to it: every acceptor holds view `v`, and
 //! [`View::next`] is a pure function, so a decision is small however large the ring is.
 
@@ -27,7 +27,7 @@ pub enum Role {
 /// One protector as the others know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which node, in which life.
+    /// Which node, in which boot.
     pub id: NodeId,
     /// Where its protector listens for the others.
     pub address: SocketAddr,
@@ -51,7 +51,7 @@ pub enum Departure {
 /// A former member. It never comes back: its node may, as another [`NodeId`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Departed {
-    /// Who.
+    /// The former member.
     pub id: NodeId,
     /// How.
     pub how: Departure,
@@ -67,11 +67,11 @@ pub struct View {
     /// The members, in the order in which they joined: 1 to [`limits::MEMBERS`], no name twice.
     pub members: Vec<Member>,
     /// The last [`limits::DEPARTED`] former members, oldest first. Part of the view so that a late duplicate of a dead member's request to
-    /// join is refused by everybody, also by those who came after it.
+    /// join is refused by all members, also by those that joined after its death.
     pub departed: Vec<Departed>,
 }
 
-/// What somebody wants the next view to change.
+/// What the next view is to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     /// A protector joins.
@@ -83,7 +83,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whom it is about.
+    /// The member that it is about.
     pub fn id(&self) -> &NodeId {
         match self {
             Change::Join(member) => &member.id,
@@ -98,7 +98,7 @@ pub enum BadView {
     /// Views are numbered from 1.
     #[error("view number 0, or one after the last there is")]
     Number,
-    /// Nobody is left, or nobody who could tell the others.
+    /// No member of the view before is left, so none could tell the others.
     #[error("no member of the view before remains")]
     NoSurvivor,
     /// More than [`limits::MEMBERS`].
@@ -113,7 +113,7 @@ pub enum BadView {
     /// A former member would come back.
     #[error("{0:?} has departed before")]
     Departed(NodeId),
-    /// Somebody is removed who is not a member (or twice).
+    /// A node is removed that is no member, or one is removed twice.
     #[error("{0:?} is not a member")]
     NotAMember(NodeId),
 }
@@ -124,12 +124,12 @@ impl View {
         View { cluster: founder.id.boot, number: 1, members: vec![founder], departed: Vec::new() }
     }
 
-    /// The member `id`, in exactly that life.
+    /// The member `id`, in exactly that boot.
     pub fn get(&self, id: &NodeId) -> Option<&Member> {
         self.members.iter().find(|member| member.id == *id)
     }
 
-    /// The member with this name, in whichever life.
+    /// The member with this name, in any boot.
     pub fn named(&self, name: &NodeName) -> Option<&Member> {
         self.members.iter().find(|member| member.id.name == *name)
     }
@@ -211,12 +211,12 @@ impl View {
     }
 }
 
-/// A ballot of one consensus instance. Round 0 belongs to the first member of the view, who needs no promise for it.
+/// A ballot of one consensus instance. Round 0 belongs to the first member of the view, which needs no promise for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ballot {
     /// The round.
     pub round: u64,
-    /// Who proposes.
+    /// The member that proposes.
     pub proposer: NodeId,
 }
 
@@ -237,7 +237,7 @@ pub enum Refusal {
     NameInUse {
         /// The name.
         name: NodeName,
-        /// Who has it.
+        /// The address of the node that has it.
         address: SocketAddr,
     },
     /// The view is as large as a view may be.
@@ -267,7 +267,7 @@ pub struct MembershipMessage {
 /// The content of a [`MembershipMessage`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MembershipBody {
-    /// To whoever is believed to lead, or from a joiner to any member: put these changes in the next view. Repeated until they are.
+    /// To the member that is believed to lead, or from a joiner to any member: put these changes in the next view. Repeated until they are.
     Request(Vec<Change>),
     /// To a joiner.
     Refused(Refusal),
@@ -295,10 +295,10 @@ pub enum MembershipBody {
     Decided {
         /// The changes.
         changes: Vec<Change>,
-        /// Who is the root of the tree by which this spreads: an index into the members of the new view.
+        /// The root of the tree by which this spreads: an index into the members of the new view.
         root: u32,
     },
-    /// The sender's view, whole: to joiners, and to whoever has fallen behind.
+    /// The sender's view, whole: to joiners, and to members that have fallen behind.
     Newest(View),
     /// If the receiver's view is newer than the sender's: please send it. If it is older, the receiver asks in turn.
     Ask,
@@ -308,7 +308,7 @@ pub enum MembershipBody {
     ProbeResult {
         /// The suspected member.
         target: NodeId,
-        /// It answered, in that life.
+        /// It answered, in that boot.
         alive: bool,
     },
     /// The sender could reach only these members (itself included), which are no majority.

@@ -38,9 +38,9 @@ pub enum Purpose {
 pub struct Hello {
     /// [`crate::PROTOCOL_VERSION`] of the sender.
     pub version: u16,
-    /// Who connects, and where it listens.
+    /// The node that connects, and the address where it listens.
     pub from: Member,
-    /// Whom it means to reach; `None` while it joins and knows only an address.
+    /// The node that it means to reach; `None` while it joins and knows only an address.
     pub to: Option<NodeId>,
     /// What for.
     pub purpose: Purpose,
@@ -49,9 +49,9 @@ pub struct Hello {
 /// The accepting side's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Who accepts.
+    /// The node that accepts.
     pub id: NodeId,
-    /// The last sequence number received on earlier links from this sender; 0: none.
+    /// The last sequence number that was received on earlier links from this sender; 0: none.
     pub received: u64,
     /// Why not, if refused.
     pub refused: Option<String>,
@@ -97,7 +97,7 @@ pub enum MpiPhase {
     Before,
     /// Between `MPI_Init` and `MPI_Finalize`: others may wait for it.
     Within,
-    /// It has called `MPI_Finalize`: nobody waits for it any more.
+    /// It has called `MPI_Finalize`: no rank waits for it any more.
     After,
 }
 
@@ -124,7 +124,7 @@ pub enum PeerMessage {
     Events(Vec<Event>),
     /// To a protector: about what it holds of a job.
     ToStore(JobId, ToStore),
-    /// A committed image covers that the other end of this connection was closed: your process will never need it again.
+    /// The other end of this connection is closed, and a committed image covers that: your process will never need it again.
     Forget {
         /// The connection.
         connection: ConnectionId,
@@ -135,7 +135,7 @@ pub enum PeerMessage {
         /// The epoch of the job: the next one gives the same numbers to other connections.
         epoch: Epoch,
     },
-    /// The caller that [`Query::Listener`] has announced does not come, or its connection is not with a protected process.
+    /// The caller that [`Query::Listener`] announced does not come, or has reached a process that is not protected.
     Withdraw {
         /// Its connection.
         connection: ConnectionId,
@@ -144,18 +144,18 @@ pub enum PeerMessage {
     },
     /// From the protector of a lost process to the node where it goes on: bring it back.
     Restart(Box<RestartOrder>),
-    /// From the node where a process goes on, to everybody: it is there.
+    /// From the node where a process goes on, to all members: it is there.
     Restarted {
-        /// Who.
+        /// The process.
         process: ProcessId,
-        /// In which life.
+        /// Its incarnation.
         incarnation: Incarnation,
         /// Where it is dialed.
         door: SocketAddr,
     },
-    /// From whoever has something of a job whose home is lost to the node where that goes on, until `NewHome` has come from there.
+    /// From each node that has something of a job that has lost its home, to the new home, until `NewHome` has come from there.
     Adopt(Box<Adoption>),
-    /// From a job's new home, to everybody and to whoever wants it adopted once more: hosts of the job report, nodes of its terminals attach again.
+    /// From a job's new home, to all members, and once more to each node that sends `Adopt` again: hosts of the job report, nodes of its terminals attach again.
     NewHome(JobId),
     /// Kill this rank with SIGKILL (`radic inject kill-rank`).
     KillRank(ProcessId),
@@ -172,9 +172,9 @@ pub enum PeerMessage {
 pub enum ToStore {
     /// From a host: you are the protector of these ranks.
     Protect {
-        /// Which, and the life that each is in.
+        /// Which, and the incarnation of each.
         ranks: Vec<(Rank, Incarnation)>,
-        /// Of those of them that were first launched elsewhere: the address there.
+        /// Of the processes that were first launched elsewhere: the address there.
         origins: BTreeMap<Rank, IpAddr>,
         /// Their job.
         ward: Box<Ward>,
@@ -188,7 +188,7 @@ pub enum ToStore {
         /// All keys.
         entries: Vec<(String, String)>,
     },
-    /// From a host: this process has ended by a signal, and not by one that it was sent for a reason: bring it back.
+    /// From a host: this process has ended by a signal that was not sent to end it. Bring it back.
     Restart {
         /// The process.
         rank: Rank,
@@ -210,12 +210,12 @@ pub enum ToStore {
     Anew(Epoch),
     /// From the home of a job that was suspended: you have the logs and images of these ranks; bring them back.
     Resume {
-        /// Which, the life that was suspended, and the address of the node where each was first launched.
+        /// Each process, its incarnation that was suspended, and the address of the node where it was first launched.
         ranks: Vec<(Rank, Incarnation, IpAddr)>,
         /// Their job.
         ward: Box<Ward>,
     },
-    /// The job is over: nobody will ask for its logs and images. How it has ended, from a home, if all that was written is printed: a terminal that has not
+    /// The job is over: its logs and images will not be asked for. How it has ended, from a home, if all that was written is printed: a terminal that has not
     /// heard so when the home is lost ends with this.
     Remove(Option<Outcome>),
 }
@@ -236,7 +236,7 @@ pub struct Standing {
 pub struct Stood {
     /// Which.
     pub rank: Rank,
-    /// The life that it is in.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// The address of the node where it was first launched, if that is not its host.
     pub origin: Option<IpAddr>,
@@ -273,9 +273,9 @@ pub struct Ward {
 /// All that a node needs to bring a process back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartOrder {
-    /// Who.
+    /// The process.
     pub process: ProcessId,
-    /// In which life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// Its job.
     pub ward: Ward,
@@ -297,7 +297,7 @@ pub struct RestartOrder {
     pub held: Vec<(StreamId, u64, Option<u64>)>,
 }
 
-/// A job whose home is lost.
+/// A job that has lost its home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adoption {
     /// Which.
@@ -326,9 +326,9 @@ pub enum ToHome {
     Resume {
         /// What is known of it, with the new placement.
         suspension: Box<Suspension>,
-        /// The lives of its ranks that were suspended.
+        /// The incarnations of its ranks that were suspended.
         resumption: Box<Resumption>,
-        /// Who protects the ranks of each node of the placement.
+        /// The protector of the ranks of each node of the placement.
         protectors: Vec<NodeId>,
         /// The terminal that wants its output.
         session: SessionId,
@@ -361,7 +361,7 @@ pub enum ToHome {
     Signal(i32),
     /// End the job.
     Kill {
-        /// Who waits for its end, and is told `Ended`; not the job's own terminal, which is told anyway.
+        /// The session that waits for its end and is told `Ended`; not the job's own terminal, which is told anyway.
         session: Option<SessionId>,
     },
     /// From a host, of its ranks.
@@ -371,7 +371,7 @@ pub enum ToHome {
         /// What it says.
         said: FromHost,
     },
-    /// From the protector of a rank whose node is lost: the rank had ended before, and all that it has printed is known.
+    /// From the protector of a rank that has lost its host: the rank had ended before, and all that it has printed is known.
     Left {
         /// The rank.
         rank: Rank,
@@ -382,8 +382,8 @@ pub enum ToHome {
         /// How far it had come with MPI.
         phase: MpiPhase,
     },
-    /// Where the streams of a rank that has ended by itself do; from its host, and from its protector when the host is lost. Whoever goes back asks how much
-    /// of what it had sent had come, and both may be gone by then.
+    /// Where the streams of a rank end that has ended by itself; from its host, and from its protector when the host is lost. A process that is brought
+    /// back asks how much of what it had sent had come, and host and protector may both be gone by then.
     Finals {
         /// The rank.
         rank: Rank,
@@ -392,7 +392,7 @@ pub enum ToHome {
         /// The ends of what it has sent.
         finals: Vec<(StreamId, StreamEnd)>,
     },
-    /// From a protector: this rank was lost before a checkpoint of it was committed. The job begins anew.
+    /// From a protector: this rank was lost before a checkpoint of it was committed. The job restarts from the beginning.
     NoImage {
         /// The rank.
         rank: Rank,
@@ -439,7 +439,7 @@ pub enum FromHost {
         rank: Rank,
         /// Which stream.
         stream: OutputStream,
-        /// Offset of the first byte in what the rank writes to the stream, in all its lives.
+        /// Offset of the first byte in what the rank writes to the stream, in all its incarnations.
         offset: u64,
         /// The bytes.
         data: ByteBuf,
@@ -468,7 +468,7 @@ pub enum FromHost {
         /// The library's message.
         message: String,
     },
-    /// all its ranks are in the fence with this number, or were let out of it in a life before. It may be said again: a home that has released
+    /// all its ranks are in the fence with this number, or were let out of it in an earlier incarnation. It may be said again: a home that has released
     /// the fence says so again.
     Fence {
         /// Counted from 1.
@@ -504,7 +504,7 @@ pub struct HostReport {
     pub keys: Vec<(String, String)>,
     /// Its ranks, if all of them are in the next fence.
     pub waiting: Vec<Rank>,
-    /// It was told to end all of this, for the job begins anew.
+    /// It was told to end all of this, for the job restarts from the beginning.
     pub anew: bool,
 }
 
@@ -533,7 +533,7 @@ pub enum ToHost {
     Freeze,
     /// They go on.
     Thaw,
-    /// Output has been printed, or is kept: nobody will ask for it again.
+    /// Output has been printed, or is kept: it will not be asked for again.
     OutputTaken {
         /// The rank.
         rank: Rank,
@@ -555,7 +555,7 @@ pub enum ToHost {
         epoch: Epoch,
         /// SIGKILL at once.
         kill: bool,
-        /// It begins anew: a home that comes before all is ended is to go on with that.
+        /// It restarts from the beginning: a home that takes over before all ranks are ended is to go on with that.
         anew: bool,
     },
 }
@@ -571,7 +571,7 @@ pub enum ToSession {
         placement: Placement,
         /// Bytes of output, since the job began, that came before what comes now: printed by a terminal, or dropped.
         consumed: u64,
-        /// Those of them that were dropped since the last terminal: lost to the limit on output kept without one.
+        /// Bytes of these that were dropped since the last terminal, because of the limit on output that is kept without one.
         dropped: u64,
         /// The job survives its home.
         protected: bool,
@@ -589,9 +589,9 @@ pub enum ToSession {
         /// The bytes.
         data: ByteBuf,
     },
-    /// Send the next piece of standard input, from this offset on; none: nobody knows from where on.
+    /// Send the next piece of standard input, from this offset on; none: the offset is not known.
     StdinFrom(Option<u64>),
-    /// To `Suspend`, after the output that nobody has printed: all ranks are stopped; or why they are not.
+    /// To `Suspend`, after the output that no terminal has printed: all ranks are stopped; or why they are not.
     Frozen(Result<Box<Suspension>, String>),
     /// Another terminal has attached; this one gets no more.
     TakenOver,
@@ -606,7 +606,7 @@ pub enum StdinWanted {
     Nothing,
     /// That at this offset.
     From(u64),
-    /// Nobody knows: a program before the one that runs has read of it, too.
+    /// Not known: a program that ran in this process before has read of it, too.
     Unknown,
 }
 
@@ -635,18 +635,18 @@ pub enum Query {
         /// Where it calls.
         to: SocketAddr,
     },
-    /// Which process of yours, other than this one, listens there for those who call, and really elsewhere?
+    /// Which process of yours, other than this one, listens there as its callers see it, and really elsewhere?
     Claim {
-        /// Who has got this address from the kernel.
+        /// The process that has got this address from the kernel.
         process: ProcessId,
         /// The address.
         address: SocketAddr,
     },
-    /// Up to which offset do you hold what this process receives on this stream?
+    /// Up to which offset do you hold the bytes that this process receives on this stream?
     Stable {
         /// The stream.
         stream: StreamId,
-        /// Who receives it.
+        /// The process that receives it.
         receiver: ProcessId,
         /// The epoch of the job: what is held of an earlier one is of another stream, whatever its name.
         epoch: Epoch,
@@ -672,7 +672,7 @@ pub enum Query {
     Knows(JobId),
     /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
     Release(ProcessId),
-    /// You stand in for me: this is where processes go on, as soon as you have answered.
+    /// You are my stand-in: this is where processes go on, as soon as you have answered.
     Stand(JobId, Box<Standing>),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
     Revive(JobId, Protection),
@@ -680,14 +680,14 @@ pub enum Query {
     Final {
         /// The stream.
         stream: StreamId,
-        /// Who sends it.
+        /// The process that sends it.
         sender: ProcessId,
     },
     /// Make checkpoints of your ranks of this job. The answer comes when they are committed.
     Checkpoint(JobId),
     /// Could you have this fault?
     Fault(Fault),
-    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, listen to no order for this life of it, or an earlier one, that may still be under way.
+    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, obey no order for this incarnation of it, or an earlier one, that may still be under way.
     Hosts(ProcessId, Incarnation),
 }
 
@@ -702,28 +702,28 @@ pub enum Answer {
     Events(Vec<Event>),
     /// To `LookupName` (the port) and `UnpublishName` (what it was).
     Name(Option<String>),
-    /// To `Listener`; who asked may have given up, and withdraws then what it has announced.
+    /// To `Listener`. The process that asked may have given up; then it withdraws what it has announced.
     Listener {
         /// The caller's connection.
         connection: ConnectionId,
         /// Its end.
         from: SocketAddr,
-        /// Who listens, if anybody does.
+        /// The process that listens, if one does.
         process: Option<ProcessId>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
         /// A process that may have listened there is about to be back.
         away: bool,
-        /// The view of who answers: what it knows of deaths.
+        /// The view of the node that answers: the deaths that it knows of.
         view: u64,
     },
     /// To `Claim`.
     Claim {
-        /// Who listens, if anybody does.
+        /// The process that listens, if one does.
         holder: Option<ProcessId>,
         /// A process that may have listened there is about to be back.
         away: bool,
-        /// The view of who answers: what it knows of deaths.
+        /// The view of the node that answers: the deaths that it knows of.
         view: u64,
     },
     /// To `Stable`; 0 if nothing is known of it.
@@ -755,7 +755,7 @@ pub enum Answer {
     Knows(bool),
     /// To `Final`: none, if it has not, or is not known here.
     Final(Option<StreamEnd>),
-    /// To `Hosts`: if so, who protects that node.
+    /// To `Hosts`: if so, the protector of that node.
     Hosts(Option<NodeId>),
 }
 

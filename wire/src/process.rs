@@ -1,7 +1,7 @@
 //! What an observer and the protector of its own node say to each other, over a unix stream socket in the node's directory: frames of
 //! bincode. (The log has connections of its own, to the protector of the *next* node: [`crate::login`].)
 //!
-//! The protector takes the word of nobody: it asks the kernel for the process id at the other end, and only the process that it has
+//! The protector believes no process: it asks the kernel for the process id at the other end, and only the process that it has
 //! launched itself may join. Children of a rank are told that they are not protected.
 
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::mac::JobKey;
 pub const SOCKET_NAME: &str = "process.sock";
 
 /// Name of the abstract socket, without the zero byte before it, where a daemon serves the processes that it brings back: their environment is that of
-/// another life, so the engine hands them the number of whoever has launched them.
+/// another incarnation, so the engine hands them the number of the daemon that has launched them.
 pub fn restored_socket(launcher: u64) -> String {
     format!("radic-node-{launcher:016x}")
 }
@@ -76,7 +76,7 @@ pub struct Protection {
     pub outbox: u64,
     /// Bytes of log of each process at its protector, above which it is asked for a checkpoint.
     pub log: u64,
-    /// Keep logs that no restart needs any more, until the store is cleared: for `radic replay`.
+    /// Keep the logs that no restart needs any more until the store is cleared, for `radic replay`.
     pub keep_logs: bool,
 }
 
@@ -96,7 +96,7 @@ impl Default for Protection {
 /// Declares the counters, and how they lie in memory: one word each, in this order.
 macro_rules! declare_counters {
     ($($(#[$what:meta])* $name:ident,)*) => {
-        /// What a process has counted since it began. All of it also lies in its memory, where its node's protector reads it: [`counters`].
+        /// What a process has counted since it began. It also lies in the process's memory, where its node reads it: [`counters`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
         #[repr(C)]
         pub struct Counters {
@@ -148,7 +148,7 @@ declare_counters! {
     connections,
     /// Connections with peers that are not protected, since it began.
     unprotected,
-    /// Bytes that replay sent again and that differ from what was sent then (G5).
+    /// Bytes that were sent again in replay, and that differ from those that were sent before (G5).
     different,
     /// Where a process that was brought back stands in the journal that it catches up with, or ended to; 0: it was not.
     replayed,
@@ -172,7 +172,7 @@ pub struct StreamEnd {
     pub offset: u64,
     /// It has closed the connection, too: it reads nothing more on it.
     pub closed: bool,
-    /// How many units of the other direction it had received by then. A peer that goes back sends that much again before it lives (Gate B).
+    /// How many units of the other direction it had received by then. A peer that is brought back sends that much again before it is live (Gate B).
     pub received: u64,
 }
 
@@ -183,14 +183,14 @@ pub enum ToNode {
     Join {
         /// [`crate::PROTOCOL_VERSION`] of the library.
         version: u16,
-        /// Who it is, by its environment.
+        /// The process that it is by its environment.
         process: ProcessId,
     },
     /// The first message of a process that has come back from an image, instead of `Join`. The answer is `Restart` or `Refused`.
     Restored {
         /// [`crate::PROTOCOL_VERSION`] of the library.
         version: u16,
-        /// Who it is.
+        /// The process that it is.
         process: ProcessId,
         /// Where the image stands.
         point: Point,
@@ -198,10 +198,10 @@ pub enum ToNode {
     /// The first and last message on a second connection of a process that has come back: what follows, in both directions, is its conversation with the
     /// process manager, as it is.
     Pmi {
-        /// Who it is.
+        /// The process that it is.
         process: ProcessId,
     },
-    /// Where peers dial this process anew when a link has broken. Said once, after the welcome.
+    /// The address where peers dial this process when a link has broken. Sent once, after the welcome.
     Door(SocketAddr),
     /// The process is about to listen here. The answer is `Announced`; `Listening`, `ListeningAt` or `NotListening` says what has come of it.
     WillListen {
@@ -214,9 +214,9 @@ pub enum ToNode {
     Listening(SocketAddr),
     /// A restored process listens, as its program sees it, at `address`; connections come to `at`.
     ListeningAt {
-        /// Where it listened in its first life.
+        /// Where it listened in its first incarnation.
         address: SocketAddr,
-        /// The socket of this life.
+        /// The socket of this incarnation.
         at: SocketAddr,
     },
     /// It does not any more.
@@ -228,8 +228,8 @@ pub enum ToNode {
         /// The address, as the program sees it.
         address: SocketAddr,
     },
-    /// It is about to connect: who is there? The answer is `Peer`; when that names somebody, the node of that process knows who is
-    /// going to call. When it names nobody, those nodes know it whose processes may begin to listen there, until `CallsNobody`.
+    /// It is about to connect: which process is there? The answer is `Peer`. When that names a process, the node of that process knows which one
+    /// is going to call. When it names none, the nodes with processes that may begin to listen there know it, until `CallsNobody`.
     Connecting {
         /// Repeated in the answer.
         ask: u64,
@@ -240,7 +240,7 @@ pub enum ToNode {
         /// Where to.
         to: SocketAddr,
     },
-    /// What came of a call, after `Connecting`: nobody who is protected is there.
+    /// What came of a call, after `Connecting`: no protected process is there.
     CallsNobody {
         /// As in `Connecting`.
         connection: ConnectionId,
@@ -260,7 +260,7 @@ pub enum ToNode {
         /// The other job.
         job: JobId,
     },
-    /// A connection was accepted: who is calling? The answer is `Caller`.
+    /// A connection was accepted: which process is calling? The answer is `Caller`.
     Accepted {
         /// Repeated in the answer.
         ask: u64,
@@ -269,14 +269,14 @@ pub enum ToNode {
     },
     /// The protected caller from there has been greeted, or sent away: its node need not know of it any more.
     Greeted(SocketAddr),
-    /// Up to where has the receiver's protector what is sent on this stream? The answer is `Stable`, some time.
+    /// Up to which offset does the receiver's protector hold what is sent on this stream? The answer is `Stable`, when it is known.
     AskStable {
         /// The stream.
         stream: StreamId,
-        /// Who receives it.
+        /// The process that receives it.
         receiver: ProcessId,
     },
-    /// A committed image covers that this process has closed the connection: tell its peer.
+    /// This process has closed the connection, and a committed image covers that: tell the peer.
     Forget {
         /// The connection.
         connection: ConnectionId,
@@ -289,11 +289,11 @@ pub enum ToNode {
     Where {
         /// Repeated in the answer.
         ask: u64,
-        /// Who is looked for.
+        /// The process that is looked for.
         process: ProcessId,
     },
-    /// This process has ended the outgoing direction of a connection. It is said before the end leaves on the socket, so whoever asks after that is
-    /// answered right; and said anew when it closes the connection later.
+    /// This process has ended the outgoing direction of a connection. It is said before the end leaves on the socket, so a process that asks
+    /// afterwards is answered right. It is said again when the process closes the connection.
     Finished {
         /// The stream.
         stream: StreamId,
@@ -305,7 +305,7 @@ pub enum ToNode {
         /// The connection.
         connection: ConnectionId,
     },
-    /// This process is at its end: it reads nothing more, its protector has all that it has read, and it merely waits until what it has sent is safe. `Leaving` follows.
+    /// This process is at its end: it reads nothing more, and its protector has all that it has read. It waits until what it has sent is stable. `Leaving` follows.
     Closing,
     /// The link on which this stream came has ended: has its sender ended the stream, or has the link broken? The answer is `Final`.
     Ended {
@@ -313,7 +313,7 @@ pub enum ToNode {
         ask: u64,
         /// The stream.
         stream: StreamId,
-        /// Who sends it.
+        /// The process that sends it.
         sender: ProcessId,
     },
     /// A restarted process has caught up with its log and with every peer.
@@ -322,10 +322,10 @@ pub enum ToNode {
         events: u64,
         /// Bytes sent again that were not what was sent then (G5).
         different: u64,
-        /// Bytes of standard input that the program has read in all its lives. None: nobody knows, for another program ran in this process before.
+        /// Bytes of standard input that the program has read in all its incarnations. None: not known, for another program ran in this process before.
         input: Option<u64>,
     },
-    /// After `Live`: its program has taken all that only the log has that it was restarted with. Another protector may have its log from now on.
+    /// After `Live`: its program has taken all bytes that only the log of its restart holds. Another protector may have its log from now on.
     LogRead,
     /// `MPI_Init` has returned: a good moment for the first checkpoint.
     Initialized,
@@ -348,7 +348,7 @@ pub enum ToNode {
 pub enum FromNode {
     /// Welcome.
     Joined {
-        /// Which life this is.
+        /// Its incarnation.
         incarnation: Incarnation,
         /// The job's key.
         key: JobKey,
@@ -367,16 +367,16 @@ pub enum FromNode {
     Peer {
         /// The question's number.
         ask: u64,
-        /// Who.
+        /// The process.
         peer: Option<ProcessId>,
         /// If it is of another job: the key for greetings about this connection ([`crate::mac::JobKey::greeting_key`]).
         key: Option<JobKey>,
         /// It has moved: where to connect instead.
         at: Option<SocketAddr>,
-        /// Nobody who is protected, as far as can be said now: a process that may have listened there is lost, and about to be back. To be asked again.
+        /// No protected process is there now, but one that may have listened there is lost and about to be back. To be asked again.
         later: bool,
     },
-    /// To `WillListen`: who asks from now on is told that somebody may listen there in a moment.
+    /// To `WillListen`: a process that asks from now on is told that one may listen there in a moment.
     Announced {
         /// The question's number.
         ask: u64,
@@ -385,9 +385,9 @@ pub enum FromNode {
     Claimed {
         /// The question's number.
         ask: u64,
-        /// Who has the address already.
+        /// The process that has the address already.
         holder: Option<ProcessId>,
-        /// Nobody, as far as can be said now: a process that may have had it is lost, and about to be back. To be asked again.
+        /// No process has it now, but one that may have had it is lost and about to be back. To be asked again.
         later: bool,
     },
     /// To `GreetingKey`: [`crate::mac::JobKey::greeting_key`].
@@ -413,16 +413,16 @@ pub enum FromNode {
         /// Where the stream ends. None: its sender has not ended it; the link is to be made anew.
         end: Option<StreamEnd>,
     },
-    /// This process has come back: whoever has opened a connection with it dials it there.
+    /// This process has come back: a process that has opened a connection with it dials it there.
     Restarted {
-        /// Who.
+        /// The process.
         process: ProcessId,
-        /// In which life: older ones are not listened to.
+        /// Its incarnation: older ones are refused.
         incarnation: Incarnation,
         /// Where.
         door: SocketAddr,
     },
-    /// To `Accepted`: the connection and who opened it, if that process is protected.
+    /// To `Accepted`: the connection and the process that opened it, if that is protected.
     Caller {
         /// The question's number.
         ask: u64,
@@ -433,7 +433,7 @@ pub enum FromNode {
     Stable {
         /// The stream.
         stream: StreamId,
-        /// The offset; 0 if nobody knows.
+        /// The offset; 0 if it is not known.
         offset: u64,
     },
     /// The peer of this connection will never need it again.
@@ -450,10 +450,10 @@ pub enum FromNode {
     },
 }
 
-/// Where a process stands at an image, beside its logs: what is outside of it and must fit together with it again.
+/// The state outside of a process that belongs to an image of it, beside its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Point {
-    /// Its life when it was saved.
+    /// Its incarnation when it was saved.
     pub incarnation: Incarnation,
     /// Position in its journal.
     pub cut: u64,
@@ -469,7 +469,7 @@ pub struct Point {
 /// What a restored process is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
-    /// Which life this is.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// The job's key.
     pub key: JobKey,
@@ -483,7 +483,7 @@ pub struct Restart {
     pub images: ImageRange,
     /// What is held of each stream that it receives: units, and where it has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
-    /// The newest lives of other processes that were restarted, as far as its node knows.
+    /// The newest incarnations of other processes that were restarted, as far as its node knows.
     pub restarted: Vec<(ProcessId, Incarnation)>,
 }
 
@@ -492,14 +492,14 @@ pub struct Restart {
 pub enum Place {
     /// It runs.
     Here {
-        /// Its life.
+        /// Its incarnation.
         incarnation: Incarnation,
         /// Where it is dialed.
         door: SocketAddr,
     },
     /// It is on its way back: [`FromNode::Restarted`] will be said.
     Away,
-    /// It has ended, or nobody knows of it: it wants nothing more, and says nothing more.
+    /// It has ended, or is not known: it wants nothing more, and says nothing more.
     Left,
 }
 

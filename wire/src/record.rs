@@ -35,10 +35,10 @@ const LAST: u32 = 1 << 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Cover {
-    /// Nobody else can read or change them.
+    /// Only the two ends can read or change them.
     #[default]
     Encrypted = 0,
-    /// Nobody else can change them.
+    /// Only the two ends can change them.
     Authenticated = 1,
 }
 
@@ -63,7 +63,7 @@ pub enum RecordError {
     AfterLast,
 }
 
-/// All of a sender or receiver that changes with a record, beside what it has buffered: whoever makes an image of itself and seals that on its way must not change
+/// All of a sender or receiver that changes with a record, beside what it has buffered. A process that makes an image of itself and seals it on its way must not change
 /// what is in the image meanwhile.
 #[repr(align(1024))]
 struct Cipher {
@@ -367,7 +367,7 @@ mod tests {
             let whole = out.len();
             sealer.seal_end(&mut out);
             assert_eq!(opened(&mut pair(cover).1, &out[..whole], 7), (b"an image".to_vec(), false, None));
-            // Whoever is in the middle makes a last record of one that is not.
+            // An attacker in the middle makes a last record of one that is not the last.
             let mut forged = out[..whole].to_vec();
             forged[HEAD - 1] |= (LAST >> 24) as u8;
             assert_eq!(opened(&mut pair(cover).1, &forged, 1000), (vec![], false, Some(RecordError::Forged)));

@@ -12,7 +12,7 @@ use crate::limits;
 pub const FRAME: usize = 4 * limits::LOG_CHUNK;
 
 /// Name of the abstract socket where the command waits for the process that it restores, without the zero byte before it. The engine hands the process the number,
-/// which nobody can guess. Once the socket is there, every user may see its name: so both ask the kernel for process and user at the other end.
+/// which no other process can guess. Once the socket is there, every user may see its name: so both ask the kernel for process and user at the other end.
 pub fn socket_name(launcher: u64) -> String {
     format!("radic-replay-{launcher:016x}")
 }
@@ -22,9 +22,9 @@ pub fn socket_name(launcher: u64) -> String {
 pub enum ToReplayer {
     /// It is back. The answer is `Setup`.
     Restored {
-        /// Who.
+        /// The process.
         process: ProcessId,
-        /// Its life when it was saved.
+        /// Its incarnation when it was saved.
         incarnation: Incarnation,
         /// Where its journal stood.
         cut: u64,
@@ -65,7 +65,7 @@ pub enum ToReplayer {
 pub enum FromReplayer {
     /// What there is to replay.
     Setup {
-        /// The life that it is now.
+        /// Its incarnation now.
         incarnation: Incarnation,
         /// Where its journal ends.
         log_end: u64,

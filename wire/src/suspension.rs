@@ -45,14 +45,14 @@ pub struct Suspension {
 /// What is further needed for going on with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
-    /// Of each rank, the life that was suspended.
+    /// Of each rank, the incarnation that was suspended.
     pub lives: Vec<Incarnation>,
 }
 
-/// A piece of output that nobody has printed.
+/// A piece of output that no terminal has printed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unprinted {
-    /// Whose.
+    /// The rank that wrote it.
     pub rank: Rank,
     /// Which stream.
     pub stream: OutputStream,
@@ -89,7 +89,7 @@ pub struct SavedImage {
 /// What is saved of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedRank {
-    /// The life that was suspended.
+    /// The incarnation that was suspended.
     pub incarnation: Incarnation,
     /// Its images, a full one first, then its increments.
     pub images: Vec<SavedImage>,
@@ -154,7 +154,7 @@ fn is_name(name: &str) -> bool {
 pub struct Manifest {
     /// What is known of the job.
     pub suspension: Suspension,
-    /// Its output that nobody has printed, in its order.
+    /// Its output that no terminal has printed, in its order.
     pub unprinted: Vec<Unprinted>,
     /// What is saved of each rank.
     pub ranks: Vec<SavedRank>,
@@ -177,9 +177,9 @@ pub enum ManifestError {
     /// It is of another build.
     #[error("it is of version {0}, this build reads version {VERSION}")]
     Version(u32),
-    /// Whoever could read the folder could sign it anew.
+    /// A user that could read the folder could sign it anew.
     #[error(
-        "it is of version {0}, which was signed with a key that its own images hold: anybody who could read it may have changed it. This build reads version \
+        "it is of version {0}, which was signed with a key that its own images hold: any user that could read it may have changed it. This build reads version \
          {VERSION} only: resume it with the build that has written it, and suspend it anew with this one"
     )]
     Forgeable(u32),
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(Manifest::decode(&bytes, &ClusterKey::from_bytes([8; 32])), Err(ManifestError::Code));
     }
 
-    /// Whoever has the key of the job's processes writes no list.
+    /// The key of the job's processes signs no list.
     #[test]
     fn what_a_process_has_signed_is_refused() {
         let mut bytes = manifest().encode(&key()).unwrap();
@@ -414,7 +414,7 @@ mod tests {
             prop_assert!(Manifest::decode(&bytes[..cut.index(bytes.len())], &key()).is_err());
         }
 
-        /// The parser behind the code holds, too, whatever somebody with the key writes.
+        /// The parser behind the code holds, too, whatever a holder of the key writes.
         #[test]
         fn a_body_of_garbage_is_refused(body in prop::collection::vec(any::<u8>(), 0..300), from_good: bool, at: prop::sample::Index, by: u8) {
             let good = codec::encode(&manifest(), limits::SUSPENSION).unwrap();

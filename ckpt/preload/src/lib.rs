@@ -71,7 +71,7 @@ static CONSTRUCTOR: extern "C" fn() = construct;
 
 static CONSTRUCTED: AtomicBool = AtomicBool::new(false);
 
-/// What the library does first, once: whoever has this crate in a library of its own may call it before this crate's own constructor runs, to be sure of
+/// What the library does first, once. A library that contains this crate may call it before this crate's own constructor runs, to be sure of
 /// the order. In a process that is to be restored it does not return.
 pub extern "C" fn construct() {
     if CONSTRUCTED.swap(true, Relaxed) {

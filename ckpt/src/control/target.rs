@@ -15,7 +15,7 @@ use crate::sys::{self, Errno, call, plain};
 
 /// How long a process may take to connect: longer than it may take to stop its threads.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Without an answer in this time the process is stuck, not slow: every read and every write waits anew.
+/// A process that does not answer in this time is stuck, not slow. Each read and each write has this time.
 const STUCK: Duration = Duration::from_secs(30);
 /// Names for the socket that may be taken before that is an error.
 const NAMES: u32 = 16;
@@ -31,7 +31,7 @@ impl Target {
     /// The process that has this id now.
     pub fn open(pid: i32) -> Result<Self, ControlError> {
         let fd = plain!(libc::SYS_pidfd_open, pid, 0).map_err(|error| unreachable(pid)(from(error)))?;
-        // SAFETY: just opened, nobody else's.
+        // SAFETY: just opened, and owned by nothing else.
         Ok(Self { pid, pidfd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
@@ -45,7 +45,7 @@ impl Target {
         let unreachable = unreachable(self.pid);
         let (listener, which) = listen().map_err(failed("a socket cannot be made"))?;
         let secret = secret().map_err(failed("there are no random numbers"))?;
-        // All that takes time comes before the signal: from then on the process waits for the request.
+        // All that takes time is done before the signal, because then a thread of the process waits for the request.
         let mut message = what.encode().to_vec();
         message.extend(secret.iter().flat_map(|word| word.to_ne_bytes()));
         message.extend(advice_message(&std::fs::read(format!("/proc/{}/smaps", self.pid)).map_err(unreachable)?));
@@ -83,7 +83,7 @@ impl Target {
         self.queue(u64::from(NUDGE) << 32, [0; 2])
     }
 
-    /// Sends it our signal; `value`: what is asked above, which socket below.
+    /// Sends the process our signal. The upper half of `value` says what is asked, the lower half names the socket.
     fn queue(&self, value: u64, secret: Secret) -> Result<(), ControlError> {
         let mut info = [0u64; 16];
         info[0] = SIGNAL as u64;
@@ -91,7 +91,8 @@ impl Target {
         info[2] = sys::getpid() as u64;
         info[3] = value;
         info[SECRET_AT..][..2].copy_from_slice(&secret);
-        // Last of all: the signal ends a process that has executed another program meanwhile. If these are another process's maps, ours has ended.
+        // The last thing before the signal, which would end a process that has executed another program meanwhile. If the id has gone to another process by now,
+        // ours has ended, and the pidfd says so.
         if !has_library(self.pid).map_err(unreachable(self.pid))? {
             return Err(ControlError::Silent(self.pid));
         }
@@ -151,7 +152,7 @@ pub(super) fn has_library(pid: i32) -> io::Result<bool> {
     Ok(caught >> (SIGNAL - 1) & 1 == 1)
 }
 
-/// A socket with a name that nobody can know before it is there, and its number. Then everybody can.
+/// A socket with a name that no other process can know before it is there, and its number. Then every process can.
 fn listen() -> io::Result<(UnixListener, u32)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..NAMES {

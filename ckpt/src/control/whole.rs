@@ -42,7 +42,7 @@ impl Unfinished {
         let folder = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(folder(path))?;
         let mut temporary = name.clone();
         temporary.push(format!(".{:016x}.partial", crate::identity::new_id()));
-        // What was in memory is nobody else's business: a file, or a link, that is there already is another user's, or in use.
+        // No other user may read what was in memory. So a file, or a link, that is there already is not taken: it is another user's, or in use.
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = options.open(place(&folder, &temporary))?;
@@ -124,7 +124,7 @@ struct Meter<'a> {
     progress: Progress<'a>,
 }
 
-/// A file whose reading is told.
+/// A file that reports how much of it was read.
 struct Watched<'a, 'p> {
     file: &'a File,
     meter: &'a std::cell::RefCell<Meter<'p>>,
@@ -149,9 +149,9 @@ pub struct Restorable {
 }
 
 impl Restorable {
-    /// An image and what it builds upon, a whole one first, newest last. Their bytes are known to be what was verified when they were made (a code over
-    /// them, say): what need not be put together is not read here, and the restorer checks its sums once more. What must be is put into a file
-    /// without a name in the first of these folders that has room.
+    /// An image and its ancestors, the whole one first, the newest last. The caller knows that they were verified when they were made, and are unchanged (by
+    /// a code over them, say). So an image that need not be merged or unpacked is not read here, and the restorer checks its sums. A merged image goes
+    /// to a file without a name in the first of these folders that has room.
     pub fn of_verified(mut chain: Vec<File>, folders: &[PathBuf], progress: Progress<'_>) -> Result<Self, ControlError> {
         let seek = failed("the image cannot be read from its beginning");
         if let [only] = &mut chain[..]
@@ -219,7 +219,7 @@ fn verified_raw(file: &File) -> Result<Option<(Header, Meta)>, ImageError> {
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..verifiers).map(|which| scope.spawn(move || verified_share(file, which, verifiers))).collect();
         let own = verified_share(file, 0, verifiers);
-        let others = others.into_iter().map(|other| other.join().expect("whoever verifies does not panic"));
+        let others = others.into_iter().map(|other| other.join().expect("a thread that verifies does not panic"));
         others.fold(own, |known, other| match (known?, other?) {
             (Some(_), known) => Ok(known),
             (None, _) => Ok(None),
@@ -227,7 +227,7 @@ fn verified_raw(file: &File) -> Result<Option<(Header, Meta)>, ImageError> {
     })
 }
 
-/// Verifies all records, and of so many runs one: not the first but this one.
+/// Verifies all records, and the runs of one thread's share: of each `of` runs the one with the number `which`.
 fn verified_share(file: &File, which: usize, of: usize) -> Result<Option<(Header, Meta)>, ImageError> {
     let (mut reader, mut memory) = (Reader::begin(Place { file, at: 0 })?, Vec::new());
     if reader.header.parent != 0 {
@@ -299,7 +299,7 @@ fn nameless(folder: &Path) -> io::Result<File> {
     File::options().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(folder)
 }
 
-/// Writes until there is no room; what would come after is only counted by the writer.
+/// Writes until there is no room. The writer goes on counting what would come after.
 struct WhileThereIsRoom<'a> {
     to: &'a File,
     full: &'a mut Option<io::Error>,
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(content(file), b"the same file");
     }
 
-    /// Whichever run is damaged, whoever verifies it, it is found; and a file that ends early.
+    /// Whichever run is damaged, whichever thread verifies it, it is found; and a file that ends early.
     #[test]
     fn damage_is_found_in_every_share() {
         let (mut buffer, start, runs) = ([0; 1024], 0x1000, 7);
@@ -394,7 +394,7 @@ mod tests {
             assert!(sound(&damaged).contains(&false), "byte {at}");
             assert_eq!(sound(&whole[..at]), [false; 3], "cut at {at}");
         }
-        // Of a run's content only the one whose share it is knows.
+        // Only the thread that has a run in its share knows the run's content.
         let mut damaged = whole.clone();
         damaged[begin + RECORD_BYTES + 4096 + RECORD_BYTES] ^= 1;
         assert_eq!(sound(&damaged), [true, false, true]);
@@ -416,7 +416,7 @@ mod tests {
         assert!(matches!(error, ControlError::Image(_)), "{error}");
     }
 
-    /// What comes after the end record is in no sum, so nobody has vouched for it.
+    /// What comes after the end record is in no sum, so nothing vouches for it.
     #[test]
     fn what_follows_the_end_is_refused_however_the_image_is_read() {
         let home = tempfile::tempdir().unwrap();

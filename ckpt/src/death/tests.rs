@@ -120,7 +120,7 @@ fn what_is_asked_for_the_program_s_disposition_never_names_ours() {
     };
     let same = |a: KernelAction, b: KernelAction| (a.handler, a.flags, a.mask) == (b.handler, b.flags, b.mask);
     kept(signal).unwrap().set(&programs);
-    // SAFETY: nobody sends the signal; ours is prepared for it.
+    // SAFETY: the signal is not sent; our handler is prepared for it.
     unsafe { stop::action(signal, Some(&before(&programs))) }.unwrap();
     assert!(is_ours(&action(signal)));
     assert_eq!(action(signal).flags & libc::SA_RESTART as u64, 0, "a call that the program's handler ends, ends");

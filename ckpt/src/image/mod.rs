@@ -1,4 +1,4 @@
-//! The image format: written by the engine, checked and read by everybody else. No unsafe; `read` and `chain` alone do I/O, through
+//! The image format: written by the engine, checked and read by all else. No unsafe; `read` and `chain` alone do I/O, through
 //! `std::io::Read`, and `chain` looks for files.
 
 // `format` is also part of the restorer, where the checksum is its sibling, too.

@@ -299,7 +299,7 @@ static int e_pread(void) {
     return 0;
 }
 
-/* In many threads, a signal of the program's own, by a timer, ends each pause or read. Many come while everybody is stopped for a
+/* In many threads, a signal of the program's own, by a timer, ends each pause or read. Many come while all threads are stopped for a
    checkpoint: they must not be forgotten by the call that is made again. A few may be: a timer that comes before its pause has begun is
    forgotten in any program, and a checkpoint adds a microsecond to that time. */
 enum { PAUSING = 40, ALARMS = 100, MAY_BE_FORGOTTEN = 5 };

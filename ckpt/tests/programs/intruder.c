@@ -1,5 +1,5 @@
 /* Another user, who sees in /proc/net/unix where a request for a checkpoint waits.
- *   intruder call PREFIX FILE: is the first to connect, again and again while somebody listens there, and says each time what FILE holds.
+ *   intruder call PREFIX FILE: is the first to connect, again and again while a process listens there, and says each time what FILE holds.
  *   intruder squat PREFIX FILE: listens under that name as soon as it is free, says what FILE holds, and tells what it gets. */
 #include <errno.h>
 #include <stddef.h>
@@ -62,7 +62,7 @@ int main(int count, char **words) {
             if (fd < 0) break;
             if (connect(fd, (struct sockaddr *)&address, size)) {
                 if (calls > 0) break;
-                /* Nobody listens there any more: it was over, or it is an accepted connection that has the name. */
+                /* No process listens there any more: it was over, or it is an accepted connection that has the name. */
                 close(fd);
                 address = find(words[2], &size);
                 continue;

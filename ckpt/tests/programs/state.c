@@ -40,7 +40,7 @@ static int file_is_free(void *path) { return flock(open(path, O_RDWR), LOCK_SH |
 
 static int touch(void *page) { return *(volatile char *)page; }
 
-/* Somebody has taken the port while the process was dead: whoever that was is in the kernel's table for a minute. */
+/* Another process has taken the port while this one was dead: the kernel's table still shows it for a minute. */
 static void tell_holder(int port) {
     char line[256], wanted[8];
     FILE *table = fopen("/proc/net/tcp", "r");
@@ -49,7 +49,7 @@ static void tell_holder(int port) {
         if (strstr(line, wanted)) printf("%s", line);
 }
 
-/* Listens at a port that the kernel gives to nobody by itself (its range begins at 32768, if nobody has changed that): while this process is dead, another
+/* Listens at a port that the kernel does not give out by itself (its range begins at 32768, unless that was changed): while this process is dead, another
  * connection of this machine could get one of those. */
 static int listen_below(int listener, struct sockaddr_in *address) {
     for (int try = 0; try < 10000; try++) {

@@ -1,4 +1,4 @@
-//! Restored processes that die, and what they leave: the report of their registers, and an end as if nobody had written one.
+//! Restored processes that die, and what they leave: the report of their registers, and an end as if none had been written.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

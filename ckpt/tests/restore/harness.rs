@@ -173,7 +173,7 @@ fn wait_for_end(pid: i32, bound: Duration) -> io::Result<()> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just opened, nobody else's.
+    // SAFETY: just opened, and owned by nothing else.
     let _closed_later = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd.
@@ -207,7 +207,7 @@ pub fn create(path: &Path) -> File {
 /// How a program is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Everybody waits.
+    /// All threads wait.
     Stop,
     /// A child writes.
     Fork,

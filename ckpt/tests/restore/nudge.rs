@@ -88,7 +88,7 @@ fn interruptions(pid: i32, tid: i32) -> Option<u64> {
     read("syscall").starts_with(&format!("{} ", libc::SYS_pause)).then_some(switches)
 }
 
-/// The thread that has made a checkpoint is not done with it when others run again, and somebody may have its image already and want the next one. Such a
+/// The thread that has made a checkpoint is not done with it when others run again, and a requester may have its image already and want the next one. Such a
 /// request comes to another thread.
 #[test]
 fn what_is_asked_during_a_checkpoint_is_done_after_it() {

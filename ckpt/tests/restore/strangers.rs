@@ -1,4 +1,4 @@
-//! Other users at the door between a process and who asks it for a checkpoint: they give no image, and get none.
+//! Other users at the socket between a process and the requester of a checkpoint: they give no image, and get none.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use crate::harness::{self, Process, compile, library, signal};
 
 /// An ordinary user.
 const USER: u32 = 64_001;
-/// Another one, who means no good.
+/// Another user, the attacker.
 const INTRUDER: u32 = 64_002;
 /// The user as which a process sees all users that have no number in its namespace.
 const UNMAPPED: u32 = 65_534;
@@ -142,7 +142,7 @@ fn an_image_is_given_to_the_requester_alone() {
     }
     let place = Place::new();
     for user in [USER, UNMAPPED] {
-        // As good a request as anybody can make who was not told the secret of this one.
+        // The best request that can be made without the secret of this one.
         let request = place.path().join("request");
         fs::write(&request, [&Request::from(Mode::Fork).encode()[..], &[0; 64]].concat()).unwrap();
         let mut process = place.start_in_namespace(user);

@@ -8,29 +8,70 @@ use crate::layer;
 use crate::ops::descriptor;
 use crate::real;
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if layer::is_active()
-        && let Err(error) = descriptor::closing(fd)
-    {
-        return finish_int(Err(error), |()| 0);
+hooks! {
+    unsafe fn close(fd: c_int) -> c_int => on_close {
+        match if layer::is_active() { descriptor::closing(fd) } else { Ok(()) } {
+            Ok(()) => unsafe { real!(close)(fd) },
+            error => finish_int(error, |()| 0),
+        }
     }
-    unsafe { real::close(fd) }
+
+    unsafe fn dup(fd: c_int) -> c_int => on_dup {
+        after_dup(fd, unsafe { real!(dup)(fd) })
+    }
+
+    unsafe fn dup2(from: c_int, to: c_int) -> c_int => on_dup2 {
+        unsafe { replace(from, to, || real!(dup2)(from, to)) }
+    }
+
+    unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => on_dup3 {
+        let next = || unsafe { real!(dup3)(from, to, flags) };
+        // Other flags: the kernel refuses the call, and closes nothing.
+        if flags & !libc::O_CLOEXEC == 0 { unsafe { replace(from, to, next) } } else { next() }
+    }
+
+    // Variadic in C. The one argument that it may have is passed in the same register.
+    unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int => on_fcntl {
+        after_fcntl(fd, command, argument, unsafe { real!(fcntl)(fd, command, argument) })
+    }
+
+    // As fcntl.
+    unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int => on_ioctl {
+        after_ioctl(fd, request, argument, unsafe { real!(ioctl)(fd, request, argument) })
+    }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // With CLOSE_RANGE_CLOEXEC nothing is closed now, nor with what the kernel does not know.
-    if !layer::is_active() || flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) != 0 {
-        return unsafe { real::close_range(first, last, flags) };
+// Not every C library has these, so redhook declares them, and `real` finds what is behind them.
+
+redhook::hook! {
+    unsafe fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int => on_fcntl64 {
+        after_fcntl(fd, command, argument, unsafe { real::fcntl64(fd, command, argument) })
     }
+}
+
+redhook::hook! {
+    unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => on_close_range {
+        // With CLOSE_RANGE_CLOEXEC nothing is closed now, nor with a flag that the kernel does not know.
+        let closes = flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0;
+        if layer::is_active() && closes { close_all(first, last, flags) } else { unsafe { real::close_range(first, last, flags) } }
+    }
+}
+
+redhook::hook! {
+    unsafe fn closefrom(first: c_int) => on_closefrom {
+        unsafe { on_close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+    }
+}
+
+/// Closes the descriptors of a range, without the layer's own.
+fn close_all(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if first > last {
         return finish_int(Err(rustix::io::Errno::INVAL), |()| 0);
     }
     let mut from = first;
     for fd in (0..fds::DESCRIPTORS as c_uint).filter(|fd| (first..=last).contains(fd)) {
         if descriptor::closing(fd as c_int).is_err() {
-            // One of ours: the ranges before and behind it.
+            // The layer's: the range before it is closed now, what is behind it later.
             if from < fd {
                 unsafe { real::close_range(from, fd - 1, flags) };
             }
@@ -40,32 +81,11 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     if from > last { 0 } else { unsafe { real::close_range(from, last, flags) } }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
-    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    let new = unsafe { real::dup(fd) };
+fn after_dup(fd: c_int, new: c_int) -> c_int {
     if new >= 0 {
         descriptor::duplicated(fd, new);
     }
     new
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    unsafe { replace(from, to, || real::dup2(from, to)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    if flags & !libc::O_CLOEXEC != 0 {
-        // The kernel refuses it, and closes nothing.
-        return unsafe { real::dup3(from, to, flags) };
-    }
-    unsafe { replace(from, to, || real::dup3(from, to, flags)) }
 }
 
 /// `dup2` closes its target first, if the source is open.
@@ -80,21 +100,7 @@ unsafe fn replace(from: c_int, to: c_int, how: impl FnOnce() -> c_int) -> c_int 
     } else if open {
         _ = descriptor::closing(to);
     }
-    let new = how();
-    if new >= 0 {
-        descriptor::duplicated(from, new);
-    }
-    new
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    after_fcntl(fd, command, argument, unsafe { real::fcntl(fd, command, argument) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    after_fcntl(fd, command, argument, unsafe { real::fcntl64(fd, command, argument) })
+    after_dup(from, how())
 }
 
 fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) -> c_int {
@@ -108,10 +114,9 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) -> c
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
-    let result = unsafe { real::ioctl(fd, request, argument) };
+fn after_ioctl(fd: c_int, request: c_ulong, argument: c_ulong, result: c_int) -> c_int {
     if result >= 0 && request == libc::FIONBIO && fds::kind(fd) != Kind::Other {
+        // The kernel has read it there.
         descriptor::set_blocking(fd, unsafe { (argument as *const c_int).read_unaligned() } == 0);
     }
     result

@@ -22,15 +22,20 @@ extern "C" fn register() {
     unsafe { __cxa_at_quick_exit(leave, std::ptr::null_mut()) };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _exit(code: c_int) -> ! {
+hooks! {
+    unsafe fn _exit(code: c_int) -> ! => on_exit {
+        end(code)
+    }
+
+    unsafe fn _Exit(code: c_int) -> ! => on_standard_exit {
+        end(code)
+    }
+}
+
+/// Ends the process as the C library does.
+fn end(code: c_int) -> ! {
     layer::leave();
     loop {
         unsafe { libc::syscall(libc::SYS_exit_group, code) };
     }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
-    unsafe { _exit(code) }
 }

@@ -15,7 +15,112 @@ use crate::ops::BUFFERS;
 use crate::ops::descriptor::note_once;
 use crate::ops::socket::{self, How};
 use crate::pointers::{self, MOST};
-use crate::{input, output, pmi, real, sys};
+use crate::{input, output, pmi, sys};
+
+hooks! {
+    unsafe fn recv(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> ssize_t => on_recv {
+        unsafe { receive_one(fd, bytes, length.min(MOST), flags).unwrap_or_else(|| real!(recv)(fd, bytes, length, flags)) }
+    }
+
+    unsafe fn __recv_chk(fd: c_int, bytes: *mut c_void, length: size_t, room: size_t, flags: c_int) -> ssize_t => on_recv_chk {
+        // Too little room: the next one ends the program, as it does without us. So in all functions of this kind.
+        unsafe { if length > room { real!(__recv_chk)(fd, bytes, length, room, flags) } else { on_recv(fd, bytes, length, flags) } }
+    }
+
+    unsafe fn recvfrom(
+        fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int, from: *mut sockaddr, from_length: *mut socklen_t
+    ) -> ssize_t => on_recvfrom {
+        let ours = unsafe { receive_one(fd, bytes, length.min(MOST), flags) };
+        let ours = ours.map(|result| unsafe { without_sender(result, from, from_length) });
+        ours.unwrap_or_else(|| unsafe { real!(recvfrom)(fd, bytes, length, flags, from, from_length) })
+    }
+
+    unsafe fn __recvfrom_chk(
+        fd: c_int, bytes: *mut c_void, length: size_t, room: size_t, flags: c_int, from: *mut sockaddr, from_length: *mut socklen_t
+    ) -> ssize_t => on_recvfrom_chk {
+        if length > room {
+            return unsafe { real!(__recvfrom_chk)(fd, bytes, length, room, flags, from, from_length) };
+        }
+        unsafe { on_recvfrom(fd, bytes, length, flags, from, from_length) }
+    }
+
+    unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t => on_recvmsg {
+        unsafe { receive_message(fd, message, flags).unwrap_or_else(|| real!(recvmsg)(fd, message, flags)) }
+    }
+
+    unsafe fn recvmmsg(
+        fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec
+    ) -> c_int => on_recvmmsg {
+        if !is_connection(fd) || count == 0 {
+            return unsafe { real!(recvmmsg)(fd, messages, count, flags, timeout) };
+        }
+        unsafe { receive_messages(fd, messages, count, flags, timeout) }
+    }
+
+    unsafe fn read(fd: c_int, bytes: *mut c_void, length: size_t) -> ssize_t => on_read {
+        unsafe { read_one(fd, bytes, length).unwrap_or_else(|| real!(read)(fd, bytes, length)) }
+    }
+
+    unsafe fn __read_chk(fd: c_int, bytes: *mut c_void, length: size_t, room: size_t) -> ssize_t => on_read_chk {
+        unsafe { if length > room { real!(__read_chk)(fd, bytes, length, room) } else { on_read(fd, bytes, length) } }
+    }
+
+    unsafe fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t => on_readv {
+        unsafe { read_parts(fd, parts, count).unwrap_or_else(|| real!(readv)(fd, parts, count)) }
+    }
+
+    unsafe fn send(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> ssize_t => on_send {
+        unsafe { send_one(fd, bytes, length.min(MOST), flags).unwrap_or_else(|| real!(send)(fd, bytes, length, flags)) }
+    }
+
+    unsafe fn sendto(
+        fd: c_int, bytes: *const c_void, length: size_t, flags: c_int, to: *const sockaddr, to_length: socklen_t
+    ) -> ssize_t => on_sendto {
+        if is_connection(fd)
+            && let Err(error) = check_address(to, to_length)
+        {
+            return finish(Err(error));
+        }
+        let ours = unsafe { send_one(fd, bytes, length.min(MOST), flags) };
+        ours.unwrap_or_else(|| unsafe { real!(sendto)(fd, bytes, length, flags, to, to_length) })
+    }
+
+    unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => on_sendmsg {
+        unsafe { send_message(fd, message, flags).unwrap_or_else(|| real!(sendmsg)(fd, message, flags)) }
+    }
+
+    unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int => on_sendmmsg {
+        if !is_connection(fd) {
+            return unsafe { real!(sendmmsg)(fd, messages, count, flags) };
+        }
+        unsafe { send_messages(fd, messages, count, flags) }
+    }
+
+    unsafe fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t => on_write {
+        unsafe { write_one(fd, bytes, length).unwrap_or_else(|| real!(write)(fd, bytes, length)) }
+    }
+
+    unsafe fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t => on_writev {
+        unsafe { write_parts(fd, parts, count).unwrap_or_else(|| real!(writev)(fd, parts, count)) }
+    }
+
+    unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t => on_sendfile {
+        unsafe { send_file(to, from, offset, count).unwrap_or_else(|| real!(sendfile)(to, from, offset, count)) }
+    }
+
+    unsafe fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t => on_sendfile64 {
+        unsafe { send_file(to, from, offset, count).unwrap_or_else(|| real!(sendfile64)(to, from, offset, count)) }
+    }
+
+    unsafe fn splice(
+        from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, length: size_t, flags: c_uint
+    ) -> ssize_t => on_splice {
+        if must_pass_through_memory(from, to) {
+            return finish(Err(Errno::INVAL));
+        }
+        unsafe { real!(splice)(from, from_offset, to, to_offset, length, flags) }
+    }
+}
 
 /// What can be done with some bytes of the program: read, or written.
 type Check = fn(*const c_void, usize) -> bool;
@@ -117,72 +222,34 @@ unsafe fn send_many(fd: c_int, parts: *const iovec, count: usize, flags: c_int, 
     socket::send(fd, parts, flags).map(finish)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, length: size_t, flags: c_int) -> ssize_t {
-    unsafe { receive_one(fd, bytes, length.min(MOST), flags).unwrap_or_else(|| real::recv(fd, bytes, length, flags)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(fd: c_int, bytes: *mut c_void, length: size_t, room: size_t, flags: c_int) -> ssize_t {
-    // Too little room: the next one ends the program, as it does without us.
-    let ours = if length <= room { unsafe { receive_one(fd, bytes, length.min(MOST), flags) } } else { None };
-    unsafe { ours.unwrap_or_else(|| real::__recv_chk(fd, bytes, length, room, flags)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvfrom(
-    fd: c_int,
-    bytes: *mut c_void,
-    length: size_t,
-    flags: c_int,
-    from: *mut sockaddr,
-    from_length: *mut socklen_t,
-) -> ssize_t {
-    match unsafe { receive_one(fd, bytes, length.min(MOST), flags) } {
-        // TCP says nothing about the sender. As in the kernel, what was received is lost if there is no place to say that.
-        Some(result) if result >= 0 && !from.is_null() => match pointers::read(from_length) {
-            Some(long) if long > c_int::MAX as socklen_t => finish(Err(Errno::INVAL)),
-            Some(_) if pointers::is_writable(from_length, size_of::<socklen_t>()) => {
-                unsafe { from_length.write_unaligned(0) };
-                result
-            }
-            _ => finish(Err(Errno::FAULT)),
-        },
-        Some(result) => result,
-        None => unsafe { real::recvfrom(fd, bytes, length, flags, from, from_length) },
+/// What `recvfrom` returns: TCP says nothing about the sender. As in the kernel, what was received is lost if there is no place to say that.
+unsafe fn without_sender(result: ssize_t, from: *mut sockaddr, from_length: *mut socklen_t) -> ssize_t {
+    if result < 0 || from.is_null() {
+        return result;
+    }
+    match pointers::read(from_length) {
+        Some(long) if long > c_int::MAX as socklen_t => finish(Err(Errno::INVAL)),
+        Some(_) if pointers::is_writable(from_length, size_of::<socklen_t>()) => {
+            unsafe { from_length.write_unaligned(0) };
+            result
+        }
+        _ => finish(Err(Errno::FAULT)),
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
-    fd: c_int,
-    bytes: *mut c_void,
-    length: size_t,
-    room: size_t,
-    flags: c_int,
-    from: *mut sockaddr,
-    from_length: *mut socklen_t,
-) -> ssize_t {
-    if length > room {
-        return unsafe { real::__recvfrom_chk(fd, bytes, length, room, flags, from, from_length) };
-    }
-    unsafe { recvfrom(fd, bytes, length, flags, from, from_length) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
         layer::tend_in_passing();
-        return unsafe { real::recvmsg(fd, message, flags) };
+        return None;
     }
     if !pointers::is_writable(message, size_of::<msghdr>()) {
-        return finish(Err(Errno::FAULT));
+        return Some(finish(Err(Errno::FAULT)));
     }
     let ours = unsafe { receive_many(fd, (*message).msg_iov, (*message).msg_iovlen, flags, Errno::MSGSIZE) };
     if ours.is_some_and(|count| count >= 0) {
         unsafe { ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0) };
     }
-    unsafe { ours.unwrap_or_else(|| real::recvmsg(fd, message, flags)) }
+    ours
 }
 
 /// The time of a call in nanoseconds, if there is a limit.
@@ -194,17 +261,7 @@ fn limit_of(timeout: *const timespec) -> Result<Option<u64>, Errno> {
     super::poll::nanoseconds(time.tv_sec, time.tv_nsec).map(Some).ok_or(Errno::INVAL)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmmsg(
-    fd: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-    timeout: *mut timespec,
-) -> c_int {
-    if !is_connection(fd) || count == 0 {
-        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-    }
+unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     let limit = match limit_of(timeout) {
         Ok(limit) => limit,
         Err(error) => return finish(Err(error)) as c_int,
@@ -217,7 +274,7 @@ pub unsafe extern "C" fn recvmmsg(
         if !pointers::is_writable(message, size_of::<mmsghdr>()) {
             return if index == 0 { finish(Err(Errno::FAULT)) as c_int } else { index as c_int };
         }
-        let received = unsafe { recvmsg(fd, &raw mut (*message).msg_hdr, flags) };
+        let received = unsafe { on_recvmsg(fd, &raw mut (*message).msg_hdr, flags) };
         if received < 0 {
             return if index == 0 { -1 } else { index as c_int };
         }
@@ -240,77 +297,35 @@ unsafe fn read_one(fd: c_int, bytes: *mut c_void, length: size_t) -> Option<ssiz
     unsafe { receive_one(fd, bytes, length, 0) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, length: size_t) -> ssize_t {
-    unsafe { read_one(fd, bytes, length).unwrap_or_else(|| real::read(fd, bytes, length)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, length: size_t, room: size_t) -> ssize_t {
-    let ours = if length <= room { unsafe { read_one(fd, bytes, length) } } else { None };
-    unsafe { ours.unwrap_or_else(|| real::__read_chk(fd, bytes, length, room)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
+unsafe fn read_parts(fd: c_int, parts: *const iovec, count: c_int) -> Option<ssize_t> {
+    usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
         Kind::Input if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::can_take) }.is_ok() => {
             // An IoSliceMut is an iovec in memory.
             input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) }).map(finish)
         }
         _ => unsafe { receive_many(fd, parts, count, 0, Errno::INVAL) },
-    });
-    unsafe { ours.unwrap_or_else(|| real::readv(fd, parts, count)) }
+    })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, length: size_t, flags: c_int) -> ssize_t {
-    unsafe { send_one(fd, bytes, length.min(MOST), flags).unwrap_or_else(|| real::send(fd, bytes, length, flags)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
-    fd: c_int,
-    bytes: *const c_void,
-    length: size_t,
-    flags: c_int,
-    to: *const sockaddr,
-    to_length: socklen_t,
-) -> ssize_t {
-    if is_connection(fd)
-        && let Err(error) = check_address(to, to_length)
-    {
-        return finish(Err(error));
-    }
-    let ours = unsafe { send_one(fd, bytes, length.min(MOST), flags) };
-    ours.unwrap_or_else(|| unsafe { real::sendto(fd, bytes, length, flags, to, to_length) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> Option<ssize_t> {
     if !is_connection(fd) {
         layer::tend_in_passing();
-        return unsafe { real::sendmsg(fd, message, flags) };
+        return None;
     }
-    let Some(header) = pointers::read(message) else { return finish(Err(Errno::FAULT)) };
+    let Some(header) = pointers::read(message) else { return Some(finish(Err(Errno::FAULT))) };
     if let Err(error) = check_address(header.msg_name.cast(), header.msg_namelen) {
-        return finish(Err(error));
+        return Some(finish(Err(error)));
     }
-    let ours = unsafe { send_many(fd, header.msg_iov, header.msg_iovlen, flags, Errno::MSGSIZE) };
-    unsafe { ours.unwrap_or_else(|| real::sendmsg(fd, message, flags)) }
+    unsafe { send_many(fd, header.msg_iov, header.msg_iovlen, flags, Errno::MSGSIZE) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if !is_connection(fd) {
-        return unsafe { real::sendmmsg(fd, messages, count, flags) };
-    }
+unsafe fn send_messages(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     for index in 0..count.min(BUFFERS as c_uint) {
         let message = messages.wrapping_add(index as usize);
         if !pointers::is_writable(message, size_of::<mmsghdr>()) {
             return if index == 0 { finish(Err(Errno::FAULT)) as c_int } else { index as c_int };
         }
-        let sent = unsafe { sendmsg(fd, &raw const (*message).msg_hdr, flags) };
+        let sent = unsafe { on_sendmsg(fd, &raw const (*message).msg_hdr, flags) };
         if sent < 0 {
             return if index == 0 { -1 } else { index as c_int };
         }
@@ -319,26 +334,23 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     count as c_int
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
-    let ours = match fds::kind(fd) {
+/// `write` and its kin: they are for pipes, too.
+unsafe fn write_one(fd: c_int, bytes: *const c_void, length: size_t) -> Option<ssize_t> {
+    match fds::kind(fd) {
         Kind::Output if length > 0 && pointers::is_readable(bytes, length) => {
             output::write(fd, &[IoSlice::new(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })]).map(finish)
         }
         _ => unsafe { send_one(fd, bytes, length, 0) },
-    };
-    unsafe { ours.unwrap_or_else(|| real::write(fd, bytes, length)) }
+    }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    let ours = usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
+unsafe fn write_parts(fd: c_int, parts: *const iovec, count: c_int) -> Option<ssize_t> {
+    usize::try_from(count).ok().and_then(|count| match fds::kind(fd) {
         Kind::Output if count > 0 && unsafe { check_parts(parts, count, Errno::INVAL, pointers::is_readable) }.is_ok() => {
             output::write(fd, unsafe { slice::from_raw_parts(parts.cast::<IoSlice<'_>>(), count) }).map(finish)
         }
         _ => unsafe { send_many(fd, parts, count, 0, Errno::INVAL) },
-    });
-    unsafe { ours.unwrap_or_else(|| real::writev(fd, parts, count)) }
+    })
 }
 
 /// Copies from a file through memory to where the layer must see the bytes: the kernel's way would pass the outbox.
@@ -349,7 +361,7 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
         let want = buffer.len().min(count - done);
         let got = unsafe {
             if offset.is_null() {
-                read(from, buffer.as_mut_ptr().cast(), want)
+                on_read(from, buffer.as_mut_ptr().cast(), want)
             } else {
                 libc::pread(from, buffer.as_mut_ptr().cast(), want, *offset)
             }
@@ -357,7 +369,7 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
         if got <= 0 {
             return if done > 0 { done as ssize_t } else { got };
         }
-        let sent = unsafe { write(to, buffer.as_ptr().cast(), got as size_t) };
+        let sent = unsafe { on_write(to, buffer.as_ptr().cast(), got as size_t) };
         let taken = sent.max(0);
         if offset.is_null() {
             // What was read and not taken is given back.
@@ -373,49 +385,34 @@ unsafe fn copy_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -
     done as ssize_t
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if is_connection(to) || fds::kind(to) == Kind::Output {
-        // Standard input is a pipe: that cannot be sent so, here as elsewhere.
-        if fds::kind(from) == Kind::Input {
-            return finish(Err(Errno::INVAL));
-        }
-        if !offset.is_null() && !pointers::is_writable(offset, size_of::<off_t>()) {
-            return finish(Err(Errno::FAULT));
-        }
-        if count > 0 {
-            return unsafe { copy_file(to, from, offset, count) };
-        }
+/// Sends a file to where the layer must see the bytes; none: the kernel sends it, or says what is wrong.
+unsafe fn send_file(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> Option<ssize_t> {
+    if !is_connection(to) && fds::kind(to) != Kind::Output {
+        return None;
     }
-    unsafe { real::sendfile(to, from, offset, count) }
+    // Standard input is a pipe: that cannot be sent so, here as elsewhere.
+    if fds::kind(from) == Kind::Input {
+        return Some(finish(Err(Errno::INVAL)));
+    }
+    if !offset.is_null() && !pointers::is_writable(offset, size_of::<off_t>()) {
+        return Some(finish(Err(Errno::FAULT)));
+    }
+    if count > 0 { Some(unsafe { copy_file(to, from, offset, count) }) } else { None }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    unsafe { sendfile(to, from, offset, count) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn splice(
-    from: c_int,
-    from_offset: *mut off_t,
-    to: c_int,
-    to_offset: *mut off_t,
-    length: size_t,
-    flags: c_uint,
-) -> ssize_t {
+/// Whether `splice` is refused, as for a descriptor that cannot be spliced: callers copy then, or report it.
+fn must_pass_through_memory(from: c_int, to: c_int) -> bool {
     let is_pipe = fds::kind(to) == Kind::Output || fds::kind(from) == Kind::Input;
     let are_open = || [from, to].iter().all(|fd| rustix::io::fcntl_getfd(sys::borrow(*fd)).is_ok());
-    if (is_connection(from) || is_connection(to) || is_pipe && layer::is_active()) && are_open() {
-        // As for a descriptor that cannot be spliced: callers copy then, or report it.
+    let ours = (is_connection(from) || is_connection(to) || is_pipe && layer::is_active()) && are_open();
+    if ours {
         static SAID: AtomicBool = AtomicBool::new(false);
         note_once(
             &SAID,
             "it splices a protected connection, its standard input or its standard output, whose bytes must pass through memory: that fails with EINVAL",
         );
-        return finish(Err(Errno::INVAL));
     }
-    unsafe { real::splice(from, from_offset, to, to_offset, length, flags) }
+    ours
 }
 
 const _: () = assert!(size_of::<IoSlice<'_>>() == size_of::<iovec>());

@@ -1,5 +1,8 @@
 //! The end of `MPI_Init`, just to notice it: the moment of the first checkpoint. Before it, helper threads of some libraries make the start of a rank
 //! something that does not replay (docs/design.md).
+//!
+//! redhook declares these, and does not look up what is behind them: the program's library may be loaded later than the constructor runs, and most
+//! programs have none.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -18,6 +21,59 @@ type Init = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
 type InitThread = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
 type FortranInit = unsafe extern "C" fn(*mut c_int);
 type FortranInitThread = unsafe extern "C" fn(*mut c_int, *mut c_int, *mut c_int);
+
+redhook::hook! {
+    unsafe fn MPI_Init(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int => on_init {
+        unsafe { call(c"MPI_Init", |next| std::mem::transmute::<*mut c_void, Init>(next)(argc, argv)) }
+    }
+}
+
+redhook::hook! {
+    unsafe fn MPI_Init_thread(
+        argc: *mut c_int, argv: *mut *mut *mut c_char, required: c_int, provided: *mut c_int
+    ) -> c_int => on_init_thread {
+        let next = |next| unsafe { std::mem::transmute::<*mut c_void, InitThread>(next)(argc, argv, required, provided) };
+        unsafe { call(c"MPI_Init_thread", next) }
+    }
+}
+
+redhook::hook! {
+    unsafe fn mpi_init_(error: *mut c_int) => on_fortran_init {
+        let next = |next| unsafe { std::mem::transmute::<*mut c_void, FortranInit>(next)(error) };
+        unsafe { call_fortran(c"mpi_init_", error, next) }
+    }
+}
+
+redhook::hook! {
+    unsafe fn mpi_init_thread_(required: *mut c_int, provided: *mut c_int, error: *mut c_int) => on_fortran_init_thread {
+        let next = |next| unsafe { std::mem::transmute::<*mut c_void, FortranInitThread>(next)(required, provided, error) };
+        unsafe { call_fortran(c"mpi_init_thread_", error, next) }
+    }
+}
+
+/// Initializes by the function of this name.
+unsafe fn call(name: &CStr, how: impl FnOnce(*mut c_void) -> c_int) -> c_int {
+    let next = next(name);
+    if next.is_null() {
+        return FAILED;
+    }
+    let result = how(next);
+    if result == 0 {
+        initialized();
+    }
+    result
+}
+
+/// The same for Fortran, where a failure is told by an argument.
+unsafe fn call_fortran(name: &CStr, error: *mut c_int, how: impl FnOnce(*mut c_void)) {
+    let next = next(name);
+    if next.is_null() {
+        unsafe { *error = FAILED };
+        return;
+    }
+    how(next);
+    initialized();
+}
 
 /// The MPI library's function. It is behind us in the search order if the program is linked with the library; if that was loaded later (mpi4py), it
 /// is among the loaded ones.
@@ -66,57 +122,4 @@ fn initialized() {
         // If the node is gone, whatever needs it next finds out.
         _ = layer.node.send(&ToNode::Initialized);
     }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn MPI_Init(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
-    let next = next(c"MPI_Init");
-    if next.is_null() {
-        return FAILED;
-    }
-    let result = unsafe { std::mem::transmute::<*mut c_void, Init>(next)(argc, argv) };
-    if result == 0 {
-        initialized();
-    }
-    result
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn MPI_Init_thread(
-    argc: *mut c_int,
-    argv: *mut *mut *mut c_char,
-    required: c_int,
-    provided: *mut c_int,
-) -> c_int {
-    let next = next(c"MPI_Init_thread");
-    if next.is_null() {
-        return FAILED;
-    }
-    let result = unsafe { std::mem::transmute::<*mut c_void, InitThread>(next)(argc, argv, required, provided) };
-    if result == 0 {
-        initialized();
-    }
-    result
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mpi_init_(error: *mut c_int) {
-    let next = next(c"mpi_init_");
-    if next.is_null() {
-        unsafe { *error = FAILED };
-        return;
-    }
-    unsafe { std::mem::transmute::<*mut c_void, FortranInit>(next)(error) };
-    initialized();
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mpi_init_thread_(required: *mut c_int, provided: *mut c_int, error: *mut c_int) {
-    let next = next(c"mpi_init_thread_");
-    if next.is_null() {
-        unsafe { *error = FAILED };
-        return;
-    }
-    unsafe { std::mem::transmute::<*mut c_void, FortranInitThread>(next)(required, provided, error) };
-    initialized();
 }

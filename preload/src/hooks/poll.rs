@@ -16,6 +16,83 @@ use crate::pointers;
 use crate::real;
 use crate::sys;
 
+pub mod kernel;
+
+hooks! {
+    unsafe fn epoll_create(size: c_int) -> c_int => on_epoll_create {
+        created(unsafe { real!(epoll_create)(size) })
+    }
+
+    unsafe fn epoll_create1(flags: c_int) -> c_int => on_epoll_create1 {
+        created(unsafe { real!(epoll_create1)(flags) })
+    }
+
+    unsafe fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int => on_epoll_ctl {
+        control(epoll, operation, fd, event).unwrap_or_else(|| unsafe { real!(epoll_ctl)(epoll, operation, fd, event) })
+    }
+
+    unsafe fn epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int => on_epoll_wait {
+        let limit = Limit { time: milliseconds(timeout), mask: None };
+        unsafe { waited(epoll, events, room, limit).unwrap_or_else(|| real!(epoll_wait)(epoll, events, room, timeout)) }
+    }
+
+    unsafe fn epoll_pwait(
+        epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t
+    ) -> c_int => on_epoll_pwait {
+        let limit = unsafe { signals(mask) }.map(|mask| Limit { time: milliseconds(timeout), mask });
+        let ours = limit.and_then(|limit| unsafe { waited(epoll, events, room, limit) });
+        ours.unwrap_or_else(|| unsafe { real!(epoll_pwait)(epoll, events, room, timeout, mask) })
+    }
+
+    unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => on_poll {
+        let limit = Limit { time: milliseconds(timeout), mask: None };
+        unsafe { polled(fds, count, limit).unwrap_or_else(|| real!(poll)(fds, count, timeout)) }
+    }
+
+    unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int => on_ppoll {
+        let ours = unsafe { limit(timeout, mask).and_then(|limit| polled(fds, count, limit)) };
+        ours.unwrap_or_else(|| unsafe { real!(ppoll)(fds, count, timeout, mask) })
+    }
+
+    unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int => on_poll_chk {
+        unsafe { if fits(count, room) { on_poll(fds, count, timeout) } else { real!(__poll_chk)(fds, count, timeout, room) } }
+    }
+
+    unsafe fn __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
+    ) -> c_int => on_ppoll_chk {
+        if !fits(count, room) {
+            return unsafe { real!(__ppoll_chk)(fds, count, timeout, mask, room) };
+        }
+        unsafe { on_ppoll(fds, count, timeout, mask) }
+    }
+
+    unsafe fn select(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+    ) -> c_int => on_select {
+        let ours = unsafe { selected_within(count, [read, write, except], timeout) };
+        ours.unwrap_or_else(|| unsafe { real!(select)(count, read, write, except, timeout) })
+    }
+
+    unsafe fn pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int => on_pselect {
+        let ours = unsafe { limit(timeout, mask).and_then(|limit| selected(count, [read, write, except], limit)) };
+        let ours = ours.map(|result| finish_int(result, number));
+        ours.unwrap_or_else(|| unsafe { real!(pselect)(count, read, write, except, timeout, mask) })
+    }
+}
+
+redhook::hook! {
+    // Not every C library has it, so `real` finds what is behind it.
+    unsafe fn epoll_pwait2(
+        epoll: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int => on_epoll_pwait2 {
+        let ours = unsafe { limit(timeout, mask).and_then(|limit| waited(epoll, events, room, limit)) };
+        ours.unwrap_or_else(|| unsafe { real::epoll_pwait2(epoll, events, room, timeout, mask) })
+    }
+}
+
 /// The kernel's limit on the descriptors of one `poll`, if `count` may be above it.
 fn most_descriptors(count: nfds_t) -> nfds_t {
     /// A process that may open fewer has been given few on purpose.
@@ -61,22 +138,14 @@ unsafe fn limit<'a>(time: *const timespec, mask: *const sigset_t) -> Option<Limi
     Some(Limit { time: Some(nanoseconds(time.tv_sec, time.tv_nsec)?), mask })
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    let epoll = unsafe { real::epoll_create(size) };
+/// The program has a new epoll, if it was made.
+fn created(epoll: c_int) -> c_int {
     ready::created(epoll);
     epoll
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    let epoll = unsafe { real::epoll_create1(flags) };
-    ready::created(epoll);
-    epoll
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+/// Changes what is watched, if that is ours to do.
+fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> Option<c_int> {
     let operation_of = match operation {
         libc::EPOLL_CTL_ADD => Some(Operation::Add),
         libc::EPOLL_CTL_MOD => Some(Operation::Modify),
@@ -88,14 +157,12 @@ pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, ev
     let (events, word) = event_there.map_or((0, 0), |event| (event.events, event.u64));
     // What the kernel refuses whatever we know: it says how.
     let ours = operation_of.filter(|operation| event_there.is_some() || *operation == Operation::Delete);
-    match ours.and_then(|operation| ready::control(epoll, operation, fd, events, word)) {
-        Some(result) => finish_int(result, |()| 0),
-        None => unsafe { real::epoll_ctl(epoll, operation, fd, event) },
-    }
+    let result = ours.and_then(|operation| ready::control(epoll, operation, fd, events, word))?;
+    Some(finish_int(result, |()| 0))
 }
 
 /// Waits for events, if the epoll is one that we know.
-unsafe fn epoll(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Limit<'_>) -> Option<c_int> {
+unsafe fn waited(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Limit<'_>) -> Option<c_int> {
     /// The kernel refuses to tell more at once.
     const MOST_EVENTS: usize = c_int::MAX as usize / size_of::<epoll_event>();
     let room = usize::try_from(room).ok().filter(|room| (1..=MOST_EVENTS).contains(room))?;
@@ -103,39 +170,6 @@ unsafe fn epoll(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Limi
     pointers::is_writable(events, room.min(READY_FDS) * size_of::<epoll_event>()).then_some(())?;
     let result = ready::epoll_wait(epoll, unsafe { slice::from_raw_parts_mut(events, room) }, limit)?;
     Some(finish_int(result, number))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
-    let limit = Limit { time: milliseconds(timeout), mask: None };
-    unsafe { self::epoll(epoll, events, room, limit).unwrap_or_else(|| real::epoll_wait(epoll, events, room, timeout)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait(
-    epoll: c_int,
-    events: *mut epoll_event,
-    room: c_int,
-    timeout: c_int,
-    mask: *const sigset_t,
-) -> c_int {
-    let limit = unsafe { signals(mask) }.map(|mask| Limit { time: milliseconds(timeout), mask });
-    let ours = limit.and_then(|limit| unsafe { self::epoll(epoll, events, room, limit) });
-    ours.unwrap_or_else(|| unsafe { real::epoll_pwait(epoll, events, room, timeout, mask) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait2(
-    epoll: c_int,
-    events: *mut epoll_event,
-    room: c_int,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    unsafe {
-        let ours = limit(timeout, mask).and_then(|limit| self::epoll(epoll, events, room, limit));
-        ours.unwrap_or_else(|| real::epoll_pwait2(epoll, events, room, timeout, mask))
-    }
 }
 
 /// Polls, if one of the descriptors is protected.
@@ -148,41 +182,9 @@ unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_
     Some(finish_int(result, number))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    let limit = Limit { time: milliseconds(timeout), mask: None };
-    unsafe { polled(fds, count, limit).unwrap_or_else(|| real::poll(fds, count, timeout)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-    unsafe {
-        let ours = limit(timeout, mask).and_then(|limit| polled(fds, count, limit));
-        ours.unwrap_or_else(|| real::ppoll(fds, count, timeout, mask))
-    }
-}
-
 /// Too little room: the next one ends the program, as it does without us.
 fn fits(count: nfds_t, room: size_t) -> bool {
     count as usize <= room / size_of::<pollfd>()
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-    unsafe { if fits(count, room) { poll(fds, count, timeout) } else { real::__poll_chk(fds, count, timeout, room) } }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __ppoll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-    room: size_t,
-) -> c_int {
-    unsafe {
-        if fits(count, room) { ppoll(fds, count, timeout, mask) } else { real::__ppoll_chk(fds, count, timeout, mask, room) }
-    }
 }
 
 /// The sets of one `select`, which may be null, of descriptors below `count`. A set may be longer than an fd_set.
@@ -272,55 +274,30 @@ unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn select(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    let next = || unsafe { real::select(count, read, write, except, timeout) };
+/// The same for `select`, which also tells what is left of its time.
+unsafe fn selected_within(count: c_int, sets: [*mut fd_set; 3], timeout: *mut timeval) -> Option<c_int> {
     let time = match pointers::read(timeout) {
         None if timeout.is_null() => None,
         // It leads nowhere, or is no time.
         time => match time.as_ref().and_then(microseconds) {
-            None => return next(),
+            None => return None,
             time => time,
         },
     };
     let began = time.map(|_| sys::now());
-    let Some(result) = (unsafe { selected(count, [read, write, except], Limit { time, mask: None }) }) else { return next() };
+    let result = unsafe { selected(count, sets, Limit { time, mask: None }) }?;
     if let (Some(time), Some(began)) = (time, began) {
         // Linux tells what is left.
         let left = time.saturating_sub(sys::now() - began);
         unsafe { *timeout = timeval { tv_sec: (left / 1_000_000_000) as i64, tv_usec: (left % 1_000_000_000 / 1_000) as i64 } };
     }
-    finish_int(result, number)
+    Some(finish_int(result, number))
 }
 
 /// The time of a `select`. Its microseconds may be more than a second.
 fn microseconds(time: &timeval) -> Option<u64> {
     let (seconds, rest) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_usec).ok()?);
     Some(seconds.saturating_mul(1_000_000_000).saturating_add(rest.saturating_mul(1_000)))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pselect(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    unsafe {
-        let ours = limit(timeout, mask).and_then(|limit| selected(count, [read, write, except], limit));
-        match ours {
-            Some(result) => finish_int(result, number),
-            None => real::pselect(count, read, write, except, timeout, mask),
-        }
-    }
 }
 
 #[cfg(test)]

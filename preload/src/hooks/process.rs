@@ -14,6 +14,53 @@ use crate::ops::ready;
 use crate::real;
 use crate::{layer, memory, sys};
 
+hooks! {
+    // A child that shared its parent's memory would use the layer as if it were its parent, so this is a fork: POSIX allows that.
+    unsafe fn vfork() -> pid_t => on_vfork {
+        unsafe { libc::fork() }
+    }
+
+    unsafe fn posix_spawn(
+        pid: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t, attributes: *const posix_spawnattr_t,
+        words: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int => on_posix_spawn {
+        spawning();
+        unsafe { real!(posix_spawn)(pid, path, actions, attributes, words, environment) }
+    }
+
+    unsafe fn posix_spawnp(
+        pid: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t, attributes: *const posix_spawnattr_t,
+        words: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int => on_posix_spawnp {
+        spawning();
+        unsafe { real!(posix_spawnp)(pid, file, actions, attributes, words, environment) }
+    }
+
+    unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE => on_popen {
+        spawning();
+        unsafe { real!(popen)(command, mode) }
+    }
+
+    unsafe fn system(command: *const c_char) -> c_int => on_system {
+        if !command.is_null() {
+            spawning();
+        }
+        unsafe { real!(system)(command) }
+    }
+}
+
+redhook::hook! {
+    // `fork` without the handlers of `pthread_atfork`. Not every C library has it, so `real` finds what is behind it.
+    unsafe fn _Fork() -> pid_t => on_fork {
+        unsafe {
+            before();
+            let pid = real::_Fork();
+            if pid == 0 { in_child() } else { in_parent() }
+            pid
+        }
+    }
+}
+
 /// Runs with the library's other constructors.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -31,7 +78,7 @@ extern "C" fn register() {
 /// The layer is held by the thread that forks.
 static HELD: AtomicBool = AtomicBool::new(false);
 
-/// Nobody is in the middle of anything while the process is copied.
+/// While the process is copied no other thread is in the middle of a change.
 unsafe extern "C" fn before() {
     let held = layer::enter();
     let is_held = held.is_some();
@@ -51,7 +98,7 @@ unsafe extern "C" fn in_parent() {
     }
 }
 
-/// There is one thread now, and it is nobody's rank.
+/// There is one thread now, and it is no rank's.
 unsafe extern "C" fn in_child() {
     layer::switch_off();
     memory::leave();
@@ -71,71 +118,10 @@ fn note(layer: &mut layer::Layer) {
     }
 }
 
-/// Before a call that starts another process, and perhaps waits for its end: nobody else is to wait for us meanwhile.
+/// Before a call that starts another process, and perhaps waits for its end: what other processes wait for is sent first.
 fn spawning() {
     if let Some(mut layer) = layer::enter() {
         layer.tend();
         note(&mut layer);
     }
-}
-
-/// A fork: a child that shared its parent's memory would use the layer as if it were its parent. POSIX allows that.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vfork() -> pid_t {
-    unsafe { real::fork() }
-}
-
-/// `fork` without the handlers of `pthread_atfork`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> pid_t {
-    unsafe {
-        before();
-        let pid = real::_Fork();
-        if pid == 0 {
-            in_child()
-        } else {
-            in_parent()
-        }
-        pid
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    words: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    spawning();
-    unsafe { real::posix_spawn(pid, path, actions, attributes, words, environment) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawnp(
-    pid: *mut pid_t,
-    file: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    words: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    spawning();
-    unsafe { real::posix_spawnp(pid, file, actions, attributes, words, environment) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-    spawning();
-    unsafe { real::popen(command, mode) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
-    if !command.is_null() {
-        spawning();
-    }
-    unsafe { real::system(command) }
 }

@@ -4,15 +4,78 @@ use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t, timeval};
+use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::{finish_int, is_connection};
 use crate::fds::{self, Kind, Mark};
 use crate::layer;
-use crate::ops::accept::{self, Accepted};
-use crate::ops::connect;
-use crate::ops::{address, descriptor, socket};
+use crate::ops::accept::Accepted;
+use crate::ops::{self, address, descriptor, socket};
 use crate::{pointers, real};
+
+hooks! {
+    unsafe fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int => on_connect {
+        let ours = if layer::is_active() { ops::connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
+        ours.map_or_else(|| unsafe { real!(connect)(fd, address, length) }, done)
+    }
+
+    unsafe fn bind(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int => on_bind {
+        let ours = if layer::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
+        ours.map_or_else(|| unsafe { real!(bind)(fd, to, length) }, done)
+    }
+
+    unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => on_listen {
+        let ours = if layer::is_active() { ops::accept::listen(fd, backlog) } else { None };
+        ours.map_or_else(|| unsafe { real!(listen)(fd, backlog) }, done)
+    }
+
+    unsafe fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int => on_accept4 {
+        unsafe { accepted(fd, address, length, flags).unwrap_or_else(|| real!(accept4)(fd, address, length, flags)) }
+    }
+
+    unsafe fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int => on_accept {
+        unsafe { accepted(fd, address, length, 0).unwrap_or_else(|| real!(accept)(fd, address, length)) }
+    }
+
+    unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => on_shutdown {
+        let ours = if is_connection(fd) { socket::shutdown(fd, how) } else { None };
+        ours.map_or_else(|| unsafe { real!(shutdown)(fd, how) }, done)
+    }
+
+    unsafe fn getsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t
+    ) -> c_int => on_getsockopt {
+        let ours = unsafe { told_error(fd, level, name, value, length) };
+        ours.unwrap_or_else(|| unsafe { real!(getsockopt)(with_options(fd), level, name, value, length) })
+    }
+
+    unsafe fn setsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t
+    ) -> c_int => on_setsockopt {
+        let set = |fd| unsafe { real!(setsockopt)(fd, level, name, value, length) };
+        unsafe { after_setsockopt(fd, level, name, value, set_options(fd, set)) }
+    }
+
+    unsafe fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int => on_getpeername {
+        match if is_connection(fd) { descriptor::names(fd) } else { None } {
+            Some(names) => unsafe { tell_address(fd, &names.peer, address, length) },
+            None => unsafe { real!(getpeername)(fd, address, length) },
+        }
+    }
+
+    unsafe fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int => on_getsockname {
+        match own_name(fd) {
+            Some(local) => unsafe { tell_address(fd, &local, address, length) },
+            None => unsafe { real!(getsockname)(fd, address, length) },
+        }
+    }
+}
+
+/// What a call returns that returns nothing but success.
+fn done(result: Result<(), Errno>) -> c_int {
+    finish_int(result, |()| 0)
+}
 
 /// The TCP address that the program means; none: another kind.
 unsafe fn address_from(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
@@ -42,7 +105,7 @@ unsafe fn address_from(address: *const sockaddr, length: socklen_t) -> Option<So
 /// kernel is asked the same, for it says what is wrong with the pointers.
 unsafe fn tell_address(fd: c_int, from: &SocketAddr, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     let room = pointers::read(length);
-    let result = unsafe { real::getsockname(fd, address, length) };
+    let result = unsafe { real!(getsockname)(fd, address, length) };
     if let (0, Some(room)) = (result, room) {
         let room = (room as usize).min(size_of::<sockaddr_in6>());
         if pointers::is_writable(address.cast::<u8>(), room) {
@@ -78,65 +141,37 @@ unsafe fn write_address(from: &SocketAddr, address: *mut sockaddr, length: *mut 
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    let ours = if layer::is_active() { connect::connect(fd, unsafe { address_from(address, length) }) } else { None };
-    match ours {
-        Some(result) => finish_int(result, |()| 0),
-        None => unsafe { real::connect(fd, address, length) },
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
-    let ours = if layer::is_active() { address::bind(fd, unsafe { address_from(to, length) }) } else { None };
-    match ours {
-        Some(result) => finish_int(result, |()| 0),
-        None => unsafe { real::bind(fd, to, length) },
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    match if layer::is_active() { accept::listen(fd, backlog) } else { None } {
-        Some(result) => finish_int(result, |()| 0),
-        None => unsafe { real::listen(fd, backlog) },
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
+/// Accepts a connection, if `fd` is a protected listener.
+unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> Option<c_int> {
     let known = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     if fds::kind(fd) != Kind::Listener || flags & !known != 0 {
-        return unsafe { real::accept4(fd, address, length, flags) };
+        return None;
     }
-    match accept::accept(fd, SocketFlags::from_bits_retain(flags as u32)) {
-        Some(result) => finish_int(result, |Accepted { fd, peer }| {
-            if !address.is_null() && unsafe { tell_address(fd, &peer, address, length) } != 0 {
-                // As in the kernel: the connection is lost.
-                let errno = real::errno();
-                unsafe { super::descriptor::close(fd) };
-                real::set_errno(errno);
-                return -1;
-            }
-            fd
-        }),
-        None => unsafe { real::accept4(fd, address, length, flags) },
-    }
+    let result = ops::accept::accept(fd, SocketFlags::from_bits_retain(flags as u32))?;
+    Some(finish_int(result, |Accepted { fd, peer }| {
+        if !address.is_null() && unsafe { tell_address(fd, &peer, address, length) } != 0 {
+            // As in the kernel: the connection is lost.
+            let errno = real::errno();
+            unsafe { super::descriptor::on_close(fd) };
+            real::set_errno(errno);
+            return -1;
+        }
+        fd
+    }))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    unsafe { accept4(fd, address, length, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let ours = if is_connection(fd) { socket::shutdown(fd, how) } else { None };
-    match ours {
-        Some(result) => finish_int(result, |()| 0),
-        None => unsafe { real::shutdown(fd, how) },
-    }
+/// Tells a connection's error, if that is what is asked for, and the program can be told.
+unsafe fn told_error(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> Option<c_int> {
+    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && is_connection(fd);
+    let room = wanted
+        && pointers::read(length).is_some_and(|length| (size_of::<c_int>()..=c_int::MAX as usize).contains(&(length as usize)))
+        && pointers::is_writable(value, size_of::<c_int>());
+    let result = if room { descriptor::socket_error(fd)? } else { return None };
+    Some(finish_int(result, |errno| {
+        unsafe { value.cast::<c_int>().write_unaligned(errno) };
+        unsafe { length.write_unaligned(size_of::<c_int>() as socklen_t) };
+        0
+    }))
 }
 
 /// The socket whose options are those of `fd`.
@@ -144,30 +179,19 @@ fn with_options(fd: c_int) -> c_int {
     if is_connection(fd) { descriptor::options_of(fd).unwrap_or(fd) } else { fd }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
-    let wanted = level == libc::SOL_SOCKET && name == libc::SO_ERROR && is_connection(fd);
-    let room = wanted
-        && pointers::read(length).is_some_and(|length| (size_of::<c_int>()..=c_int::MAX as usize).contains(&(length as usize)))
-        && pointers::is_writable(value, size_of::<c_int>());
-    match if room { descriptor::socket_error(fd) } else { None } {
-        Some(result) => finish_int(result, |errno| {
-            unsafe { value.cast::<c_int>().write_unaligned(errno) };
-            unsafe { length.write_unaligned(size_of::<c_int>() as socklen_t) };
-            0
-        }),
-        None => unsafe { real::getsockopt(with_options(fd), level, name, value, length) },
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int {
+/// Sets an option of the socket that has those of `fd`.
+fn set_options(fd: c_int, set: impl Fn(c_int) -> c_int) -> c_int {
     let other = with_options(fd);
-    let result = unsafe { real::setsockopt(other, level, name, value, length) };
+    let result = set(other);
     if other != fd {
         // What stands for it meanwhile has some of them, too.
-        unsafe { real::setsockopt(fd, level, name, value, length) };
+        set(fd);
     }
+    result
+}
+
+/// What `setsockopt` returns, when the option is set or refused.
+unsafe fn after_setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, result: c_int) -> c_int {
     if result != 0 && is_connection(fd) && descriptor::is_another(fd) {
         return 0; // It is replayed: what it did then was taken by the socket of then.
     }
@@ -187,23 +211,11 @@ pub unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value:
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    match if is_connection(fd) { descriptor::names(fd) } else { None } {
-        Some(names) => unsafe { tell_address(fd, &names.peer, address, length) },
-        None => unsafe { real::getpeername(fd, address, length) },
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    let told = match fds::kind(fd) {
+/// The address that the program's socket has.
+fn own_name(fd: c_int) -> Option<SocketAddr> {
+    match fds::kind(fd) {
         Kind::Connection | Kind::Alias => descriptor::names(fd).and_then(|names| names.local),
         Kind::Bound | Kind::Listener => address::told(fd),
         _ => None,
-    };
-    match told {
-        Some(local) => unsafe { tell_address(fd, &local, address, length) },
-        None => unsafe { real::getsockname(fd, address, length) },
     }
 }

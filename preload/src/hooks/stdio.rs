@@ -11,11 +11,35 @@ use libc::{FILE, off_t, size_t, ssize_t};
 use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, mprotect};
 
-use super::io::{read, write};
+use super::io::{on_read, on_write};
 use super::{finish, is_connection};
 use crate::fds::{self, Kind};
 use crate::lock::Lock;
-use crate::{input, layer, output, real};
+use crate::{input, layer, output};
+
+hooks! {
+    unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => on_fdopen {
+        unsafe { if is_connection(fd) { open_stream(fd, mode) } else { real!(fdopen)(fd, mode) } }
+    }
+
+    unsafe fn fileno(stream: *mut FILE) -> c_int => on_fileno {
+        known(stream).unwrap_or_else(|| unsafe { real!(fileno)(stream) })
+    }
+
+    unsafe fn fileno_unlocked(stream: *mut FILE) -> c_int => on_fileno_unlocked {
+        known(stream).unwrap_or_else(|| unsafe { real!(fileno_unlocked)(stream) })
+    }
+
+    unsafe fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int => on_vdprintf {
+        unsafe { if prints(fd) { print(fd, format, arguments) } else { real!(vdprintf)(fd, format, arguments) } }
+    }
+
+    unsafe fn __vdprintf_chk(
+        fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void
+    ) -> c_int => on_vdprintf_chk {
+        unsafe { if prints(fd) { print(fd, format, arguments) } else { real!(__vdprintf_chk)(fd, flag, format, arguments) } }
+    }
+}
 
 /// What `fopencookie` takes.
 #[repr(C)]
@@ -39,12 +63,12 @@ fn descriptor(cookie: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn read_some(cookie: *mut c_void, bytes: *mut c_char, length: size_t) -> ssize_t {
-    unsafe { read(descriptor(cookie), bytes.cast(), length) }
+    unsafe { on_read(descriptor(cookie), bytes.cast(), length) }
 }
 
 /// 0 says that it failed.
 unsafe extern "C" fn write_some(cookie: *mut c_void, bytes: *const c_char, length: size_t) -> ssize_t {
-    unsafe { write(descriptor(cookie), bytes.cast(), length) }.max(0)
+    unsafe { on_write(descriptor(cookie), bytes.cast(), length) }.max(0)
 }
 
 /// As sockets do.
@@ -54,14 +78,11 @@ unsafe extern "C" fn seek(_: *mut c_void, _: *mut off_t, _: c_int) -> c_int {
 
 unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
     STREAMS.lock().retain(|(_, fd)| *fd != descriptor(cookie));
-    unsafe { super::descriptor::close(descriptor(cookie)) }
+    unsafe { super::descriptor::on_close(descriptor(cookie)) }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    if !is_connection(fd) {
-        return unsafe { real::fdopen(fd, mode) };
-    }
+/// A stream of ours around a connection.
+unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     let functions = Functions { read: read_some, write: write_some, seek, close };
     let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !stream.is_null() {
@@ -84,16 +105,6 @@ fn known(stream: *mut FILE) -> Option<c_int> {
         return None;
     }
     STREAMS.lock().iter().find(|(known, _)| *known == stream as usize).map(|(_, fd)| *fd)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fileno(stream: *mut FILE) -> c_int {
-    known(stream).unwrap_or_else(|| unsafe { real::fileno(stream) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fileno_unlocked(stream: *mut FILE) -> c_int {
-    known(stream).unwrap_or_else(|| unsafe { real::fileno_unlocked(stream) })
 }
 
 /// What the C library's streams write with, before [`watch_streams`].
@@ -130,7 +141,7 @@ pub fn watch_streams() -> Result<(), &'static str> {
 
 /// Reads for a stream.
 unsafe extern "C" fn read_stream(stream: *mut FILE, bytes: *mut c_void, length: ssize_t) -> ssize_t {
-    let fd = unsafe { real::fileno_unlocked(stream) };
+    let fd = unsafe { real!(fileno_unlocked)(stream) };
     if layer::is_active() && fd >= 0 && length > 0 && fds::kind(fd) == Kind::Input {
         let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length as usize) };
         if let Some(result) = input::read(fd, &mut [IoSliceMut::new(room)]) {
@@ -156,7 +167,7 @@ unsafe fn replace(word: *mut *mut c_void, value: *mut c_void) -> Result<(), &'st
 /// Writes for a stream; less than everything: an error.
 unsafe extern "C" fn write_stream(stream: *mut FILE, bytes: *const c_void, length: ssize_t) -> ssize_t {
     let mut done = 0;
-    let fd = unsafe { real::fileno_unlocked(stream) };
+    let fd = unsafe { real!(fileno_unlocked)(stream) };
     if layer::is_active() && fd >= 0 && length > 0 {
         let bytes = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length as usize) };
         while done < bytes.len()
@@ -174,13 +185,18 @@ unsafe extern "C" fn write_stream(stream: *mut FILE, bytes: *const c_void, lengt
     done + unsafe { next(stream, bytes.byte_add(done as usize), length - done) }
 }
 
+/// Whether what is printed to `fd` must come by here.
+fn prints(fd: c_int) -> bool {
+    is_connection(fd) || fds::kind(fd) == Kind::Output
+}
+
 /// Prints to a connection, or to one of the pipes to the node.
 unsafe fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
     let mut text = ptr::null_mut();
     let length = unsafe { vasprintf(&raw mut text, format, arguments) };
     let mut done = 0;
     while done < length {
-        let written = unsafe { write(fd, text.add(done as usize).cast(), (length - done) as size_t) };
+        let written = unsafe { on_write(fd, text.add(done as usize).cast(), (length - done) as size_t) };
         if written < 0 {
             break;
         }
@@ -192,26 +208,10 @@ unsafe fn print(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_i
     if done < length { -1 } else { length }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
-    if is_connection(fd) || fds::kind(fd) == Kind::Output {
-        return unsafe { print(fd, format, arguments) };
-    }
-    unsafe { real::vdprintf(fd, format, arguments) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
-    if is_connection(fd) || fds::kind(fd) == Kind::Output {
-        return unsafe { print(fd, format, arguments) };
-    }
-    unsafe { real::__vdprintf_chk(fd, flag, format, arguments) }
-}
-
-/// A function with a variable number of arguments: makes the list of them (System V ABI for x86-64: how many bytes of integer and of vector registers are
+/// A function with a variable number of arguments, which redhook cannot declare (the module [`super`] shows it): makes the list of them (System V ABI for x86-64: how many bytes of integer and of vector registers are
 /// used, where the others lie on the stack, where the registers were saved) and calls the function that takes the list.
 macro_rules! variadic {
-    ($name:ident => $function:ident, $named:literal, $register:literal) => {
+    ($name:ident => $function:path, $named:literal, $register:literal) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() -> c_int {
@@ -251,5 +251,5 @@ macro_rules! variadic {
     };
 }
 
-variadic!(dprintf => vdprintf, 2, "rdx");
-variadic!(__dprintf_chk => __vdprintf_chk, 3, "rcx");
+variadic!(dprintf => vdprintf::vdprintf, 2, "rdx");
+variadic!(__dprintf_chk => __vdprintf_chk::__vdprintf_chk, 3, "rcx");

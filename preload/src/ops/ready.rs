@@ -18,11 +18,11 @@ use rustix::io::Errno;
 use super::epolls::{Epoll, Epolls, Operation, Watch};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
+use crate::hooks::poll::kernel;
 use crate::layer::{self, Held, Layer, sure};
 use crate::lock::Lock;
 use crate::sys;
 
-mod kernel;
 #[cfg(test)]
 mod tests;
 
@@ -186,7 +186,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
 /// Without the layer: only the program's words are put in.
 fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usize, Errno> {
     layer::tend_in_passing();
-    let count = kernel::epoll_wait(epoll, events, limit.time, limit.mask)?;
+    let count = kernel::epoll_within(epoll, events, limit.time, limit.mask)?;
     Ok(translate(EPOLLS.lock().get(epoll), events, count, |_| false, |_| {}))
 }
 
@@ -201,7 +201,7 @@ pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) ->
     let entries = fds.iter().map(|(fd, events)| pollfd { fd: *fd, events: events.bits() as i16, revents: 0 });
     let count = set.iter_mut().zip(entries).map(|(to, from)| *to = from).count();
     assert!(count == fds.len(), "at most {AT_ONCE} descriptors are waited for at once");
-    kernel::poll(&mut set[..count], time, Some(mask))
+    kernel::poll_within(&mut set[..count], time, Some(mask))
 }
 
 /// `poll` and, in its terms, `select`. None: none of these descriptors is protected; it passes through.
@@ -545,7 +545,7 @@ impl Waiting<'_> {
         }
         drop(layer);
         let mask = self.limit.mask.copied().unwrap_or_else(|| signals.mask());
-        let polled = kernel::poll(&mut set, left, Some(&mask));
+        let polled = kernel::poll_within(&mut set, left, Some(&mask));
         let mut layer = layer::enter().ok_or(Errno::INTR)?;
         layer.give_signals(signals);
         match polled {

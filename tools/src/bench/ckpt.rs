@@ -438,7 +438,7 @@ impl Subject {
     /// Saves it to a file, which is not brought to the disk.
     fn save(&mut self, what: Request, path: &Path) -> Result<(Header, Sample)> {
         let pid = self.child.id().cast_signed();
-        // Nobody else's to read, and through no link.
+        // No other user may read it, and it is opened through no link.
         let mut options = File::options();
         options.write(true).create(true).truncate(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
         let mut file = options.open(path).with_context(|| path.display().to_string())?;

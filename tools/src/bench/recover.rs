@@ -26,7 +26,7 @@ use crate::counters::make_checkpoints;
 use crate::show::{ask_status, print, print_json, report};
 
 const RANKS: u32 = 4;
-/// Who dies: neither the terminal's node nor that of rank 0, where the job is at home.
+/// The node and the rank that die: neither the terminal's node nor that of rank 0, where the job is at home.
 const VICTIM: (&str, Rank) = ("n3", Rank(2));
 /// Most seconds from the death to its confirmation.
 const DETECTED: f64 = 0.8;
@@ -434,7 +434,7 @@ impl Bench<'_> {
         while saved(cluster)? < mib << 20 {
             ensure!(Instant::now() < deadline, "there is no checkpoint of {mib} MiB within {} s", LIMIT.as_secs());
             let Some(id) = self.running(job, cluster)? else { bail!("the job ended before it was saved: give more --seconds") };
-            // Whose rank begins or catches up has none: soon again.
+            // A rank that begins or catches up makes none: asked again soon.
             if make_checkpoints(cluster, id)?.iter().any(|rank| rank.result.is_err()) {
                 self.wait(job, Instant::now() + AGAIN)?;
             }

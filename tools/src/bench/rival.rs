@@ -1,4 +1,4 @@
-//! Who else saves a running program: CRIU, or gdb's gcore, which at least stops it and writes its memory.
+//! Other tools that save a running program: CRIU, or gdb's gcore, which at least stops it and writes its memory.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub(super) enum Rival {
 }
 
 impl Rival {
-    /// The best that works here; and why it is not CRIU, or nobody at all.
+    /// The best that works here; and why it is not CRIU, or none at all.
     pub(super) fn find() -> (Option<Self>, Option<String>) {
         Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
     }

@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A gap that is worth a line, in nanoseconds: above what noting one takes.
 const GAP: u64 = 100_000;
-/// Nobody forgets it for longer, in nanoseconds.
+/// It ends by itself after this, in nanoseconds, so it cannot be forgotten.
 const LIFE: u64 = 300_000_000_000;
 /// Words of a page.
 const PAGE: usize = 512;
@@ -88,7 +88,7 @@ fn note_gaps(memory: &mut [u64], dirty: &[usize], path: &Path) -> Result<()> {
         memory[*word] = memory[*word].wrapping_add(last);
         let time = now();
         if time - last > GAP {
-            // One write: whoever reads meets whole lines.
+            // One write: the reader meets whole lines.
             report.write_all(format!("{time} {}\n", time - last).as_bytes()).with_context(what)?;
         }
         if time - begin > LIFE {

@@ -138,10 +138,10 @@ impl Trust {
 
 #[derive(Args, Clone, Copy)]
 pub(crate) struct How {
-    /// Who writes the image, and what of the memory
+    /// Which process writes the image, and what of the memory
     #[arg(long, value_enum, default_value = "fork")]
     mode: ModeName,
-    /// Whether pages are packed (LZ4): where a sample says that it pays, or never [default: auto; never in stop mode, where everybody waits for it].
+    /// Whether pages are packed (LZ4): where a sample says that it pays, or never [default: auto; never in stop mode, where the program waits for it].
     /// A packed image is unpacked before a restart
     #[arg(long, value_enum)]
     compress: Option<Compress>,

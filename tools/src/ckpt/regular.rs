@@ -35,7 +35,7 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
         preload.push(others);
     }
     let dir = || images.dir.display().to_string();
-    // What was in memory is nobody else's business; and images are taken only from a folder that nobody else may write.
+    // No other user may read what was in memory; and images are taken only from a folder that no other user may write.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images.dir).with_context(dir)?;
     let first_number = last_number(&images.dir).with_context(dir)? + 1;
     let (first, rest) = program.split_first().context("no program is given")?;
@@ -44,7 +44,7 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
         .env("LD_PRELOAD", preload)
         .spawn()
         .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
-    // Now, before anybody waits for it: its id may be another process's afterwards.
+    // Now, before this process waits for it: its id may be another process's afterwards.
     let target = match interval.map(|_| Target::open(child.id().cast_signed())).transpose() {
         Ok(target) => target,
         Err(error) => {
@@ -145,7 +145,7 @@ impl History {
         self.images.last().filter(|_| self.since_whole < full_every).map_or(0, |last| last.id)
     }
 
-    /// Adds the newest; gives the files that nobody needs any more.
+    /// Adds the newest; gives the files that are not needed any more.
     fn add(&mut self, path: PathBuf, id: u64, parent: u64) -> Vec<PathBuf> {
         self.since_whole = if parent == 0 { 1 } else { self.since_whole + 1 };
         self.images.push(Entry { path, id, parent });

@@ -24,7 +24,7 @@ const GROUPS: &[Group] = &[
         remedy: "build it without io_uring (liburing), or use its ordinary sockets" },
     Group { level: Level::Limit, name: "shared-memory", what: "shared memory", functions: &["shm_open", "shmget", "shmat"], in_libraries: false,
         means: "what is shared with others changes without a message, so neither checkpoint nor replay can account for it",
-        remedy: "see that it shares memory with nobody, or switch to messages; memory that it only shares with itself does no harm" },
+        remedy: "see that it shares memory with no other process, or switch to messages; memory that it only shares with itself does no harm" },
     Group { level: Level::Limit, name: "other-memory", what: "other processes' memory", functions: &["process_vm_readv", "process_vm_writev"], in_libraries: false,
         means: "RADIC sees nothing of what is read and written there",
         remedy: "see that it does not do so between ranks, or switch that off in favour of TCP" },

@@ -33,7 +33,7 @@ pub(super) enum Place {
     Unusable(PathBuf, String),
 }
 
-/// All libraries of the program, in the order in which they are loaded. `false` if there are more than anybody can want.
+/// All libraries of the program, in the order in which they are loaded. `false` if there are more than a program can need.
 pub(super) fn all(
     program: &Path,
     root: &Elf,

@@ -230,7 +230,7 @@ fn about_libraries(elf: &elf::Elf, libraries: &[Library], complete: bool) -> Vec
             "link fewer of them",
         ));
     }
-    // Who has no loader has been told so; who has glibc's but not glibc makes its system calls itself.
+    // A program without a loader has been reported above. One with glibc's loader and without glibc makes its system calls itself.
     if elf.interpreter.is_some() && complete && !libraries.iter().any(|library| library.name == "libc.so.6") {
         findings.push(Finding::new(
             Level::Stop,

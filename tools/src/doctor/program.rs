@@ -169,7 +169,7 @@ fn env_program(rest: &str) -> &str {
     ""
 }
 
-/// Whether executing the file changes who the process is, or what it may do.
+/// Whether executing the file changes the user or group of the process, or what it may do.
 fn changes(file: &Path, shown: &str, meta: &Metadata) -> Vec<Finding> {
     let me = (getuid().as_raw(), getgid().as_raw());
     let mut findings = identity(shown, meta, me);
@@ -188,7 +188,7 @@ fn changes(file: &Path, shown: &str, meta: &Metadata) -> Vec<Finding> {
 }
 
 /// The same for the file's capabilities, as its attribute has them: a version with flags, then at least 32 bits each of what is permitted
-/// and what may be inherited. The kernel ignores them for root, who has them all.
+/// and what may be inherited. The kernel ignores them for root, which has them all.
 fn capabilities(shown: &str, attribute: &[u8], uid: u32) -> Option<Finding> {
     const EFFECTIVE: u8 = 1;
     // Revision 1 and 2 end with the sets, 3 has a user id behind them.
@@ -205,11 +205,11 @@ fn capabilities(shown: &str, attribute: &[u8], uid: u32) -> Option<Finding> {
     })
 }
 
-/// Whether executing the file changes who the process is, which makes the loader ignore LD_PRELOAD.
+/// Whether executing the file changes the user or group of the process, which makes the loader ignore LD_PRELOAD.
 fn identity(shown: &str, meta: &Metadata, (uid, gid): (u32, u32)) -> Vec<Finding> {
     let (mode, remedy) = (meta.mode(), "remove the bit from a copy of your own (chmod u-s,g-s)");
     let mut findings = Vec::new();
-    // Without the group's x bit, setgid once meant file locks, and changes nobody.
+    // Without the group's x bit, setgid once meant file locks, and does not change the group.
     for (set, name, other) in
         [(mode & 0o4000 != 0, "setuid", meta.uid() != uid), (mode & 0o2010 == 0o2010, "setgid", meta.gid() != gid)]
     {
@@ -217,7 +217,7 @@ fn identity(shown: &str, meta: &Metadata, (uid, gid): (u32, u32)) -> Vec<Finding
             findings.push(stop(name, format!("{shown} is {name}: the loader puts no library into such a program"), remedy));
         } else if set {
             let about =
-                format!("{shown} is {name}, which changes nothing for you, but somebody else's ranks could not be protected");
+                format!("{shown} is {name}, which changes nothing for you, but another user's ranks could not be protected");
             findings.push(Finding::new(Level::Note, name, about, remedy));
         }
     }

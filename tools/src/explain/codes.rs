@@ -78,11 +78,11 @@ pub(crate) const CODES: &[CodeText] = &[
     text(
         KILLED,
         "The job was ended by `radic kill` or by the third interrupt at the terminal; or SIGKILL ended a rank that was not protected.",
-        "If nobody killed it, the kernel may have, for want of memory: see the kernel's log of the rank's node (`journalctl -k`).",
+        "If no user killed it, the kernel may have, for want of memory: see the kernel's log of the rank's node (`journalctl -k`).",
     ),
     text(
         NOBODY_READS,
-        "Nobody reads the output any more, so the job was ended; or SIGPIPE ended a rank.",
+        "The output is not read any more, so the job was ended; or SIGPIPE ended a rank.",
         "A command like `head` ends so. To keep the job, write its output to a file.",
     ),
 ];

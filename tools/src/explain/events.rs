@@ -25,8 +25,8 @@ pub(super) const EVENTS: &[EventText] = &[
     ),
     text(
         EventName::View,
-        "The members have agreed on who they are: somebody has joined, has left, or was declared dead.",
-        "The text names who joined and who is gone. If two members are left, no death can be told from a broken network: add a node or a \
+        "The members have agreed on a new list of members: a node has joined, has left, or was declared dead.",
+        "The text names the nodes that joined and that are gone. If two members are left, no death can be told from a broken network: add a node or a \
          witness (`radicd --witness`).",
     ),
     text(
@@ -44,7 +44,7 @@ pub(super) const EVENTS: &[EventText] = &[
     ),
     text(
         EventName::Descheduled,
-        "This protector did not run for longer than its watchdog allows, so it accuses nobody for two heartbeats.",
+        "This protector did not run for longer than its watchdog allows, so it accuses no other node for two heartbeats.",
         "If it comes often the machine is overloaded or was suspended: run fewer ranks on it, or raise --heartbeat-ms.",
     ),
     text(
@@ -72,9 +72,9 @@ pub(super) const EVENTS: &[EventText] = &[
     ),
     text(
         EventName::Refused,
-        "Somebody was refused: without the key, of another user, of another wire protocol, or with a message that makes no sense.",
+        "A connection was refused: without the key, of another user, of another wire protocol, or with a message that makes no sense.",
         "The text names the address or the node, and the reason. Two wire protocols: install the same release on all nodes (`radicd --version`). \
-         Another key: give all nodes the same key file. An address that is none of yours: somebody tries the port; nothing was told to it.",
+         Another key: give all nodes the same key file. An address that is none of yours: a stranger tries the port; nothing was told to it.",
     ),
     text(
         EventName::Inject,
@@ -112,13 +112,13 @@ pub(super) const EVENTS: &[EventText] = &[
     ),
     text(
         EventName::Fence,
-        "Older lives of a lost rank are not listened to any more.",
-        "Nothing is to be done: even if the lost node still runs, only one life of the rank can have an effect.",
+        "Logs refuse older incarnations of a lost rank from now on.",
+        "Nothing is to be done: even if the lost node still runs, only one incarnation of the rank can have an effect.",
     ),
     text(
         EventName::Place,
         "It is decided where a lost rank, or the home of a job, goes on.",
-        "Nothing is to be done. `radic run --restart-on` chooses which kind of node is taken; `radic spare list` shows who would be next.",
+        "Nothing is to be done. `radic run --restart-on` chooses which kind of node is taken; `radic spare list` shows which node would be next.",
     ),
     text(
         EventName::Image,

@@ -101,7 +101,7 @@ fn explain_code(code: u8) -> Explanation {
                 "The last line on standard error names the rank. A protected rank is brought back after a signal, and the job ends when it dies of it again \
                  and again: the program has a bug. Run it with a debugger, or with `ulimit -c unlimited` for a core file."
             } else {
-                "The last line on standard error names the rank. Somebody has sent the signal: a person, a batch system, or a limit of the machine."
+                "The last line on standard error names the rank. A person, a batch system or a limit of the machine has sent the signal."
             }
             .to_owned(),
         ),
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// An event that somebody adds to `EventName` and does not explain fails here.
+    /// An event that is in `EventName` and has no explanation fails here.
     #[test]
     fn every_event_is_explained_once() {
         let explained: Vec<&str> = events::EVENTS.iter().map(|text| text.event.as_str()).collect();

@@ -54,7 +54,7 @@ fn malformed(path: &Path, what: &str) -> io::Error {
 
 /// Reads what kind of program `path` is. Fails if it cannot be read, or is a broken ELF file.
 pub(super) fn read(path: &Path) -> io::Result<Program> {
-    // Without O_NONBLOCK, opening a named pipe waits for somebody who writes to it.
+    // Without O_NONBLOCK, opening a named pipe waits for a process that writes to it.
     let mut file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if !file.metadata()?.is_file() {
         return Ok(Program::Other); // A pipe or a device would keep us waiting, too.

@@ -85,7 +85,7 @@ impl<'a> Loader<'a> {
 pub(crate) struct Search {
     /// DT_RPATH, its own and the program's: before the user's LD_LIBRARY_PATH.
     before: Vec<PathBuf>,
-    /// DT_RUNPATH, its own only: after it. Who has one has no DT_RPATH, not even the program's.
+    /// DT_RUNPATH, its own only: after it. A file that has one has no DT_RPATH, not even the program's.
     after: Vec<PathBuf>,
 }
 

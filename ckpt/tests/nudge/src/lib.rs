@@ -1,7 +1,7 @@
 //! A library that embeds the engine as `libradic.so` does: with hooks, and with the preloaded library's constructor and functions in it. When it is
 //! nudged it saves the program to the file "image", unless there is a file "not-now". If there is a file "again" it nudges
 //! its own thread before it saves the program, and renames that file to "not-now": the second nudge saves nothing. What its hooks are told goes to files, too. If there is a pipe
-//! "hold", the thread that has saved the program waits there until somebody has opened it for writing.
+//! "hold", the thread that has saved the program waits there until the test has opened it for writing.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -34,7 +34,7 @@ fn nudged() -> Option<Wanted> {
 }
 
 fn saved(result: Result<(u64, u64), Refusal>) {
-    // SAFETY: opened by `nudged`, and nobody else's.
+    // SAFETY: opened by `nudged`, and owned by nothing else.
     drop(unsafe { File::from_raw_fd(IMAGE.swap(-1, Relaxed)) });
     match result {
         Ok((pause, image)) => note("saved", if pause > 0 && image != 0 { "saved\n" } else { "without a figure\n" }),

@@ -1,12 +1,12 @@
 //! The kernel's readiness calls, by the next library's functions: the checkpoint engine knows their system calls and makes them again, with what is
 //! left of their time, when a checkpoint interrupts them (`ckpt/src/interrupted.rs`). So EINTR is always a signal of the program.
-#![allow(unsafe_code)]
 
 use std::ptr;
 
 use libc::{c_int, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 
+use super::next;
 use crate::ops::epolls::Operation;
 use crate::real;
 
@@ -31,21 +31,21 @@ pub fn epoll_now(epoll: i32, events: &mut [epoll_event], mask: Option<&sigset_t>
     // SAFETY: the kernel writes at most `room` events, and reads one mask.
     result(unsafe {
         match mask {
-            None => real::epoll_wait(epoll, events.as_mut_ptr(), room, 0),
-            Some(mask) => real::epoll_pwait(epoll, events.as_mut_ptr(), room, 0, mask),
+            None => real!(epoll_wait)(epoll, events.as_mut_ptr(), room, 0),
+            Some(mask) => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, 0, mask),
         }
     })
 }
 
 /// Waits for events; in nanoseconds, none: for ever.
-pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
+pub fn epoll_within(epoll: i32, events: &mut [epoll_event], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
     let whole = time.map(|ns| (ns / 1_000_000, ns % 1_000_000));
     // SAFETY: the kernel writes at most `room` events, and reads one time and one mask.
     result(unsafe {
         match whole {
-            None => real::epoll_pwait(epoll, events.as_mut_ptr(), room, -1, pointer(mask)),
-            Some((ms @ 0..0x7fff_ffff, 0)) => real::epoll_pwait(epoll, events.as_mut_ptr(), room, ms as c_int, pointer(mask)),
+            None => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, -1, pointer(mask)),
+            Some((ms @ 0..0x7fff_ffff, 0)) => real!(epoll_pwait)(epoll, events.as_mut_ptr(), room, ms as c_int, pointer(mask)),
             // Only a kernel that has this call has programs that make it.
             Some(_) => {
                 let time = span(time);
@@ -60,17 +60,17 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], time: Option<u64>, mas
 pub fn poll_now(fds: &mut [pollfd], mask: Option<&sigset_t>) -> Result<usize, Errno> {
     match mask {
         // SAFETY: the kernel reads and writes the descriptors.
-        None => result(unsafe { real::poll(fds.as_mut_ptr(), fds.len() as nfds_t, 0) }),
-        Some(_) => poll(fds, Some(0), mask),
+        None => result(unsafe { real!(poll)(fds.as_mut_ptr(), fds.len() as nfds_t, 0) }),
+        Some(_) => poll_within(fds, Some(0), mask),
     }
 }
 
 /// Waits until one of `fds` is ready; in nanoseconds, none: for ever.
-pub fn poll(fds: &mut [pollfd], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
+pub fn poll_within(fds: &mut [pollfd], time: Option<u64>, mask: Option<&sigset_t>) -> Result<usize, Errno> {
     let time = span(time);
     let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the kernel reads and writes the descriptors, and reads one time and one mask.
-    result(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, pointer(mask)) })
+    result(unsafe { real!(ppoll)(fds.as_mut_ptr(), fds.len() as nfds_t, time, pointer(mask)) })
 }
 
 /// `epoll_ctl`, with events and key; without for `Delete`.
@@ -82,7 +82,7 @@ pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, key: u64)
     };
     let (mut event, errno) = (epoll_event { events, u64: key }, real::errno());
     // SAFETY: the kernel reads one event.
-    let result = result(unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) });
+    let result = result(unsafe { real!(epoll_ctl)(epoll, operation, fd, &raw mut event) });
     // Not every failure is one of the program's call.
     real::set_errno(errno);
     result.map(drop)
