@@ -551,7 +551,8 @@ fn overheard(service: SocketAddr) -> (SocketAddr, std::sync::mpsc::Receiver<Vec<
     (address, receiver)
 }
 
-/// A daemon that is back under its old address is found before it is a member: it takes no copy, because the job may end without its hearing so.
+/// A daemon that is back under its old address is found before it is a member: it takes no copy, because the job may end without
+/// its hearing so.
 #[test]
 fn who_is_no_member_takes_no_copies() {
     let dir = tempfile::tempdir().unwrap();
