@@ -37,7 +37,8 @@ pub enum LogFormat {
 pub enum Encrypt {
     /// All that RADIC itself says: between nodes, and logs and images.
     All,
-    /// What nodes say to each other. Logs and images can be read on the way to this node's log service and from there, but not changed.
+    /// What nodes say to each other. Logs and images can be read on the way to this node's log service and from there, but not
+    /// changed.
     Control,
 }
 
@@ -99,11 +100,13 @@ pub struct Settings {
     /// Acknowledge what is logged only when it is on the disk: survives the power failure of a node and its protector together
     #[arg(long, env = "RADIC_DURABLE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub durable: Option<bool>,
-    /// Memory for the log and the images under way of each process that this node protects, in MiB, before they go to files; less if there are many of them [default: 32]
+    /// Memory for the log and the images under way of each process that this node protects, in MiB, before they go to files; less
+    /// if there are many of them [default: 32]
     #[arg(long, env = "RADIC_LOG_MEMORY", value_name = "MIB")]
     pub log_memory: Option<usize>,
-    /// What is encrypted on the network: all, or what nodes say to each other alone. Logs and images that come to this node are protected against changes in any case;
-    /// a site that trusts its network saves time with control. The same for all nodes, else each holds what it is given as its own setting says [default: all]
+    /// What is encrypted on the network: all, or what nodes say to each other alone. Logs and images that come to this node are
+    /// protected against changes in any case; a site that trusts its network saves time with control. The same for all nodes,
+    /// else each holds what it is given as its own setting says [default: all]
     #[arg(long, env = "RADIC_ENCRYPT", value_enum)]
     pub encrypt: Option<Encrypt>,
     /// Host nothing until a node has died
@@ -121,8 +124,8 @@ pub struct Settings {
     /// Heartbeats in a row that may be missing before a node is suspected [default: 5]
     #[arg(long, env = "RADIC_MISSED", value_name = "N")]
     pub missed: Option<u32>,
-    /// Time that a process which is brought back may wait for something that is not in its log before it is given up, in seconds; one that
-    /// computes has ten times as long [default: three times the time between two checkpoints, at least 60]
+    /// Time that a process which is brought back may wait for something that is not in its log before it is given up, in seconds;
+    /// one that computes has ten times as long [default: three times the time between two checkpoints, at least 60]
     #[arg(long, env = "RADIC_REPLAY_LIMIT", value_name = "SECONDS")]
     pub replay_limit: Option<u64>,
     /// How log lines look, on stderr [default: text]

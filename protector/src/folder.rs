@@ -176,7 +176,8 @@ impl Folder {
         &self.path
     }
 
-    /// Whether its name still leads to it: not after it was removed, renamed or replaced, nor after something was mounted over it.
+    /// Whether its name still leads to it: not after it was removed, renamed or replaced, nor after something was mounted over
+    /// it.
     pub fn is_there(&self) -> bool {
         let there = rustix::fs::statat(CWD, &self.path, AtFlags::empty());
         // A server of files that does not answer has removed nothing.

@@ -9,7 +9,8 @@
 //! - [`config`]: flags, environment and file;
 //! - [`folder`]: folders that no other user can write to, and the files in them, also for `radic`.
 //!
-//! Everything but [`daemon`], [`logs`], [`config`] and [`folder`] is without input and output, so that a test or a simulation drives it by hand.
+//! Everything but [`daemon`], [`logs`], [`config`] and [`folder`] is without input and output, so that a test or a simulation
+//! drives it by hand.
 #![deny(unsafe_code)]
 
 pub mod address;

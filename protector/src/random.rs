@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea and Flood 2014). For jitter, and for numbers that others do not draw by accident; no secret comes from it.
+/// SplitMix64 (Steele, Lea and Flood 2014). For jitter, and for numbers that others do not draw by accident; no secret comes from
+/// it.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 

@@ -1,7 +1,7 @@
 //! Faults that `radic inject` causes: the daemon and its ranks are stopped for a while, or the node's links are down for a while.
 //!
-//! Neither can be undone by the daemon: it is stopped, or may end meanwhile. So a *causer*, a process of its own, does both, and ends with
-//! the daemon if that comes first.
+//! Neither can be undone by the daemon: it is stopped, or may end meanwhile. So a *causer*, a process of its own, does both, and
+//! ends with the daemon if that comes first.
 
 use std::io;
 use std::net::IpAddr;
@@ -51,8 +51,8 @@ fn refuse_cut(address: IpAddr) -> Result<(), String> {
     if found.is_ok_and(|status| status.success()) { Ok(()) } else { Err(format!("no `{IP}` command on that node")) }
 }
 
-/// Whether the network here is another one than where the first process of the machine is, or where the daemon was started from: in a container not even
-/// root may look at the first process.
+/// Whether the network here is another one than where the first process of the machine is, or where the daemon was started from:
+/// in a container not even root may look at the first process.
 fn has_own_network() -> io::Result<bool> {
     let namespace = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/net"));
     let ours = namespace(std::process::id())?;

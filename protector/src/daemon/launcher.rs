@@ -40,11 +40,12 @@ const ELF_64: u8 = 2;
 const ELF_X86_64: [u8; 2] = [62, 0];
 /// Time that the thread has at the daemon's end for what it is at, and its keeper to clean up.
 const END: Duration = Duration::from_secs(5);
-/// Time that a connection waits for the start that is under way when it comes. A start that hangs must not keep others waiting for ever.
+/// Time that a connection waits for the start that is under way when it comes. A start that hangs must not keep others waiting
+/// for ever.
 const GATE: Duration = Duration::from_secs(3);
 
-/// What is to be done. Orders are carried out one after the other. At most so many wait as ranks may be started at once (for each job), are ready
-/// to be brought back, and have just ended.
+/// What is to be done. Orders are carried out one after the other. At most so many wait as ranks may be started at once (for each
+/// job), are ready to be brought back, and have just ended.
 pub enum Order {
     /// Start a process.
     Start(ProcessId, SpawnOrder),
@@ -109,9 +110,9 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Starts the thread, for the node of this name. `limit` is what ranks get as their limit on descriptors, `number` what is told to those that are
-    /// brought back: by it they find us. What is done comes out of the receiver: as much as was ordered. Must be called within the daemon's
-    /// runtime.
+    /// Starts the thread, for the node of this name. `limit` is what ranks get as their limit on descriptors, `number` what is
+    /// told to those that are brought back: by it they find us. What is done comes out of the receiver: as much as was ordered.
+    /// Must be called within the daemon's runtime.
     pub fn start(node: NodeName, limit: DescriptorLimit, number: u64) -> io::Result<(Launcher, mpsc::UnboundedReceiver<Done>)> {
         let (orders, receiver) = std_mpsc::channel();
         let (done, results) = mpsc::unbounded_channel();

@@ -1,5 +1,5 @@
-//! Unix sockets in the node's directory, on which programs of this machine talk to their protector in frames of bincode: the `radic`
-//! command on one ([`super::commands`]), observers on another ([`super::observers`]).
+//! Unix sockets in the node's directory, on which programs of this machine talk to their protector in frames of bincode: the
+//! `radic` command on one ([`super::commands`]), observers on another ([`super::observers`]).
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -111,8 +111,8 @@ impl<S: Service> Clients<S> {
 /// A service's socket.
 pub struct Listener<S>(UnixListener, std::marker::PhantomData<S>);
 
-/// Binds the socket in a folder of this user. The path may be longer than a socket address holds, so the name is given relative to the
-/// open folder.
+/// Binds the socket in a folder of this user. The path may be longer than a socket address holds, so the name is given relative
+/// to the open folder.
 pub fn bind<S: Service>(folder: &Folder) -> io::Result<Listener<S>> {
     folder.remove(S::SOCKET).map_err(io::Error::other)?;
     let path = format!("/proc/self/fd/{}/{}", folder.as_fd().as_raw_fd(), S::SOCKET);

@@ -1,9 +1,9 @@
 //! What drives a [`Node`]: sockets, processes, signals and the clock, on one thread.
 //!
-//! One thread, because the node is one state machine: everything that happens becomes an [`Input`] on one queue (signs of life of others on one
-//! of their own, which is read first), everything it wants becomes a call here. What may take long is done by other threads: starting processes
-//! (`launcher`), sending heartbeats (`beats`), images (`restores`), logs, and looking at folders. What is done here is done in slices
-//! (`rounds`).
+//! One thread, because the node is one state machine: everything that happens becomes an [`Input`] on one queue (signs of life of
+//! others on one of their own, which is read first), everything it wants becomes a call here. What may take long is done by other
+//! threads: starting processes (`launcher`), sending heartbeats (`beats`), images (`restores`), logs, and looking at folders.
+//! What is done here is done in slices (`rounds`).
 
 mod beats;
 mod commands;
@@ -122,20 +122,65 @@ struct Daemon {
     lost: Option<String>,
 }
 
+/// The sockets on which the daemon listens.
+struct Sockets {
+    /// For commands.
+    control: local::Listener<ForCommands>,
+    /// For processes that were started here, and for those that were brought back.
+    process: local::Listener<ForObservers>,
+    restored: local::Listener<ForObservers>,
+    /// For other protectors.
+    listener: TcpListener,
+}
+
+impl Sockets {
+    fn bind(config: &Config, folder: &Folder, number: u64) -> Result<Sockets> {
+        let cannot_listen = || format!("cannot listen in {}", folder.path().display());
+        let control = local::bind::<ForCommands>(folder).with_context(cannot_listen)?;
+        let process = local::bind::<ForObservers>(folder).with_context(cannot_listen)?;
+        let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
+        let restored = local::bind_abstract::<ForObservers>(&restored_socket(number));
+        let restored = restored.context("cannot listen for processes that are brought back")?;
+        Ok(Sockets { control, process, restored, listener })
+    }
+}
+
+/// What the node knows of itself at its start.
+fn node_config(
+    config: &Config,
+    seeds: Seeds,
+    me: Member,
+    environment: HostEnvironment,
+    seed: u64,
+    key: ClusterKey,
+) -> NodeConfig {
+    NodeConfig {
+        me,
+        environment,
+        wall_us: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64),
+        seed,
+        join: seeds.join,
+        found: seeds.found,
+        timing: config.timing.clone(),
+        memory: resident_memory,
+        addresses,
+        counters: counters::read,
+        activity: counters::activity,
+        replay_limit: config.replay_limit,
+        refuse_fault: faults::refuse,
+        key,
+    }
+}
+
 impl Daemon {
     async fn start(config: Config, key: ClusterKey) -> Result<Daemon> {
         let limit = raise_descriptor_limit();
         let child_ended = signal(SignalKind::child()).context("cannot handle SIGCHLD")?;
         let (folder, store) = config.make_folders()?;
-        let cannot_listen = || format!("cannot listen in {}", folder.path().display());
-        let control = local::bind::<ForCommands>(&folder).with_context(cannot_listen)?;
-        let process = local::bind::<ForObservers>(&folder).with_context(cannot_listen)?;
-        let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
+        let random = [random()?, random()?, random()?];
+        let Sockets { control, process, restored, listener } = Sockets::bind(&config, &folder, random[2])?;
         let port = listener.local_addr().context("no local address")?.port();
         let address = SocketAddr::new(config.advertise, port);
-        let random = [random()?, random()?, random()?];
-        let restored = local::bind_abstract::<ForObservers>(&restored_socket(random[2]));
-        let restored = restored.context("cannot listen for processes that are brought back")?;
         let id = NodeId { name: config.name.clone(), boot: BootId(random[0]) };
         let (input_sender, inputs) = mpsc::channel(INPUTS);
         let (urgent_sender, urgent) = mpsc::channel(URGENT);
@@ -146,26 +191,9 @@ impl Daemon {
         written.with_context(|| format!("cannot write {}", folder.path().join(PID).display()))?;
         let folder = Arc::new(folder);
         let gone = folders::watch(vec![folder.clone(), Arc::new(store)]).context("cannot watch the node's folder")?;
-        let wall_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_micros() as u64);
         let seeds = seeds(&config, address).await?;
-        let timing = config.timing;
-        let heartbeat = timing.heartbeat;
-        let node_config = NodeConfig {
-            me: me.clone(),
-            environment,
-            wall_us,
-            seed: random[1],
-            join: seeds.join,
-            found: seeds.found,
-            timing: timing.clone(),
-            memory: resident_memory,
-            addresses,
-            counters: counters::read,
-            activity: counters::activity,
-            replay_limit: config.replay_limit,
-            refuse_fault: faults::refuse,
-            key: key.clone(),
-        };
+        let (timing, heartbeat) = (config.timing.clone(), config.timing.heartbeat);
+        let node_config = node_config(&config, seeds, me.clone(), environment, random[1], key.clone());
         let (connected_sender, connected) = mpsc::channel(1);
         let (joined_sender, joined) = mpsc::channel(1);
         let refusals = Rc::new(Refusals::new(input_sender.clone()));
@@ -296,8 +324,8 @@ impl Daemon {
         self.rounds.note(what, begun);
     }
 
-    /// No command finds this protector any more, no rank that is started joins it, and nothing that is logged could be read again: as its
-    /// node's death it is survived.
+    /// No command finds this protector any more, no rank that is started joins it, and nothing that is logged could be read
+    /// again: as its node's death it is survived.
     fn lose_folder(&mut self, path: &Path) {
         let why = format!(
             "{} was removed, renamed or replaced while this protector ran: this node leaves the cluster; start it again with `radicd` \
@@ -431,8 +459,8 @@ impl Happened {
     }
 }
 
-/// The queue of connections that are not accepted yet is as long as the kernel allows: in a full one, a member's probe waits for a
-/// second, and a flood of silent connections could pass for our death.
+/// The queue of connections that are not accepted yet is as long as the kernel allows: in a full one, a member's probe waits for
+/// a second, and a flood of silent connections could pass for our death.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -468,8 +496,8 @@ fn leave_on_signal(inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = (
     })
 }
 
-/// Logs a signal for the ranks of a job where it comes by: at the terminal's node, at the job's home, at its hosts (the last two only
-/// if it comes from another node).
+/// Logs a signal for the ranks of a job where it comes by: at the terminal's node, at the job's home, at its hosts (the last two
+/// only if it comes from another node).
 fn log_signal(input: &Input) {
     match input {
         Input::Client(_, Request::Signal(signal)) => tracing::debug!(signal, "a terminal passes a signal on to its job"),

@@ -1,11 +1,11 @@
 //! What ranks have started and left behind, beyond the reach of signals to their process groups.
 //!
-//! A process that makes a session or group of its own (setsid, a shell's job control) gets none of the signals that end a rank and
-//! its group. The daemon is a *child subreaper*: such a process becomes the daemon's own child when its parent ends, not init's.
-//! Its ancestry no longer tells of which job it is; what [`Host`](crate::node::host::Host) puts into a rank's environment does, and
-//! that passes through any number of forks, sessions and programs. A process without that mark is never touched: a protector that
-//! is the first process of a container is given all orphans there. So what leaves its group *and* clears its environment gets
-//! away.
+//! A process that makes a session or group of its own (setsid, a shell's job control) gets none of the signals that end a rank
+//! and its group. The daemon is a *child subreaper*: such a process becomes the daemon's own child when its parent ends, not
+//! init's. Its ancestry no longer tells of which job it is; what [`Host`](crate::node::host::Host) puts into a rank's environment
+//! does, and that passes through any number of forks, sessions and programs. A process without that mark is never touched: a
+//! protector that is the first process of a container is given all orphans there. So what leaves its group *and* clears its
+//! environment gets away.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -43,8 +43,8 @@ mod restore_tests;
 
 /// Pieces that may wait for a rank's PMI connection: a rank has at most one request under way.
 const PMI_QUEUE: usize = 16;
-/// Looks at an orphan that does not show of which job it is, from the end of one child on: one that was started without an environment
-/// never does.
+/// Looks at an orphan that does not show of which job it is, from the end of one child on: one that was started without an
+/// environment never does.
 const LOOKS: u32 = 25;
 /// What is said of a signal that the kernel does not let this protector send.
 pub const NOT_PERMITTED: &str = "is not permitted (EPERM)";
@@ -84,8 +84,8 @@ struct Starting {
 /// A stream of output.
 struct Reader {
     permit: Rc<Notify>,
-    /// Its pipe, while its process is being brought back: what comes on it before the process is back is not its own output, but what the engine has
-    /// to say.
+    /// Its pipe, while its process is being brought back: what comes on it before the process is back is not its own output, but
+    /// what the engine has to say.
     held: Option<OwnedFd>,
     task: Option<AbortHandle>,
 }
@@ -283,7 +283,8 @@ impl Processes {
         self.processes.iter().for_each(|(id, p)| remove_leftovers(&p.kvsname, id.rank));
     }
 
-    /// Interrupts a process, so that it looks at what it was told. Only one that has joined may be: the library handles the signal.
+    /// Interrupts a process, so that it looks at what it was told. Only one that has joined may be: the library handles the
+    /// signal.
     pub fn nudge(&self, id: ProcessId) {
         let Some(process) = self.processes.get(&id).filter(|p| p.alive) else { return };
         // An engine that is saving the process already takes no notice; the next nudge finds it again.

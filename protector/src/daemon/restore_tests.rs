@@ -264,7 +264,8 @@ fn order(logs: &Logs, local: bool, images: Vec<(u64, u64)>) -> RestoreOrder {
     RestoreOrder { process, incarnation, log, local, replica: None, images, kvsname, stdin: true, library }
 }
 
-/// Brings a program back, from its protector's files or from elsewhere, once it was killed, or beside itself where its ids are taken.
+/// Brings a program back, from its protector's files or from elsewhere, once it was killed, or beside itself where its ids are
+/// taken.
 fn comes_back(local: bool, killed: bool, last_word: &'static str, expected: ExitStatus) {
     let mut program = Program::start(8);
     let (images, old) = (program.save(), program.child.id());

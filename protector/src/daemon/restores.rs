@@ -1,5 +1,5 @@
-//! Processes on their way back: their images are fetched, verified and put together on threads of their own, a few at once. What is ready is
-//! started by the daemon's own thread, to which the parent-death signal is tied.
+//! Processes on their way back: their images are fetched, verified and put together on threads of their own, a few at once. What
+//! is ready is started by the daemon's own thread, to which the parent-death signal is tied.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -144,7 +144,8 @@ impl Restores {
     }
 }
 
-/// Its images, in order, as one that the restorer can read. What is wrong with those for which the replica's copy stands in is added to `damage`.
+/// Its images, in order, as one that the restorer can read. What is wrong with those for which the replica's copy stands in is
+/// added to `damage`.
 fn prepare(task: &Task, key: &JobKey, store: PathBuf, damage: &mut Vec<String>) -> Result<Restorable, String> {
     let RestoreOrder { log, local, ref images, .. } = task.order;
     let dir = store.clone();

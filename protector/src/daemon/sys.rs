@@ -24,8 +24,8 @@ pub struct Preparation {
     pub fixed_addresses: bool,
 }
 
-/// Makes `command` start in a session of its own, die with the daemon (docs/design.md: a protector's death is its node's), be as `preparation`
-/// says, and ignore no signal.
+/// Makes `command` start in a session of its own, die with the daemon (docs/design.md: a protector's death is its node's), be as
+/// `preparation` says, and ignore no signal.
 ///
 /// The last, because exec resets only signals with a handler: one that is ignored stays so, and a shell cannot even trap it. A
 /// cluster that is started in the background of a script (`radic cluster start &`, where a shell ignores SIGINT and SIGQUIT)
@@ -53,8 +53,8 @@ pub fn prepare_rank(command: &mut Command, preparation: Preparation) {
         // SAFETY: as above; it cannot fail.
         unsafe { libc::umask(umask) };
         if fixed_addresses {
-            // SAFETY: as above. This value asks what is set. Where a container's filter refuses the change, an image is put back to its
-            // addresses all the same.
+            // SAFETY: as above. This value asks what is set. Where a container's filter refuses the change, an image is put back
+            // to its addresses all the same.
             unsafe {
                 libc::personality(libc::personality(0xffff_ffff) as libc::c_ulong | libc::ADDR_NO_RANDOMIZE as libc::c_ulong)
             };
@@ -67,8 +67,8 @@ pub fn prepare_rank(command: &mut Command, preparation: Preparation) {
     unsafe { command.pre_exec(in_child) };
 }
 
-/// Makes what `command` becomes the leader of a session and group of its own, where the engine has put a keeper between it and us. Where it has not, it
-/// is that already.
+/// Makes what `command` becomes the leader of a session and group of its own, where the engine has put a keeper between it and
+/// us. Where it has not, it is that already.
 pub fn lead_session(command: &mut Command) {
     let in_child = || -> io::Result<()> {
         // SAFETY: async-signal-safe, and it takes no pointer.

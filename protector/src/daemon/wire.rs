@@ -71,8 +71,8 @@ impl Connection {
         tokio::time::timeout(within, connect).await.unwrap_or(Err(WireError::Slow(within)))
     }
 
-    /// The connecting side, when the peer's machine has taken the connection: says hello; the answer is the peer's welcome. The caller bounds
-    /// the time.
+    /// The connecting side, when the peer's machine has taken the connection: says hello; the answer is the peer's welcome. The
+    /// caller bounds the time.
     pub async fn greet(socket: TcpStream, key: &ClusterKey, hello: &Hello) -> Result<(Connection, Welcome), WireError> {
         let mut connection = Connection::new(socket, Channel::initiator(key, limits::PEER_FRAME))?;
         connection.send(hello).await?;

@@ -92,7 +92,8 @@ pub enum Watch {
     Urgent(Interest),
     /// Payload and images.
     Bulk(Interest),
-    /// Payload or an image for which there is no room. A set reports a peer that is gone whether it was asked or not, again and again; and what that peer has sent counts.
+    /// Payload or an image for which there is no room. A set reports a peer that is gone whether it was asked or not, again and
+    /// again; and what that peer has sent counts.
     Not,
 }
 

@@ -1,8 +1,9 @@
 //! The thread that writes and reads the files: what a disk takes its time for must not delay a gate.
 //!
-//! Orders are carried out one after the other. A log that cannot be written (the disk is full, say) is tried again until it can, with all
-//! later writes of its process behind it, so that what is reported as written has no gap; other processes go on. An image that cannot be
-//! written is given up, which makes room. With `durable` everything of a batch is on the disk before any of it is reported.
+//! Orders are carried out one after the other. A log that cannot be written (the disk is full, say) is tried again until it can,
+//! with all later writes of its process behind it, so that what is reported as written has no gap; other processes go on. An
+//! image that cannot be written is given up, which makes room. With `durable` everything of a batch is on the disk before any of
+//! it is reported.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

@@ -1,5 +1,5 @@
-//! Whole images for nodes that bring processes back. Here: a thread for each image that is being sent, of which there are few at once. There:
-//! [`fetch()`], which blocks; or [`Images::open`], where the log service is the node's own.
+//! Whole images for nodes that bring processes back. Here: a thread for each image that is being sent, of which there are few at
+//! once. There: [`fetch()`], which blocks; or [`Images::open`], where the log service is the node's own.
 //!
 //! An image that is being sent is an open file: a commit that deletes its name takes nothing away. The receiver checks its code
 //! over what it has received, so it is not read twice for that.
@@ -221,8 +221,8 @@ impl Images {
     }
 }
 
-/// Fetches an image (number, length) from the log service at `from` into a file without a name in `dir`, or in memory if that is full: verified, at
-/// its beginning.
+/// Fetches an image (number, length) from the log service at `from` into a file without a name in `dir`, or in memory if that is
+/// full: verified, at its beginning.
 pub fn fetch(
     from: SocketAddr,
     key: &JobKey,

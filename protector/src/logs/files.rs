@@ -1,8 +1,9 @@
 //! The files of the store: names, segments, and the directory's owner.
 //!
-//! `DIR/<job>/<rank>/journal.<position>`, `stream.<opener's job>.<opener's rank>.<number>.<from|to>.<position>`, `image.<number>`, and beside each
-//! verified image `image.<number>.mac`. Logs are cut into segments of [`SEGMENT`] bytes, so that forgetting the beginning of one deletes files;
-//! the position in the name (16 hexadecimal digits) is that of the segment's first byte. A log need not begin where its first segment does.
+//! `DIR/<job>/<rank>/journal.<position>`, `stream.<opener's job>.<opener's rank>.<number>.<from|to>.<position>`,
+//! `image.<number>`, and beside each verified image `image.<number>.mac`. Logs are cut into segments of [`SEGMENT`] bytes, so
+//! that forgetting the beginning of one deletes files; the position in the name (16 hexadecimal digits) is that of the segment's
+//! first byte. A log need not begin where its first segment does.
 //!
 //! What is read of a log is what was written, or an error: its sums are in memory ([`Sums`]). Images have codes of their own.
 

@@ -70,9 +70,10 @@
 //!
 //! # Measured
 //!
-//! 2 cores, release build, with other builds running (`cargo test --release -p radic-protector --test logs -- --nocapture --test-threads 1
-//! gate`): a message of 60 bytes of journal is acknowledged in 4.3 us (median; 90 %: 4.7, 99 %: 13); while another process ships images of
-//! 103 MB, each verified and committed (0.45 s), in 4.6 us (90 %: 5.6 to 91; 99 %: 3 to 4 ms, the scheduler's share: both cores are busy).
+//! 2 cores, release build, with other builds running (`cargo test --release -p radic-protector --test logs -- --nocapture
+//! --test-threads 1 gate`): a message of 60 bytes of journal is acknowledged in 4.3 us (median; 90 %: 4.7, 99 %: 13); while
+//! another process ships images of 103 MB, each verified and committed (0.45 s), in 4.6 us (90 %: 5.6 to 91; 99 %: 3 to 4 ms, the
+//! scheduler's share: both cores are busy).
 
 mod callers;
 mod carry_out;
@@ -227,8 +228,8 @@ impl Logs {
         self.0.question(|answer| Request::List(process, answer))
     }
 
-    /// Bytes of a part from `position`, at most `most` and at most [`radic_wire::limits::LOG_CHUNK`]; none at the end of what is held. An
-    /// error says what is wrong: not held, or the file cannot be read.
+    /// Bytes of a part from `position`, at most `most` and at most [`radic_wire::limits::LOG_CHUNK`]; none at the end of what is
+    /// held. An error says what is wrong: not held, or the file cannot be read.
     pub fn read(
         &self,
         process: ProcessId,
@@ -244,7 +245,8 @@ impl Logs {
         self.0.question(|answer| Request::Status(job, answer))
     }
 
-    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs, when its log is stable ([`LogServer::fence`](crate::logserver::LogServer::fence)).
+    /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs, when its log is stable
+    /// ([`LogServer::fence`](crate::logserver::LogServer::fence)).
     pub fn fence(&self, process: ProcessId, incarnation: Incarnation) -> oneshot::Receiver<Result<Restart, NoRestart>> {
         self.0.question(|answer| Request::Fence(process, incarnation, answer))
     }

@@ -1,8 +1,8 @@
 //! The service's thread: one round after the other, each of what is ready, the urgent first.
 //!
-//! Two sets of descriptors. In the urgent one are the listener, the waker, the connections on which gates depend, and the set of the others:
-//! observers' payload and images. Of those one is served a round, with at most a quarter of a MiB, so that a stream of payload delays a gate by
-//! no more than that; the kernel gives them in turn.
+//! Two sets of descriptors. In the urgent one are the listener, the waker, the connections on which gates depend, and the set of
+//! the others: observers' payload and images. Of those one is served a round, with at most a quarter of a MiB, so that a stream
+//! of payload delays a gate by no more than that; the kernel gives them in turn.
 
 use std::collections::HashMap;
 use std::fs;
@@ -345,7 +345,8 @@ impl Service {
 
     /// Does not watch a connection any more that is given away.
     pub fn stop_watching(&self, connection: &Connection) {
-        // The kernel takes it out of a set of itself when the last copy of the socket is closed: this fails only if it is in none.
+        // The kernel takes it out of a set of itself when the last copy of the socket is closed: this fails only if it is in
+        // none.
         _ = match connection.watch {
             Watch::Urgent(_) => self.urgent.delete(&connection.socket),
             Watch::Bulk(_) => self.bulk.delete(&connection.socket),

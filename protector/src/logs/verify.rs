@@ -1,7 +1,7 @@
 //! Verification of images, on a thread of its own: it may take seconds, and a gate must not wait for it.
 //!
-//! An image that is whole and undamaged gets a code ([`Purpose::Image`]) over its process, its number and all its bytes, with a key that no process has
-//! ([`JobKey::derive_for_nodes`]). A restart checks it: [`check_code`].
+//! An image that is whole and undamaged gets a code ([`Purpose::Image`]) over its process, its number and all its bytes, with a
+//! key that no process has ([`JobKey::derive_for_nodes`]). A restart checks it: [`check_code`].
 
 use std::fs;
 use std::io::{self, BufRead, Read, Seek, Write};
@@ -101,7 +101,8 @@ pub fn check_code(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> 
     open_verified(path, key, process, image).map(drop)
 }
 
-/// Opens an image and checks the code of what it has opened. The file is at its beginning, and stays what it is whatever becomes of its name.
+/// Opens an image and checks the code of what it has opened. The file is at its beginning, and stays what it is whatever becomes
+/// of its name.
 pub fn open_verified(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<fs::File, BadImage> {
     let stored = read_code(path)?;
     let mut input = Coded { input: fs::File::open(path)?, code: begin(key, process, image), bytes: 0 };

@@ -4,8 +4,8 @@
 //! has no replica, whatever was ordered when it led. The replica of a process that has moved may be the log server that led
 //! before: the two would tell each other what each had said.
 //!
-//! While a replica is not there, nothing is acknowledged: the store counts the process as replicated from the moment it is to be. Each time the
-//! connection is made the replica is told everything that is not stable ([`crate::store::Store::set_replica`]).
+//! While a replica is not there, nothing is acknowledged: the store counts the process as replicated from the moment it is to be.
+//! Each time the connection is made the replica is told everything that is not stable ([`crate::store::Store::set_replica`]).
 
 use std::net::SocketAddr;
 use std::time::Duration;

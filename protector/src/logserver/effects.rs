@@ -153,7 +153,8 @@ impl LogServer {
         }
     }
 
-    /// The answer to a question, for the connection on which it was asked and no later one: bytes of a file, or why they cannot be read.
+    /// The answer to a question, for the connection on which it was asked and no later one: bytes of a file, or why they cannot
+    /// be read.
     pub fn handle_read(
         &mut self,
         now: Duration,

@@ -41,7 +41,8 @@ impl LogServer {
         self.store.let_go(process);
     }
 
-    /// The log server that has forwarded what this process says is lost: see [`Store::take_over`](crate::store::Store::take_over).
+    /// The log server that has forwarded what this process says is lost: see
+    /// [`Store::take_over`](crate::store::Store::take_over).
     pub fn take_over(&mut self, process: ProcessId) {
         self.store.take_over(process);
         self.listen_to(process);
@@ -57,8 +58,9 @@ impl LogServer {
         self.told.contains(&process) || self.revived.contains(&process.job)
     }
 
-    /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`], when the log is stable: when the file and the replica
-    /// have what came before. [`NoRestart::Unstable`] is the answer if that takes longer than `STABLE`.
+    /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`],
+    /// when the log is stable: when the file and the replica have what came before. [`NoRestart::Unstable`] is the answer if that
+    /// takes longer than `STABLE`.
     pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
         self.now = now;
         let restart = self.store.restart(process, incarnation);

@@ -1,7 +1,8 @@
 //! The log server: everything that the log service decides, without sockets, files, threads or a clock.
 //!
-//! The driver says what happens (`handle_*`), carries out what [`LogServer::poll_action`] says, and calls [`LogServer::handle_timeout`] at
-//! [`LogServer::poll_timeout`]. There are two drivers: [`crate::logs`], with epoll, authenticated records and disk threads, and the simulation.
+//! The driver says what happens (`handle_*`), carries out what [`LogServer::poll_action`] says, and calls
+//! [`LogServer::handle_timeout`] at [`LogServer::poll_timeout`]. There are two drivers: [`crate::logs`], with epoll,
+//! authenticated records and disk threads, and the simulation.
 //!
 //! # Map
 //!
@@ -15,14 +16,17 @@
 //!
 //! # A connection
 //!
-//! The driver numbers connections, and never uses a number again. A connection begins with [`LogServer::handle_accepted`] or, to a replica, with [`Action::Dial`] and
-//! [`LogServer::handle_dialing`]. The driver proves with the keys of [`radic_wire::login`] that the caller is what it says, and then asks [`LogServer::handle_proven`] whether it
-//! is let in. From there on the driver brings frames, as long as [`LogServer::may_read`] says so. It ends by [`Action::Close`], with the [`Reason`], or by [`LogServer::handle_closed`].
+//! The driver numbers connections, and never uses a number again. A connection begins with [`LogServer::handle_accepted`] or, to
+//! a replica, with [`Action::Dial`] and [`LogServer::handle_dialing`]. The driver proves with the keys of [`radic_wire::login`]
+//! that the caller is what it says, and then asks [`LogServer::handle_proven`] whether it is let in. From there on the driver
+//! brings frames, as long as [`LogServer::may_read`] says so. It ends by [`Action::Close`], with the [`Reason`], or by
+//! [`LogServer::handle_closed`].
 //!
 //! # Bounds
 //!
-//! [`Config::connections`], [`limits::HANDSHAKES`] of them unproven, each for [`limits::HANDSHAKE_MS`]; [`Config::processes`]; [`Config::writing`] bytes on their way to files;
-//! 1 MiB of answers for a connection before it is not read any more; 4 MiB for a replica before payload and images of its process are not read.
+//! [`Config::connections`], [`limits::HANDSHAKES`] of them unproven, each for [`limits::HANDSHAKE_MS`]; [`Config::processes`];
+//! [`Config::writing`] bytes on their way to files; 1 MiB of answers for a connection before it is not read any more; 4 MiB for a
+//! replica before payload and images of its process are not read.
 
 mod chain;
 mod effects;
@@ -45,7 +49,8 @@ use self::chain::{Link, Replica};
 use self::effects::Writing;
 use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 
-/// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is read that asks for answers.
+/// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is read
+/// that asks for answers.
 const CLOGGED: usize = 1 << 20;
 /// Time between two events about connections that were closed.
 const INTRUDERS: Duration = Duration::from_secs(1);
@@ -197,7 +202,8 @@ pub enum Gone<'a> {
 pub enum Next {
     /// It brings the next frame.
     Read,
-    /// The answer may be long: the driver carries out what is to be done, and asks [`LogServer::may_go_on`] before it brings the next frame.
+    /// The answer may be long: the driver carries out what is to be done, and asks [`LogServer::may_go_on`] before it brings the
+    /// next frame.
     Answer,
     /// Nothing: the connection is closed.
     Closed,
@@ -225,7 +231,8 @@ pub enum Action {
     Close(ConnectionNumber, Reason),
     /// Read the connection again: what has come already, and what will.
     Resume(ConnectionNumber),
-    /// Connect to the replica of a process, to log in as this incarnation; then [`LogServer::handle_dialing`] or [`LogServer::handle_dial_failed`].
+    /// Connect to the replica of a process, to log in as this incarnation; then [`LogServer::handle_dialing`] or
+    /// [`LogServer::handle_dial_failed`].
     Dial(Speaker, SocketAddr),
     /// Write; then [`LogServer::handle_written`] or [`LogServer::handle_write_failed`] with this ticket.
     Write(u64, Write),
@@ -289,7 +296,8 @@ pub enum What {
     /// The log of a process that is catching up cannot be read, or is not what was written: the process cannot be brought back
     /// from here.
     Unreadable,
-    /// A connection that proved nothing, or said something that contradicts what came before, was closed. At most one a second is told.
+    /// A connection that proved nothing, or said something that contradicts what came before, was closed. At most one a second is
+    /// told.
     Intruder,
     /// The replica of a process is out of reach (its gate waits), or there again.
     Replica,
@@ -430,7 +438,8 @@ impl LogServer {
         self.connections.get(&connection).map(|connection| connection.reading)
     }
 
-    /// What the driver is to do next. What the messages of one round have made of the store is put together here, so the driver asks when it has handled them all.
+    /// What the driver is to do next. What the messages of one round have made of the store is put together here, so the driver
+    /// asks when it has handled them all.
     pub fn poll_action(&mut self) -> Option<Action> {
         if self.actions.is_empty() {
             self.settle();

@@ -1,4 +1,5 @@
-//! What the server decides about connections, with no network at all. What is held and acknowledged is the store's, and has its tests there.
+//! What the server decides about connections, with no network at all. What is held and acknowledged is the store's, and has its
+//! tests there.
 
 use proptest::prelude::*;
 use radic_wire::bytes::Writer;
@@ -388,7 +389,8 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
-    /// Whatever callers say and the node orders, in whatever order: the parts of the server agree, and all that waits comes to an end.
+    /// Whatever callers say and the node orders, in whatever order: the parts of the server agree, and all that waits comes to an
+    /// end.
     #[test]
     fn its_parts_agree(steps in prop::collection::vec((0u64..9, happens()), 1..120)) {
         let (mut server, mut now, mut next) = (server(), at(1), 0);

@@ -64,13 +64,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use radic_wire::ids::NodeId;
-use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, Refusal, View};
-
 use agree::{Acceptor, Cut, Pending, Proposer};
 pub use detect::Evidence;
 use detect::{Probing, Suspicion, Watched};
 use found::Founding;
+use radic_wire::ids::NodeId;
+use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, Refusal, View};
 use views::Known;
 pub use views::Views;
 

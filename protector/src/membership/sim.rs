@@ -1,5 +1,5 @@
-//! A simulated cluster for the tests: virtual time, a network that loses, delays, doubles and reorders, nodes that crash and pause,
-//! and a checker that looks at every message and every view. Everything follows from one seed.
+//! A simulated cluster for the tests: virtual time, a network that loses, delays, doubles and reorders, nodes that crash and
+//! pause, and a checker that looks at every message and every view. Everything follows from one seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,17 +1,19 @@
 //! Calls between nodes: a question to some or all members, what it is for, and what is done with the answers.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use radic_wire::determinant::StreamId;
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::local::{ClusterStatus, Fault};
+use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder};
+use radic_wire::suspension::Suspension;
+
 use super::clients::{Client, Wanted};
 use super::host::NameRequest;
 use super::observers::{Call, ObserverId};
 use super::{ClientId, Node};
-use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::local::{ClusterStatus, Fault, Reply};
-use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder};
-use radic_wire::suspension::Suspension;
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::time::Duration;
 
 /// Time that members have to answer a question to all.
 pub(super) const GATHER: Duration = Duration::from_millis(1000);
@@ -170,13 +172,7 @@ impl Node {
     pub(super) fn finish_gather(&mut self, now: Duration, number: u64) {
         let Some(Gather { purpose, answers, waiting, lost, .. }) = self.gathers.remove(&number) else { return };
         match purpose {
-            Purpose::Status(client) => {
-                let status = self.status(answers);
-                if status.processes.is_empty() {
-                    return self.finish(client, Reply::Status(status));
-                }
-                self.gather(now, Purpose::Sizes(client, Box::new(status)), &Query::Sizes);
-            }
+            Purpose::Status(client) => self.finish_status(now, client, answers),
             Purpose::Sizes(client, status) => self.finish_sizes(client, *status, answers),
             Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, (&answers, &waiting), wanted),
             Purpose::Events(client) => self.finish_events(client, answers),
@@ -187,10 +183,7 @@ impl Node {
                 self.finish_anew(now, until, (observer, process), silent, then);
             }
             Purpose::Where { observer, process, ask, other } => {
-                let of = |answer: &Answer| if let Answer::Where { place, .. } = answer { *place } else { None };
-                let places: Vec<_> = answers.values().filter_map(of).collect();
-                let ended = answers.values().any(|answer| matches!(answer, Answer::Where { ended: true, .. }));
-                self.finish_where((observer, process, ask), other, &places, ended);
+                self.finish_where((observer, process, ask), other, answers.values());
             }
             Purpose::Lost(process) => {
                 let known = answers.values().any(|answer| matches!(answer, Answer::Where { place: Some(_), .. }));

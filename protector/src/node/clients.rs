@@ -1,13 +1,9 @@
 //! The `radic` commands that are connected to this node, and the questions to all nodes that some of their requests need.
 
-use super::calls::{GATHER, Purpose};
-use super::events::About;
-use super::following::Passed;
-use super::host::NameRequest;
-use super::placement::place;
-use super::sessions::Shown;
-use super::{ClientId, Node, Output, Stop, checkpoints};
-use crate::membership::ring::watcher_of;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{Epoch, JobId, NodeId, NodeName, ProcessId, Rank};
@@ -18,9 +14,15 @@ use radic_wire::membership::{Member, Role};
 use radic_wire::peer::{Answer, PeerMessage, Query, ToHome, ToStore, Ward};
 use radic_wire::process::{Protect, Protection};
 use radic_wire::suspension::Suspension;
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::time::Duration;
+
+use super::calls::{GATHER, Purpose};
+use super::events::About;
+use super::following::Passed;
+use super::host::NameRequest;
+use super::placement::place;
+use super::sessions::Shown;
+use super::{ClientId, Node, Output, Stop, checkpoints};
+use crate::membership::ring::watcher_of;
 
 /// Time that a log service has to answer a command.
 const LOG: Duration = Duration::from_secs(10);
@@ -330,6 +332,15 @@ impl Node {
 
     fn find_for(&mut self, now: Duration, client: ClientId, job: String, wanted: Wanted) {
         self.gather_for(now, client, Purpose::Find(client, job, wanted), &Query::Report);
+    }
+
+    /// What the nodes report. Their log services are asked for sizes, if there are processes to show them with.
+    pub(super) fn finish_status(&mut self, now: Duration, client: ClientId, answers: BTreeMap<NodeId, Answer>) {
+        let status = self.status(answers);
+        if status.processes.is_empty() {
+            return self.finish(client, Reply::Status(status));
+        }
+        self.gather(now, Purpose::Sizes(client, Box::new(status)), &Query::Sizes);
     }
 
     pub(super) fn finish_sizes(&mut self, client: ClientId, mut status: ClusterStatus, answers: BTreeMap<NodeId, Answer>) {

@@ -1,15 +1,18 @@
-//! How ranks and jobs have ended, and where ended ranks have ended their streams: what a job's home, perhaps the next one, has to hear.
+//! How ranks and jobs have ended, and where ended ranks have ended their streams: what a job's home, perhaps the next one, has to
+//! hear.
 
-use super::Node;
-use super::finals;
-use super::wards::Protected;
+use std::time::Duration;
+
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::{ExitStatus, Outcome};
 use radic_wire::limits;
 use radic_wire::peer::{FromHost, HostReport, MpiPhase, PeerMessage, ToHome, ToStore};
 use radic_wire::process::StreamEnd;
-use std::time::Duration;
+
+use super::Node;
+use super::finals;
+use super::wards::Protected;
 
 /// Ended jobs that are remembered, so that messages about them can be answered.
 pub(super) const ENDED: usize = 256;

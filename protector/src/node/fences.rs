@@ -1,4 +1,5 @@
-//! The PMI fences of a job at its home. All ranks enter a fence, with what they have put into the key space, and are let out together.
+//! The PMI fences of a job at its home. All ranks enter a fence, with what they have put into the key space, and are let out
+//! together.
 //!
 //! Ranks are counted, not nodes: a rank that is lost in a fence enters it again when it is brought back, at a node whose other
 //! ranks may have entered long before. Every message may be repeated, to this home or the next one. A host that has missed a

@@ -1,14 +1,16 @@
 //! Commands that read or follow the events of all nodes.
 
-use super::calls::Purpose;
-use super::clients::Client;
-use super::{ClientId, Node};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{NodeId, NodeName};
 use radic_wire::local::Reply;
 use radic_wire::peer::{Answer, PeerMessage, Query};
-use std::collections::BTreeMap;
-use std::time::Duration;
+
+use super::calls::Purpose;
+use super::clients::Client;
+use super::{ClientId, Node};
 
 /// Events in one message to a command.
 const EVENTS_AT_ONCE: usize = 256;

@@ -1,14 +1,17 @@
-//! Processes of this node: their incarnations, where they are dialed, which node has their logs, and whether they have an image at their protector.
+//! Processes of this node: their incarnations, where they are dialed, which node has their logs, and whether they have an image
+//! at their protector.
 
-use super::events::About;
-use super::recovery::Recovery;
-use super::{Node, Output};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
 use radic_wire::peer::PeerMessage;
 use radic_wire::process::FromNode;
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+
+use super::events::About;
+use super::recovery::Recovery;
+use super::{Node, Output};
 
 impl Node {
     /// The newest incarnation of a process that was announced to the nodes.

@@ -1,5 +1,10 @@
 //! A job at its home, the node of rank 0: which ranks run and which wait in a fence, what was printed, how the job ends.
 
+mod losses;
+mod relay;
+mod suspending;
+mod terminal;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,15 +12,15 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, Rank, Seat};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
-use radic_wire::limits;
 use radic_wire::peer::{Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
 use radic_wire::process::{Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;
-use serde_bytes::ByteBuf;
 
+use self::relay::{Piece, Relay};
+use self::suspending::{Stage, Suspending};
 use super::fences::{Behind, Entered, Fences};
 use super::finals::Finals;
-use super::stdin::{Next, Stdin};
+use super::stdin::Stdin;
 
 /// A job may have this many epochs. One that goes on losing ranks before their first checkpoint will not get further. A home that
 /// was adopted skips one number.
@@ -27,9 +32,6 @@ const BEGUN: &str = "its home was lost while the job began anew";
 /// A rank may crash this often before its first checkpoint without being taken for faulty; the job restarts from the beginning
 /// each time.
 const EARLY_CRASHES: u32 = 1;
-
-/// Bytes of a stream that its host keeps for the next terminal. The host goes on reading while it has up to twice as much.
-const KEPT_BY_HOST: u64 = limits::OUTPUT_UNPRINTED as u64 / 2;
 
 /// What a home wants done.
 #[derive(Debug)]
@@ -48,41 +50,6 @@ pub enum HomeOutput {
     Frozen(SessionId, Box<Suspension>),
 }
 
-/// A piece of a rank's output on its way to a terminal.
-#[derive(Debug)]
-struct Piece {
-    rank: Rank,
-    stream: OutputStream,
-    /// The offset of the first byte.
-    offset: u64,
-    data: ByteBuf,
-    /// The host was told that it need not keep the piece.
-    taken: bool,
-}
-
-impl Piece {
-    /// What it costs to keep: small pieces are dominated by their bookkeeping.
-    fn cost(&self) -> usize {
-        self.data.len() + size_of::<Piece>()
-    }
-}
-
-/// How far one stream of a rank has come.
-#[derive(Debug, Default, Clone, Copy)]
-struct Progress {
-    /// Offset of the next byte. A new home does not know it before the host has spoken.
-    next: Option<u64>,
-    /// The host was told that it need not keep what is before this offset.
-    taken: u64,
-}
-
-impl Progress {
-    /// Bytes that the host keeps.
-    fn held(&self) -> u64 {
-        self.next.map_or(0, |next| next.saturating_sub(self.taken))
-    }
-}
-
 #[derive(Debug, Default)]
 struct HostState {
     /// Nothing of the job is left there.
@@ -96,52 +63,20 @@ enum RankState {
     Ended,
 }
 
-/// The output of a job: what waits for a terminal, and what a terminal has not printed yet.
-#[derive(Debug, Default)]
-struct Printing {
-    terminal: Option<SessionId>,
-    /// Pieces that were not sent to any terminal.
-    waiting: VecDeque<Piece>,
-    waiting_bytes: usize,
-    /// Pieces that the terminal was sent and has not printed.
-    under_way: VecDeque<Piece>,
-    under_way_bytes: usize,
-    /// Bytes of the front of `under_way` that were printed.
-    printed: usize,
-    /// Bytes that a terminal has printed, or that were given up, since the job began.
-    consumed: u64,
-    /// Bytes given up since the last attach.
-    dropped: u64,
-    /// Of each stream of each rank.
-    progress: BTreeMap<(Rank, OutputStream), Progress>,
-    /// Streams of which hosts keep much: [`Home::relieve`] looks at these.
-    pressed: BTreeSet<(Rank, OutputStream)>,
-    /// Pieces that are taken may stand behind pieces that are not.
-    mixed: bool,
-}
-
-impl Printing {
-    /// Puts a piece behind all that waits.
-    fn add(&mut self, piece: Piece) {
-        self.waiting_bytes += piece.cost();
-        self.waiting.push_back(piece);
-    }
-}
-
-/// A job that is to be suspended. Its ranks are stopped until it is written down, and then end. If it is not written down they go
-/// on where they were.
-#[derive(Debug)]
-struct Suspending {
-    /// The command that writes the job down.
-    session: SessionId,
-    /// Hosts that have not said that their ranks are stopped.
-    waiting: BTreeSet<NodeId>,
-    origins: BTreeMap<Rank, IpAddr>,
-    /// Set once the session knows how far the output has come. Output that comes later waits here; when the job ends, the resumed
-    /// job writes it once more.
-    held: Option<VecDeque<(NodeName, Piece)>>,
-    /// The job is written down.
-    done: bool,
+/// What a home does with its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The job runs.
+    Running,
+    /// The job restarts from the beginning as soon as every host has ended what it had of it.
+    Restarting,
+    /// The job ends: its hosts were told to end what they have.
+    Ending,
+    /// The job has ended, and no host has anything of it left.
+    Over {
+        /// When that was.
+        at: Duration,
+    },
 }
 
 /// A job at its home.
@@ -154,8 +89,7 @@ pub struct Home {
     epoch: Epoch,
     /// Where it sits: what makes the epochs that it begins its own.
     seat: Seat,
-    /// The job restarts from the beginning as soon as every host has ended what it had of it.
-    anew: bool,
+    phase: Phase,
     /// Another home had the job before, and may have restarted it.
     adopted: bool,
     /// For a job that was suspended: the addresses of the nodes where its ranks were first launched. These may still be members
@@ -175,18 +109,15 @@ pub struct Home {
     early: Vec<(NodeId, Epoch, FromHost)>,
     started: Duration,
     started_ms: u64,
-    ended: Option<Duration>,
     ranks: Vec<RankState>,
     hosts: BTreeMap<NodeId, HostState>,
     fences: Fences,
-    printing: Printing,
+    relay: Relay,
     stdin: Stdin,
     /// Sessions that only wait for the end (`radic kill`).
     waiters: BTreeSet<SessionId>,
     /// Set once, by the first reason to end.
     outcome: Option<Outcome>,
-    /// The hosts were told to end.
-    ending: bool,
     suspending: Option<Suspending>,
     /// For each rank of a resumed job that is not back yet: the protector that is to bring it back.
     protectors: BTreeMap<Rank, NodeId>,
@@ -250,7 +181,7 @@ impl Home {
             Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: Vec::new(), why } }
         };
         self.outcome = Some(outcome.unwrap_or_else(unknown));
-        (self.anew, self.ending) = (false, true);
+        self.phase = Phase::Ending;
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
         self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
@@ -268,7 +199,7 @@ impl Home {
 
     /// Whether a rank has ended for good: nothing brings it back.
     pub fn has_left(&self, rank: Rank) -> bool {
-        self.has_ended(rank) && !self.anew && !self.lost.contains(&rank)
+        self.has_ended(rank) && !self.is_restarting() && !self.lost.contains(&rank)
     }
 
     /// Where a stream ends whose sender has ended.
@@ -278,10 +209,7 @@ impl Home {
 
     /// How the job has ended, if it has ended and no written byte waits for a terminal.
     pub fn last_word(&self) -> Option<&Outcome> {
-        // An empty piece says that a rank writes no more. A terminal learns as much from the end of the job, so such a piece need
-        // not be printed: waiting for it would withhold the end from a terminal that has not turned to this home yet.
-        let printed = self.printing.waiting.iter().all(|piece| piece.data.is_empty()) && self.printing.under_way_bytes == 0;
-        self.outcome.as_ref().filter(|_| self.is_over() && printed)
+        self.outcome.as_ref().filter(|_| self.is_over() && self.relay.is_printed())
     }
 
     /// A job that was suspended goes on, with a new placement. The protectors bring its ranks back.
@@ -296,7 +224,7 @@ impl Home {
         let mut home = Home::new(now, started_ms, job, seat, ward.clone());
         for (offsets, rank) in output.iter().zip((0..).map(Rank)) {
             for (offset, stream) in offsets.iter().zip([OutputStream::Stdout, OutputStream::Stderr]) {
-                home.printing.progress.insert((rank, stream), Progress { next: Some(*offset), taken: *offset });
+                home.relay.resume(rank, stream, *offset);
             }
         }
         home.protectors = protectors;
@@ -312,7 +240,7 @@ impl Home {
             job,
             epoch,
             seat,
-            anew: false,
+            phase: Phase::Running,
             adopted: false,
             origins: Vec::new(),
             early_crashes: BTreeMap::new(),
@@ -322,15 +250,13 @@ impl Home {
             early: Vec::new(),
             started: now,
             started_ms,
-            ended: None,
             ranks: vec![RankState::Starting; spec.ranks as usize],
             hosts: placement.nodes.iter().map(|n| (n.clone(), HostState::default())).collect(),
             fences: Fences::new(fence, keys),
-            printing: Printing::default(),
+            relay: Relay::default(),
             stdin: Stdin::new(StdinWanted::From(0)),
             waiters: BTreeSet::new(),
             outcome: None,
-            ending: false,
             suspending: None,
             protectors: BTreeMap::new(),
             outputs: VecDeque::new(),
@@ -353,7 +279,40 @@ impl Home {
 
     /// Whether nothing of the job is left on any host.
     pub fn is_over(&self) -> bool {
-        self.ended.is_some()
+        matches!(self.phase, Phase::Over { .. })
+    }
+
+    fn ended(&self) -> Option<Duration> {
+        if let Phase::Over { at } = self.phase { Some(at) } else { None }
+    }
+
+    /// Whether the hosts were told to end.
+    fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Ending | Phase::Over { .. })
+    }
+
+    /// Whether the job restarts from the beginning, and its hosts have not all ended what they had of it.
+    fn is_restarting(&self) -> bool {
+        self.phase == Phase::Restarting
+    }
+
+    /// Panics if the parts of the home contradict each other. For its driver, after each input.
+    pub fn check_invariants(&self) {
+        let is_written = self.suspending.as_ref().is_some_and(|suspending| matches!(suspending.stage, Stage::Written));
+        match self.phase {
+            Phase::Running => assert!(!is_written, "it is written down, and runs"),
+            Phase::Restarting => {
+                assert!(self.suspending.is_none() && self.early.is_empty(), "it restarts, and keeps what is of the last epoch");
+            }
+            Phase::Ending => assert!(self.outcome.is_some(), "it ends without an outcome"),
+            Phase::Over { .. } => {
+                let has_ended = self.ranks.iter().all(|rank| *rank == RankState::Ended);
+                assert!(self.outcome.is_some() && has_ended, "it is over, and a rank has not ended, or it has no outcome");
+            }
+        }
+        let stranger = self.unreported.iter().find(|node| !self.hosts.contains_key(*node));
+        assert!(stranger.is_none(), "{stranger:?} is to report, and hosts nothing of it");
+        self.relay.check_invariants();
     }
 
     /// The job's command line.
@@ -373,13 +332,12 @@ impl Home {
 
     /// What the waiting output costs to keep, in bytes.
     pub fn backlog(&self) -> usize {
-        self.printing.waiting_bytes
+        self.relay.backlog()
     }
 
     /// Output that waits for a terminal and that hosts need not keep any more.
     pub fn kept(&self) -> impl Iterator<Item = (Rank, OutputStream, std::ops::Range<u64>)> + '_ {
-        let pieces = self.printing.under_way.iter().chain(&self.printing.waiting).filter(|piece| piece.taken);
-        pieces.map(|piece| (piece.rank, piece.stream, piece.offset..piece.offset + piece.data.len() as u64))
+        self.relay.kept()
     }
 
     /// The first incarnation of the job's present epoch.
@@ -433,7 +391,7 @@ impl Home {
             nodes: self.placement.nodes.iter().map(|n| n.name.clone()).collect(),
             home: self.placement.home().name.clone(),
             started_ms: self.started_ms,
-            elapsed_ms: (self.ended.unwrap_or(now) - self.started).as_millis() as u64,
+            elapsed_ms: (self.ended().unwrap_or(now) - self.started).as_millis() as u64,
             outcome: if self.is_over() { self.outcome.clone() } else { None },
         }
     }
@@ -467,10 +425,10 @@ impl Home {
             }
             // A rank that ended before the restart has not ended in the new epoch: peers would take what they send to its next
             // incarnation for unwanted.
-            ToHome::Left { rank, epoch, status, phase } if self.knows(rank) && !self.anew && epoch == self.epoch => {
+            ToHome::Left { rank, epoch, status, phase } if self.knows(rank) && !self.is_restarting() && epoch == self.epoch => {
                 self.handle_left(rank, status, phase);
             }
-            ToHome::Finals { rank, epoch, finals } if self.knows(rank) && !self.anew && epoch == self.epoch => {
+            ToHome::Finals { rank, epoch, finals } if self.knows(rank) && !self.is_restarting() && epoch == self.epoch => {
                 self.finals.keep(rank, finals);
             }
             // What is said of a rank outside the job, or of another epoch, is ignored.
@@ -485,12 +443,14 @@ impl Home {
         match said {
             FromHost::Report(report) => self.handle_report(from, epoch, report),
             // The host ends its ranks, in whatever epoch: nothing is left there.
-            FromHost::Gone if epoch >= self.epoch || self.anew || self.ending => self.handle_gone(now, from, epoch),
+            FromHost::Gone if epoch >= self.epoch || self.phase != Phase::Running => self.handle_gone(now, from, epoch),
             // This host knows the new home but has not reported to it yet. Its report brings all unprinted output once more, from
             // the first byte on. Output taken before the report would make that beginning look printed.
             FromHost::Output { .. } if self.unreported.contains(from) => {}
             // The host waits until its output is taken. The next epoch writes it once more.
-            FromHost::Output { rank, stream, offset, data } if self.anew && self.placement.node_of(rank) == Some(from) => {
+            FromHost::Output { rank, stream, offset, data }
+                if self.is_restarting() && self.placement.node_of(rank) == Some(from) =>
+            {
                 self.tell_taken(rank, stream, offset + data.len() as u64);
             }
             _ if epoch != self.epoch => {}
@@ -504,7 +464,7 @@ impl Home {
             | FromHost::Output { rank, .. }
             | FromHost::Exited { rank, .. }
             | FromHost::Aborted { rank, .. }
-                if self.knows(rank) && !self.anew =>
+                if self.knows(rank) && !self.is_restarting() =>
             {
                 if self.placement.node_of(rank) == Some(from) {
                     self.handle_rank(from, rank, said);
@@ -515,13 +475,6 @@ impl Home {
             // A host that speaks for ranks it does not have is ignored.
             _ => {}
         }
-    }
-
-    /// A node is lost that was to bring back ranks of a resumed job. Only that node had their logs.
-    pub fn handle_protector_lost(&mut self, node: &NodeId) {
-        let Some(rank) = self.protectors.iter().find(|(_, protector)| *protector == node).map(|(rank, _)| *rank) else { return };
-        let why = "it was to bring back ranks of a job that was suspended; it can be resumed again".to_owned();
-        self.lose_with(rank, node.name.clone(), why);
     }
 
     fn handle_rank(&mut self, from: &NodeId, rank: Rank, said: FromHost) {
@@ -537,7 +490,9 @@ impl Home {
                 *state = RankState::Ended;
                 self.end(Outcome { code, reason: EndReason::LaunchFailed { rank, node, error, code } });
             }
-            FromHost::Output { stream, offset, data, .. } => self.handle_output(node, rank, stream, offset, data),
+            FromHost::Output { stream, offset, data, .. } => {
+                self.handle_output(node, Piece::new(rank, stream, offset, data));
+            }
             FromHost::Exited { status, phase, .. } => {
                 *state = RankState::Ended;
                 self.end_output(rank);
@@ -575,48 +530,6 @@ impl Home {
         self.spec.protection.protect == Protect::On
     }
 
-    /// A piece of output. Bytes that came before are not printed again. A gap ends the job, because it would go unnoticed.
-    fn handle_output(&mut self, node: NodeName, rank: Rank, stream: OutputStream, offset: u64, mut data: ByteBuf) {
-        if let Some(Suspending { held: Some(held), done, .. }) = &mut self.suspending {
-            if *done {
-                // The resumed job writes it once more, so the host need not wait until it is printed.
-                let end = offset + data.len() as u64;
-                return self.tell_taken(rank, stream, end);
-            }
-            return held.push_back((node, Piece { rank, stream, offset, data, taken: false }));
-        }
-        let progress = self.printing.progress.entry((rank, stream)).or_default();
-        let next = progress.next.unwrap_or(offset);
-        if offset > next {
-            let why = format!("{} bytes of what rank {rank} wrote are lost", offset - next);
-            // No terminal prints this piece, but the host waits for it before it lets the job go.
-            self.tell_taken(rank, stream, offset + data.len() as u64);
-            return self
-                .end(Outcome { code: exit_code::NODE_LOST, reason: EndReason::NodeLost { node, ranks: vec![rank], why } });
-        }
-        let known = ((next - offset) as usize).min(data.len());
-        progress.next = Some(next.max(offset + data.len() as u64));
-        let taken = progress.taken;
-        if progress.held() > KEPT_BY_HOST {
-            self.printing.pressed.insert((rank, stream));
-        }
-        data.drain(..known);
-        if data.is_empty() {
-            return self.tell_taken(rank, stream, taken);
-        }
-        self.printing.add(Piece { rank, stream, offset: offset + known as u64, data, taken: false });
-        self.pump();
-    }
-
-    /// Nothing more comes from this rank. An empty piece of each stream tells the terminal so, after the output before it.
-    fn end_output(&mut self, rank: Rank) {
-        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
-            let offset = self.printing.progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
-            self.printing.add(Piece { rank, stream, offset, data: ByteBuf::new(), taken: false });
-        }
-        self.pump();
-    }
-
     /// A rank had ended before its node was lost, and this home may not have heard of it.
     fn handle_left(&mut self, rank: Rank, status: ExitStatus, phase: MpiPhase) {
         if std::mem::replace(&mut self.ranks[rank.0 as usize], RankState::Ended) != RankState::Ended {
@@ -632,7 +545,7 @@ impl Home {
 
     /// A host tells a new home of its ranks.
     fn handle_report(&mut self, from: &NodeId, epoch: Epoch, report: HostReport) {
-        let (is_first, ends) = (self.unreported.remove(from), self.ending || self.anew);
+        let (is_first, ends) = (self.unreported.remove(from), self.phase != Phase::Running);
         let rank = self.placement.ranks_on(from).next();
         self.learn_epoch(epoch, rank);
         if is_first && epoch != self.epoch || report.anew && epoch >= self.epoch {
@@ -644,7 +557,7 @@ impl Home {
             // The host may not have known this home when it was told to end.
             self.tell_host(from.clone(), self.end_message());
         }
-        if epoch != self.epoch || self.anew {
+        if epoch != self.epoch || self.is_restarting() {
             return;
         }
         self.learn_fence(report.fence, report.keys);
@@ -667,7 +580,7 @@ impl Home {
     /// The home before had restarted the job, and was lost. No process may have an incarnation of that epoch again: some may
     /// still run behind a cut (G4).
     fn learn_epoch(&mut self, epoch: Epoch, rank: Option<Rank>) {
-        if epoch > self.epoch && !self.ending {
+        if epoch > self.epoch && !self.is_ending() {
             self.epoch = epoch;
             self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
@@ -683,7 +596,7 @@ impl Home {
 
     /// A rank has no checkpoint to come back from: the job restarts from the beginning.
     fn begin_anew(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
-        if self.ending || self.anew {
+        if self.phase != Phase::Running {
             return;
         }
         if let Some(signal) = signal {
@@ -706,7 +619,7 @@ impl Home {
             return self.lose_with(rank, node, format!("{why}; {stays}"));
         }
         self.thaw("it begins anew");
-        self.anew = true;
+        self.phase = Phase::Restarting;
         self.early.clear();
         self.finals = Finals::default();
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
@@ -717,10 +630,10 @@ impl Home {
 
     /// Launches the next epoch when nothing of the last one is left.
     fn launch_anew(&mut self) {
-        if !self.anew || self.hosts.values().any(|host| !host.gone) {
+        if !self.is_restarting() || self.hosts.values().any(|host| !host.gone) {
             return;
         }
-        self.anew = false;
+        self.phase = Phase::Running;
         // The home before may have launched an epoch that no node on this side of a cut has heard of. If its processes had the
         // same incarnations as the new ones, they would be taken for them when the cut heals, until their protectors hear of the
         // fence (G4).
@@ -737,192 +650,12 @@ impl Home {
         self.launch();
     }
 
-    fn lose(&mut self, rank: Rank, from: &NodeId, why: String) {
-        if !self.anew {
-            self.lose_with(rank, from.name.clone(), why);
-        }
-    }
-
-    fn lose_with(&mut self, rank: Rank, node: NodeName, why: String) {
-        self.ranks[rank.0 as usize] = RankState::Ended;
-        let reason = EndReason::NodeLost { node, ranks: vec![rank], why };
-        self.end(Outcome { code: exit_code::NODE_LOST, reason });
-    }
-
-    /// A node is lost, and its ranks go on elsewhere: `placement`.
-    pub fn handle_moved(&mut self, now: Duration, node: &NodeId, placement: Placement) {
-        if self.is_over() {
-            return;
-        }
-        self.thaw(&format!("{node} was lost meanwhile"));
-        let ending = self.ending;
-        let running: Vec<Rank> = self.placement.ranks_on(node).filter(|r| self.ranks[r.0 as usize] != RankState::Ended).collect();
-        self.lost.extend(self.placement.ranks_on(node));
-        for rank in self.placement.ranks_on(node).filter(|_| ending) {
-            self.ranks[rank.0 as usize] = RankState::Ended; // Nothing brings back what is being ended.
-        }
-        self.hosts.remove(node);
-        self.unreported.remove(node);
-        self.placement = placement;
-        if self.anew || !ending {
-            let gone = self.anew;
-            for node in running.iter().filter_map(|rank| self.placement.node_of(*rank)) {
-                self.hosts.entry(node.clone()).or_insert(HostState { gone });
-            }
-        }
-        self.fences.lose(node);
-        self.lose_terminal(node);
-        self.launch_anew();
-        for (from, epoch, said) in std::mem::take(&mut self.early) {
-            self.handle_host(now, &from, epoch, said);
-        }
-        self.check_end(now);
-    }
-
-    /// Stops all ranks, so that a command can write the job down.
-    fn suspend(&mut self, session: SessionId) {
-        let running = self.ranks.iter().all(|rank| *rank == RankState::Running);
-        let why = match () {
-            () if self.suspending.is_some() => "it is being suspended already",
-            () if !self.is_protected() => "it is not protected: there is no log of it",
-            () if self.ending || self.anew || !self.unreported.is_empty() || !running => {
-                "it is starting or ending, a rank has ended, or a node was just lost"
-            }
-            () => {
-                let waiting = self.placement.nodes.iter().cloned().collect();
-                let origins = BTreeMap::new();
-                self.suspending = Some(Suspending { session, waiting, origins, held: None, done: false });
-                return self.tell_hosts(&ToHost::Freeze);
-            }
-        };
-        self.tell_session(session, ToSession::Frozen(Err(why.to_owned())));
-    }
-
-    fn handle_frozen(&mut self, from: &NodeId, result: Result<Vec<(Rank, IpAddr)>, String>) {
-        let Some(suspending) = &mut self.suspending else { return };
-        match result {
-            Ok(origins) => {
-                suspending.waiting.remove(from);
-                let theirs = origins.into_iter().filter(|(rank, _)| self.placement.node_of(*rank) == Some(from));
-                suspending.origins.extend(theirs);
-                self.check_frozen();
-            }
-            Err(why) => self.thaw(&format!("{from}: {why}")),
-        }
-    }
-
-    /// When the ranks are stopped and the terminal has printed what it was sent, tells the command that writes the job down how
-    /// far the job has come.
-    fn check_frozen(&mut self) {
-        let Some(suspending) = &mut self.suspending else { return };
-        if !suspending.waiting.is_empty() || suspending.held.is_some() || !self.printing.under_way.is_empty() {
-            return;
-        }
-        let origins: Vec<IpAddr> = suspending.origins.values().copied().collect();
-        if origins.len() != self.ranks.len() {
-            return self.thaw("a host has not told of all its ranks");
-        }
-        suspending.held = Some(VecDeque::new());
-        let (session, progress) = (suspending.session.clone(), &self.printing.progress);
-        let next = |rank, stream| progress.get(&(rank, stream)).and_then(|progress| progress.next).unwrap_or(0);
-        let output = |rank| [OutputStream::Stdout, OutputStream::Stderr].map(|stream| next(rank, stream));
-        let (spec, placement) = (self.spec.clone(), self.placement.clone());
-        let ward = Ward { epoch: self.epoch, spec, placement, fence: self.fences.released(), keys: Vec::new() };
-        let output = (0..self.spec.ranks).map(|rank| output(Rank(rank))).collect();
-        let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output };
-        let unprinted = self.printing.waiting.iter();
-        let unprinted = unprinted.map(|Piece { rank, stream, offset, data, .. }| {
-            let output = ToSession::Output { rank: *rank, stream: *stream, offset: *offset, data: data.clone() };
-            HomeOutput::ToSession(session.clone(), output)
-        });
-        self.outputs.extend(unprinted);
-        self.outputs.push_back(HomeOutput::Frozen(session, Box::new(suspension)));
-    }
-
-    /// The job is not suspended: it goes on where it was.
-    fn thaw(&mut self, why: &str) {
-        let Some(suspending) = self.suspending.take_if(|suspending| !suspending.done) else { return };
-        self.tell_session(suspending.session, ToSession::Frozen(Err(why.to_owned())));
-        self.tell_hosts(&ToHost::Thaw);
-        for (node, Piece { rank, stream, offset, data, .. }) in suspending.held.into_iter().flatten() {
-            self.handle_output(node, rank, stream, offset, data);
-        }
-        self.pump();
-    }
-
-    /// The command has written the job down.
-    fn end_suspended(&mut self, session: &SessionId) {
-        let Some(suspending) = self.suspending.as_mut().filter(|s| s.session == *session && s.held.is_some()) else { return };
-        suspending.done = true;
-        let held = suspending.held.replace(VecDeque::new());
-        for (_, Piece { rank, stream, offset, data, .. }) in held.into_iter().flatten() {
-            self.tell_taken(rank, stream, offset + data.len() as u64);
-        }
-        self.waiters.insert(session.clone());
-        // The command has the waiting output now.
-        self.take_all();
-        (self.printing.waiting, self.printing.waiting_bytes) = (VecDeque::new(), 0);
-        self.ending = true;
-        self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
-        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
-    }
-
-    /// A node is lost, and the terminals on it with it. Without this, the output would wait for ever for such a terminal to
-    /// print.
-    pub fn handle_terminal_lost(&mut self, node: &NodeId) {
-        self.lose_terminal(node);
-    }
-
-    fn lose_terminal(&mut self, node: &NodeId) {
-        if self.suspending.as_ref().is_some_and(|suspending| suspending.session.node == *node) {
-            self.thaw("the node of the command is lost");
-        }
-        if self.printing.terminal.as_ref().is_some_and(|t| t.node == *node) {
-            self.drop_terminal();
-        }
-        self.waiters.retain(|w| w.node != *node);
-    }
-
-    /// A node is lost, and the terminals on it with it. A job without protection ends if it had ranks there.
-    pub fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
-        if self.hosts.contains_key(node) {
-            self.lose_host(node, why);
-        }
-        self.lose_terminal(node);
-        self.check_end(now);
-    }
-
-    /// This side cannot decide anything about the job any more, wherever its ranks are.
-    pub fn give_up(&mut self, now: Duration, why: &str) {
-        if !self.is_over() {
-            let reason = EndReason::NodeLost { node: self.placement.home().name.clone(), ranks: Vec::new(), why: why.to_owned() };
-            self.end(Outcome { code: exit_code::NODE_LOST, reason });
-            self.check_end(now);
-        }
-    }
-
-    fn lose_host(&mut self, node: &NodeId, why: &str) {
-        if let Some(host) = self.hosts.get_mut(node) {
-            host.gone = true;
-        }
-        self.unreported.remove(node);
-        let ranks: Vec<_> = self.placement.ranks_on(node).collect();
-        let running = ranks.iter().any(|r| self.ranks[r.0 as usize] != RankState::Ended);
-        for rank in &ranks {
-            self.ranks[rank.0 as usize] = RankState::Ended;
-        }
-        // A job that is being restarted has no running rank, but cannot begin without that node.
-        if running || self.anew {
-            let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
-            self.end(Outcome { code: exit_code::NODE_LOST, reason });
-        }
-    }
-
     /// The first reason to end decides; every rank that still runs is ended.
     fn end(&mut self, outcome: Outcome) {
         self.thaw("it has ended");
         self.outcome.get_or_insert(outcome);
-        if std::mem::take(&mut self.anew) {
+        if self.is_restarting() {
+            self.phase = Phase::Running;
             // Hosts that have already ended what they had of the last epoch do not say so again, nor do they report to a home
             // that was adopted: waiting for them would never end.
             for (node, _) in self.hosts.iter().filter(|(_, host)| host.gone) {
@@ -930,7 +663,8 @@ impl Home {
                 self.placement.ranks_on(node).for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);
             }
         }
-        if !std::mem::replace(&mut self.ending, true) {
+        if self.phase == Phase::Running {
+            self.phase = Phase::Ending;
             self.tell_hosts(&self.end_message());
             self.pump();
         }
@@ -946,13 +680,13 @@ impl Home {
     }
 
     fn check_end(&mut self, now: Duration) {
-        let waits = self.anew || !self.unreported.is_empty();
+        let waits = self.is_restarting() || !self.unreported.is_empty();
         if self.is_over() || waits || self.ranks.iter().any(|r| *r != RankState::Ended) {
             return;
         }
         self.end(Outcome { code: 0, reason: EndReason::Finished });
         if self.hosts.values().all(|h| h.gone) {
-            self.ended = Some(now);
+            self.phase = Phase::Over { at: now };
             for session in std::mem::take(&mut self.waiters) {
                 let outcome = self.outcome.clone().expect("set above");
                 self.tell_session(session, ToSession::Ended(outcome));
@@ -965,16 +699,16 @@ impl Home {
 
     /// What hosts are told when the job ends, or restarts from the beginning.
     fn end_message(&self) -> ToHost {
-        ToHost::End { epoch: self.epoch, kill: self.anew, anew: self.anew }
+        ToHost::End { epoch: self.epoch, kill: self.is_restarting(), anew: self.is_restarting() }
     }
 
     fn handle_gone(&mut self, now: Duration, from: &NodeId, epoch: Epoch) {
         let Some(host) = self.hosts.get_mut(from) else { return };
         // A host that was ended by the home before does not know of ranks that are to come back to its node.
-        let comes = |rank: &Rank| !self.ending && !self.anew && self.lost.contains(rank);
+        let comes = |rank: &Rank| self.phase == Phase::Running && self.lost.contains(rank);
         let (coming, ended): (Vec<Rank>, Vec<Rank>) = self.placement.ranks_on(from).partition(comes);
         host.gone = coming.is_empty();
-        if self.anew {
+        if self.is_restarting() {
             // A home that was adopted may not have known this epoch.
             self.learn_epoch(epoch, None);
             return self.launch_anew();
@@ -995,196 +729,6 @@ impl Home {
                 self.outputs.push_back(HomeOutput::ToHost(from.clone(), ToHost::Release { number, entries }));
             }
         }
-    }
-
-    fn handle_stdin(&mut self, session: SessionId, offset: u64, data: ByteBuf) {
-        if self.printing.terminal.as_ref() != Some(&session) || self.is_over() {
-            return;
-        }
-        match self.stdin.handle_piece(session, offset, data) {
-            Next::Pass { number, data } => self.tell_host(self.placement.home().clone(), ToHost::Stdin { number, data }),
-            Next::Ask => self.ask_for_stdin(),
-            Next::Wait => {}
-        }
-    }
-
-    fn handle_stdin_taken(&mut self, number: u64) {
-        if self.stdin.handle_taken(number) {
-            self.go_on_with_stdin();
-        }
-    }
-
-    /// Rank 0 has another pipe, or will have one. What was in the old one and was not read is needed again.
-    fn restart_stdin(&mut self, wanted: StdinWanted) {
-        self.stdin.restart(wanted);
-        self.go_on_with_stdin();
-    }
-
-    fn go_on_with_stdin(&mut self) {
-        self.ask_for_stdin();
-        if let Some((session, offset, data)) = self.stdin.poll_waiting() {
-            self.handle_stdin(session, offset, data);
-        }
-    }
-
-    /// Tells the terminal, if there is one, which piece may come.
-    fn ask_for_stdin(&mut self) {
-        if let (Some(terminal), Some(from)) = (self.printing.terminal.clone(), self.stdin.asks_from()) {
-            self.tell_session(terminal, ToSession::StdinFrom(from));
-        }
-    }
-
-    fn attach(&mut self, session: SessionId) {
-        if let Some(old) = self.printing.terminal.take().filter(|old| *old != session) {
-            self.tell_session(old, ToSession::TakenOver);
-        }
-        self.put_back();
-        let dropped = std::mem::take(&mut self.printing.dropped);
-        let (placement, consumed) = (self.placement.clone(), self.printing.consumed);
-        let attached = ToSession::Attached { job: self.job, placement, consumed, dropped, protected: self.is_protected() };
-        self.tell_session(session.clone(), attached);
-        self.printing.terminal = Some(session);
-        self.ask_for_stdin();
-        self.pump();
-    }
-
-    fn detach(&mut self, session: &SessionId) {
-        self.waiters.remove(session);
-        if self.suspending.as_ref().is_some_and(|suspending| suspending.session == *session) {
-            self.thaw("the command is gone");
-        }
-        if self.printing.terminal.as_ref() == Some(session) {
-            self.drop_terminal();
-        }
-    }
-
-    fn drop_terminal(&mut self) {
-        self.printing.terminal = None;
-        self.put_back();
-        self.pump();
-        self.check_frozen();
-    }
-
-    /// What a terminal has not printed waits for the next one.
-    fn put_back(&mut self) {
-        let printing = &mut self.printing;
-        let mut printed = std::mem::take(&mut printing.printed);
-        while let Some(mut piece) = printing.under_way.pop_back() {
-            if printing.under_way.is_empty() {
-                piece.offset += printed as u64;
-                piece.data.drain(..std::mem::take(&mut printed));
-            }
-            printing.waiting_bytes += piece.cost();
-            printing.waiting.push_front(piece);
-        }
-        printing.under_way_bytes = 0;
-    }
-
-    fn handle_printed(&mut self, session: &SessionId, bytes: u64) {
-        let printing = &mut self.printing;
-        if printing.terminal.as_ref() != Some(session) {
-            return;
-        }
-        // A terminal that claims more than it was sent counts as having printed all of it.
-        let bytes = (bytes as usize).min(printing.under_way_bytes);
-        printing.under_way_bytes -= bytes;
-        printing.printed += bytes;
-        printing.consumed += bytes as u64;
-        let mut done = Vec::new();
-        while let Some(front) = printing.under_way.front().filter(|f| f.data.len() <= printing.printed) {
-            printing.printed -= front.data.len();
-            done.extend(printing.under_way.pop_front());
-        }
-        done.iter_mut().for_each(|piece| self.take(piece));
-        self.pump();
-        self.check_frozen();
-    }
-
-    /// Moves output towards the terminal, and lets hosts read on for what has moved.
-    fn pump(&mut self) {
-        if self.suspending.as_ref().is_some_and(|suspending| suspending.held.is_some() && !suspending.done) {
-            return; // The command that writes the job down has the output.
-        }
-        match self.printing.terminal.clone() {
-            Some(terminal) => self.pump_to(&terminal),
-            None => self.keep_without_terminal(),
-        }
-    }
-
-    fn pump_to(&mut self, terminal: &SessionId) {
-        while self.printing.under_way_bytes < limits::OUTPUT_WINDOW {
-            let Some(mut piece) = self.printing.waiting.pop_front() else { break };
-            self.printing.waiting_bytes -= piece.cost();
-            self.printing.under_way_bytes += piece.data.len();
-            if !self.is_protected() {
-                // A job without protection dies with its home, so a host need not keep more than the home does.
-                self.take(&mut piece);
-            }
-            let Piece { rank, stream, offset, ref data, .. } = piece;
-            let output = ToSession::Output { rank, stream, offset, data: data.clone() };
-            self.printing.under_way.push_back(piece);
-            self.tell_session(terminal.clone(), output);
-        }
-        if self.is_over() && self.printing.waiting.is_empty() {
-            let outcome = self.outcome.clone().expect("a job that is over has an outcome");
-            self.printing.terminal = None;
-            self.tell_session(terminal.clone(), ToSession::Ended(outcome));
-        }
-    }
-
-    /// The hosts of a protected job keep its output as well, for the next terminal: this node may be lost before one attaches.
-    /// But they keep no more than lets every rank go on writing, and nothing once the job ends.
-    fn keep_without_terminal(&mut self) {
-        if !self.is_protected() || self.ending || self.anew {
-            self.take_all();
-        } else if !self.printing.pressed.is_empty() {
-            self.relieve();
-        }
-        while self.printing.waiting_bytes > limits::OUTPUT_BACKLOG {
-            let mut oldest = self.printing.waiting.pop_front().expect("bytes wait, hence a piece");
-            self.take(&mut oldest);
-            self.printing.waiting_bytes -= oldest.cost();
-            self.printing.dropped += oldest.data.len() as u64;
-            self.printing.consumed += oldest.data.len() as u64;
-        }
-    }
-
-    fn take_all(&mut self) {
-        // Pieces that are not taken stand behind the others, except after `relieve`.
-        let last = self.printing.waiting.iter().rposition(|piece| piece.taken).filter(|_| !self.printing.mixed);
-        self.printing.mixed = false;
-        let from = last.map_or(0, |last| last + 1);
-        let mut new = self.printing.waiting.split_off(from);
-        new.iter_mut().for_each(|piece| self.take(piece));
-        self.printing.waiting.append(&mut new);
-    }
-
-    /// Lets hosts drop part of each stream of which they keep much, until about half of the allowance is left. Only streams in
-    /// `pressed` are looked at.
-    fn relieve(&mut self) {
-        let pressed = std::mem::take(&mut self.printing.pressed);
-        let mut waiting = std::mem::take(&mut self.printing.waiting);
-        for piece in waiting.iter_mut().filter(|piece| !piece.taken && pressed.contains(&(piece.rank, piece.stream))) {
-            let held = self.printing.progress.get(&(piece.rank, piece.stream)).map_or(0, Progress::held);
-            if held > KEPT_BY_HOST / 2 + piece.data.len() as u64 {
-                self.take(piece);
-            }
-        }
-        (self.printing.waiting, self.printing.mixed) = (waiting, true);
-    }
-
-    fn take(&mut self, piece: &mut Piece) {
-        if !std::mem::replace(&mut piece.taken, true) {
-            let end = piece.offset + piece.data.len() as u64;
-            let progress = self.printing.progress.entry((piece.rank, piece.stream)).or_default();
-            progress.taken = progress.taken.max(end);
-            self.tell_taken(piece.rank, piece.stream, end);
-        }
-    }
-
-    fn tell_taken(&mut self, rank: Rank, stream: OutputStream, offset: u64) {
-        let node = self.placement.node_of(rank).expect("checked when the piece came").clone();
-        self.tell_host(node, ToHost::OutputTaken { rank, stream, offset });
     }
 
     fn tell_host(&mut self, node: NodeId, message: ToHost) {

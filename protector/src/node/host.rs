@@ -1,284 +1,35 @@
 //! The ranks of one job on this node: their processes, their PMI connections, their output.
 
+mod environment;
+mod fence;
+mod orders;
+mod rank;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code, placeholder};
+use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
+use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code};
 use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Ward};
-use radic_wire::process::{Point, Protect, Protection, variable};
+use radic_wire::process::{Point, Protect, Protection};
 use serde_bytes::ByteBuf;
 
+pub use self::environment::HostEnvironment;
+use self::environment::environment_of;
+pub use self::orders::{HostOutput, NameRequest, RestoreOrder, SpawnError, SpawnOrder};
+use self::rank::{Exit, LocalRank, Phase, RESTORES, Reported, STREAMS, Verdict};
 use super::launches::Launches;
 use super::outlet::{Outlet, OutputLost};
-use crate::pmi::{KeySpace, Reply, Request, Session};
+use crate::pmi::{KeySpace, Session};
 
 /// Time between SIGTERM and SIGKILL for a rank that is to end.
 const GRACE: Duration = Duration::from_secs(2);
+
 /// Time that an ended rank's pipes may stay open (a process that left its group holds them) before they are closed.
 const DRAIN: Duration = Duration::from_secs(2);
-/// A rank may crash and be brought back this often within [`CRASH_TIME`]. One that goes on crashing has a bug, which comes back
-/// with it.
-const CRASHES: usize = 3;
-const CRASH_TIME: Duration = Duration::from_secs(60);
-/// A rank that dies before it is live again is brought back this often. After half of the attempts its log goes back to the image
-/// before the newest ([`crate::store::RESTORES`]); after all of them no image is left to try.
-const RESTORES: u32 = 2 * crate::store::RESTORES;
+
 /// Time that the ranks of a lost home wait for the next home.
 const ORPHANED: Duration = Duration::from_secs(30);
-const STREAMS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
-/// The loader's list of libraries that go before all others.
-const PRELOAD: &str = "LD_PRELOAD";
-
-/// What is particular to this node in the environment of a rank.
-#[derive(Debug, Clone)]
-pub struct HostEnvironment {
-    /// The address that other nodes know.
-    pub address: IpAddr,
-    /// The interface that carries the address. Empty if no interface of this machine does, for example behind address
-    /// translation.
-    pub iface: String,
-    /// Its network, as `a.b.c.d/len`.
-    pub prefix: String,
-    /// Path of `libradic_pmi.so`.
-    pub radic_pmi: String,
-    /// Path of `libradic.so`.
-    pub library: String,
-    /// Path of the socket for observers.
-    pub process_socket: String,
-    /// The node's name.
-    pub node: String,
-}
-
-/// A process to be started.
-#[derive(Debug)]
-pub struct SpawnOrder {
-    /// The program.
-    pub program: ByteBuf,
-    /// Its arguments, the first being its name.
-    pub args: Vec<ByteBuf>,
-    /// Its whole environment except `PMI_FD`.
-    pub env: Vec<(ByteBuf, ByteBuf)>,
-    /// Its working directory.
-    pub dir: ByteBuf,
-    /// The name of its key space.
-    pub kvsname: String,
-    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
-    pub stdin: bool,
-    /// Its file mode creation mask.
-    pub umask: u32,
-    /// The library that it runs under, if any. The library must be there, and addresses are not randomised, because a restart
-    /// puts everything back where it was.
-    pub library: Option<String>,
-}
-
-/// A process to be brought back from its images, as a new incarnation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RestoreOrder {
-    /// The process.
-    pub process: ProcessId,
-    /// Its new incarnation.
-    pub incarnation: Incarnation,
-    /// The log service that has its images.
-    pub log: SocketAddr,
-    /// Whether that log service is this node's own.
-    pub local: bool,
-    /// Another log service that has copies of the images, if there is one: for an image that is damaged.
-    pub replica: Option<SocketAddr>,
-    /// Its images, a full one first, then its increments: numbers and sizes.
-    pub images: Vec<(u64, u64)>,
-    /// The name of its key space.
-    pub kvsname: String,
-    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
-    pub stdin: bool,
-    /// The library that it runs under.
-    pub library: String,
-}
-
-/// A process that could not be started.
-#[derive(Debug)]
-pub struct SpawnError {
-    /// What the system said, and of what.
-    pub error: String,
-    /// The exit code for this error.
-    pub code: i32,
-}
-
-/// A request about names that ports are published under: any node of the cluster may know the answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NameRequest {
-    /// Remember `port` under `name`.
-    Publish {
-        /// The name.
-        name: String,
-        /// The port.
-        port: String,
-    },
-    /// Which port is published under this name?
-    Lookup(String),
-    /// Forget this name.
-    Unpublish(String),
-}
-
-/// What a host wants done.
-#[derive(Debug)]
-pub enum HostOutput {
-    /// Tell the job's home.
-    ToHome(FromHost),
-    /// Start a process; the answer is [`Host::handle_spawned`]. Signals and standard input that come before the process is there
-    /// are to reach it then.
-    Spawn(Rank, SpawnOrder),
-    /// Bring a process back. The first answer is [`Input::Fetched`](super::Input::Fetched): the images are here and verified, or
-    /// why not, and then nothing follows. The second answer is the same as to a start. A later order for the same process
-    /// replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an order
-    /// up.
-    Restore(Rank, RestoreOrder),
-    /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
-    Stdin {
-        /// Repeated in the answer.
-        number: u64,
-        /// The bytes.
-        data: ByteBuf,
-    },
-    /// Read the next piece of a rank's output; the answer is [`Host::handle_output`].
-    Read(Rank, OutputStream),
-    /// Give up a stream of a rank that has ended.
-    Close(Rank, OutputStream),
-    /// Write to a rank's PMI connection.
-    Pmi(Rank, Vec<u8>),
-    /// Send a signal to a rank's process group.
-    Signal(Rank, i32),
-    /// Answer a request about names by [`Host::handle_name`].
-    Name(Rank, NameRequest),
-    /// Something to record in the event log.
-    Warning(Rank, String),
-    /// A protected rank has crashed and all that it had written was read: it is to be brought back.
-    Lost(Rank, i32),
-    /// A rank died at every attempt to bring it back, before it was live. The signal is set if the same signal had ended the rank
-    /// while it was live. The answer is [`Host::handle_not_restored`].
-    Unrestorable(Rank, String, Option<i32>),
-    /// A rank has ended by itself, and its home has all that it printed: its protector is to know.
-    Left(Rank),
-    /// A fence was released: the protector of the ranks is to know the keys.
-    Fenced,
-    /// Tell the job's home that the ranks are stopped, and where each was first launched.
-    Frozen,
-    /// Nothing of the job is left here.
-    Over,
-}
-
-#[derive(Debug)]
-struct LocalRank {
-    pid: Option<u32>,
-    session: Session,
-    exited: Option<(ExitStatus, Duration)>,
-    outlets: [Outlet; 2],
-    reported: bool,
-    /// How the rank has ended by itself, once its home was told.
-    ended: Option<(ExitStatus, MpiPhase)>,
-    /// Its protector was told, too.
-    left: bool,
-    /// Number of fences that the rank was let out of.
-    fences: u64,
-    /// The signal that ended the rank, which is to be brought back once its output was read.
-    crashed: Option<i32>,
-    /// Its recent crashes: when, and by which signal.
-    crashes: Vec<(Duration, i32)>,
-    /// How often in a row the rank has died between its restore and the event `live`.
-    failed_restores: u32,
-    /// The rank is being brought back here, and has not said yet where it stands.
-    returning: bool,
-    /// The rank was brought back and is not live yet.
-    catching_up: bool,
-    /// The rank was brought back and still needs its old log, which alone has what its program has not taken. It may do so after
-    /// it is live.
-    reads_log: bool,
-    /// The signal that ended the rank, whose protector is to bring it back. There is no process.
-    lost: Option<i32>,
-    /// The rank cannot be brought back.
-    hopeless: bool,
-    /// Why this node has killed the rank, if it has.
-    killed: Option<Killed>,
-    /// Signals that came before the process did: each once, in the order in which they last came.
-    missed: Vec<i32>,
-}
-
-/// Why a node kills a rank on its own initiative. Neither is a crash of the program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Killed {
-    /// Its library has broken the protocol, or it cannot be brought back: it stays dead.
-    ForGood,
-    /// `radic inject kill-rank`: the rank is brought back, however often.
-    AsAsked,
-}
-
-impl LocalRank {
-    fn new(session: Session, fences: u64) -> Self {
-        LocalRank {
-            pid: None,
-            session,
-            exited: None,
-            outlets: Default::default(),
-            reported: false,
-            ended: None,
-            left: false,
-            fences,
-            crashed: None,
-            crashes: Vec::new(),
-            failed_restores: 0,
-            returning: false,
-            catching_up: false,
-            reads_log: false,
-            lost: None,
-            hopeless: false,
-            killed: None,
-            missed: Vec::new(),
-        }
-    }
-
-    fn outlet(&mut self, stream: OutputStream) -> &mut Outlet {
-        &mut self.outlets[stream as usize]
-    }
-
-    fn phase(&self) -> MpiPhase {
-        match (self.session.is_initialized(), self.session.is_finalized()) {
-            (_, true) => MpiPhase::After,
-            (true, false) => MpiPhase::Within,
-            (false, false) => MpiPhase::Before,
-        }
-    }
-
-    /// The rank crashed while it was live. It is brought back, unless it has crashed too often lately.
-    fn handle_crashed(&mut self, now: Duration, signal: i32) {
-        self.crashes.retain(|(at, _)| *at + CRASH_TIME > now);
-        self.crashed = (self.crashes.len() < CRASHES).then_some(signal);
-        self.crashes.push((now, signal));
-    }
-
-    /// The rank died between its restore and the event `live`. That is a failure of the restore, not of the program, so it is
-    /// brought back a few more times. Returns false when it was brought back often enough.
-    fn handle_restore_failed(&mut self, signal: i32) -> bool {
-        self.failed_restores += 1;
-        self.crashed = (self.failed_restores < RESTORES).then_some(signal);
-        self.crashed.is_some()
-    }
-
-    /// Remembers a signal that comes before its process does.
-    fn miss(&mut self, signal: i32) {
-        self.missed.retain(|missed| *missed != signal);
-        self.missed.push(signal);
-    }
-
-    /// Orders reads of the streams that may be read.
-    fn read(&mut self, rank: Rank, outputs: &mut VecDeque<HostOutput>) {
-        for (outlet, stream) in self.outlets.iter_mut().zip(STREAMS) {
-            if outlet.ask() {
-                outputs.push_back(HostOutput::Read(rank, stream));
-            }
-        }
-    }
-}
 
 /// The ranks of one job on this node.
 #[derive(Debug)]
@@ -340,7 +91,7 @@ impl Host {
         }
         let kvsname = self.kvsname();
         for rank in placement.ranks_on(me).filter(|rank| !self.ranks.contains_key(rank)).collect::<Vec<_>>() {
-            self.ranks.insert(rank, LocalRank::new(Session::new(rank, self.spec.ranks, kvsname.clone()), 0));
+            self.ranks.insert(rank, LocalRank::starting(Session::new(rank, self.spec.ranks, kvsname.clone())));
             self.launches.add(rank);
         }
         self.launch_some(environment);
@@ -410,12 +161,8 @@ impl Host {
         let RestartOrder { process, incarnation, log, replica, ref images, .. } = *order;
         let (rank, kvsname) = (process.rank, self.kvsname());
         let session = Session::new(rank, self.spec.ranks, kvsname.clone());
-        let mut state = LocalRank::new(session, self.fence);
-        if let Some(before) = self.ranks.remove(&rank) {
-            (state.outlets, state.crashes, state.failed_restores) = (before.outlets, before.crashes, before.failed_restores);
-        }
-        (state.returning, state.catching_up, state.reads_log) = (true, true, true);
-        self.ranks.insert(rank, state);
+        let before = self.ranks.remove(&rank);
+        self.ranks.insert(rank, LocalRank::returning(session, self.fence, before));
         self.launches.forget(rank);
         self.waiting.remove(&rank);
         let stdin = rank == Rank(0);
@@ -433,7 +180,7 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return Ok(()) };
         state.session.resume(point.pmi.0, point.pmi.1);
         state.fences = point.fences;
-        state.returning = false;
+        state.handle_returned();
         self.look_at_fence();
         let Some(state) = self.ranks.get_mut(&rank) else { return Ok(()) };
         for (outlet, at) in state.outlets.iter_mut().zip(point.output) {
@@ -447,41 +194,32 @@ impl Host {
     /// The rank is live.
     pub fn handle_live(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            (state.catching_up, state.failed_restores) = (false, 0);
+            state.handle_live();
         }
     }
 
     /// The rank needs nothing more of the log that it was brought back with.
     pub fn handle_log_read(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            state.reads_log = false;
+            state.handle_log_read();
         }
     }
 
     /// Whether the rank cannot be brought back here.
     pub fn is_hopeless(&self, rank: Rank) -> bool {
-        self.ranks.get(&rank).is_some_and(|state| state.hopeless)
+        self.ranks.get(&rank).is_some_and(LocalRank::is_hopeless)
     }
 
     /// Whether the rank cannot go on without its old log: it is being brought back here, or is to be, or has not read all of it.
     pub fn needs_log(&self, rank: Rank) -> bool {
-        let reads = |state: &LocalRank| state.reads_log && state.exited.is_none();
-        let needs = |state: &LocalRank| state.lost.is_some() || state.crashed.is_some() || reads(state);
-        self.ranks.get(&rank).is_some_and(needs)
+        self.ranks.get(&rank).is_some_and(LocalRank::needs_log)
     }
 
     /// The rank cannot be brought back. A process that is there all the same is killed, which is no crash: the next attempt would
     /// start from the same.
     pub fn handle_not_restored(&mut self, now: Duration, rank: Rank, why: String) {
-        if let Some(state) = self.ranks.get_mut(&rank) {
-            (state.returning, state.hopeless) = (false, true);
-            state.outlets.iter_mut().for_each(Outlet::close);
-            if state.pid.is_some() && state.exited.is_none() {
-                state.killed = Some(Killed::ForGood);
-                self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
-            } else {
-                state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now));
-            }
+        if self.ranks.get_mut(&rank).is_some_and(|state| state.handle_not_restored(now)) {
+            self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
         }
         self.outputs.push_back(HostOutput::ToHome(FromHost::Lost { rank, why }));
         self.report_ended();
@@ -496,7 +234,7 @@ impl Host {
     /// The home of a protected job is lost: another home will come.
     pub fn handle_home_lost(&mut self, now: Duration) {
         self.orphaned = Some(now + ORPHANED);
-        if self.ending && self.ranks.values().all(|state| state.reported) {
+        if self.ending && self.ranks.values().all(LocalRank::is_reported) {
             // All ranks here had ended by themselves when the home said that the job ends. Those of the lost node may have to
             // come back here to print. The next home says when the job is over.
             (self.ending, self.kill_at) = (false, None);
@@ -509,9 +247,9 @@ impl Host {
         self.orphaned = None;
         let (mut running, mut ended) = (Vec::new(), Vec::new());
         // The node itself tells the home of ranks that cannot be brought back.
-        for (rank, state) in self.ranks.iter().filter(|(_, state)| !state.hopeless) {
-            match state.exited.filter(|_| state.reported) {
-                Some((status, _)) => ended.push((*rank, status, state.phase())),
+        for (rank, state) in self.ranks.iter().filter(|(_, state)| !state.is_hopeless()) {
+            match state.exit().filter(|exit| exit.reported != Reported::No) {
+                Some(exit) => ended.push((*rank, exit.status, state.mpi_phase())),
                 None => running.push(*rank),
             }
         }
@@ -534,7 +272,7 @@ impl Host {
         if self.killed || self.superseded {
             return Vec::new();
         }
-        self.ranks.iter().filter_map(|(rank, state)| state.ended.map(|(status, phase)| (*rank, status, phase))).collect()
+        self.ranks.iter().filter_map(|(rank, state)| state.end().map(|(status, phase)| (*rank, status, phase))).collect()
     }
 
     /// Whether this host was ended for a restart of the job, and the next epoch has not come here yet.
@@ -544,17 +282,21 @@ impl Host {
 
     /// How a rank has ended of which nothing is needed any more.
     pub fn end_of(&self, rank: Rank) -> Option<(ExitStatus, MpiPhase)> {
-        self.ranks.get(&rank).filter(|state| state.left)?.ended
+        match self.ranks.get(&rank)?.exit()?.reported {
+            Reported::Protector(status, phase) => Some((status, phase)),
+            Reported::No | Reported::Otherwise | Reported::Home(..) => None,
+        }
     }
 
     /// Whether the rank has ended by itself, or never was here.
     pub fn has_left(&self, rank: Rank) -> bool {
-        self.ranks.get(&rank).is_none_or(|state| state.exited.is_some() && state.crashed.is_none() && !state.hopeless)
+        self.ranks.get(&rank).is_none_or(|state| state.exit().is_some_and(|exit| exit.crashed.is_none()) && !state.is_hopeless())
     }
 
     /// Whether the rank was brought back here, has said where it stands, and is not live yet.
     pub fn catches_up(&self, rank: Rank) -> bool {
-        let catches_up = |state: &LocalRank| state.catching_up && !state.returning && !state.hopeless && state.exited.is_none();
+        let catches_up =
+            |state: &LocalRank| state.is_catching_up() && !state.is_returning() && !state.is_hopeless() && !state.has_exited();
         !self.ending && self.ranks.get(&rank).is_some_and(catches_up)
     }
 
@@ -562,9 +304,10 @@ impl Host {
     pub fn is_away(&self, rank: Rank) -> bool {
         // A rank behind the last fence repeats what it did before it. Its peers have the keys that it had published, and may dial
         // it before it listens again.
-        let is_behind = |state: &LocalRank| state.fences < self.fence && state.exited.is_none() && state.ended.is_none();
-        let is_gone = |state: &LocalRank| state.crashed.is_some() || state.lost.is_some();
-        let is_away = |state: &LocalRank| !state.hopeless && (state.catching_up || is_behind(state) || is_gone(state));
+        let is_behind = |state: &LocalRank| state.fences < self.fence && !state.has_exited();
+        let is_away = |state: &LocalRank| {
+            !state.is_hopeless() && (state.is_catching_up() || is_behind(state) || state.is_to_be_brought_back())
+        };
         !self.ending && self.ranks.get(&rank).is_some_and(is_away)
     }
 
@@ -616,12 +359,12 @@ impl Host {
 
     /// The process id of a rank that runs here.
     pub fn pid(&self, rank: Rank) -> Option<u32> {
-        self.ranks.get(&rank).filter(|r| r.exited.is_none())?.pid
+        self.ranks.get(&rank)?.pid()
     }
 
     /// The process id that a rank has, or had; 0 if it was not started.
     pub fn last_pid(&self, rank: Rank) -> u32 {
-        self.ranks.get(&rank).and_then(|r| r.pid).unwrap_or(0)
+        self.ranks.get(&rank).and_then(LocalRank::last_pid).unwrap_or(0)
     }
 
     /// Whether the job has ranks on that node.
@@ -631,7 +374,15 @@ impl Host {
 
     /// The ranks that run here, with their process ids.
     pub fn running(&self) -> impl Iterator<Item = (Rank, u32)> + '_ {
-        self.ranks.iter().filter(|(_, r)| r.exited.is_none()).filter_map(|(rank, r)| Some((*rank, r.pid?)))
+        self.ranks.iter().filter_map(|(rank, state)| Some((*rank, state.pid()?)))
+    }
+
+    /// Panics if the parts of the host contradict each other. For its driver, after each input.
+    pub fn check_invariants(&self) {
+        self.ranks.values().for_each(LocalRank::check_invariants);
+        assert!(!self.over || self.ranks.values().all(LocalRank::is_reported), "it is over, and a rank is not reported");
+        let strangers = self.waiting.iter().find(|rank| !self.ranks.contains_key(rank));
+        assert!(strangers.is_none(), "rank {strangers:?} waits in a fence, and is not here");
     }
 
     /// What the host wants done next.
@@ -641,7 +392,8 @@ impl Host {
 
     /// When [`Host::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let drains = self.ranks.values().filter(|r| !r.reported).filter_map(|r| Some(r.exited?.1 + DRAIN)).min();
+        let unreported = self.ranks.values().filter_map(LocalRank::exit).filter(|exit| exit.reported == Reported::No);
+        let drains = unreported.map(|exit| exit.at + DRAIN).min();
         [drains, self.kill_at, self.orphaned].into_iter().flatten().min()
     }
 
@@ -656,14 +408,18 @@ impl Host {
         }
         let mut closed = Vec::new();
         for (rank, state) in &mut self.ranks {
-            if let Some((status, at)) = state.exited.filter(|(_, at)| !state.reported && *at + DRAIN <= now) {
+            if let Phase::Exited(exit) = &mut state.phase
+                && exit.reported == Reported::No
+                && exit.at + DRAIN <= now
+            {
                 // Output that waits for a slow terminal is not lost. Only streams that bring nothing are given up.
                 for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS).filter(|(outlet, _)| outlet.is_idle()) {
                     outlet.close();
                     closed.push(HostOutput::Close(*rank, stream));
                 }
-                let closed = !state.outlets.iter().any(Outlet::is_open);
-                state.exited = Some((status, if closed { at } else { now }));
+                if state.outlets.iter().any(Outlet::is_open) {
+                    exit.at = now;
+                }
             }
         }
         self.outputs.extend(closed);
@@ -693,7 +449,7 @@ impl Host {
 
     /// Stops every rank, if all of them run.
     fn freeze(&mut self) {
-        let runs = |state: &LocalRank| state.pid.is_some() && state.exited.is_none() && !state.returning && state.lost.is_none();
+        let runs = |state: &LocalRank| matches!(state.phase, Phase::Running { .. });
         match self.ranks.iter().find(|(_, state)| self.ending || !runs(state)).map(|(rank, _)| *rank) {
             Some(rank) => {
                 let why = format!("rank {rank} does not run");
@@ -711,12 +467,12 @@ impl Host {
         self.ending = true;
         // A rank whose start is given up counts as killed, as a rank does that has just been started.
         for rank in self.launches.give_up() {
-            self.ranks.entry(rank).and_modify(|state| state.exited = Some((ExitStatus::Signal(libc::SIGKILL), now)));
+            self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Signal(libc::SIGKILL), now));
         }
         // A rank that is lost will not come back: the job ends.
         for state in self.ranks.values_mut() {
-            if let Some(signal) = state.lost.take() {
-                state.exited = Some((ExitStatus::Signal(signal), now));
+            if let Phase::Lost { signal } = state.phase {
+                state.exit_with(ExitStatus::Signal(signal), now);
             }
         }
         self.killed |= kill;
@@ -789,13 +545,13 @@ impl Host {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         match result {
             Ok(pid) => {
-                state.pid = Some(pid);
-                if !state.returning {
+                state.handle_pid(pid);
+                if !state.is_returning() {
                     state.outlets = [(); 2].map(|()| Outlet::begin());
                     state.read(rank, &mut self.outputs);
                 }
                 self.outputs.push_back(HostOutput::ToHome(FromHost::Launched { rank, pid }));
-                let missed = std::mem::take(&mut state.missed);
+                let missed = state.take_missed();
                 if self.ending {
                     // The process was not there when the others were ended.
                     self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
@@ -803,10 +559,10 @@ impl Host {
                     self.outputs.extend(missed.into_iter().map(|signal| HostOutput::Signal(rank, signal)));
                 }
             }
-            Err(SpawnError { error, .. }) if state.returning => self.handle_not_restored(now, rank, error),
+            Err(SpawnError { error, .. }) if state.is_returning() => self.handle_not_restored(now, rank, error),
             Err(SpawnError { error, code }) => {
-                state.exited = Some((ExitStatus::Code(code), now));
-                state.reported = true;
+                state.exit_with(ExitStatus::Code(code), now);
+                state.handle_reported(Reported::Otherwise);
                 self.outputs.push_back(HostOutput::ToHome(FromHost::LaunchFailed { rank, error, code }));
             }
         }
@@ -815,7 +571,7 @@ impl Host {
     /// A piece of output came; empty: the stream has ended.
     pub fn handle_output(&mut self, rank: Rank, stream: OutputStream, data: ByteBuf) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
-        if state.returning || !state.outlet(stream).is_open() {
+        if state.is_returning() || !state.outlet(stream).is_open() {
             return; // The pipe was given up.
         }
         if let Some((offset, data)) = state.outlet(stream).handle_read(data) {
@@ -834,8 +590,10 @@ impl Host {
 
     /// Kills a rank on request. It is brought back.
     pub fn kill(&mut self, rank: Rank) {
-        if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.exited.is_none()) {
-            state.killed.get_or_insert(Killed::AsAsked);
+        if let Some(state) = self.ranks.get_mut(&rank).filter(|state| !state.has_exited()) {
+            if state.verdict == Verdict::None {
+                state.verdict = Verdict::KilledAsAsked;
+            }
             if self.launches.includes(rank) {
                 state.miss(libc::SIGKILL);
             } else {
@@ -861,29 +619,23 @@ impl Host {
         let ended_by = match status {
             ExitStatus::Signal(signal) => Some(signal),
             // The library of a process that cannot catch up ends it with this code. The protector tries again if it is there.
-            ExitStatus::Code(exit_code::RADIC) if state.catching_up => Some(libc::SIGABRT),
+            ExitStatus::Code(exit_code::RADIC) if state.is_catching_up() => Some(libc::SIGABRT),
             ExitStatus::Code(_) => None,
         };
-        if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.ending)
-            && !self.sent.contains(&signal)
-            && state.killed != Some(Killed::ForGood)
-        {
-            if state.killed == Some(Killed::AsAsked) {
-                state.crashed = Some(signal);
-            } else if !state.catching_up {
-                state.handle_crashed(now, signal);
-            } else if !state.handle_restore_failed(signal) {
-                state.hopeless = true;
-                let own = state.crashes.last().map(|(_, own)| *own).filter(|own| *own == signal);
-                let why = format!("it died {RESTORES} times between its restore and living again; the last time it {status}");
-                self.outputs.push_back(HostOutput::Unrestorable(rank, why, own));
-            }
-        }
-        if std::mem::take(&mut state.returning) {
+        let (was_returning, was_killed) = (state.is_returning(), state.is_killed_for_good());
+        state.exit_with(status, now);
+        if was_returning {
             // The new pipe was never read, so the offset of its first byte is not known.
             state.outlets.iter_mut().for_each(Outlet::close);
         }
-        state.exited = Some((status, now));
+        if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.ending)
+            && !self.sent.contains(&signal)
+            && !was_killed
+            && !state.handle_ended_by(now, signal)
+        {
+            let why = format!("it died {RESTORES} times between its restore and living again; the last time it {status}");
+            self.outputs.push_back(HostOutput::Unrestorable(rank, why, state.last_crash(signal)));
+        }
         // Processes that the rank left behind in its group are killed as well.
         self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
         self.report_ended();
@@ -892,218 +644,43 @@ impl Host {
     /// Reports ranks whose process has ended and whose output was read. When all output is printed, reports the end of the host.
     fn report_ended(&mut self) {
         for (rank, state) in &mut self.ranks {
-            let Some((status, _)) = state.exited.filter(|_| !state.reported) else { continue };
-            if let Some(signal) = state.crashed
-                && !self.ending
-            {
-                if state.outlets.iter().all(|outlet| !outlet.is_open()) {
-                    (state.crashed, state.exited, state.pid, state.lost) = (None, None, None, Some(signal));
-                    self.outputs.push_back(HostOutput::Lost(*rank, signal));
-                }
-                continue;
-            }
+            let Some(exit) = state.exit().filter(|exit| exit.reported == Reported::No) else { continue };
             // Unprinted output waits here for the home. A last line without its end is printed when the home knows that no more
             // comes.
             if state.outlets.iter().any(Outlet::is_open) {
                 continue;
             }
-            state.reported = true;
-            if state.hopeless {
+            match exit.crashed.filter(|_| !self.ending) {
+                Some(signal) => {
+                    state.phase = Phase::Lost { signal };
+                    self.outputs.push_back(HostOutput::Lost(*rank, signal));
+                }
                 // The node itself tells the home of these.
-                continue;
+                None if state.is_hopeless() => state.handle_reported(Reported::Otherwise),
+                None => {
+                    let (status, phase) = (exit.status, state.mpi_phase());
+                    state.handle_reported(Reported::Home(status, phase));
+                    self.outputs.push_back(HostOutput::ToHome(FromHost::Exited { rank: *rank, status, phase }));
+                }
             }
-            let phase = state.phase();
-            state.ended = Some((status, phase));
-            self.outputs.push_back(HostOutput::ToHome(FromHost::Exited { rank: *rank, status, phase }));
         }
         // Until its output is printed, bringing the rank back is the only way to that output if this node is lost. A rank that
         // was ended for a restart has not ended by itself.
-        let left = self.ranks.iter_mut().filter(|(_, state)| !self.anew && state.ended.is_some() && !state.left);
-        for (rank, state) in left {
-            state.left = state.outlets.iter().all(Outlet::is_done);
-            self.outputs.extend(state.left.then_some(HostOutput::Left(*rank)));
+        for (rank, state) in self.ranks.iter_mut().filter(|_| !self.anew) {
+            if let Some(Exit { reported: Reported::Home(status, phase), .. }) = state.exit()
+                && state.outlets.iter().all(Outlet::is_done)
+            {
+                state.handle_reported(Reported::Protector(status, phase));
+                self.outputs.push_back(HostOutput::Left(*rank));
+            }
         }
-        if self.ending && !self.over && self.ranks.values().all(|r| r.reported && r.outlets.iter().all(Outlet::is_done)) {
+        if self.ending
+            && !self.over
+            && self.ranks.values().all(|state| state.is_reported() && state.outlets.iter().all(Outlet::is_done))
+        {
             self.over = true;
             self.outputs.push_back(HostOutput::ToHome(FromHost::Gone));
             self.outputs.push_back(HostOutput::Over);
         }
     }
-
-    /// Bytes came on a rank's PMI connection.
-    pub fn handle_pmi(&mut self, rank: Rank, bytes: &[u8]) {
-        let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.killed != Some(Killed::ForGood)) else { return };
-        if let Err(error) = state.session.handle_input(bytes) {
-            // The library and this node do not understand each other any more: going on could only hang.
-            state.killed = Some(Killed::ForGood);
-            self.outputs.push_back(HostOutput::Warning(rank, format!("its PMI connection is broken ({error}): killed")));
-            self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
-            return;
-        }
-        while let Some(request) = self.ranks.get_mut(&rank).and_then(|r| r.session.poll_request()) {
-            self.handle_request(rank, request);
-        }
-        self.flush(rank);
-    }
-
-    fn handle_request(&mut self, rank: Rank, request: Request) {
-        let reply = match request {
-            Request::Put { key, value } => match self.keys.put(key, value) {
-                Ok(()) => Reply::Done,
-                Err(error) => Reply::Failed(error.to_string()),
-            },
-            Request::Get { key } => match self.keys.get(&key) {
-                Some(value) => Reply::Value(value.to_owned()),
-                None => Reply::Failed(format!("no key {key:?} before this fence")),
-            },
-            Request::GetByIdx { index } => match self.keys.get_by_index(index) {
-                Some((key, value)) => Reply::Entry { key: key.to_owned(), value: value.to_owned() },
-                None => Reply::Failed("no more keys".to_owned()),
-            },
-            Request::BarrierIn => return self.enter_fence(rank),
-            Request::Finalize => Reply::Done,
-            Request::Abort { code, message } => {
-                // Open MPI sends this when it has no message.
-                let message = message.filter(|m| m != "N/A").unwrap_or_default();
-                return self.outputs.push_back(HostOutput::ToHome(FromHost::Aborted { rank, code, message }));
-            }
-            Request::PublishName { service: name, port } => {
-                return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Publish { name, port }));
-            }
-            Request::LookupName { service: name } => {
-                return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Lookup(name)));
-            }
-            Request::UnpublishName { service: name } => {
-                return self.outputs.push_back(HostOutput::Name(rank, NameRequest::Unpublish(name)));
-            }
-        };
-        self.reply(rank, reply);
-    }
-
-    fn reply(&mut self, rank: Rank, reply: Reply) {
-        if let Some(state) = self.ranks.get_mut(&rank) {
-            state.session.reply(reply);
-        }
-    }
-
-    fn flush(&mut self, rank: Rank) {
-        let Some(state) = self.ranks.get_mut(&rank) else { return };
-        while let Some(bytes) = state.session.poll_output() {
-            self.outputs.push_back(HostOutput::Pmi(rank, bytes));
-        }
-    }
-
-    /// Whether all ranks here are in the next fence. A rank that had been let out of it before it was lost does not enter it
-    /// again.
-    fn is_in_fence(&self) -> bool {
-        let is_in = |(rank, state): (&Rank, &LocalRank)| state.fences > self.fence || self.waiting.contains(rank);
-        !self.ranks.is_empty() && self.ranks.iter().all(is_in)
-    }
-
-    /// Tells the home if all ranks here are in the next fence. To say so twice changes nothing.
-    fn look_at_fence(&mut self) {
-        if self.is_in_fence() {
-            // What only the lost home was told, the next home does not know before this host has reported.
-            let entries = if self.orphaned.is_some() { self.keys.all() } else { self.keys.take_fresh() };
-            let (number, ranks) = (self.fence + 1, self.ranks().collect());
-            self.outputs.push_back(HostOutput::ToHome(FromHost::Fence { number, ranks, entries }));
-        }
-    }
-
-    fn enter_fence(&mut self, rank: Rank) {
-        if let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.fences < self.fence) {
-            // The rank had been let out of this fence before it was lost.
-            state.fences += 1;
-            return self.reply(rank, Reply::Done);
-        }
-        self.waiting.insert(rank);
-        self.look_at_fence();
-    }
-
-    /// A fence is over. A rank that is catching up here may not have come to it yet: it passes when it does.
-    fn handle_release(&mut self, number: u64, entries: Vec<(String, String)>) {
-        if number != self.fence + 1 {
-            return;
-        }
-        self.fence = number;
-        let merged = self.keys.merge(entries);
-        for rank in std::mem::take(&mut self.waiting) {
-            let Some(state) = self.ranks.get_mut(&rank) else { continue };
-            if state.fences >= number {
-                // The rank waits in a later one.
-                self.waiting.insert(rank);
-                continue;
-            }
-            state.fences = number;
-            self.reply(rank, merged.as_ref().map_or_else(|error| Reply::Failed(error.to_string()), |()| Reply::Done));
-            self.flush(rank);
-        }
-        self.outputs.push_back(HostOutput::Fenced);
-        self.look_at_fence();
-    }
-
-    /// The answer to [`HostOutput::Name`]: the port, or why not.
-    pub fn handle_name(&mut self, rank: Rank, request: &NameRequest, answer: Result<String, String>) {
-        let reply = match (request, answer) {
-            (NameRequest::Publish { .. } | NameRequest::Unpublish(_), Ok(_)) => Reply::Done,
-            (NameRequest::Lookup(_), Ok(port)) => Reply::Value(port),
-            (_, Err(error)) => Reply::Failed(error),
-        };
-        self.reply(rank, reply);
-        self.flush(rank);
-    }
-}
-
-/// The number of the job for Open MPI 4, which keeps 32 bits. It clears bit 15 in some places and not in others, so ranks of a
-/// job with that bit set would take each other for strangers. The number need not be unique: it only names keys in the job's own
-/// key space.
-fn job_number(job: JobId) -> u64 {
-    job.bits() & 0x7fff_7fff
-}
-
-/// The environment of a rank: the user's, then what is particular to the node, then what RADIC tells every rank.
-fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &HostEnvironment) -> Vec<(ByteBuf, ByteBuf)> {
-    let values = [
-        (placeholder::IFACE, host.iface.clone()),
-        (placeholder::ADDRESS, host.address.to_string()),
-        (placeholder::PREFIX, host.prefix.clone()),
-        (placeholder::RADIC_PMI, host.radic_pmi.clone()),
-        (placeholder::RANK, rank.to_string()),
-        (placeholder::JOBNUM, job_number(job).to_string()),
-    ];
-    let expand = |template: &str| values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value));
-    // If no interface carries the address, variables about it are left out, and the library chooses. With an empty value it would
-    // find no network at all.
-    let of_interface = |template: &str| [placeholder::IFACE, placeholder::PREFIX].iter().any(|name| template.contains(name));
-    let has_value = |template: &str| !host.iface.is_empty() || !of_interface(template);
-    let templates = spec.templates.iter().filter(|(_, template)| has_value(template));
-    let templates = templates.map(|(name, template)| (name.clone(), expand(template)));
-    let ours = [
-        ("PMI_RANK", rank.to_string()),
-        ("PMI_SIZE", spec.ranks.to_string()),
-        (variable::JOB, job.to_string()),
-        (variable::RANK, rank.to_string()),
-        ("RADIC_SIZE", spec.ranks.to_string()),
-        ("RADIC_NODE", host.node.clone()),
-    ];
-    let ours = ours.into_iter().map(|(name, value)| (name.to_owned(), value));
-    let mut env = spec.env.clone();
-    for (name, value) in templates.chain(ours) {
-        set(&mut env, &name, value.into_bytes());
-    }
-    // A command that is itself a rank must not pass its own socket on.
-    env.retain(|(name, _)| name.as_ref() != variable::SOCKET.as_bytes());
-    if spec.protection.protect != Protect::None {
-        set(&mut env, variable::SOCKET, host.process_socket.clone().into_bytes());
-        // Before the user's own libraries: the loader asks the first one first.
-        let user = env.iter().find(|(name, _)| name.as_ref() == PRELOAD.as_bytes()).map(|(_, value)| value.to_vec());
-        let others = user.filter(|user| !user.is_empty()).map_or(Vec::new(), |user| [b":", user.as_slice()].concat());
-        set(&mut env, PRELOAD, [host.library.as_bytes(), &others].concat());
-    }
-    env
-}
-
-fn set(env: &mut Vec<(ByteBuf, ByteBuf)>, name: &str, value: Vec<u8>) {
-    env.retain(|(existing, _)| existing.as_ref() != name.as_bytes());
-    env.push((ByteBuf::from(name), ByteBuf::from(value)));
 }

@@ -22,6 +22,7 @@ impl Node {
     pub(super) fn with_home(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut Home)) {
         let Some(home) = self.homes.get_mut(&job) else { return };
         act(home);
+        home.check_invariants();
         while let Some(output) = self.homes.get_mut(&job).and_then(Home::poll_output) {
             match output {
                 HomeOutput::ToHost(node, message) => self.send(&node, PeerMessage::ToHost(job, message)),
@@ -42,6 +43,7 @@ impl Node {
     pub(super) fn with_host(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut Host)) {
         let Some(host) = self.hosts.get_mut(&job) else { return };
         act(host);
+        host.check_invariants();
         while let Some(output) = self.hosts.get_mut(&job).and_then(Host::poll_output) {
             match output {
                 HostOutput::ToHome(_) if self.hosts.get(&job).is_some_and(Host::is_superseded) => {}

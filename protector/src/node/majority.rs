@@ -1,9 +1,11 @@
 //! A side of the cluster without a majority: protected jobs wait for one, and are given up after a while.
 
-use super::Node;
-use radic_wire::ids::{JobId, NodeId};
 use std::collections::BTreeSet;
 use std::time::Duration;
+
+use radic_wire::ids::{JobId, NodeId};
+
+use super::Node;
 
 /// Time that a side without a majority keeps protected jobs waiting for one. Nothing can be decided there, and an error is better
 /// than a hang.

@@ -1,15 +1,17 @@
 //! The next home of a job whose home is lost, and messages about a job's next epoch that come before it can begin here.
 
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::limits;
+use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost, Ward};
+
 use super::Node;
 use super::calls::Purpose;
 use super::events::About;
 use super::home::Home;
 use super::host::Host;
-use radic_wire::event::EventName;
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::limits;
-use radic_wire::peer::{Adoption, PeerMessage, Query, ToHome, ToHost, Ward};
-use std::time::Duration;
 
 impl Node {
     /// Keeps a message for later: it is handled when the host of the job, which is of an earlier epoch, is gone.

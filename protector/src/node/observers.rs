@@ -250,11 +250,7 @@ impl Node {
             }
             ToNode::Finished { stream, end } => self.handle_finished(process, stream, end),
             ToNode::Over { connection } => self.handle_over(process, connection),
-            ToNode::Closing => {
-                if let Some(observed) = self.observers.processes.get_mut(&process) {
-                    observed.closing = true;
-                }
-            }
+            ToNode::Closing => self.observed(process, |observed| observed.closing = true),
             ToNode::Live { events, different, input } => {
                 self.handle_live(now, process, events, different);
                 if process.rank == Rank(0) {
@@ -266,16 +262,7 @@ impl Node {
                 Ok(()) => self.outputs.push_back(Output::Observer(observer, FromNode::Announced { ask })),
                 Err(error) => self.dismiss(now, observer, process, &error.to_string()),
             },
-            // The process has the port that it had, but is called by the address that it had then.
-            ToNode::Listening(address) if address.ip().is_unspecified() && self.origin_of(process).is_some() => {
-                let at = SocketAddr::new(self.config.me.address.ip(), address.port());
-                self.listen_at(now, observer, process, address, at);
-            }
-            ToNode::Listening(address) => {
-                if let Err(error) = self.registry.listen(process, address) {
-                    self.dismiss(now, observer, process, &error.to_string());
-                }
-            }
+            ToNode::Listening(address) => self.listen(now, observer, process, address),
             ToNode::NotListening(address) => self.registry.unlisten(process, address),
             ToNode::Claim { ask, address } => self.handle_claim(now, observer, process, ask, address),
             ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
@@ -286,18 +273,12 @@ impl Node {
                 self.outputs.push_back(Output::Observer(observer, FromNode::GreetingKey { ask, key }));
             }
             ToNode::CallsNobody { connection, from, to, made } if connection.opener == process => {
-                self.tell_if_unprotected(now, process, !made, || format!("connects to {to}"));
-                let call = self.seen(Call { connection, from, to });
-                self.withdraw(call);
+                self.handle_call_of_none(now, process, Call { connection, from, to }, made);
             }
             ToNode::Connecting { .. } | ToNode::CallsNobody { .. } | ToNode::GreetingKey { .. } => {
                 self.dismiss(now, observer, process, "it speaks for another process's connection");
             }
-            ToNode::Accepted { ask, from } => {
-                let caller = self.registry.caller(process, from);
-                self.tell_if_unprotected(now, process, caller.is_some(), || format!("is called from {from}"));
-                self.outputs.push_back(Output::Observer(observer, FromNode::Caller { ask, caller }));
-            }
+            ToNode::Accepted { ask, from } => self.tell_caller(now, observer, process, ask, from),
             ToNode::Greeted(from) => self.registry.greeted(process, from),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
@@ -307,11 +288,39 @@ impl Node {
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
             ToNode::Note(text) => self.handle_note(now, process, &text),
-            ToNode::Leaving(counters) => {
-                if let Some(observed) = self.observers.processes.get_mut(&process) {
-                    observed.counters = Some(*counters);
-                }
-            }
+            ToNode::Leaving(counters) => self.observed(process, |observed| observed.counters = Some(*counters)),
+        }
+    }
+
+    fn observed(&mut self, process: ProcessId, change: impl FnOnce(&mut Observed)) {
+        if let Some(observed) = self.observers.processes.get_mut(&process) {
+            change(observed);
+        }
+    }
+
+    /// The call of a process did not reach a protected one. `made`: there is a connection all the same.
+    fn handle_call_of_none(&mut self, now: Duration, process: ProcessId, call: Call, made: bool) {
+        self.tell_if_unprotected(now, process, !made, || format!("connects to {}", call.to));
+        let call = self.seen(call);
+        self.withdraw(call);
+    }
+
+    /// Tells a process that has accepted a connection which caller that is of.
+    fn tell_caller(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, from: SocketAddr) {
+        let caller = self.registry.caller(process, from);
+        self.tell_if_unprotected(now, process, caller.is_some(), || format!("is called from {from}"));
+        self.outputs.push_back(Output::Observer(observer, FromNode::Caller { ask, caller }));
+    }
+
+    /// A process listens at an address of this node.
+    fn listen(&mut self, now: Duration, observer: ObserverId, process: ProcessId, address: SocketAddr) {
+        if address.ip().is_unspecified() && self.origin_of(process).is_some() {
+            // The process has the port that it had, but is called by the address that it had then.
+            let at = SocketAddr::new(self.config.me.address.ip(), address.port());
+            return self.listen_at(now, observer, process, address, at);
+        }
+        if let Err(error) = self.registry.listen(process, address) {
+            self.dismiss(now, observer, process, &error.to_string());
         }
     }
 
@@ -338,14 +347,20 @@ impl Node {
 
     /// The answer to a `Where` of an observer. A rank of this job that no node knows of is on its way, unless the home knows that
     /// it has ended: the node that brings it back will say so.
-    pub(super) fn finish_where(
+    pub(super) fn finish_where<'a>(
         &mut self,
         (observer, process, ask): (ObserverId, ProcessId, u64),
         other: ProcessId,
-        places: &[Place],
-        ended: bool,
+        answers: impl Iterator<Item = &'a Answer>,
     ) {
         self.end_ask(observer);
+        let (mut places, mut ended) = (Vec::new(), false);
+        for answer in answers {
+            if let Answer::Where { place, ended: has_ended } = answer {
+                places.extend(*place);
+                ended |= *has_ended;
+            }
+        }
         let find = |wanted: fn(&Place) -> bool| places.iter().copied().find(wanted);
         let known = find(|place| matches!(place, Place::Here { .. })).or(find(|place| *place == Place::Left)).or(find(|_| true));
         let default = if self.hosts.contains_key(&other.job) && !ended { Place::Away } else { Place::Left };

@@ -1,7 +1,7 @@
 //! What is lost comes back (docs/recovery.md, step by step). Every node knows what it protects ([`Wards`]). When a view says that
 //! a node is gone, the protector of its processes fences them and orders the nodes where they go on to bring them back. Every
-//! node computes the same new placement ([`placement::replace`](super::placement::replace)). If the job's home is lost too, the new node of rank 0 becomes
-//! the home, and the hosts report to it.
+//! node computes the same new placement ([`placement::replace`](super::placement::replace)). If the job's home is lost too, the
+//! new node of rank 0 becomes the home, and the hosts report to it.
 //!
 //! A process has one protector at a time, and only that one may bring it back. When another node is to become its protector
 //! ([`Node::reprotect`]), the present one is asked first to let the process go. So no process is ever restarted from a log that

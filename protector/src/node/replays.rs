@@ -152,7 +152,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// What `look` is told after so many seconds: position, processor seconds, whether it is stopped. None: it cannot be looked at.
+    /// What `look` is told after so many seconds: position, processor seconds, whether it is stopped. None: it cannot be looked
+    /// at.
     type Seen = Option<(u64, u64, bool)>;
 
     /// The second in which a process is given up that catches up from 0 to 100, if it is within two thousand.

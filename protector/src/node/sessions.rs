@@ -1,15 +1,17 @@
 //! Terminals: what a command is shown of a job, and what becomes of it when the job's home is lost.
 
-use super::calls::Purpose;
-use super::clients::Client;
-use super::{ClientId, Node};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{EndReason, OnLoss, Outcome, OutputStream, exit_code};
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::View;
 use radic_wire::peer::{Adoption, PeerMessage, Query, SessionId, ToHome, ToSession, Ward};
-use std::collections::BTreeMap;
-use std::time::Duration;
+
+use super::calls::Purpose;
+use super::clients::Client;
+use super::{ClientId, Node};
 
 /// Time that a terminal waits for the new home of a job.
 const NEW_HOME: Duration = Duration::from_secs(40);

@@ -1,15 +1,17 @@
 //! What this node protects, or stands in for: the processes of its wards, as their hosts have told it.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::Outcome;
+use radic_wire::peer::{Left, ToHome, Ward};
+
 use super::endings::ENDED;
 use super::recovery::Recovery;
 use super::stores::StoreOrder;
 use super::{Node, Output};
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use radic_wire::job::Outcome;
-use radic_wire::peer::{Left, ToHome, Ward};
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::time::Duration;
 
 /// A process that this node protects, or for whose protector it stands in.
 #[derive(Debug)]

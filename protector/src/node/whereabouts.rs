@@ -1,19 +1,21 @@
 //! Where the ranks of jobs are, and go when a node is lost, as far as this node knows.
 
-use super::Node;
-use super::events::About;
-use super::placement;
-use super::wards::Protected;
-use crate::membership::ring::watcher_of;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId};
 use radic_wire::job::{JobSpec, Placement};
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::Ward;
 use radic_wire::process::{Place, Protect};
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::time::Duration;
+
+use super::Node;
+use super::events::About;
+use super::placement;
+use super::wards::Protected;
+use crate::membership::ring::watcher_of;
 
 impl Node {
     /// Places the ranks of one node that is lost.

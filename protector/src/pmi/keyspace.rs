@@ -18,8 +18,8 @@ pub enum KeySpaceError {
     Full,
 }
 
-/// The key space of one job on one node: what its local ranks put, and what the job's home merged from all nodes at the last fence
-/// (the release of a barrier). A local put is visible to local ranks at once, to the others after the next fence.
+/// The key space of one job on one node: what its local ranks put, and what the job's home merged from all nodes at the last
+/// fence (the release of a barrier). A local put is visible to local ranks at once, to the others after the next fence.
 #[derive(Debug)]
 pub struct KeySpace {
     /// In the order in which this node learned them; only `get_by_index` sees the order.

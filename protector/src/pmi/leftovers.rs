@@ -1,10 +1,10 @@
 //! The files that an MPI library leaves behind when its process is killed or aborts.
 //!
-//! MPICH 5 maps a file of its own in /dev/shm during MPI_Init, before its first barrier, even for a rank that is alone on its node,
-//! and removes it when the process ends by exit, but not when a signal or MPI_Abort ends it. A process that finds such a file silently
-//! uses what is in it. Its name is `mpich_shm_<h>_<node>` (`mpich_vci_<h>_<node>` with several interfaces): `h` is the FNV-1a hash
-//! of the key space name, and `node` the number of the node in `PMI_process_mapping`, here the rank. So the daemon knows the
-//! name without asking the process. Source: seen with MPICH 5.0.2.
+//! MPICH 5 maps a file of its own in /dev/shm during MPI_Init, before its first barrier, even for a rank that is alone on its
+//! node, and removes it when the process ends by exit, but not when a signal or MPI_Abort ends it. A process that finds such a
+//! file silently uses what is in it. Its name is `mpich_shm_<h>_<node>` (`mpich_vci_<h>_<node>` with several interfaces): `h` is
+//! the FNV-1a hash of the key space name, and `node` the number of the node in `PMI_process_mapping`, here the rank. So the
+//! daemon knows the name without asking the process. Source: seen with MPICH 5.0.2.
 //!
 //! Intel MPI unlinks its files as soon as they are open. Open MPI would leave a directory in /tmp; RADIC tells it to make none
 //! (`OMPI_MCA_orte_create_session_dirs=0`).

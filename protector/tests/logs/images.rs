@@ -152,7 +152,8 @@ fn an_image_that_is_replaced_while_it_is_fetched_arrives_all_the_same() {
     assert!(matches!(late, Err(FetchError::NotHeld(..))));
 }
 
-/// A way to the service on which byte number `at` of what it says is changed (`flip`), or after which nothing comes (`cut`: the end).
+/// A way to the service on which byte number `at` of what it says is changed (`flip`), or after which nothing comes (`cut`: the
+/// end).
 fn way(service: SocketAddr, at: u64, flip: bool, cut: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -48,7 +48,8 @@ impl Cluster {
     }
 }
 
-/// Nodes that host ranks and protect others, the home among them, die at random moments of a job that goes through fences, also two of them: it comes to its end.
+/// Nodes that host ranks and protect others, the home among them, die at random moments of a job that goes through fences, also
+/// two of them: it comes to its end.
 #[test]
 fn a_fence_is_never_lost() {
     const RANKS: u32 = 4;

@@ -1,0 +1,94 @@
+//! Losses: of nodes, of ranks that cannot be brought back, and of the majority.
+
+use std::time::Duration;
+
+use radic_wire::ids::{NodeId, NodeName, Rank};
+use radic_wire::job::{EndReason, Outcome, Placement, exit_code};
+
+use super::{Home, HostState, RankState};
+
+impl Home {
+    /// A node is lost that was to bring back ranks of a resumed job. Only that node had their logs.
+    pub fn handle_protector_lost(&mut self, node: &NodeId) {
+        let Some(rank) = self.protectors.iter().find(|(_, protector)| *protector == node).map(|(rank, _)| *rank) else { return };
+        let why = "it was to bring back ranks of a job that was suspended; it can be resumed again".to_owned();
+        self.lose_with(rank, node.name.clone(), why);
+    }
+
+    pub(super) fn lose(&mut self, rank: Rank, from: &NodeId, why: String) {
+        if !self.is_restarting() {
+            self.lose_with(rank, from.name.clone(), why);
+        }
+    }
+
+    pub(super) fn lose_with(&mut self, rank: Rank, node: NodeName, why: String) {
+        self.ranks[rank.0 as usize] = RankState::Ended;
+        let reason = EndReason::NodeLost { node, ranks: vec![rank], why };
+        self.end(Outcome { code: exit_code::NODE_LOST, reason });
+    }
+
+    /// A node is lost, and its ranks go on elsewhere: `placement`.
+    pub fn handle_moved(&mut self, now: Duration, node: &NodeId, placement: Placement) {
+        if self.is_over() {
+            return;
+        }
+        self.thaw(&format!("{node} was lost meanwhile"));
+        let ending = self.is_ending();
+        let running: Vec<Rank> = self.placement.ranks_on(node).filter(|r| self.ranks[r.0 as usize] != RankState::Ended).collect();
+        self.lost.extend(self.placement.ranks_on(node));
+        for rank in self.placement.ranks_on(node).filter(|_| ending) {
+            self.ranks[rank.0 as usize] = RankState::Ended; // Nothing brings back what is being ended.
+        }
+        self.hosts.remove(node);
+        self.unreported.remove(node);
+        self.placement = placement;
+        if !ending {
+            let gone = self.is_restarting();
+            for node in running.iter().filter_map(|rank| self.placement.node_of(*rank)) {
+                self.hosts.entry(node.clone()).or_insert(HostState { gone });
+            }
+        }
+        self.fences.lose(node);
+        self.lose_terminal(node);
+        self.launch_anew();
+        for (from, epoch, said) in std::mem::take(&mut self.early) {
+            self.handle_host(now, &from, epoch, said);
+        }
+        self.check_end(now);
+    }
+
+    /// A node is lost, and the terminals on it with it. A job without protection ends if it had ranks there.
+    pub fn handle_node_lost(&mut self, now: Duration, node: &NodeId, why: &str) {
+        if self.hosts.contains_key(node) {
+            self.lose_host(node, why);
+        }
+        self.lose_terminal(node);
+        self.check_end(now);
+    }
+
+    pub(super) fn lose_host(&mut self, node: &NodeId, why: &str) {
+        if let Some(host) = self.hosts.get_mut(node) {
+            host.gone = true;
+        }
+        self.unreported.remove(node);
+        let ranks: Vec<_> = self.placement.ranks_on(node).collect();
+        let running = ranks.iter().any(|r| self.ranks[r.0 as usize] != RankState::Ended);
+        for rank in &ranks {
+            self.ranks[rank.0 as usize] = RankState::Ended;
+        }
+        // A job that is being restarted has no running rank, but cannot begin without that node.
+        if running || self.is_restarting() {
+            let reason = EndReason::NodeLost { node: node.name.clone(), ranks, why: why.to_owned() };
+            self.end(Outcome { code: exit_code::NODE_LOST, reason });
+        }
+    }
+
+    /// This side cannot decide anything about the job any more, wherever its ranks are.
+    pub fn give_up(&mut self, now: Duration, why: &str) {
+        if !self.is_over() {
+            let reason = EndReason::NodeLost { node: self.placement.home().name.clone(), ranks: Vec::new(), why: why.to_owned() };
+            self.end(Outcome { code: exit_code::NODE_LOST, reason });
+            self.check_end(now);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Suspending a job: its ranks are stopped until a command has written the job down, and then end. If it is not written down they
+//! go on where they were.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+
+use radic_wire::ids::{NodeId, NodeName, Rank};
+use radic_wire::job::{EndReason, Outcome, OutputStream, exit_code};
+use radic_wire::peer::{SessionId, ToHost, ToSession, Ward};
+use radic_wire::suspension::Suspension;
+
+use super::relay::Piece;
+use super::{Home, HomeOutput, Phase, RankState};
+
+/// How far the suspension of a job is.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// These hosts have not said that their ranks are stopped, or the terminal has not printed all that it was sent.
+    Stopping { waiting: BTreeSet<NodeId> },
+    /// The command knows how far the output has come. Output that comes later waits here; when the job ends, the resumed job
+    /// writes it once more.
+    Stopped { held: VecDeque<(NodeName, Piece)> },
+    /// The job is written down.
+    Written,
+}
+
+/// A job that is being suspended.
+#[derive(Debug)]
+pub(super) struct Suspending {
+    /// The command that writes the job down.
+    pub(super) session: SessionId,
+    origins: BTreeMap<Rank, IpAddr>,
+    pub(super) stage: Stage,
+}
+
+impl Home {
+    /// Stops all ranks, so that a command can write the job down.
+    pub(super) fn suspend(&mut self, session: SessionId) {
+        let running = self.ranks.iter().all(|rank| *rank == RankState::Running);
+        let why = match () {
+            () if self.suspending.is_some() => "it is being suspended already",
+            () if !self.is_protected() => "it is not protected: there is no log of it",
+            () if self.phase != Phase::Running || !self.unreported.is_empty() || !running => {
+                "it is starting or ending, a rank has ended, or a node was just lost"
+            }
+            () => {
+                let stage = Stage::Stopping { waiting: self.placement.nodes.iter().cloned().collect() };
+                self.suspending = Some(Suspending { session, origins: BTreeMap::new(), stage });
+                return self.tell_hosts(&ToHost::Freeze);
+            }
+        };
+        self.tell_session(session, ToSession::Frozen(Err(why.to_owned())));
+    }
+
+    pub(super) fn handle_frozen(&mut self, from: &NodeId, result: Result<Vec<(Rank, IpAddr)>, String>) {
+        let Some(suspending) = &mut self.suspending else { return };
+        match result {
+            Ok(origins) => {
+                if let Stage::Stopping { waiting } = &mut suspending.stage {
+                    waiting.remove(from);
+                }
+                let theirs = origins.into_iter().filter(|(rank, _)| self.placement.node_of(*rank) == Some(from));
+                suspending.origins.extend(theirs);
+                self.check_frozen();
+            }
+            Err(why) => self.thaw(&format!("{from}: {why}")),
+        }
+    }
+
+    /// When the ranks are stopped and the terminal has printed what it was sent, tells the command that writes the job down how
+    /// far the job has come.
+    pub(super) fn check_frozen(&mut self) {
+        let Some(suspending) = &mut self.suspending else { return };
+        let are_stopped = matches!(&suspending.stage, Stage::Stopping { waiting } if waiting.is_empty());
+        if !are_stopped || !self.relay.is_idle() {
+            return;
+        }
+        let origins: Vec<IpAddr> = suspending.origins.values().copied().collect();
+        if origins.len() != self.ranks.len() {
+            return self.thaw("a host has not told of all its ranks");
+        }
+        suspending.stage = Stage::Stopped { held: VecDeque::new() };
+        let (session, relay) = (suspending.session.clone(), &self.relay);
+        let output = |rank| [OutputStream::Stdout, OutputStream::Stderr].map(|stream| relay.next(rank, stream));
+        let (spec, placement) = (self.spec.clone(), self.placement.clone());
+        let ward = Ward { epoch: self.epoch, spec, placement, fence: self.fences.released(), keys: Vec::new() };
+        let output = (0..self.spec.ranks).map(|rank| output(Rank(rank))).collect();
+        let suspension = Suspension { job: self.job, ward, started_ms: self.started_ms, origins, output };
+        let unprinted = relay.unprinted().map(|output| HomeOutput::ToSession(session.clone(), output));
+        self.outputs.extend(unprinted);
+        self.outputs.push_back(HomeOutput::Frozen(session, Box::new(suspension)));
+    }
+
+    /// The job is not suspended: it goes on where it was.
+    pub(super) fn thaw(&mut self, why: &str) {
+        let Some(suspending) = self.suspending.take_if(|suspending| !matches!(suspending.stage, Stage::Written)) else { return };
+        self.tell_session(suspending.session, ToSession::Frozen(Err(why.to_owned())));
+        self.tell_hosts(&ToHost::Thaw);
+        if let Stage::Stopped { held } = suspending.stage {
+            held.into_iter().for_each(|(node, piece)| self.handle_output(node, piece));
+        }
+        self.pump();
+    }
+
+    /// The command has written the job down.
+    pub(super) fn end_suspended(&mut self, session: &SessionId) {
+        let Some(suspending) = self.suspending.as_mut().filter(|suspending| suspending.session == *session) else { return };
+        let held = match std::mem::replace(&mut suspending.stage, Stage::Written) {
+            Stage::Stopping { waiting } => return suspending.stage = Stage::Stopping { waiting },
+            Stage::Stopped { held } => held,
+            Stage::Written => VecDeque::new(),
+        };
+        for (_, piece) in held {
+            self.tell_taken(piece.rank, piece.stream, piece.end());
+        }
+        self.waiters.insert(session.clone());
+        // The command has the waiting output now.
+        self.relay.take_all();
+        self.carry_out();
+        self.relay.clear();
+        if !self.is_over() {
+            self.phase = Phase::Ending;
+        }
+        self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
+    }
+}

@@ -1,0 +1,125 @@
+//! What a host wants done, and what it orders.
+
+use std::net::SocketAddr;
+
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::job::OutputStream;
+use radic_wire::peer::FromHost;
+use serde_bytes::ByteBuf;
+
+/// A process to be started.
+#[derive(Debug)]
+pub struct SpawnOrder {
+    /// The program.
+    pub program: ByteBuf,
+    /// Its arguments, the first being its name.
+    pub args: Vec<ByteBuf>,
+    /// Its whole environment except `PMI_FD`.
+    pub env: Vec<(ByteBuf, ByteBuf)>,
+    /// Its working directory.
+    pub dir: ByteBuf,
+    /// The name of its key space.
+    pub kvsname: String,
+    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
+    pub stdin: bool,
+    /// Its file mode creation mask.
+    pub umask: u32,
+    /// The library that it runs under, if any. The library must be there, and addresses are not randomised, because a restart
+    /// puts everything back where it was.
+    pub library: Option<String>,
+}
+
+/// A process to be brought back from its images, as a new incarnation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoreOrder {
+    /// The process.
+    pub process: ProcessId,
+    /// Its new incarnation.
+    pub incarnation: Incarnation,
+    /// The log service that has its images.
+    pub log: SocketAddr,
+    /// Whether that log service is this node's own.
+    pub local: bool,
+    /// Another log service that has copies of the images, if there is one: for an image that is damaged.
+    pub replica: Option<SocketAddr>,
+    /// Its images, a full one first, then its increments: numbers and sizes.
+    pub images: Vec<(u64, u64)>,
+    /// The name of its key space.
+    pub kvsname: String,
+    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
+    pub stdin: bool,
+    /// The library that it runs under.
+    pub library: String,
+}
+
+/// A process that could not be started.
+#[derive(Debug)]
+pub struct SpawnError {
+    /// What the system said, and of what.
+    pub error: String,
+    /// The exit code for this error.
+    pub code: i32,
+}
+
+/// A request about names that ports are published under: any node of the cluster may know the answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameRequest {
+    /// Remember `port` under `name`.
+    Publish {
+        /// The name.
+        name: String,
+        /// The port.
+        port: String,
+    },
+    /// Which port is published under this name?
+    Lookup(String),
+    /// Forget this name.
+    Unpublish(String),
+}
+
+/// What a host wants done.
+#[derive(Debug)]
+pub enum HostOutput {
+    /// Tell the job's home.
+    ToHome(FromHost),
+    /// Start a process; the answer is [`Host::handle_spawned`]. Signals and standard input that come before the process is there
+    /// are to reach it then.
+    Spawn(Rank, SpawnOrder),
+    /// Bring a process back. The first answer is [`Input::Fetched`](super::Input::Fetched): the images are here and verified, or
+    /// why not, and then nothing follows. The second answer is the same as to a start. A later order for the same process
+    /// replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an order
+    /// up.
+    Restore(Rank, RestoreOrder),
+    /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
+    Stdin {
+        /// Repeated in the answer.
+        number: u64,
+        /// The bytes.
+        data: ByteBuf,
+    },
+    /// Read the next piece of a rank's output; the answer is [`Host::handle_output`].
+    Read(Rank, OutputStream),
+    /// Give up a stream of a rank that has ended.
+    Close(Rank, OutputStream),
+    /// Write to a rank's PMI connection.
+    Pmi(Rank, Vec<u8>),
+    /// Send a signal to a rank's process group.
+    Signal(Rank, i32),
+    /// Answer a request about names by [`Host::handle_name`].
+    Name(Rank, NameRequest),
+    /// Something to record in the event log.
+    Warning(Rank, String),
+    /// A protected rank has crashed and all that it had written was read: it is to be brought back.
+    Lost(Rank, i32),
+    /// A rank died at every attempt to bring it back, before it was live. The signal is set if the same signal had ended the rank
+    /// while it was live. The answer is [`Host::handle_not_restored`].
+    Unrestorable(Rank, String, Option<i32>),
+    /// A rank has ended by itself, and its home has all that it printed: its protector is to know.
+    Left(Rank),
+    /// A fence was released: the protector of the ranks is to know the keys.
+    Fenced,
+    /// Tell the job's home that the ranks are stopped, and where each was first launched.
+    Frozen,
+    /// Nothing of the job is left here.
+    Over,
+}

@@ -1,0 +1,347 @@
+//! One rank at its host: the phase of its process, and what is known of it across processes.
+//!
+//! ```text
+//! Starting ──▶ Running ──▶ Exited ──▶ (its home and its protector are told)
+//!                 ▲           │
+//!             Returning ◀── Lost        a crash of a protected rank: its protector is to bring it back
+//! ```
+//!
+//! An order to bring a rank back makes a new [`LocalRank`] in the phase [`Phase::Returning`], whatever was here before.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use radic_wire::job::{ExitStatus, OutputStream};
+use radic_wire::peer::MpiPhase;
+
+use super::HostOutput;
+use crate::node::outlet::Outlet;
+use crate::pmi::Session;
+
+/// A rank may crash and be brought back this often within [`CRASH_TIME`]. One that goes on crashing has a bug, which comes back
+/// with it.
+const CRASHES: usize = 3;
+const CRASH_TIME: Duration = Duration::from_secs(60);
+/// A rank that dies before it is live again is brought back this often. After half of the attempts its log goes back to the image
+/// before the newest ([`crate::store::RESTORES`]); after all of them no image is left to try.
+pub(super) const RESTORES: u32 = 2 * crate::store::RESTORES;
+pub(super) const STREAMS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
+
+/// What there is of a rank's process.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Phase {
+    /// It is to be started here.
+    Starting,
+    /// It is being brought back, and has not said yet where it stands. There is a process if there is a number.
+    Returning { pid: Option<u32> },
+    /// It runs.
+    Running { pid: u32 },
+    /// It was ended by this signal, and its protector is to bring it back. There is no process.
+    Lost { signal: i32 },
+    /// It has ended.
+    Exited(Exit),
+}
+
+/// How a process has ended, and which nodes know.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Exit {
+    /// The number that it had, if it was started.
+    pub(super) pid: Option<u32>,
+    pub(super) status: ExitStatus,
+    /// Since when its output is waited for.
+    pub(super) at: Duration,
+    /// The signal that ended the rank, if it is to be brought back once its output was read.
+    pub(super) crashed: Option<i32>,
+    pub(super) reported: Reported,
+}
+
+/// Which nodes know how a rank has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reported {
+    /// None: its output is still being read.
+    No,
+    /// The home knows in another way: the rank was not started, or cannot be brought back.
+    Otherwise,
+    /// The home was told that it has ended by itself.
+    Home(ExitStatus, MpiPhase),
+    /// Its protector was told, too: nothing that it has printed is only here.
+    Protector(ExitStatus, MpiPhase),
+}
+
+/// What a rank needs of the log that it was brought back with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OldLog {
+    /// It has not caught up. `read`: it needs nothing more of the log all the same, because it has executed another program.
+    CatchingUp { read: bool },
+    /// It is live, but only that log has what its program has not taken yet.
+    Needed,
+    /// It is live and needs nothing of an old log, or was never brought back.
+    Done,
+}
+
+/// What this node has decided about a rank, if anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    None,
+    /// `radic inject kill-rank`: the rank is killed and brought back, however often. That is no crash of the program.
+    KilledAsAsked,
+    /// Its library has broken the protocol: the rank is killed and stays dead.
+    Broken,
+    /// It cannot be brought back. If there was a process all the same, it was killed, and stays dead.
+    Hopeless {
+        killed: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct LocalRank {
+    pub(super) phase: Phase,
+    pub(super) verdict: Verdict,
+    pub(super) old_log: OldLog,
+    pub(super) session: Session,
+    pub(super) outlets: [Outlet; 2],
+    /// Number of fences that the rank was let out of.
+    pub(super) fences: u64,
+    /// Its recent crashes: when, and by which signal.
+    crashes: Vec<(Duration, i32)>,
+    /// How often in a row the rank has died between its restore and the event `live`.
+    failed_restores: u32,
+    /// Signals that came before the process did: each once, in the order in which they last came.
+    missed: Vec<i32>,
+}
+
+impl LocalRank {
+    /// A rank that is to be started.
+    pub(super) fn starting(session: Session) -> Self {
+        let (phase, verdict, old_log) = (Phase::Starting, Verdict::None, OldLog::Done);
+        let (outlets, crashes, missed) = Default::default();
+        LocalRank { phase, verdict, old_log, session, outlets, fences: 0, crashes, failed_restores: 0, missed }
+    }
+
+    /// A rank that is to be brought back, of which `before` was here. It counts as let out of `fences`, until it says where it
+    /// stands.
+    pub(super) fn returning(session: Session, fences: u64, before: Option<LocalRank>) -> Self {
+        let (phase, old_log) = (Phase::Returning { pid: None }, OldLog::CatchingUp { read: false });
+        let mut rank = LocalRank { phase, old_log, fences, ..LocalRank::starting(session) };
+        if let Some(before) = before {
+            (rank.outlets, rank.crashes, rank.failed_restores) = (before.outlets, before.crashes, before.failed_restores);
+        }
+        rank
+    }
+
+    pub(super) fn outlet(&mut self, stream: OutputStream) -> &mut Outlet {
+        &mut self.outlets[stream as usize]
+    }
+
+    pub(super) fn mpi_phase(&self) -> MpiPhase {
+        match (self.session.is_initialized(), self.session.is_finalized()) {
+            (_, true) => MpiPhase::After,
+            (true, false) => MpiPhase::Within,
+            (false, false) => MpiPhase::Before,
+        }
+    }
+
+    /// How its process has ended, if it has.
+    pub(super) fn exit(&self) -> Option<Exit> {
+        if let Phase::Exited(exit) = self.phase { Some(exit) } else { None }
+    }
+
+    pub(super) fn has_exited(&self) -> bool {
+        self.exit().is_some()
+    }
+
+    /// The number of its process, while there is one.
+    pub(super) fn pid(&self) -> Option<u32> {
+        match self.phase {
+            Phase::Returning { pid } => pid,
+            Phase::Running { pid } => Some(pid),
+            Phase::Starting | Phase::Lost { .. } | Phase::Exited(_) => None,
+        }
+    }
+
+    /// The number that its process has, or had.
+    pub(super) fn last_pid(&self) -> Option<u32> {
+        self.pid().or(self.exit().and_then(|exit| exit.pid))
+    }
+
+    pub(super) fn is_returning(&self) -> bool {
+        matches!(self.phase, Phase::Returning { .. })
+    }
+
+    /// Whether it is to be brought back: there is no process, or what that has written is still being read.
+    pub(super) fn is_to_be_brought_back(&self) -> bool {
+        matches!(self.phase, Phase::Lost { .. }) || self.exit().is_some_and(|exit| exit.crashed.is_some())
+    }
+
+    pub(super) fn is_hopeless(&self) -> bool {
+        matches!(self.verdict, Verdict::Hopeless { .. })
+    }
+
+    pub(super) fn is_catching_up(&self) -> bool {
+        matches!(self.old_log, OldLog::CatchingUp { .. })
+    }
+
+    /// Whether the node has killed it, and it is not to come back.
+    pub(super) fn is_killed_for_good(&self) -> bool {
+        matches!(self.verdict, Verdict::Broken | Verdict::Hopeless { killed: true })
+    }
+
+    /// Whether all is told of it that its home waits for.
+    pub(super) fn is_reported(&self) -> bool {
+        self.exit().is_some_and(|exit| exit.reported != Reported::No)
+    }
+
+    /// How it has ended by itself, if its home was told.
+    pub(super) fn end(&self) -> Option<(ExitStatus, MpiPhase)> {
+        match self.exit()?.reported {
+            Reported::Home(status, phase) | Reported::Protector(status, phase) => Some((status, phase)),
+            Reported::No | Reported::Otherwise => None,
+        }
+    }
+
+    /// Whether it cannot go on without the log that it is, or was, brought back with.
+    pub(super) fn needs_log(&self) -> bool {
+        let reads = matches!(self.old_log, OldLog::CatchingUp { read: false } | OldLog::Needed);
+        self.is_to_be_brought_back() || reads && !self.has_exited()
+    }
+
+    /// Its process was started.
+    pub(super) fn handle_pid(&mut self, number: u32) {
+        match &mut self.phase {
+            Phase::Returning { pid } | Phase::Exited(Exit { pid, .. }) => *pid = Some(number),
+            phase => *phase = Phase::Running { pid: number },
+        }
+    }
+
+    /// It has said where it stands.
+    pub(super) fn handle_returned(&mut self) {
+        if let Phase::Returning { pid: Some(pid) } = self.phase {
+            self.phase = Phase::Running { pid };
+        }
+    }
+
+    /// It has caught up.
+    pub(super) fn handle_live(&mut self) {
+        self.failed_restores = 0;
+        self.old_log = match self.old_log {
+            OldLog::CatchingUp { read: false } | OldLog::Needed => OldLog::Needed,
+            OldLog::CatchingUp { read: true } | OldLog::Done => OldLog::Done,
+        };
+    }
+
+    /// It needs nothing more of its old log.
+    pub(super) fn handle_log_read(&mut self) {
+        self.old_log = match self.old_log {
+            OldLog::CatchingUp { .. } => OldLog::CatchingUp { read: true },
+            OldLog::Needed | OldLog::Done => OldLog::Done,
+        };
+    }
+
+    /// It cannot be brought back. Returns whether there is a process all the same, which is to be killed: the next attempt would
+    /// start from the same.
+    pub(super) fn handle_not_restored(&mut self, now: Duration) -> bool {
+        self.outlets.iter_mut().for_each(Outlet::close);
+        let killed = self.pid().is_some();
+        self.verdict = Verdict::Hopeless { killed: killed || self.is_killed_for_good() };
+        if let Phase::Returning { pid: Some(pid) } = self.phase {
+            self.phase = Phase::Running { pid };
+        } else if !killed {
+            self.exit_with(ExitStatus::Signal(libc::SIGKILL), now);
+        }
+        killed
+    }
+
+    /// Its process has ended; what is known of an end before that stays.
+    pub(super) fn exit_with(&mut self, status: ExitStatus, at: Duration) {
+        let pid = self.last_pid();
+        let (crashed, reported) = self.exit().map_or((None, Reported::No), |exit| (exit.crashed, exit.reported));
+        self.phase = Phase::Exited(Exit { pid, status, at, crashed, reported });
+    }
+
+    /// It is told how it has ended, in this way.
+    pub(super) fn handle_reported(&mut self, now_reported: Reported) {
+        if let Phase::Exited(exit) = &mut self.phase {
+            exit.reported = now_reported;
+        }
+    }
+
+    /// Its library has broken the protocol, and it is killed for that.
+    pub(super) fn handle_broken(&mut self) {
+        self.verdict = if self.is_hopeless() { Verdict::Hopeless { killed: true } } else { Verdict::Broken };
+    }
+
+    /// It has ended by this signal: what becomes of it. Returns false if it was brought back often enough.
+    pub(super) fn handle_ended_by(&mut self, now: Duration, signal: i32) -> bool {
+        let (crashed, goes_on) = match self.verdict {
+            Verdict::KilledAsAsked => (Some(signal), true),
+            _ if !self.is_catching_up() => (self.handle_crashed(now, signal), true),
+            _ => {
+                let crashed = self.handle_restore_failed(signal);
+                (crashed, crashed.is_some())
+            }
+        };
+        if let Phase::Exited(exit) = &mut self.phase {
+            exit.crashed = crashed;
+        }
+        if !goes_on {
+            self.verdict = Verdict::Hopeless { killed: false };
+        }
+        goes_on
+    }
+
+    /// The rank crashed while it was live. It is brought back, unless it has crashed too often lately.
+    fn handle_crashed(&mut self, now: Duration, signal: i32) -> Option<i32> {
+        self.crashes.retain(|(at, _)| *at + CRASH_TIME > now);
+        let crashed = (self.crashes.len() < CRASHES).then_some(signal);
+        self.crashes.push((now, signal));
+        crashed
+    }
+
+    /// The rank died between its restore and the event `live`. That is a failure of the restore, not of the program, so it is
+    /// brought back a few more times.
+    fn handle_restore_failed(&mut self, signal: i32) -> Option<i32> {
+        self.failed_restores += 1;
+        (self.failed_restores < RESTORES).then_some(signal)
+    }
+
+    /// The signal of its last crash while it was live, if it is this one.
+    pub(super) fn last_crash(&self, signal: i32) -> Option<i32> {
+        self.crashes.last().map(|(_, own)| *own).filter(|own| *own == signal)
+    }
+
+    /// Remembers a signal that comes before its process does.
+    pub(super) fn miss(&mut self, signal: i32) {
+        self.missed.retain(|missed| *missed != signal);
+        self.missed.push(signal);
+    }
+
+    /// The signals that came before its process.
+    pub(super) fn take_missed(&mut self) -> Vec<i32> {
+        std::mem::take(&mut self.missed)
+    }
+
+    /// Orders reads of the streams that may be read.
+    pub(super) fn read(&mut self, rank: radic_wire::ids::Rank, outputs: &mut VecDeque<HostOutput>) {
+        for (outlet, stream) in self.outlets.iter_mut().zip(STREAMS) {
+            if outlet.ask() {
+                outputs.push_back(HostOutput::Read(rank, stream));
+            }
+        }
+    }
+
+    /// Panics if the parts of its state contradict each other.
+    pub(super) fn check_invariants(&self) {
+        let is_open = self.outlets.iter().any(Outlet::is_open);
+        match self.phase {
+            Phase::Starting => assert!(!is_open, "it has output and was not started"),
+            Phase::Returning { .. } | Phase::Running { .. } => {
+                assert!(self.verdict != Verdict::Hopeless { killed: false }, "it cannot be brought back, and runs");
+            }
+            Phase::Lost { .. } => assert!(!is_open, "it is lost, and its output is still being read"),
+            Phase::Exited(exit) => assert!(
+                matches!(exit.reported, Reported::No | Reported::Otherwise) || !self.is_hopeless(),
+                "it has ended by itself, and cannot be brought back"
+            ),
+        }
+    }
+}
