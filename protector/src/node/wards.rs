@@ -8,7 +8,6 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::Outcome;
 use radic_wire::peer::{Left, ToHome, Ward};
 
-use super::endings::ENDED;
 use super::recovery::Recovery;
 use super::stores::StoreOrder;
 use super::{Node, Output};
@@ -131,21 +130,11 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, postponed, homeless, announced, ended, ends, anew, .. } = &mut self.recovery;
-        let next = announced.remove(&job);
-        ends.remove(&job);
-        anew.remove(&job);
-        postponed.remove(&job);
-        homeless.remove(&job);
+        let Recovery { wards, restarted, next_homes, endings, .. } = &mut self.recovery;
+        let next = next_homes.forget(job);
+        endings.remember(job, outcome);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
-        match ended.iter_mut().find(|(of, _)| *of == job) {
-            Some((_, known)) => *known = known.take().or(outcome),
-            None => ended.push_back((job, outcome)),
-        }
-        if ended.len() > ENDED {
-            ended.pop_front();
-        }
         if let Some(home) = next {
             self.tell_removed(&home, job);
         }

@@ -60,15 +60,15 @@ pub struct Write {
 /// Something for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send this message ([`FromProtector`]) to the observer.
+    /// Send this message ([`FromProtector`](radic_wire::log::FromProtector)) to the observer.
     Send(Speaker, Vec<u8>),
-    /// Send this message ([`ToProtector`]) to the replica.
+    /// Send this message ([`ToProtector`](radic_wire::log::ToProtector)) to the replica.
     Forward(ProcessId, Vec<u8>),
-    /// Verify this image (checksums, MAC), then tell [`Store::handle_verified`].
+    /// Verify this image (checksums, MAC), then tell [`Store::handle_verified`](super::Store::handle_verified).
     Verify(ProcessId, u64),
     /// Read so many bytes from the file and send them to the observer, as journal or payload.
     Read(Speaker, File, u64, usize),
-    /// Ask the receiver's protector for [`Store::stable_of`] and send the answer to the observer.
+    /// Ask the receiver's protector for [`Store::stable_of`](super::Store::stable_of) and send the answer to the observer.
     AskStable(Speaker, StreamId),
     /// Tell the peer of this process at the connection. True: no image of this process has the connection any more.
     Forget(Speaker, ConnectionId, bool),
