@@ -82,15 +82,16 @@ pub enum NameRequest {
 pub enum HostOutput {
     /// Tell the job's home.
     ToHome(FromHost),
-    /// Start a process; the answer is [`Host::handle_spawned`](super::Host::handle_spawned). Signals and standard input that come before the process is there
-    /// are to reach it then.
+    /// Start a process; the answer is [`Host::handle_spawned`](super::Host::handle_spawned). Signals and standard input that come
+    /// before the process is there are to reach it then.
     Spawn(Rank, SpawnOrder),
-    /// Bring a process back. The first answer is [`Input::Fetched`](super::super::Input::Fetched): the images are here and verified, or
-    /// why not, and then nothing follows. The second answer is the same as to a start. A later order for the same process
-    /// replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an order
-    /// up.
+    /// Bring a process back. The first answer is [`Input::Fetched`](super::super::Input::Fetched): the images are here and
+    /// verified, or why not, and then nothing follows. The second answer is the same as to a start. A later order for the same
+    /// process replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an
+    /// order up.
     Restore(Rank, RestoreOrder),
-    /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`](super::Host::handle_stdin_taken).
+    /// Write to rank 0's standard input (empty: close it); the answer is
+    /// [`Host::handle_stdin_taken`](super::Host::handle_stdin_taken).
     Stdin {
         /// Repeated in the answer.
         number: u64,
