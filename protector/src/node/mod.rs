@@ -237,7 +237,7 @@ pub struct Node {
     checkpoints: Vec<checkpoints::Waiting>,
     /// Protected processes that have ended, oldest first.
     ended: VecDeque<ProcessInfo>,
-    /// The nodes whose log services protect this node's processes: the protector, and its replica.
+    /// The nodes with the log services that protect this node's processes: the protector, and its replica.
     protectors: [Option<NodeId>; 2],
     sparse: Sparse,
     /// Jobs of which this node's log service may hold something.

@@ -12,7 +12,7 @@ use super::recovery::Recovery;
 use super::stores::StoreOrder;
 use super::{Node, Output};
 
-/// A process that this node protects, or for whose protector it stands in.
+/// A process that this node protects, or would protect in place of its protector.
 #[derive(Debug)]
 pub(super) struct Protected {
     pub(super) host: NodeId,
@@ -63,8 +63,8 @@ impl Wards {
 }
 
 impl Node {
-    /// A host asks this node to protect these ranks. Returns those of which this node has held a copy so far and whose protector
-    /// is lost: that protector has acknowledged nothing that is not here.
+    /// A host asks this node to protect these ranks. Returns those of which this node has held a copy so far and that have lost
+    /// their protector: that protector has acknowledged nothing that is not here.
     pub(super) fn handle_protect(
         &mut self,
         now: Duration,

@@ -39,7 +39,7 @@ pub enum File {
 }
 
 impl File {
-    /// The process whose file it is.
+    /// The process that the file belongs to.
     pub fn process(&self) -> ProcessId {
         let (File::Journal(process) | File::Stream(process, _) | File::Image(process, _)) = self;
         *process
