@@ -302,13 +302,7 @@ impl Host {
 
     /// Whether the rank was here, is not now, and will be here again.
     pub fn is_away(&self, rank: Rank) -> bool {
-        // A rank behind the last fence repeats what it did before it. Its peers have the keys that it had published, and may dial
-        // it before it listens again.
-        let is_behind = |state: &LocalRank| state.fences < self.fence && !state.has_exited();
-        let is_away = |state: &LocalRank| {
-            !state.is_hopeless() && (state.is_catching_up() || is_behind(state) || state.is_to_be_brought_back())
-        };
-        !self.ending && self.ranks.get(&rank).is_some_and(is_away)
+        !self.ending && self.ranks.get(&rank).is_some_and(|state| state.is_away(self.fence))
     }
 
     /// The job.

@@ -173,6 +173,13 @@ impl LocalRank {
         matches!(self.phase, Phase::Lost { .. }) || self.exit().is_some_and(|exit| exit.crashed.is_some())
     }
 
+    /// Whether it was here, is not now, and will be here again, in a job that was let out of `fence` fences. A rank behind the last
+    /// fence repeats what it did before it: its peers have the keys that it had published, and may dial it before it listens again.
+    pub(super) fn is_away(&self, fence: u64) -> bool {
+        let repeats = !self.has_exited() && (self.is_catching_up() || self.fences < fence);
+        !self.is_hopeless() && (repeats || self.is_to_be_brought_back())
+    }
+
     pub(super) fn is_hopeless(&self) -> bool {
         matches!(self.verdict, Verdict::Hopeless { .. })
     }
@@ -387,6 +394,20 @@ mod tests {
         assert!(!other_program.needs_log() && other_program.is_catching_up());
         other_program.handle_live();
         assert_eq!(other_program.old_log, OldLog::Done);
+    }
+
+    /// It was brought back to print what its last incarnation had not.
+    #[test]
+    fn a_rank_that_ends_by_itself_while_it_catches_up_is_not_awaited() {
+        let mut rank = back(None);
+        assert!(rank.is_away(0));
+        rank.exit_with(ExitStatus::Code(0), Duration::ZERO);
+        rank.check_invariants();
+        assert!(rank.is_catching_up() && !rank.is_away(0) && !rank.is_away(1));
+        let mut crashed = back(None);
+        assert!(ends_by(&mut crashed, 1, libc::SIGSEGV) && crashed.is_away(0));
+        crashed.handle_live();
+        assert!(!back(None).is_hopeless() && crashed.is_away(0), "it is to be brought back");
     }
 
     #[test]
