@@ -61,7 +61,7 @@ impl Links {
                 }
                 self.set_stage(end, Stage::Over);
             }
-            // Nothing will ever say more: as it looks to everybody else on a network.
+            // The peer has left and had not ended the stream. For the program it ends here, and what it sends is refused, as on any network.
             None if parting => {
                 cx.observer.handle_finish(slot, finish.unwrap_or(wanted))?;
                 self.set_stage(end, Stage::Over);
