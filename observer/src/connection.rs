@@ -101,7 +101,7 @@ impl Outgoing {
 /// The direction in which this process receives.
 #[derive(Debug, Clone, Default)]
 pub struct Incoming {
-    /// Units whose outcome is in the journal.
+    /// Units that have their outcome in the journal.
     pub(crate) consumed: u64,
     /// Bytes given to the program, beyond `consumed` only while a replayed `recv` is put together.
     pub(crate) taken: u64,
@@ -386,7 +386,7 @@ pub struct Table {
     next_number: u64,
     /// Connections that wait to be accepted, in the order in which they came.
     offered: VecDeque<u32>,
-    /// Those whose peers are to be told that they may forget them.
+    /// Connections that the peer is to be told that it may forget.
     to_tell: Vec<u32>,
     /// Opened here and forgotten, in this order; images may have them. At most as many as connections.
     gone: VecDeque<Gone>,

@@ -171,7 +171,7 @@ pub enum Ready {
 pub enum Address {
     /// Find out, and tell what came of it ([`Observer::handle_outcome`], [`Observer::handle_failed`]).
     Live,
-    /// As it was then: the socket's own address; who listens at the target, if that is a protected process.
+    /// As it was then: the socket's own address; the process that listens at the target, if that is a protected one.
     Again(std::net::SocketAddr, Option<ProcessId>),
     /// The call failed with this error.
     Failed(u32),

@@ -90,7 +90,7 @@ struct Action {
 }
 
 /// Whether every handler that the program has installed restarts calls (SA_RESTART). The kernel would look at the flag of the very signal that
-/// came; nobody else can know which that was. Where they differ the call ends, which a program with such handlers is prepared for.
+/// came; outside of the kernel it cannot be known which that was. Where they differ the call ends, which a program with such handlers is prepared for.
 pub fn all_restart() -> bool {
     (1..=64).all(|signal| {
         let restarts = |action: Action| action.flags & libc::SA_RESTART as u64 != 0;

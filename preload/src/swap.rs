@@ -13,7 +13,7 @@ use crate::layer::{Layer, fail};
 use crate::ops::ready;
 use crate::sys;
 
-/// What was behind the descriptor of a connection whose link is broken or in question. Behind it is a placeholder now.
+/// What was behind the descriptor of a connection with a link that is broken or in question. Behind it is a placeholder now.
 #[derive(Debug)]
 pub struct Aside {
     /// The connection, by the stream that goes out.
@@ -112,7 +112,7 @@ impl Layer {
         });
         match put {
             Ok(old) => old,
-            Err(error) => fail(&format!("there is no placeholder for descriptor {fd}, whose link is broken: {error}")),
+            Err(error) => fail(&format!("there is no placeholder for descriptor {fd}, and its link is broken: {error}")),
         }
     }
 

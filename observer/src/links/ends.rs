@@ -27,7 +27,7 @@ impl Links {
         true
     }
 
-    /// The connection whose stream was asked about with this number, by the stream that goes out.
+    /// The connection of the stream that was asked about with this number, by the stream that goes out.
     pub fn asks_about(&self, ask: u64) -> Option<StreamId> {
         let is_this = |stage: &Stage| matches!(*stage, Stage::Asked { ask: of } | Stage::Parting { ask: of } if of == ask);
         self.reconnections.iter().find(|(_, of)| is_this(&of.stage)).map(|(end, _)| *end)

@@ -22,14 +22,14 @@ use crate::greeting::{self, To};
 use crate::layer::{self, Arrived, Held, Layer, Names, sure};
 use crate::sys;
 
-/// `listen`. None: it passes through. Who gets a connection, and asks then who listens there, must find this process: so its node knows before the kernel does.
+/// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this one: so its node knows before the kernel does.
 pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
     if !address::is_tcp(fd) || !(0..fds::DESCRIPTORS as i32).contains(&fd) || fds::kind(fd) == Kind::Listener {
         return None;
     }
     let mut layer = layer::enter()?;
     let bound = layer.bound.get(&fd).copied().or_else(|| address::local(fd));
-    // Nobody can call yet at a port that the kernel is still to choose; and who calls a process that catches up is told to wait.
+    // No caller can know a port that the kernel is still to choose; and the callers of a process that catches up are told to wait.
     let told = bound.filter(|told| told.port() != 0 && !layer.is_replayed());
     let known: Vec<_> = told.iter().flat_map(|told| listened_at(fd, *told)).collect();
     known.iter().for_each(|address| announce(&mut layer, *address));
@@ -159,7 +159,7 @@ impl Accepting {
         }
     }
 
-    /// Takes a connection from the system, if there is one, and finds out who it is: it is offered to the observer then. A connection with
+    /// Takes a connection from the system, if there is one, and finds out which process calls: it is offered to the observer then. A connection with
     /// a peer that is not protected is the program's at once.
     fn take(&self, layer: &mut Layer) -> Option<Result<Accepted, Errno>> {
         if let Some(error) = refused(layer, self.listener, Call::Accept) {
@@ -267,7 +267,7 @@ fn ask_caller(layer: &mut Layer, from: SocketAddr) -> Option<ConnectionId> {
     layer.inquire(
         |ask| ToNode::Accepted { ask, from },
         |answer| if let FromNode::Caller { ask, caller } = *answer { Some((ask, caller)) } else { None },
-        || format!("who calls from {from}"),
+        || format!("which process calls from {from}"),
     )
 }
 

@@ -290,7 +290,7 @@ impl Sending {
         }
         layer.transmit(self.slot);
         if layer.observer.table().get(self.slot).is_some_and(Connection::is_over_there) && !layer.observer.is_replaying() {
-            // The kernel takes something once more, hears that nobody is there, and refuses what follows. These bytes do not even leave.
+            // The kernel would take something once more, hear that the peer is gone, and refuse what follows. These bytes do not even leave.
             layer.refuse_sends(self.slot, Errno::PIPE);
         }
         counters::add(Counter::BytesOut, self.done as u64);
@@ -341,7 +341,7 @@ impl Sending {
         self.waits && self.deadline.is_none_or(|deadline| sys::now() < deadline)
     }
 
-    /// Nothing can be sent any more. While there is a log, it says what a call has found; what follows the log is found when this process lives.
+    /// Nothing can be sent any more. While there is a log, it says what a call has found; what follows the log is found when this process is live.
     fn refused(&self, layer: &mut Layer) -> Option<Errno> {
         if layer.observer.table().get(self.slot).is_some_and(|connection| connection.outgoing().finish().is_some()) {
             return Some(Errno::PIPE);
