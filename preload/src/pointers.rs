@@ -29,13 +29,13 @@ enum Access {
 /// Pages that were there lately, by access and low bits of their number.
 static LATELY: [[AtomicUsize; 64]; 2] = [const { [const { AtomicUsize::new(0) }; 64] }; 2];
 
-/// Whether so many bytes can be read there. None always can.
+/// Whether so many bytes can be read there. A length of 0 always can.
 #[inline]
 pub fn is_readable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Read)
 }
 
-/// Whether so many bytes can be written there. None always can.
+/// Whether so many bytes can be written there. A length of 0 always can.
 #[inline]
 pub fn is_writable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Write)

@@ -264,7 +264,7 @@ fn wait_for_rank(cluster: &Cluster, job: &mut Running, rank: u32) {
 }
 
 /// `select` uses the library's heap outside of the layer. A nudge that comes in the middle of that finds the heap held by the thread below its own handler,
-/// and must not wait for it: of fifty such checkpoints one never ended. The nudge is made up for, or there were far fewer of them.
+/// and must not wait for it: that checkpoint would never end. The nudge is made up for: else there would be far fewer checkpoints.
 #[test]
 fn checkpoints_in_the_middle_of_select() {
     const SECONDS: u64 = 8;

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Nodes, with a rank each.
 const NODES: usize = 4;
-/// Breaks without which nothing is said.
+/// Breaks that a program must have survived, over all of its runs.
 const FEW: usize = 5;
 /// Runs in which there must have been so many.
 const MOST_RUNS: usize = 40;

@@ -345,8 +345,6 @@ fn many_ranks_and_several_jobs_at_once() {
     cluster.stop();
 }
 
-/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of
-/// them): the libraries are not told of any interface, and choose.
 /// A daemon misses no heartbeat because of its own work, such as starting many ranks: to start all of them in one go takes longer than heartbeats may stay
 /// away.
 #[test]
@@ -370,6 +368,8 @@ fn a_node_that_starts_hundreds_of_ranks_is_not_suspected() {
     cluster.stop();
 }
 
+/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of
+/// them): the libraries are not told of any interface, and choose.
 #[test]
 fn a_node_with_an_address_that_no_interface_carries() {
     let mut cluster = Cluster::empty(Kind::Logical);

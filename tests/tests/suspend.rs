@@ -196,8 +196,8 @@ fn a_suspended_job_goes_on_in_another_cluster() {
     }
 }
 
-/// Every library; twice; and a node dies after that, and its rank goes on like any other. In the ordinary run one library, for the time that each takes; Open MPI has once
-/// crashed here, in some forty runs, and that is not explained.
+/// Every library; twice; and a node dies after that, and its rank goes on like any other. In the ordinary run one library, for the time that each takes. Open MPI has
+/// crashed here once, in some forty runs; the cause is not known.
 #[test]
 fn a_job_is_suspended_twice_and_then_a_node_dies() {
     let long = radic_tests::recovery::is_long();

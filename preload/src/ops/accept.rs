@@ -185,7 +185,7 @@ impl Accepting {
                     return Some(Ok(Accepted { fd: sys::give(fd), peer }));
                 }
                 Some(connection) => {
-                    // It is gone already, or no friend. Or it is about to call once more, and its node remembers it.
+                    // Without a greeting the caller is gone already, or is not the process that its node named. Or it is about to call once more, and its node remembers it.
                     let Some(hello) = identify(layer, &fd, connection) else { continue };
                     send_off(layer, peer);
                     let moved = |moved: bool| hello.ends.filter(|_| moved);

@@ -101,7 +101,7 @@ pub struct Outcome {
     pub greeting: usize,
     /// Nodes with more callers than a daemon serves ([`limits::CONNECTIONS`]).
     pub overcrowded: usize,
-    /// Nodes that live and were suspected, and of these confirmed dead: false alarms.
+    /// Nodes that are alive and were suspected, and those of them that were confirmed dead: false alarms.
     pub suspected_alive: usize,
     /// See above.
     pub confirmed_alive: usize,
