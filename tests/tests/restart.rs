@@ -40,8 +40,9 @@ fn kill(cluster: &Cluster, rank: u32, checkpoints: u64) {
     });
     let pid = found.expect("it was waited for").0;
     Process::open(pid).expect("a rank that runs").signal(Signal::KILL);
-    events
-        .expect("the rank to be live again", SOON, |event| event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank));
+    events.expect("the rank to be live again", SOON, |event| {
+        event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank)
+    });
 }
 
 fn finish(running: Running) -> Vec<String> {

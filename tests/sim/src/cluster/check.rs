@@ -252,7 +252,10 @@ impl World {
             let protector = protector.filter(is_of_now);
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
-            assert!(held, "G2: {sender} keeps {stream:?} from {kept}, and the protector of {receiver} does not hold the byte before");
+            assert!(
+                held,
+                "G2: {sender} keeps {stream:?} from {kept}, and the protector of {receiver} does not hold the byte before"
+            );
             let life = store.incarnation(receiver);
             for replica in
                 self.holders(receiver).skip(1).filter(|store| store.has_image(receiver) && store.incarnation(receiver) == life)
