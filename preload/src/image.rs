@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use radic_ckpt::{Hooks, Mode, Refusal, Request, Through, Tracking, Wanted};
-use radic_observer::Observer;
-use radic_observer::session::requests::Requests;
+use radic_observer::Context;
+use radic_observer::session::images::{self, Action, Parent};
 use radic_wire::determinant::StreamId;
 use radic_wire::limits;
 use radic_wire::log::ToProtector;
@@ -20,7 +20,6 @@ use rustix::net::{SendFlags, sockopt};
 use crate::channel;
 use crate::counters::{self, Counter};
 use crate::layer::{self, Held, Layer};
-use crate::node::Node;
 use crate::ops::ready;
 use crate::{memory, sys};
 
@@ -116,7 +115,7 @@ fn sealing(context: u64) -> &'static mut Sealing {
     unsafe { &mut *std::ptr::with_exposed_provenance_mut(context as usize) }
 }
 
-/// What is known of the images of this process.
+/// The images of this process: what decides about them, and what making one needs.
 #[derive(Debug)]
 pub struct Images {
     /// What the next image is sealed with, and the last one, which a child may write still.
@@ -126,146 +125,53 @@ pub struct Images {
     ended: Vec<(StreamId, u64)>,
     /// The connection on which the image is written.
     connection: Option<OwnedFd>,
-    /// The image that is under way, and what is to be said of it.
-    requests: Requests,
-    /// The engine's name for it, once the engine says.
-    engine: u64,
-    /// The last that was committed.
-    committed: Option<(u64, u64)>,
-    /// How many images a restart from that one reads, and from the one that is under way.
-    layers: (usize, usize),
-    /// The protector wants a whole one, and none was committed since.
-    whole: bool,
-    refusals: Refusals,
-}
-
-/// What the engine has refused costs a pause each time: it rests, twice as long after each refusal in a row.
-#[derive(Debug, Default)]
-struct Refusals {
-    in_a_row: u32,
-    /// Until when it rests, and why.
-    rest: Option<(u64, String)>,
-}
-
-impl Refusals {
-    /// The first rest, in nanoseconds; none is longer than 2^`DOUBLINGS` of them.
-    const FIRST_NS: u64 = 500_000_000;
-    const DOUBLINGS: u32 = 7;
-
-    fn handle_refused(&mut self, now: u64, why: &str) {
-        self.rest = Some((now + (Self::FIRST_NS << self.in_a_row.min(Self::DOUBLINGS)), why.to_owned()));
-        self.in_a_row = self.in_a_row.saturating_add(1);
-    }
-
-    fn handle_saved(&mut self) {
-        *self = Refusals::default();
-    }
-
-    /// Why there is no checkpoint now.
-    fn rests(&self, now: u64) -> Option<&str> {
-        self.rest.as_ref().filter(|(until, _)| now < *until).map(|(_, why)| why.as_str())
-    }
+    /// When one is begun, upon which other one, and what the node hears of it.
+    pub machine: images::Images,
 }
 
 impl Images {
     /// No image yet; at most so many connections.
     pub fn new(connections: usize) -> Self {
         let most = connections.min(limits::CUT_STREAMS);
-        let (streams, ended) = (Vec::with_capacity(most), Vec::with_capacity(most));
         Images {
             sealings: [Sealing::new(), Sealing::new()],
-            streams,
-            ended,
+            streams: Vec::with_capacity(most),
+            ended: Vec::with_capacity(most),
             connection: None,
-            requests: Requests::default(),
-            engine: 0,
-            committed: None,
-            layers: (0, 0),
-            whole: false,
-            refusals: Refusals::default(),
+            machine: images::Images::default(),
         }
     }
 
-    /// The node wants a checkpoint.
-    pub fn request(&mut self, number: u64) {
-        self.requests.handle_request(number);
-        layer::want_checkpoint();
-    }
-
-    /// `MPI_Init` has returned: what was asked for in its midst is begun now.
-    pub fn handle_initialized(&mut self) {
-        if self.requests.is_asked() {
-            layer::want_checkpoint();
-        }
-    }
-
-    /// No image could be made.
-    fn handle_failed(&mut self, node: &mut Node, why: String) {
-        if let Some(answer) = self.requests.handle_failed(why) {
-            _ = node.send(&answer);
-        }
-    }
-
-    fn handle_done(&mut self, image: u64, node: &mut Node, result: Result<u64, String>) -> bool {
-        let done = self.requests.handle_done(image, result);
-        if done.again {
-            layer::want_checkpoint();
-        }
-        if let Some(answer) = done.answer {
-            _ = node.send(&answer);
-        }
-        done.was_under_way
-    }
-
-    /// The protector has committed `image`.
-    pub fn handle_committed(&mut self, image: u64, node: &mut Node) {
-        if self.handle_done(image, node, Ok(image)) {
-            counters::add(Counter::Committed, 1);
-            self.commit(image);
-        }
-    }
-
-    /// The next images are upon this one.
-    fn commit(&mut self, image: u64) {
-        self.committed = Some((image, self.engine));
-        self.layers.0 = self.layers.1;
-        self.whole &= self.layers.0 > 1;
-    }
-
-    /// The protector has refused it: the next one is a whole one.
-    pub fn handle_refused(&mut self, image: u64, node: &mut Node) {
-        if self.handle_done(image, node, Err("the protector has refused the image".to_owned())) {
-            self.committed = None;
-        }
-    }
-
-    /// The increments have become longer than what they are upon.
-    pub fn handle_whole_wanted(&mut self) {
-        self.whole = true;
-    }
-
-    /// What the next image builds upon, by its number and by the engine's name for it; none: it is a whole one, as it must be every [`limits::LAYERS`] images.
-    fn next_parent(&mut self) -> Option<(u64, u64)> {
-        let parent = self.committed.filter(|(_, engine)| *engine != 0 && self.layers.0 < limits::LAYERS && !self.whole);
-        self.layers.1 = parent.map_or(1, |_| self.layers.0 + 1);
-        parent
-    }
-
-    /// The process has come back from an image: whatever was under way was another life's.
+    /// The process has come back from an image: what was under way was another incarnation's.
     pub fn handle_restored(&mut self) {
         if let Some(connection) = self.connection.take() {
             sys::close_own(connection);
         }
-        (self.requests, self.committed) = (Requests::default(), None);
+        self.machine.handle_restored();
+    }
+}
+
+impl Layer {
+    /// Something happens to the images; what they want then is done.
+    pub fn drive_images<T>(&mut self, input: impl FnOnce(&mut images::Images, &mut Context<'_>) -> T) -> T {
+        let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
+        let result = input(&mut self.images.machine, &mut cx);
+        while let Some(action) = self.images.machine.poll_action() {
+            match action {
+                Action::Want => layer::want_checkpoint(),
+                // A node that is gone ends this process elsewhere.
+                Action::Tell(answer) => _ = self.node.send(&answer),
+                Action::Abandon(image) => self.tell_protector(&ToProtector::ImageAbandoned { image }),
+            }
+        }
+        result
     }
 
-    /// The protector is gone, and its images with it.
-    pub fn handle_protector_lost(&mut self, observer: &mut Observer) {
-        if self.requests.handle_lost() {
-            observer.handle_abandoned();
+    /// The protector has committed an image.
+    pub fn handle_committed(&mut self, image: u64) {
+        if self.drive_images(|images, _| images.handle_committed(image)) {
+            counters::add(Counter::Committed, 1);
         }
-        self.committed = None;
-        self.refusals = Refusals::default();
     }
 }
 
@@ -320,62 +226,61 @@ fn begin() -> Option<Wanted> {
     if !layer::take_wish() {
         return None;
     }
-    // The node asks again when MPI_Init has returned; after a commit it is begun from there.
-    if !layer.images.requests.may_begin() || layer.pmi.is_starting() {
-        return None;
-    }
-    match prepare(&mut layer) {
+    let is_initializing = layer.pmi.is_starting();
+    let parent = layer.drive_images(|images, cx| images.begin(cx, is_initializing))?;
+    match prepare(&mut layer, parent) {
         Ok(begun) => {
             layer.keep_locked();
             Some(begun)
         }
-        Err(why) => {
-            let Layer { images, node, .. } = &mut *layer;
-            images.handle_failed(node, why);
+        Err(NotBegun { why, has_cost }) => {
+            layer.drive_images(|images, cx| images.handle_not_begun(cx, why, has_cost));
             None
         }
     }
 }
 
+/// Why an image was not begun.
+struct NotBegun {
+    why: String,
+    /// The program has waited for the attempt: not at every wish.
+    has_cost: bool,
+}
+
+impl NotBegun {
+    fn at_no_cost(why: String) -> NotBegun {
+        NotBegun { why, has_cost: false }
+    }
+}
+
 /// The connection to write to, with the beginning of the image on it.
-fn prepare(layer: &mut Layer) -> Result<Wanted, String> {
-    if let Some(why) = layer.images.refusals.rests(sys::now()) {
-        return Err(format!("not tried again so soon: {why}"));
-    }
+fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun> {
     layer.ship();
-    if layer.observer.is_replaying() {
-        return Err("the process is catching up with its log".to_owned());
-    }
     let (address, who) = layer.login();
-    let (connection, mut sealer, _) = channel::login(address, &who, login::Channel::Image).map_err(|error| {
-        let why = format!("the protector's log: {error}");
-        // The program waits as long as that has taken: not at every wish.
-        layer.images.refusals.handle_refused(sys::now(), &why);
-        why
-    })?;
+    let (connection, mut sealer, _) = channel::login(address, &who, login::Channel::Image)
+        .map_err(|error| NotBegun { why: format!("the protector's log: {error}"), has_cost: true })?;
     layer.outputs.handle_image();
     layer.input.handle_image();
     let Layer { observer, images, .. } = layer;
-    let parent = images.next_parent();
-    let cut = observer.checkpoint(&mut images.streams, &mut images.ended).map_err(|error| error.to_string())?;
-    let cut = cut.ok_or("the process is catching up with its log")?;
+    let cut = observer.checkpoint(&mut images.streams, &mut images.ended);
+    let cut = cut.map_err(|error| NotBegun::at_no_cost(error.to_string()))?;
+    let cut = cut.ok_or_else(|| NotBegun::at_no_cost("the process is catching up with its log".to_owned()))?;
     let number = cut.mark.image;
-    let written = channel::write(connection.as_fd(), &mut sealer, &cut.message(parent.map(|(number, _)| number)));
+    let written = channel::write(connection.as_fd(), &mut sealer, &cut.message(parent.map(|parent| parent.image)));
     if let Err(error) = written {
         observer.handle_abandoned();
-        return Err(format!("the protector's log: {error}"));
+        return Err(NotBegun::at_no_cost(format!("the protector's log: {error}")));
     }
     // The child that writes it has the time that the protector needs, as long as that takes some.
     let bounded = sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(TAKING));
     if let Err(error) = bounded.and_then(|()| rustix::io::ioctl_fionbio(&connection, false)) {
         observer.handle_abandoned();
-        return Err(format!("the connection for the image: {error}"));
+        return Err(NotBegun::at_no_cost(format!("the connection for the image: {error}")));
     }
-    images.requests.handle_begun(number);
-    images.engine = 0;
+    images.machine.handle_begun(number);
     let fd = connection.as_raw_fd();
     images.connection = Some(connection);
-    let parent = parent.map_or(0, |(_, engine)| engine);
+    let parent = parent.map_or(0, |parent| parent.engine);
     let sealing = &mut images.sealings[0];
     (sealing.sealer, sealing.record.filled) = (Some(sealer), 0);
     let request = Request { mode: Mode::Fork, tracking: Tracking::Best, compress: false, parent };
@@ -385,32 +290,22 @@ fn prepare(layer: &mut Layer) -> Result<Wanted, String> {
 /// In the process that goes on.
 fn end(result: Result<(u64, u64), Refusal>) {
     let mut layer: Held = layer::adopt();
-    let Layer { observer, images, .. } = &mut *layer;
-    if let Some(connection) = images.connection.take() {
+    if let Some(connection) = layer.images.connection.take() {
         sys::close_own(connection);
     }
     match result {
         Ok((pause, engine)) => {
-            images.refusals.handle_saved();
             // The engine makes no image while a child writes the one before: that one's is free.
-            images.sealings.swap(0, 1);
-            images.engine = engine;
+            layer.images.sealings.swap(0, 1);
+            layer.drive_images(|images, _| images.handle_saved(engine));
             counters::add(Counter::Checkpoints, 1);
             counters::add(Counter::PauseNs, pause);
             counters::set(Counter::LongestPauseNs, counters::get(Counter::LongestPauseNs).max(pause));
         }
         Err(refusal) => {
-            let abandoned = images.requests.under_way();
-            images.requests.handle_lost();
-            observer.handle_abandoned();
-            if let Some(image) = abandoned {
-                layer.abandon_image(image);
-            }
             let why = refusal.to_string();
-            layer.images.refusals.handle_refused(sys::now(), &why);
             layer.note(&format!("no checkpoint: {why}"));
-            let Layer { images, node, .. } = &mut *layer;
-            images.handle_failed(node, why);
+            layer.drive_images(|images, cx| images.handle_unsaved(cx, why));
         }
     }
 }
@@ -433,50 +328,11 @@ pub fn take_restored() -> bool {
     RESTORED.load(Ordering::Relaxed) && RESTORED.swap(false, Ordering::Relaxed)
 }
 
-impl Layer {
-    /// The protector need not wait for this image.
-    fn abandon_image(&mut self, image: u64) {
-        self.tell_protector(&ToProtector::ImageAbandoned { image });
-    }
-}
-
 const _: () = assert!(limits::LAYERS <= radic_ckpt::image::chain::MAX_LAYERS);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_whole_image_comes_often_enough() {
-        let mut images = Images::new(1);
-        let mut layers = 0;
-        for number in 0..5 * limits::LAYERS as u64 {
-            let parent = images.next_parent();
-            layers = if parent.is_some() { layers + 1 } else { 1 };
-            assert!(layers <= limits::LAYERS && parent.is_none_or(|(parent, _)| parent + 1 == number));
-            // Each third one is not committed: the next is on the same one.
-            if number % 3 == 2 && layers > 1 {
-                layers -= 1;
-                images.committed = images.committed.map(|(_, engine)| (number, engine));
-            } else {
-                (images.committed, images.layers.0) = (Some((number, 7)), images.layers.1);
-            }
-        }
-        assert!(images.layers.0 > 1);
-    }
-
-    #[test]
-    fn a_whole_image_that_is_wanted_is_made_until_it_is_committed() {
-        let mut images = Images::new(1);
-        (images.committed, images.layers.0) = (Some((3, 7)), 4);
-        images.handle_whole_wanted();
-        assert_eq!(images.next_parent(), None);
-        // It was abandoned: the one before it is still the newest.
-        assert_eq!(images.next_parent(), None);
-        images.engine = 8;
-        images.commit(5);
-        assert_eq!(images.next_parent(), Some((5, 8)));
-    }
 
     /// No handler is installed here, where the signal would end the tests: it is ignored.
     #[allow(unsafe_code)]
@@ -499,21 +355,5 @@ mod tests {
         memory::leave();
         assert!(held && layer.is_none());
         assert!(!MISSED.load(Ordering::SeqCst), "who lets go of the heap nudges again");
-    }
-
-    #[test]
-    fn after_refusals_the_engine_rests_longer_and_longer_but_not_for_ever() {
-        let (mut refusals, mut now, mut last) = (Refusals::default(), 1_000, 0);
-        assert_eq!(refusals.rests(now), None);
-        for _ in 0..40 {
-            refusals.handle_refused(now, "too many sockets");
-            let rest = (0..).map(|i| Refusals::FIRST_NS << i).find(|rest| refusals.rests(now + rest).is_none()).unwrap();
-            assert_eq!(refusals.rests(now + rest - 1), Some("too many sockets"));
-            assert!(rest == last * 2 || last == 0 || rest == last && rest == Refusals::FIRST_NS << Refusals::DOUBLINGS);
-            (last, now) = (rest, now + rest);
-        }
-        refusals.handle_saved();
-        refusals.handle_refused(now, "an inotify");
-        assert_eq!(refusals.rests(now + Refusals::FIRST_NS), None);
     }
 }

@@ -92,7 +92,7 @@ impl Layer {
         let Some((journal, bulk)) = self.fresh.take() else { return };
         std::mem::replace(&mut self.journal, journal).close();
         std::mem::replace(&mut self.bulk, bulk).close();
-        self.images.handle_protector_lost(&mut self.observer);
+        self.drive_images(|images, cx| images.handle_protector_lost(cx.observer));
         self.say_hello();
     }
 
@@ -173,17 +173,19 @@ impl Layer {
         while !is_enough(&self.session) {
             let Some(message) = self.journal.next_message()? else { break };
             match message {
-                FromProtector::WholeWanted => self.images.handle_whole_wanted(),
+                FromProtector::WholeWanted => self.images.machine.handle_whole_wanted(),
                 FromProtector::Committed { image, .. } => committed = Some(image),
-                FromProtector::ImageRefused { image } => self.images.handle_refused(image, &mut self.node),
+                FromProtector::ImageRefused { image } => self.images.machine.handle_refused(image),
                 _ => {}
             }
             let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
             sure(self.session.handle_protector(&mut cx, &message));
         }
         self.carry_out_session();
+        // What a refusal leads to.
+        self.drive_images(|_, _| ());
         if let Some(image) = committed {
-            self.images.handle_committed(image, &mut self.node);
+            self.handle_committed(image);
             self.forget_closed();
         }
         Ok(())

@@ -5,7 +5,8 @@
 //!   could become stable. A process that still needs the log that it was restarted with stays with the protector that has it: no other one has.
 //! - *The node names another protector* while the one of now answers: the process moves there as soon as it needs nothing of the old log. The old connections
 //!   stay in use until the new ones are there.
-//! - *A restarted process catches up* with its log: [`reader`]. *A process that ends* stays until what it has sent is safe: [`leaving`].
+//! - *A restarted process catches up* with its log: [`reader`]. *A process that ends* stays until what it has sent is safe: [`leaving`]. When a checkpoint is
+//!   made decides [`images`].
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::IoSliceMut;
@@ -19,9 +20,9 @@ use radic_wire::process::ToNode;
 
 use crate::{Context, Failure};
 
+pub mod images;
 pub mod leaving;
 pub mod reader;
-pub mod requests;
 #[cfg(test)]
 mod tests;
 

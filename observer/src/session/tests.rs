@@ -198,25 +198,3 @@ fn a_process_that_ends_says_so_and_waits_until_all_is_safe() {
     side.logs_in();
     assert_eq!(side.is_welcomed(), [Action::Checkpoint, Action::Say(ToProtector::Closing)]);
 }
-
-#[test]
-fn an_image_answers_the_request_before_it_and_no_later_one() {
-    use requests::Requests;
-    let answer = |request, image| Some(ToNode::Checkpointed { request, result: Ok(image) });
-    let mut requests = Requests::default();
-    assert!(requests.may_begin());
-    requests.handle_begun(4);
-    requests.handle_request(9);
-    assert!(!requests.may_begin() && requests.is_asked());
-    let done = requests.handle_done(4, Ok(4));
-    assert_eq!((done.was_under_way, done.again, done.answer), (true, true, None), "it began before the request");
-    requests.handle_begun(5);
-    assert!(!requests.handle_done(4, Ok(4)).was_under_way);
-    assert_eq!(requests.handle_done(5, Ok(5)).answer, answer(9, 5));
-    assert_eq!(requests.handle_failed("no room".to_owned()), None, "nothing was asked");
-    requests.handle_request(10);
-    let failed = ToNode::Checkpointed { request: 10, result: Err("no room".to_owned()) };
-    assert_eq!(requests.handle_failed("no room".to_owned()), Some(failed));
-    requests.handle_begun(6);
-    assert!(requests.handle_lost() && !requests.handle_lost());
-}

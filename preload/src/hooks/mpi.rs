@@ -118,7 +118,7 @@ fn initialized() {
         && !TOLD.swap(true, Ordering::Relaxed)
     {
         layer.pmi.handle_initialized();
-        layer.images.handle_initialized();
+        layer.drive_images(|images, _| images.handle_initialized());
         // If the node is gone, whatever needs it next finds out.
         _ = layer.node.send(&ToNode::Initialized);
     }

@@ -46,7 +46,7 @@ struct Rhythm {
 }
 
 impl Rhythm {
-    /// The loop may be busy with something else for as long as probes wait for a daemon whose machine answers.
+    /// The loop may be busy with something else for as long as probes wait for a daemon on a machine that answers.
     fn new(timing: &Timing) -> Rhythm {
         Rhythm { every: timing.heartbeat, patience: timing.answer }
     }

@@ -119,7 +119,7 @@ pub fn bind<S: Service>(folder: &Folder) -> io::Result<Listener<S>> {
     Ok(Listener(UnixListener::bind(path)?, std::marker::PhantomData))
 }
 
-/// Binds an abstract socket of this name, for processes whose environment names no path that is here.
+/// Binds an abstract socket of this name, for processes that know no path of this machine.
 pub fn bind_abstract<S: Service>(name: &str) -> io::Result<Listener<S>> {
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
     let listener = std::os::unix::net::UnixListener::bind_addr(&address)?;

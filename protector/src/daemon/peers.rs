@@ -107,7 +107,7 @@ impl Peers {
     pub fn send(&mut self, to: &Peer, message: PeerMessage) {
         let known = || self.shared.received.borrow().get(&to.id).map(|(_, address)| *address);
         let Some(address) = to.address.or_else(known) else {
-            return tracing::debug!(to = %to.id, "dropped a message to a node whose address is not known");
+            return tracing::debug!(to = %to.id, "dropped a message to a node without a known address");
         };
         if self.departed.contains(&to.id) {
             return self.send_to_departed(&to.id, address, message);

@@ -52,7 +52,7 @@ pub const NOT_PERMITTED: &str = "is not permitted (EPERM)";
 struct Process {
     /// Its process id, which is also its group and session.
     pid: i32,
-    /// Our child, whose end is its end: itself, or the keeper that the engine has put between us.
+    /// Our child, which ends when the rank does: itself, or the keeper that the engine has put between us.
     child: i32,
     /// Whether signals may still be sent: not after its group was ended.
     alive: bool,
@@ -340,7 +340,7 @@ impl Processes {
 
     fn restore(&mut self, order: RestoreOrder, image: Restorable, report: Result<PathBuf, String>) {
         let (id, kvsname) = (order.process, order.kvsname.clone());
-        // An incarnation whose end was not heard: nothing of it is to be mistaken for something of the next one.
+        // An incarnation that was not heard to end: nothing of it is to be mistaken for something of the next one.
         _ = self.signal(id, libc::SIGKILL);
         if let Some(process) = self.processes.remove(&id) {
             self.launcher.order(Order::Forget { child: process.child, group: process.pid });

@@ -31,7 +31,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Prepared processes that may wait for the daemon's thread. A thread that has one more waits.
 const READY: usize = 16;
 
-/// A process whose images are here, or why they are not.
+/// A process with its images, or why they are not here.
 pub struct Ready {
     task: Arc<Task>,
     /// What was wrong with images for which others were found.

@@ -359,7 +359,7 @@ pub struct LogServer {
     /// There may be room for them now.
     freed: bool,
     replicas: HashMap<ProcessId, Replica>,
-    /// Processes whose messages another log server forwards.
+    /// Processes with messages that another log server forwards.
     followed: HashSet<ProcessId>,
     /// Fences whose logs are not stable yet, and until when they are waited for.
     fences: BTreeMap<(ProcessId, Incarnation), Duration>,
@@ -384,7 +384,7 @@ pub struct LogServer {
     writes: HashMap<u64, Writing>,
     /// Bytes of those that count for [`Config::writing`].
     writing: usize,
-    /// Processes whose files cannot be written, and why.
+    /// Processes with files that cannot be written, and why.
     unwell: HashMap<ProcessId, String>,
     next_intruder: Duration,
 }

@@ -119,7 +119,7 @@ fn a_newer_journal_connection_has_the_voice_and_the_older_is_closed() {
     assert!(server.status(at(2), process(0).job)[0].1.connected);
 }
 
-/// What a fence answers, with a log whose replica has not acknowledged what came last.
+/// What a fence answers, with a log of which the replica has not acknowledged what came last.
 fn fences_what_is_not_stable() -> LogServer {
     let mut server = server();
     assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);

@@ -11,7 +11,7 @@
 //!
 //! *Leader*: the first member that this one does not suspect and that is not leaving. The others send it their changes, and again
 //! by a timer until a view holds them. It puts all changes that it knows into one view. This is only for liveness: ballots keep
-//! it safe if several lead. A member whose own accusation is not decided in time proposes it itself.
+//! it safe if several lead. A member proposes its own accusation itself if that is not decided in time.
 //!
 //! *Round 0* belongs to the first member of the view and needs no phase 1, but is only used for joins and leaves. A death is
 //! proposed in phase 2 only after a majority has answered phase 1. So a side of a cut that has no majority accepts no death, and

@@ -1,6 +1,7 @@
 //! How ranks and jobs have ended, and where ended ranks have ended their streams: what a job's home, perhaps the next one, has to
 //! hear.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -15,40 +16,68 @@ use super::finals;
 use super::wards::Protected;
 
 /// Ended jobs that are remembered, so that messages about them can be answered.
-pub(super) const ENDED: usize = 256;
+const ENDED: usize = 256;
 
 /// How ranks have ended, and how far they had come with MPI.
 pub(super) type Ends = Vec<(Rank, ExitStatus, MpiPhase)>;
 
+/// What is known of jobs and ranks that have ended.
+#[derive(Debug, Default)]
+pub(super) struct Endings {
+    /// Jobs that are over, and how they have ended, if their homes have said so.
+    pub(super) ended: VecDeque<(JobId, Option<Outcome>)>,
+    /// How ranks of a job have ended here, after the host of the job is gone and until its home says that the job is over: that
+    /// home may be lost before.
+    pub(super) ends: BTreeMap<JobId, (Epoch, Ends)>,
+    /// Jobs whose host here was ended for a restart, with the epoch that ended, until the next epoch is launched here: the home
+    /// may be lost before.
+    pub(super) anew: BTreeMap<JobId, Epoch>,
+}
+
+impl Endings {
+    /// The job is over, and has ended in this way, if that is known.
+    pub(super) fn remember(&mut self, job: JobId, outcome: Option<Outcome>) {
+        self.ends.remove(&job);
+        self.anew.remove(&job);
+        match self.ended.iter_mut().find(|(of, _)| *of == job) {
+            Some((_, known)) => *known = known.take().or(outcome),
+            None => self.ended.push_back((job, outcome)),
+        }
+        if self.ended.len() > ENDED {
+            self.ended.pop_front();
+        }
+    }
+}
+
 impl Node {
     /// The host of a job is gone, and its home may not know how the ranks ended.
     pub(super) fn keep_ends(&mut self, job: JobId, epoch: Epoch, ends: Ends) {
-        if !ends.is_empty() && self.recovery.ends.len() < limits::JOBS {
-            self.recovery.ends.insert(job, (epoch, ends));
+        if !ends.is_empty() && self.recovery.endings.ends.len() < limits::JOBS {
+            self.recovery.endings.ends.insert(job, (epoch, ends));
         }
     }
 
     /// The job restarts from the beginning.
     pub(super) fn forget_ends(&mut self, job: JobId) {
-        self.recovery.ends.remove(&job);
+        self.recovery.endings.ends.remove(&job);
     }
 
     /// All of a job has ended here for a restart.
     pub(super) fn keep_anew(&mut self, job: JobId, epoch: Epoch) {
-        if self.recovery.anew.len() < limits::JOBS {
-            self.recovery.anew.insert(job, epoch);
+        if self.recovery.endings.anew.len() < limits::JOBS {
+            self.recovery.endings.anew.insert(job, epoch);
         }
     }
 
     /// The job's next epoch is launched here.
     pub(super) fn forget_anew(&mut self, job: JobId) {
-        self.recovery.anew.remove(&job);
+        self.recovery.endings.anew.remove(&job);
     }
 
     /// Tells the next home of a job that the home before had ended all ranks here for a restart. There is no host that would say
     /// so, and the next home would otherwise wait for the ranks that were here.
     pub(super) fn tell_home_of_anew(&mut self, home: &NodeId, job: JobId) {
-        let Some(epoch) = self.recovery.anew.get(&job).copied() else { return };
+        let Some(epoch) = self.recovery.endings.anew.get(&job).copied() else { return };
         let (running, ended, keys, waiting) = Default::default();
         let said = FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, anew: true });
         self.send(home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
@@ -56,7 +85,7 @@ impl Node {
 
     /// Tells the next home of a job what its host had told the home before.
     pub(super) fn tell_home_of_ends_here(&mut self, home: &NodeId, job: JobId) {
-        let (epoch, ends) = self.recovery.ends.get(&job).cloned().unwrap_or_default();
+        let (epoch, ends) = self.recovery.endings.ends.get(&job).cloned().unwrap_or_default();
         for (rank, status, phase) in ends {
             self.send(home, PeerMessage::ToHome(job, ToHome::Left { rank, epoch, status, phase }));
         }
@@ -64,24 +93,25 @@ impl Node {
 
     /// Whether a job is known to be over.
     pub(super) fn has_ended(&self, job: JobId) -> bool {
-        self.recovery.ended.iter().any(|(ended, _)| *ended == job)
+        self.recovery.endings.ended.iter().any(|(ended, _)| *ended == job)
     }
 
     /// The jobs that are known to be over, and how they have ended.
     pub(super) fn known_ends(&self) -> Vec<(JobId, Outcome)> {
         let known = |(job, outcome): &(JobId, Option<Outcome>)| outcome.clone().map(|outcome| (*job, outcome));
-        self.recovery.ended.iter().filter_map(known).collect()
+        self.recovery.endings.ended.iter().filter_map(known).collect()
     }
 
     /// Tells a node that a job is over, and how it has ended.
     pub(super) fn tell_removed(&mut self, to: &NodeId, job: JobId) {
-        let outcome = self.recovery.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone());
+        let outcome =
+            self.recovery.endings.ended.iter().find(|(ended, _)| *ended == job).and_then(|(_, outcome)| outcome.clone());
         self.send(to, PeerMessage::ToStore(job, ToStore::Remove(outcome)));
     }
 
     /// A job that was over goes on.
     pub(super) fn forget_end(&mut self, job: JobId) {
-        self.recovery.ended.retain(|(ended, _)| *ended != job);
+        self.recovery.endings.ended.retain(|(ended, _)| *ended != job);
     }
 
     /// Tells the home of a job, perhaps a new one, which of its processes on this node lack their log, or could not be brought
@@ -132,7 +162,7 @@ impl Node {
 
     /// Where a process of this node has ended its streams.
     fn finals_here(&self, process: ProcessId) -> Vec<(StreamId, StreamEnd)> {
-        let finals = self.recovery.finals.get(&process).into_iter().flatten();
+        let finals = self.here(process).into_iter().flat_map(|here| &here.finals);
         finals.map(|(stream, end)| (*stream, *end)).collect()
     }
 
@@ -146,7 +176,7 @@ impl Node {
 
     /// A process of this node has ended an outgoing stream.
     pub(super) fn handle_finished(&mut self, process: ProcessId, stream: StreamId, end: StreamEnd) {
-        let finals = self.recovery.finals.entry(process).or_default();
+        let finals = &mut self.recovery.here.entry(process).or_default().finals;
         let known = finals.entry(stream).or_insert(end);
         *known = StreamEnd { closed: end.closed || known.closed, received: end.received.max(known.received), ..end };
         // No library reaches this number: it knows fewer connections at once.
@@ -157,14 +187,14 @@ impl Node {
 
     /// The end of a connection of this process will not be asked for any more.
     pub(super) fn handle_over(&mut self, process: ProcessId, connection: ConnectionId) {
-        if let Some(finals) = self.recovery.finals.get_mut(&process) {
-            [true, false].iter().for_each(|from| _ = finals.remove(&StreamId { connection, from_opener: *from }));
+        if let Some(here) = self.recovery.here.get_mut(&process) {
+            [true, false].iter().for_each(|from| _ = here.finals.remove(&StreamId { connection, from_opener: *from }));
         }
     }
 
     /// Where `sender` has ended `stream`, as far as this node knows.
     pub(super) fn final_of(&self, stream: StreamId, sender: ProcessId) -> Option<StreamEnd> {
-        let told = self.recovery.finals.get(&sender).and_then(|finals| finals.get(&stream)).copied();
+        let told = self.here(sender).and_then(|here| here.finals.get(&stream)).copied();
         let left = || self.recovery.wards.get(&sender.job)?.ranks.get(&sender.rank)?.left.as_ref();
         let left = left().and_then(|left| finals::end_of(&left.finals, stream));
         let at_home = || self.homes.get(&sender.job)?.final_of(stream, sender.rank);
@@ -173,12 +203,12 @@ impl Node {
 
     /// A rank of this node has ended by itself. Its protector answers for it from now on.
     pub(super) fn handle_rank_left(&mut self, now: Duration, process: ProcessId) {
-        self.recovery.doors.remove(&process);
+        self.forget_door(process);
         let holder = self.holder_of(process);
         self.tell_end(&holder, process);
         self.tell_home_of_finals(process);
         // The rank may have ended before it had taken all of its log.
         self.reprotect(now, process);
-        self.recovery.degraded.remove(&process);
+        self.recovery.here.entry(process).or_default().degraded = None;
     }
 }

@@ -1,19 +1,46 @@
 //! Processes of this node: their incarnations, where they are dialed, which node has their logs, and whether they have an image
 //! at their protector.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
-use radic_wire::peer::PeerMessage;
-use radic_wire::process::FromNode;
+use radic_wire::peer::{PeerMessage, RestartOrder};
+use radic_wire::process::{FromNode, StreamEnd};
 
 use super::events::About;
-use super::recovery::Recovery;
 use super::{Node, Output};
 
+/// What is known of one process of this node.
+#[derive(Debug, Default)]
+pub(super) struct Here {
+    /// Where the process is dialed, and its incarnation.
+    pub(super) door: Option<(Incarnation, SocketAddr)>,
+    /// The order to bring the process back here, until the process is there.
+    pub(super) order: Option<Box<RestartOrder>>,
+    /// The node that has its log. Set by a crash or an order to bring the process back, until the process has caught up and its
+    /// log is with this node's protector.
+    pub(super) holder: Option<NodeId>,
+    /// Its incarnation, if it was brought back here.
+    pub(super) incarnation: Option<Incarnation>,
+    /// Outgoing streams that the process has ended: where they end, and whether it has closed the connection.
+    pub(super) finals: BTreeMap<StreamId, StreamEnd>,
+    /// The address of the node where it was first launched, if that is another one.
+    pub(super) origin: Option<IpAddr>,
+    /// Set while the process waits for its first checkpoint at a new protector: the number of the request that asked for it. An
+    /// answer to an earlier request is about an image at the protector before.
+    pub(super) degraded: Option<u64>,
+}
+
 impl Node {
+    /// What is known of a process of this node.
+    pub(super) fn here(&self, process: ProcessId) -> Option<&Here> {
+        self.recovery.here.get(&process)
+    }
+
     /// The newest incarnation of a process that was announced to the nodes.
     pub(super) fn life_of(&self, process: ProcessId) -> Incarnation {
         self.recovery.restarted.get(&process).copied().unwrap_or_default()
@@ -22,8 +49,9 @@ impl Node {
     /// A process of this node says where it is dialed.
     pub(super) fn handle_door(&mut self, process: ProcessId, door: SocketAddr) {
         let incarnation = self.life_here(process);
-        self.recovery.doors.insert(process, (incarnation, door));
-        if self.recovery.lives.contains_key(&process) {
+        let here = self.recovery.here.entry(process).or_default();
+        here.door = Some((incarnation, door));
+        if here.incarnation.is_some() {
             self.tell_all(&PeerMessage::Restarted { process, incarnation, door });
         }
     }
@@ -45,18 +73,18 @@ impl Node {
 
     /// The log of a process that was brought back is with this node's protector from now on.
     pub(super) fn leave_holder(&mut self, process: ProcessId) {
-        self.recovery.holders.remove(&process);
+        self.recovery.here.entry(process).or_default().holder = None;
     }
 
     /// A process of this node has crashed: `holder` has its log, and is to bring it back with it.
     pub(super) fn need_log(&mut self, process: ProcessId, holder: NodeId) {
-        self.recovery.holders.insert(process, holder);
+        self.recovery.here.entry(process).or_default().holder = Some(holder);
     }
 
     /// The incarnation of a process of this node.
     pub(super) fn life_here(&self, process: ProcessId) -> Incarnation {
         let first = || self.hosts.get(&process.job).map_or(Incarnation::FIRST, |host| Incarnation::launched_in(host.epoch()));
-        self.recovery.lives.get(&process).copied().unwrap_or_else(first)
+        self.here(process).and_then(|here| here.incarnation).unwrap_or_else(first)
     }
 
     /// The processes of this node have another protector. Their logs and images there start from nothing.
@@ -75,14 +103,14 @@ impl Node {
     /// it makes counts.
     pub(super) fn degrade(&mut self, now: Duration, process: ProcessId) {
         let since = self.ask_checkpoint_anew(now, process).unwrap_or(0);
-        self.recovery.degraded.insert(process, since);
+        self.recovery.here.entry(process).or_default().degraded = Some(since);
     }
 
     /// A checkpoint of a process of this node was committed, as the answer to `request`.
     pub(super) fn handle_protected(&mut self, now: Duration, process: ProcessId, request: u64) {
-        let counts = self.recovery.degraded.get(&process).is_some_and(|since| request >= *since);
+        let counts = self.here(process).and_then(|here| here.degraded).is_some_and(|since| request >= since);
         if !self.is_elsewhere(process) && counts {
-            self.recovery.degraded.remove(&process);
+            self.recovery.here.entry(process).or_default().degraded = None;
             let text = format!("rank {}: a checkpoint is committed at {}", process.rank, self.protector().id.name);
             self.record(now, EventName::Reprotected, About::rank(process.job, process.rank), text);
         }
@@ -90,34 +118,29 @@ impl Node {
 
     /// A process does not run here any more, or runs another program.
     pub(super) fn forget_door(&mut self, process: ProcessId) {
-        self.recovery.doors.remove(&process);
+        if let Some(here) = self.recovery.here.get_mut(&process) {
+            here.door = None;
+        }
     }
 
     /// The address of the node where a process that was brought back here was first launched.
     pub(super) fn origin_of(&self, process: ProcessId) -> Option<IpAddr> {
-        self.recovery.origins.get(&process).copied()
+        self.here(process)?.origin
     }
 
     /// Whether the log of a process of this node is not with this node's protector.
     pub(super) fn is_elsewhere(&self, process: ProcessId) -> bool {
-        self.recovery.holders.contains_key(&process)
+        self.here(process).is_some_and(|here| here.holder.is_some())
     }
 
     /// Nothing of the job is left on this node. If the job restarts, none of this holds in the next epoch.
     pub(super) fn forget_lives(&mut self, job: JobId) {
-        let Recovery { doors, orders, holders, lives, finals, origins, degraded, .. } = &mut self.recovery;
-        holders.retain(|process, _| process.job != job);
-        lives.retain(|process, _| process.job != job);
-        doors.retain(|process, _| process.job != job);
-        orders.retain(|process, _| process.job != job);
-        finals.retain(|process, _| process.job != job);
-        origins.retain(|process, _| process.job != job);
-        degraded.retain(|process, _| process.job != job);
+        self.recovery.here.retain(|process, _| process.job != job);
     }
 
     /// The node that has the log of a process of this node.
     pub(super) fn holder_of(&self, process: ProcessId) -> NodeId {
-        self.recovery.holders.get(&process).unwrap_or(&self.protector().id).clone()
+        self.here(process).and_then(|here| here.holder.as_ref()).unwrap_or(&self.protector().id).clone()
     }
 
     /// Kills a rank on request. It is brought back.

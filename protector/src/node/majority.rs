@@ -14,35 +14,46 @@ const FROZEN: Duration = Duration::from_secs(60);
 /// than both.
 const HOMELESS: Duration = Duration::from_secs(5);
 
+/// A majority that is not there.
+#[derive(Debug, Default)]
+pub(super) struct Majority {
+    /// Since when this side has no majority.
+    pub(super) frozen: Option<Duration>,
+    /// The members that did not answer when the majority was lost.
+    pub(super) unreachable: BTreeSet<NodeId>,
+    /// When the hosts of this node give up waiting for their homes to end them, on a side without a majority.
+    pub(super) abandoned: Option<Duration>,
+}
+
 impl Node {
     /// Whether this side has no majority, and that node is not on it.
     pub(super) fn is_out_of_reach(&self, node: &NodeId) -> bool {
-        self.membership.is_frozen() && self.recovery.unreachable.contains(node)
+        self.membership.is_frozen() && self.recovery.majority.unreachable.contains(node)
     }
 
     /// When this node gives up protected jobs that wait for a majority.
     pub(super) fn next_frozen(&self) -> Option<Duration> {
-        self.recovery.frozen.map(|since| since + FROZEN).into_iter().chain(self.recovery.abandoned).min()
+        self.recovery.majority.frozen.map(|since| since + FROZEN).into_iter().chain(self.recovery.majority.abandoned).min()
     }
 
     /// Ends protected jobs that have waited too long for a majority.
     pub(super) fn end_frozen(&mut self, now: Duration) {
         let why = format!("this side of the cluster has had no majority for {} s", FROZEN.as_secs());
-        if self.recovery.abandoned.take_if(|due| *due <= now).is_some() {
+        if self.recovery.majority.abandoned.take_if(|due| *due <= now).is_some() {
             let hosts: Vec<_> = self.hosts.keys().copied().collect();
             hosts.into_iter().for_each(|job| self.with_host(now, job, |host| host.give_up(now, &why)));
             // Every host within reach has had its time to say that nothing is left there.
             self.end_homes(now, &why, |_, _| true);
         }
-        if self.recovery.frozen.take_if(|since| *since + FROZEN <= now).is_some() {
-            self.recovery.abandoned = Some(now + HOMELESS);
+        if self.recovery.majority.frozen.take_if(|since| *since + FROZEN <= now).is_some() {
+            self.recovery.majority.abandoned = Some(now + HOMELESS);
             self.end_homes(now, &why, |node, unreachable| unreachable.contains(node));
         }
     }
 
     /// Ends all jobs of which this node is the home. Nothing is expected of hosts that are lost.
     fn end_homes(&mut self, now: Duration, why: &str, is_lost: impl Fn(&NodeId, &BTreeSet<NodeId>) -> bool) {
-        let (me, unreachable) = (self.me().clone(), self.recovery.unreachable.clone());
+        let (me, unreachable) = (self.me().clone(), self.recovery.majority.unreachable.clone());
         let homes: Vec<(JobId, Vec<NodeId>)> =
             self.homes.iter().map(|(job, home)| (*job, home.placement().nodes.clone())).collect();
         for (job, nodes) in homes {

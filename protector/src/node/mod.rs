@@ -4,7 +4,7 @@
 //!
 //! It is composed of the membership ([`crate::membership`]), the jobs whose home this node is ([`home`]), the ranks that it hosts
 //! ([`host`]), their observers ([`observers`], with [`registry`] and `checkpoints`), the orders to the log service ([`stores`]),
-//! the `radic` commands that are connected ([`clients`]), and the memory of events ([`events`]).
+//! the `radic` commands that are connected (`clients`), and the memory of events ([`events`]).
 //!
 //! A node also talks to itself: a message for this node is put on a queue and handled like one from the network, so one node and
 //! many run the same code.
@@ -239,7 +239,7 @@ pub struct Node {
     checkpoints: Vec<checkpoints::Waiting>,
     /// Protected processes that have ended, oldest first.
     ended: VecDeque<ProcessInfo>,
-    /// The nodes whose log services protect this node's processes: the protector, and its replica.
+    /// The nodes with the log services that protect this node's processes: the protector, and its replica.
     protectors: [Option<NodeId>; 2],
     sparse: Sparse,
     /// Jobs of which this node's log service may hold something.
@@ -588,7 +588,7 @@ impl Node {
             M::Refused(refusal) => self.handle_refusal(now, &refusal),
             M::Frozen { unreachable, reachable, needed } => self.handle_frozen(now, &unreachable, reachable, needed),
             M::Thawed => {
-                (self.recovery.frozen, self.recovery.abandoned) = (None, None);
+                (self.recovery.majority.frozen, self.recovery.majority.abandoned) = (None, None);
                 self.clients_thaw();
                 self.record(now, EventName::Thawed, About::default(), "a majority of the view answers again".into());
             }
@@ -609,8 +609,8 @@ impl Node {
         let text =
             format!("{reachable} members answer, {needed} are needed to decide anything; no answer from {}", names.join(", "));
         self.record(now, EventName::Frozen, About::default(), text);
-        self.recovery.frozen.get_or_insert(now);
-        self.recovery.unreachable = unreachable.iter().cloned().collect();
+        self.recovery.majority.frozen.get_or_insert(now);
+        self.recovery.majority.unreachable = unreachable.iter().cloned().collect();
         for node in unreachable {
             self.handle_node_lost(now, node, "it does not answer, and this side of the cluster has no majority to go on");
         }

@@ -1,5 +1,6 @@
 //! The next home of a job whose home is lost, and messages about a job's next epoch that come before it can begin here.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use radic_wire::event::EventName;
@@ -13,10 +14,31 @@ use super::events::About;
 use super::home::Home;
 use super::host::Host;
 
+/// What is known of next homes, and of next epochs.
+#[derive(Debug, Default)]
+pub(super) struct NextHomes {
+    /// Messages about the next epoch of a job, with their senders. They are handled as soon as the processes of the epoch before
+    /// have ended here.
+    pub(super) postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
+    /// Jobs whose home is lost, until the next one has said that it is there.
+    pub(super) homeless: BTreeSet<JobId>,
+    /// The nodes that have announced themselves as the home of a job before this node has heard that the home before is lost.
+    pub(super) announced: BTreeMap<JobId, NodeId>,
+}
+
+impl NextHomes {
+    /// The job is over. Returns the node that has announced itself as its next home, if one has.
+    pub(super) fn forget(&mut self, job: JobId) -> Option<NodeId> {
+        self.postponed.remove(&job);
+        self.homeless.remove(&job);
+        self.announced.remove(&job)
+    }
+}
+
 impl Node {
     /// Keeps a message for later: it is handled when the host of the job, which is of an earlier epoch, is gone.
     pub(super) fn postpone(&mut self, job: JobId, from: &NodeId, message: PeerMessage) {
-        let postponed = self.recovery.postponed.entry(job).or_default();
+        let postponed = self.recovery.next_homes.postponed.entry(job).or_default();
         if postponed.len() < limits::RANKS as usize {
             postponed.push((from.clone(), message));
         }
@@ -25,7 +47,7 @@ impl Node {
     /// The host of a job is gone, and what was said of the next epoch is handled now. If the home that launched that epoch is
     /// lost, the next home has to hear that nothing of it is here, because there is no host that would say so.
     pub(super) fn handle_postponed(&mut self, now: Duration, job: JobId, home: &NodeId) {
-        let Some(postponed) = self.recovery.postponed.remove(&job) else { return };
+        let Some(postponed) = self.recovery.next_homes.postponed.remove(&job) else { return };
         let launched = postponed.iter().filter(|(_, message)| matches!(message, PeerMessage::ToHost(..)));
         let epoch = launched.filter_map(|(_, message)| epoch_in(message)).max();
         for (from, message) in postponed {
@@ -42,7 +64,7 @@ impl Node {
         let host = self.hosts.get(&job).map(Host::epoch);
         let ward = self.recovery.wards.get(&job).map(|wards| wards.ward.epoch);
         let postponed =
-            self.recovery.postponed.get(&job).into_iter().flatten().filter_map(|(_, message)| epoch_in(message)).max();
+            self.recovery.next_homes.postponed.get(&job).into_iter().flatten().filter_map(|(_, message)| epoch_in(message)).max();
         host.max(ward).max(postponed)
     }
 
@@ -82,7 +104,7 @@ impl Node {
     /// Asks the next home of each job without one to take the job. Every node that has anything of the job asks, because the
     /// protector of rank 0 may be lost with the home.
     pub(super) fn seek_next_homes(&mut self, now: Duration) {
-        for job in self.recovery.homeless.clone() {
+        for job in self.recovery.next_homes.homeless.clone() {
             let wards = self.recovery.wards.get(&job);
             let host = || self.hosts.get(&job).map(|host| (host.spec(), host.placement()));
             let ward = wards.map(|wards| (&wards.ward.spec, &wards.ward.placement));
@@ -124,13 +146,13 @@ impl Node {
         let of_wards = || self.recovery.wards.get(&job).map(|wards| wards.ward.placement.home() == from);
         match of_host.or_else(of_wards) {
             Some(true) => {
-                self.recovery.homeless.remove(&job);
-                self.recovery.announced.retain(|of, next| (*of, &*next) != (job, from));
+                self.recovery.next_homes.homeless.remove(&job);
+                self.recovery.next_homes.announced.retain(|of, next| (*of, &*next) != (job, from));
             }
             // If the home before says now that the job is over, the new one has to hear so: it would wait for reports of what was
             // forgotten.
-            Some(false) if self.recovery.announced.len() < limits::JOBS => {
-                _ = self.recovery.announced.insert(job, from.clone());
+            Some(false) if self.recovery.next_homes.announced.len() < limits::JOBS => {
+                _ = self.recovery.next_homes.announced.insert(job, from.clone());
             }
             _ => {}
         }

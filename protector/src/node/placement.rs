@@ -52,7 +52,7 @@ pub fn place(spec: &JobSpec, view: &View) -> Result<Placement, PlacementError> {
     Ok(placement)
 }
 
-/// Where the ranks of `lost` go on, which is no member of `view` any more and whose protector was `protector` (docs/design.md:
+/// Where the ranks of `lost` go on, which is no member of `view` any more and had `protector` for its protector (docs/design.md:
 /// placement). This is a pure function, so that every node that has something of the job computes the same placement without a
 /// message. None if there is no node to go on.
 ///

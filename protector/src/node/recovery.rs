@@ -7,23 +7,24 @@
 //! ([`Node::reprotect`]), the present one is asked first to let the process go. So no process is ever restarted from a log that
 //! lacks some of what it did (G1).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use radic_wire::determinant::StreamId;
 use radic_wire::event::EventName;
-use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId};
-use radic_wire::job::Outcome;
+use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
-use radic_wire::process::{FromNode, Point, Restart, StreamEnd};
+use radic_wire::process::{FromNode, Point, Restart};
 
 use super::calls::Purpose;
-use super::endings::Ends;
+use super::endings::Endings;
 use super::events::About;
+use super::here::Here;
 use super::host::Host;
+use super::majority::Majority;
+use super::next_home::NextHomes;
 use super::observers::ObserverId;
 use super::stores::StoreOrder;
 use super::wards::{Protected, Wards};
@@ -40,48 +41,15 @@ const RELEASE: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
     pub(super) wards: BTreeMap<JobId, Wards>,
-    /// Where processes of this node are dialed.
-    pub(super) doors: BTreeMap<ProcessId, (Incarnation, SocketAddr)>,
+    /// Processes of this node.
+    pub(super) here: BTreeMap<ProcessId, Here>,
     /// The newest incarnations of processes that were brought back anywhere.
     pub(super) restarted: BTreeMap<ProcessId, Incarnation>,
-    /// The orders to bring processes back here, until the processes are there.
-    pub(super) orders: BTreeMap<ProcessId, RestartOrder>,
-    /// For a process of this node: the node that has its log. Set by a crash or an order to bring the process back, until the
-    /// process has caught up and its log is with this node's protector.
-    pub(super) holders: BTreeMap<ProcessId, NodeId>,
-    /// The incarnations of processes that were brought back here.
-    pub(super) lives: BTreeMap<ProcessId, Incarnation>,
-    /// Outgoing streams that processes of this node have ended: where they end, and whether the process has closed the
-    /// connection.
-    pub(super) finals: BTreeMap<ProcessId, BTreeMap<StreamId, StreamEnd>>,
-    /// For processes of this node that were first launched elsewhere: the address there.
-    pub(super) origins: BTreeMap<ProcessId, IpAddr>,
-    /// Processes that wait for their first checkpoint at a new protector, each with the number of the request that asked for it.
-    /// An answer to an earlier request is about an image at the protector before.
-    pub(super) degraded: BTreeMap<ProcessId, u64>,
-    /// Messages about the next epoch of a job, with their senders. They are handled as soon as the processes of the epoch before
-    /// have ended here.
-    pub(super) postponed: BTreeMap<JobId, Vec<(NodeId, PeerMessage)>>,
-    /// Jobs whose home is lost, until the next one has said that it is there.
-    pub(super) homeless: BTreeSet<JobId>,
-    /// The nodes that have announced themselves as the home of a job before this node has heard that the home before is lost.
-    pub(super) announced: BTreeMap<JobId, NodeId>,
-    /// Jobs that are over, and how they have ended, if their homes have said so.
-    pub(super) ended: VecDeque<(JobId, Option<Outcome>)>,
-    /// How ranks of a job have ended here, after the host of the job is gone and until its home says that the job is over: that
-    /// home may be lost before.
-    pub(super) ends: BTreeMap<JobId, (Epoch, Ends)>,
-    /// Jobs whose host here was ended for a restart, with the epoch that ended, until the next epoch is launched here: the home
-    /// may be lost before.
-    pub(super) anew: BTreeMap<JobId, Epoch>,
+    pub(super) next_homes: NextHomes,
+    pub(super) endings: Endings,
     /// The latest members that were lost: the view with each of them, and the one without it.
     pub(super) losses: VecDeque<(Arc<View>, Arc<View>, Member)>,
-    /// Since when this side has no majority.
-    pub(super) frozen: Option<Duration>,
-    /// The members that did not answer when the majority was lost.
-    pub(super) unreachable: BTreeSet<NodeId>,
-    /// When the hosts of this node give up waiting for their homes to end them, on a side without a majority.
-    pub(super) abandoned: Option<Duration>,
+    pub(super) majority: Majority,
 }
 
 impl Node {
@@ -208,7 +176,7 @@ impl Node {
         let is_ended_by = |host: &Host| host.epoch() > life.epoch || host.is_superseded() && host.epoch() == life.epoch;
         life < self.life_of(process)
             || self.hosts.get(&process.job).is_some_and(is_ended_by)
-            || self.recovery.anew.get(&process.job).is_some_and(|ended| *ended >= life.epoch)
+            || self.recovery.endings.anew.get(&process.job).is_some_and(|ended| *ended >= life.epoch)
     }
 
     /// A protector orders this node to bring a process back.
@@ -240,12 +208,10 @@ impl Node {
         self.forget_anew(job);
         self.observers.processes.remove(&process);
         self.registry.come_back(process);
-        self.recovery.doors.remove(&process);
-        self.recovery.origins.insert(process, order.origin);
-        self.recovery.holders.insert(process, from.clone());
-        self.recovery.lives.insert(process, order.incarnation);
-        self.recovery.degraded.insert(process, u64::MAX);
-        self.recovery.orders.insert(process, order);
+        let here = self.recovery.here.entry(process).or_default();
+        (here.door, here.origin, here.holder) = (None, Some(order.origin), Some(from.clone()));
+        (here.incarnation, here.degraded) = (Some(order.incarnation), Some(u64::MAX));
+        here.order = Some(Box::new(order));
         self.with_host(now, job, |_| ());
     }
 
@@ -253,14 +219,16 @@ impl Node {
     /// because another node is about to begin the next one.
     pub(super) fn has_or_refuses(&mut self, process: ProcessId, life: Incarnation) -> bool {
         let ProcessId { job, rank } = process;
-        let has_ended_here = self.recovery.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
+        let has_ended_here =
+            self.recovery.endings.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
         // A host of an earlier epoch does not count, because it is about to end. A message that waits for that end may bring the
         // process back.
         let host = self.hosts.get(&job).filter(|host| host.epoch() == life.epoch);
         let is_here = host.is_some_and(|host| host.ranks().any(|here| here == rank));
         let comes =
             |(_, message): &(NodeId, PeerMessage)| matches!(message, PeerMessage::Restart(order) if order.process == process);
-        let is_here = is_here || self.recovery.postponed.get(&job).is_some_and(|postponed| postponed.iter().any(comes));
+        let is_here =
+            is_here || self.recovery.next_homes.postponed.get(&job).is_some_and(|postponed| postponed.iter().any(comes));
         if is_here || has_ended_here || self.has_ended(job) {
             return true;
         }
@@ -295,7 +263,7 @@ impl Node {
     /// A restored process is there.
     pub(super) fn handle_restored(&mut self, now: Duration, observer: ObserverId, process: ProcessId, point: Point) {
         // Fulfilled or refused, the order is used up: another one would be for another incarnation.
-        let Some(order) = self.recovery.orders.remove(&process) else {
+        let Some(order) = self.recovery.here.get_mut(&process).and_then(|here| here.order.take()) else {
             return self.refuse(observer, format!("no protector has ordered rank {} to come back here", process.rank));
         };
         if point.cut != order.cut {
@@ -307,7 +275,7 @@ impl Node {
             return self.give_up_image(now, observer, process);
         }
         // Where its incarnation before had ended streams does not hold any more: this one says it itself.
-        self.recovery.finals.remove(&process);
+        self.recovery.here.entry(process).or_default().finals.clear();
         let Some(host) = self.hosts.get(&process.job) else { return };
         let restart = Restart {
             incarnation: order.incarnation,
@@ -364,8 +332,9 @@ impl Node {
 
     /// Gives a process to the protector of its node, if its log is elsewhere, and asks for a checkpoint there.
     pub(super) fn reprotect(&mut self, now: Duration, process: ProcessId) {
-        let Some(holder) = self.recovery.holders.get(&process).cloned() else { return };
-        self.recovery.degraded.insert(process, u64::MAX);
+        let Some(here) = self.recovery.here.get_mut(&process) else { return };
+        let Some(holder) = here.holder.clone() else { return };
+        here.degraded = Some(u64::MAX);
         if holder == self.protector().id {
             self.leave_holder(process);
             return self.degrade(now, process);
@@ -377,7 +346,7 @@ impl Node {
     /// The node that had the log of a process has let it go, or is gone, or did not answer.
     pub(super) fn finish_release(&mut self, now: Duration, process: ProcessId, holder: &NodeId, released: bool) {
         let ProcessId { job, rank } = process;
-        if self.recovery.holders.get(&process) != Some(holder) {
+        if self.here(process).and_then(|here| here.holder.as_ref()) != Some(holder) {
             return;
         }
         if !released && self.is_member(holder) {
@@ -403,6 +372,6 @@ impl Node {
     /// Whether the loss of a process would cost more than it should: it is being brought back, or has no checkpoint at its
     /// protector yet.
     pub(super) fn is_degraded(&self, process: ProcessId) -> bool {
-        self.recovery.degraded.contains_key(&process)
+        self.here(process).is_some_and(|here| here.degraded.is_some())
     }
 }

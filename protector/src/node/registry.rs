@@ -259,7 +259,7 @@ impl Callers {
 /// address that means all.
 fn names_of(to: SocketAddr, mine: bool) -> impl Iterator<Item = SocketAddr> {
     let to = canonical(to);
-    // The unspecified address of the same family. An observer whose listener on all IPv6 addresses also takes IPv4 names both.
+    // The unspecified address of the same family. An observer with an IPv6 listener that also takes IPv4 names both.
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     std::iter::once(to).chain(mine.then_some(SocketAddr::new(any, to.port())))
 }

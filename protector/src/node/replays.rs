@@ -20,7 +20,7 @@ const LEAST: Duration = Duration::from_secs(60);
 /// A process has this many times as long as its program takes from one checkpoint to the next: as a rule, no pause that it must
 /// go through again was longer.
 const INTERVALS: u32 = 3;
-/// A process that computes, or whose log is over, has this many times the limit.
+/// A process that computes, or is at the end of its log, has this many times the limit.
 const PATIENCE: u32 = 10;
 /// Looks within a limit.
 const LOOKS: u32 = 8;

@@ -36,7 +36,7 @@ use crate::membership::ring::watcher_of;
 /// Time that a node has to answer the stand-in's questions, or its protector's. Then it is asked again.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What becomes of a process for whose protector this node stands in, when there is a new view.
+/// What becomes of a process with a protector that this node stands in for, when there is a new view.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     /// Nothing changes.
@@ -49,7 +49,7 @@ enum Fate {
     Asks,
 }
 
-/// Decides what becomes of a process on `host` for whose protector `me` stands in. Pure: `old` and `new` are views that `me` has
+/// Decides what becomes of a process on `host` if `me` stands in for its protector. Pure: `old` and `new` are views that `me` has
 /// had one after the other.
 fn fate(me: &NodeId, old: &View, new: &View, protector: &NodeId, host: &NodeId) -> Fate {
     let is_next_of = |view: &View, node: &NodeId| watcher_of(view, node).is_some_and(|next| next.id == *me);
@@ -184,7 +184,7 @@ impl Node {
         } // Otherwise the node that wants it asks again.
     }
 
-    /// The cluster has another view: reviews each process for whose protector this node stands in.
+    /// The cluster has another view: reviews each process with a protector that this node stands in for.
     pub(super) fn review_standing(&mut self, now: Duration, old: &View, new: &View) {
         let me = self.me().clone();
         let stands = |(job, rank, p): (&JobId, &Rank, &Protected)| {
@@ -258,7 +258,7 @@ impl Node {
         self.gather_from(now, purpose, &Query::Hosts(process, life), vec![host], ANSWER);
     }
 
-    /// The answer of the host of a process whose protector is lost: it has the process and this protector, or it does not have
+    /// The answer of the host of a process without its protector: it has the process and this protector, or it does not have
     /// it. None if it has not answered.
     pub(super) fn finish_hosts(
         &mut self,

@@ -129,7 +129,7 @@ impl Node {
         }
     }
 
-    /// Tells the protector of this node's processes about these ranks, except those whose log another node still has.
+    /// Tells the protector of this node's processes about these ranks, except those with a log that another node still has.
     pub(super) fn protect_ranks(&mut self, job: JobId, ranks: Vec<Rank>) {
         let Some(host) = self.hosts.get(&job) else { return };
         let ward = Box::new(host.ward());

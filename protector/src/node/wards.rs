@@ -8,12 +8,11 @@ use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::job::Outcome;
 use radic_wire::peer::{Left, ToHome, Ward};
 
-use super::endings::ENDED;
 use super::recovery::Recovery;
 use super::stores::StoreOrder;
 use super::{Node, Output};
 
-/// A process that this node protects, or for whose protector it stands in.
+/// A process that this node protects, or would protect in place of its protector.
 #[derive(Debug)]
 pub(super) struct Protected {
     pub(super) host: NodeId,
@@ -64,8 +63,8 @@ impl Wards {
 }
 
 impl Node {
-    /// A host asks this node to protect these ranks. Returns those of which this node has held a copy so far and whose protector
-    /// is lost: that protector has acknowledged nothing that is not here.
+    /// A host asks this node to protect these ranks. Returns those of which this node has held a copy so far and that have lost
+    /// their protector: that protector has acknowledged nothing that is not here.
     pub(super) fn handle_protect(
         &mut self,
         now: Duration,
@@ -131,21 +130,11 @@ impl Node {
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.forget_lives(job);
-        let Recovery { wards, restarted, postponed, homeless, announced, ended, ends, anew, .. } = &mut self.recovery;
-        let next = announced.remove(&job);
-        ends.remove(&job);
-        anew.remove(&job);
-        postponed.remove(&job);
-        homeless.remove(&job);
+        let Recovery { wards, restarted, next_homes, endings, .. } = &mut self.recovery;
+        let next = next_homes.forget(job);
+        endings.remember(job, outcome);
         wards.remove(&job);
         restarted.retain(|process, _| process.job != job);
-        match ended.iter_mut().find(|(of, _)| *of == job) {
-            Some((_, known)) => *known = known.take().or(outcome),
-            None => ended.push_back((job, outcome)),
-        }
-        if ended.len() > ENDED {
-            ended.pop_front();
-        }
         if let Some(home) = next {
             self.tell_removed(&home, job);
         }

@@ -95,7 +95,7 @@ impl Node {
         if was_home {
             let text = format!("its home, {}, is lost; {} is the next", lost.name, placement.home().name);
             self.record(now, EventName::Place, About::job(job), text);
-            self.recovery.homeless.insert(job);
+            self.recovery.next_homes.homeless.insert(job);
         }
     }
 
@@ -115,8 +115,8 @@ impl Node {
         // new home would wait for that.
         let counts = |p: &&Protected| p.protector.is_none() || p.left.is_none() || !self.is_member(&p.host);
         let ward = || self.recovery.wards.get(&process.job)?.ranks.get(&process.rank).filter(counts);
-        match (self.recovery.doors.get(&process), here) {
-            (Some((incarnation, door)), Some(_)) => Some(Place::Here { incarnation: *incarnation, door: *door }),
+        match (self.here(process).and_then(|here| here.door), here) {
+            (Some((incarnation, door)), Some(_)) => Some(Place::Here { incarnation, door }),
             (None, Some(host)) if host.ranks().any(|rank| rank == process.rank) => {
                 Some(if host.has_left(process.rank) { Place::Left } else { Place::Away })
             }

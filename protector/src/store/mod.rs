@@ -38,7 +38,7 @@ use self::process::{Kept, Process};
 use self::role::Elsewhere;
 pub use self::types::{Config, File, NoRestart, Notice, Output, Place, Restart, Speaker, StoreError, Usage, Write};
 
-/// Superseded images that are remembered of a process whose logs are kept.
+/// Superseded images that are remembered of a process that keeps its logs.
 const KEPT_IMAGES: usize = 1 << 16;
 /// Notices that wait to be fetched. The oldest one is dropped.
 const NOTICES: usize = 1_024;

@@ -7,7 +7,8 @@ use super::Store;
 use super::process::Process;
 use super::types::{File, Write};
 
-/// Bytes of logs and images in memory, of all processes together. Each has its share: with many, less than [`Config::memory`].
+/// Bytes of logs and images in memory, of all processes together. Each has its share: with many, less than
+/// [`Config::memory`](super::Config::memory).
 const MEMORY: usize = 1 << 30;
 /// Least share of it.
 const LEAST_MEMORY: usize = 64 << 10;
@@ -58,9 +59,9 @@ impl Store {
         }
     }
 
-    /// The next bytes for a file, at most `most`: those of images; everything with [`Config::durable`]; what is over the bound on
-    /// memory; what is to be kept and will be forgotten here. Each byte is given once: the driver tries until it is written,
-    /// unless its file is deleted or truncated meanwhile.
+    /// The next bytes for a file, at most `most`: those of images; everything with [`Config::durable`](super::Config::durable);
+    /// what is over the bound on memory; what is to be kept and will be forgotten here. Each byte is given once: the driver tries
+    /// until it is written, unless its file is deleted or truncated meanwhile.
     pub fn poll_write(&mut self, most: usize) -> Option<Write> {
         if let Some(write) = self.saved.pop_front() {
             return Some(write);

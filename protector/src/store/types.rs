@@ -39,7 +39,7 @@ pub enum File {
 }
 
 impl File {
-    /// The process whose file it is.
+    /// The process that the file belongs to.
     pub fn process(&self) -> ProcessId {
         let (File::Journal(process) | File::Stream(process, _) | File::Image(process, _)) = self;
         *process
@@ -60,15 +60,15 @@ pub struct Write {
 /// Something for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send this message ([`FromProtector`]) to the observer.
+    /// Send this message ([`FromProtector`](radic_wire::log::FromProtector)) to the observer.
     Send(Speaker, Vec<u8>),
-    /// Send this message ([`ToProtector`]) to the replica.
+    /// Send this message ([`ToProtector`](radic_wire::log::ToProtector)) to the replica.
     Forward(ProcessId, Vec<u8>),
-    /// Verify this image (checksums, MAC), then tell [`Store::handle_verified`].
+    /// Verify this image (checksums, MAC), then tell [`Store::handle_verified`](super::Store::handle_verified).
     Verify(ProcessId, u64),
     /// Read so many bytes from the file and send them to the observer, as journal or payload.
     Read(Speaker, File, u64, usize),
-    /// Ask the receiver's protector for [`Store::stable_of`] and send the answer to the observer.
+    /// Ask the receiver's protector for [`Store::stable_of`](super::Store::stable_of) and send the answer to the observer.
     AskStable(Speaker, StreamId),
     /// Tell the peer of this process at the connection. True: no image of this process has the connection any more.
     Forget(Speaker, ConnectionId, bool),

@@ -309,3 +309,48 @@ impl Relay {
         assert!(!self.under_way.is_empty() || under_way == (0, 0), "{under_way:?} bytes are under way, and no piece");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(offset: u64, text: &str) -> Piece {
+        Piece::new(Rank(1), OutputStream::Stdout, offset, ByteBuf::from(text))
+    }
+
+    #[test]
+    fn what_came_before_is_not_shown_again_and_a_gap_is_told() {
+        let mut relay = Relay::default();
+        assert_eq!(relay.handle_output(piece(3, "abc")), Came::New, "a new home takes what comes first for the beginning");
+        assert_eq!(relay.handle_output(piece(4, "bc")), Came::Before { taken: 0 });
+        assert_eq!(relay.handle_output(piece(5, "cde")), Came::New);
+        assert_eq!(relay.handle_output(piece(9, "f")), Came::Gap(1));
+        let texts = relay.unprinted().map(|shown| match shown {
+            ToSession::Output { offset, data, .. } => (offset, String::from_utf8(data.into_vec()).unwrap()),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(texts.collect::<Vec<_>>(), [(3, "abc".to_owned()), (6, "de".to_owned())]);
+        relay.check_invariants();
+    }
+
+    #[test]
+    fn a_host_keeps_what_no_terminal_has_printed() {
+        let mut relay = Relay::default();
+        assert_eq!(relay.handle_output(piece(0, "ab")), Came::New);
+        relay.keep(true);
+        assert!(relay.poll_effect().is_none() && relay.kept().next().is_none(), "its host has it");
+        relay.keep(false);
+        assert!(matches!(relay.poll_effect(), Some(Effect::Taken(Rank(1), OutputStream::Stdout, 2))));
+        assert_eq!(relay.kept().collect::<Vec<_>>(), [(Rank(1), OutputStream::Stdout, 0..2)]);
+        relay.check_invariants();
+    }
+
+    #[test]
+    #[should_panic(expected = "effects were not carried out")]
+    fn an_effect_that_is_left_is_noticed() {
+        let mut relay = Relay::default();
+        assert_eq!(relay.handle_output(piece(0, "ab")), Came::New);
+        relay.keep(false);
+        relay.check_invariants();
+    }
+}

@@ -82,22 +82,23 @@ pub enum NameRequest {
 pub enum HostOutput {
     /// Tell the job's home.
     ToHome(FromHost),
-    /// Start a process; the answer is [`Host::handle_spawned`]. Signals and standard input that come before the process is there
-    /// are to reach it then.
+    /// Start a process; the answer is [`Host::handle_spawned`](super::Host::handle_spawned). Signals and standard input that come
+    /// before the process is there are to reach it then.
     Spawn(Rank, SpawnOrder),
-    /// Bring a process back. The first answer is [`Input::Fetched`](super::Input::Fetched): the images are here and verified, or
-    /// why not, and then nothing follows. The second answer is the same as to a start. A later order for the same process
-    /// replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an order
-    /// up.
+    /// Bring a process back. The first answer is [`Input::Fetched`](super::super::Input::Fetched): the images are here and
+    /// verified, or why not, and then nothing follows. The second answer is the same as to a start. A later order for the same
+    /// process replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an
+    /// order up.
     Restore(Rank, RestoreOrder),
-    /// Write to rank 0's standard input (empty: close it); the answer is [`Host::handle_stdin_taken`].
+    /// Write to rank 0's standard input (empty: close it); the answer is
+    /// [`Host::handle_stdin_taken`](super::Host::handle_stdin_taken).
     Stdin {
         /// Repeated in the answer.
         number: u64,
         /// The bytes.
         data: ByteBuf,
     },
-    /// Read the next piece of a rank's output; the answer is [`Host::handle_output`].
+    /// Read the next piece of a rank's output; the answer is [`Host::handle_output`](super::Host::handle_output).
     Read(Rank, OutputStream),
     /// Give up a stream of a rank that has ended.
     Close(Rank, OutputStream),
@@ -105,14 +106,14 @@ pub enum HostOutput {
     Pmi(Rank, Vec<u8>),
     /// Send a signal to a rank's process group.
     Signal(Rank, i32),
-    /// Answer a request about names by [`Host::handle_name`].
+    /// Answer a request about names by [`Host::handle_name`](super::Host::handle_name).
     Name(Rank, NameRequest),
     /// Something to record in the event log.
     Warning(Rank, String),
     /// A protected rank has crashed and all that it had written was read: it is to be brought back.
     Lost(Rank, i32),
     /// A rank died at every attempt to bring it back, before it was live. The signal is set if the same signal had ended the rank
-    /// while it was live. The answer is [`Host::handle_not_restored`].
+    /// while it was live. The answer is [`Host::handle_not_restored`](super::Host::handle_not_restored).
     Unrestorable(Rank, String, Option<i32>),
     /// A rank has ended by itself, and its home has all that it printed: its protector is to know.
     Left(Rank),

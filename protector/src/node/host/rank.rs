@@ -345,3 +345,98 @@ impl LocalRank {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::ids::Rank;
+
+    use super::*;
+
+    fn session() -> Session {
+        Session::new(Rank(0), 1, "space".to_owned())
+    }
+
+    /// A rank that was brought back, said where it stands, and runs as process 7.
+    fn back(before: Option<LocalRank>) -> LocalRank {
+        let mut rank = LocalRank::returning(session(), 0, before);
+        rank.handle_pid(7);
+        assert!(rank.is_returning() && rank.pid() == Some(7));
+        rank.handle_returned();
+        assert!(matches!(rank.phase, Phase::Running { pid: 7 }));
+        rank
+    }
+
+    fn ends_by(rank: &mut LocalRank, second: u64, signal: i32) -> bool {
+        let now = Duration::from_secs(second);
+        rank.exit_with(ExitStatus::Signal(signal), now);
+        let goes_on = rank.handle_ended_by(now, signal);
+        rank.check_invariants();
+        goes_on
+    }
+
+    #[test]
+    fn a_rank_needs_its_old_log_until_it_has_read_it_and_is_live() {
+        let mut rank = back(None);
+        assert!(rank.needs_log() && rank.is_catching_up());
+        rank.handle_live();
+        assert!(rank.needs_log() && !rank.is_catching_up());
+        rank.handle_log_read();
+        assert!(!rank.needs_log());
+        let mut other_program = back(None);
+        other_program.handle_log_read();
+        assert!(!other_program.needs_log() && other_program.is_catching_up());
+        other_program.handle_live();
+        assert_eq!(other_program.old_log, OldLog::Done);
+    }
+
+    #[test]
+    fn a_rank_that_dies_before_it_is_live_is_given_up_in_the_end() {
+        let mut rank = back(None);
+        for attempt in 1..RESTORES {
+            assert!(ends_by(&mut rank, 1, libc::SIGSEGV), "attempt {attempt}");
+            assert!(rank.is_to_be_brought_back());
+            rank = back(Some(rank));
+        }
+        assert!(!ends_by(&mut rank, 1, libc::SIGSEGV));
+        assert!(rank.is_hopeless() && !rank.is_to_be_brought_back() && rank.pid().is_none() && rank.last_pid() == Some(7));
+    }
+
+    #[test]
+    fn a_rank_that_crashes_too_often_is_left_alone_but_not_one_that_is_killed_as_asked() {
+        let mut rank = back(None);
+        for second in 1..=2 * CRASHES as u64 {
+            rank.handle_live();
+            rank.verdict = Verdict::KilledAsAsked;
+            assert!(ends_by(&mut rank, second, libc::SIGKILL) && rank.is_to_be_brought_back());
+            rank = back(Some(rank));
+        }
+        for second in 1..=CRASHES as u64 {
+            rank.handle_live();
+            assert!(ends_by(&mut rank, second, libc::SIGABRT) && rank.is_to_be_brought_back());
+            rank = back(Some(rank));
+        }
+        rank.handle_live();
+        assert!(ends_by(&mut rank, 5, libc::SIGABRT) && !rank.is_to_be_brought_back(), "its end is that of the program");
+        assert_eq!((rank.last_crash(libc::SIGABRT), rank.last_crash(libc::SIGSEGV)), (Some(libc::SIGABRT), None));
+    }
+
+    #[test]
+    fn a_process_that_is_there_all_the_same_is_killed_and_stays_dead() {
+        let mut rank = back(None);
+        assert!(rank.handle_not_restored(Duration::ZERO), "there is one");
+        rank.check_invariants();
+        assert!(rank.is_killed_for_good() && rank.pid() == Some(7));
+        let mut none = LocalRank::returning(session(), 0, None);
+        assert!(!none.handle_not_restored(Duration::ZERO), "there is none");
+        none.check_invariants();
+        assert!(none.has_exited() && none.is_hopeless() && !none.is_killed_for_good());
+    }
+
+    #[test]
+    #[should_panic(expected = "it cannot be brought back, and runs")]
+    fn a_contradiction_is_noticed() {
+        let mut rank = back(None);
+        rank.verdict = Verdict::Hopeless { killed: false };
+        rank.check_invariants();
+    }
+}

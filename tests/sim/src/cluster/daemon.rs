@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use radic_protector::link::{LinkReceiver, LinkSender};
 use radic_protector::membership::Peer;
-use radic_protector::node::host::{HostOutput, RestoreOrder};
+use radic_protector::node::host::HostOutput;
 use radic_protector::node::{Input, Node, Output};
 use radic_wire::codec;
 use radic_wire::ids::{JobId, NodeId, ProcessId};
 use radic_wire::job::OutputStream;
 use radic_wire::limits;
-use radic_wire::login::Channel;
 use radic_wire::membership::{Member, MembershipMessage};
 use radic_wire::peer::{Hello, LinkFrame, PeerMessage, Purpose, Welcome};
 
+use super::images::Fetch;
 use super::net::{ConnId, Owner, Packet, Word};
 use super::world::{Event, World};
 
@@ -25,8 +25,6 @@ const PROBE_AGAIN: Duration = Duration::from_millis(20);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 const PATIENCE: Duration = Duration::from_secs(90);
 const LAST_WORD: Duration = Duration::from_secs(2);
-/// Time for an image to come: `SILENCE` of `logs/fetch.rs`.
-const FETCH: Duration = Duration::from_secs(30);
 
 /// What a connection of a daemon is for.
 #[derive(Debug, Clone)]
@@ -78,15 +76,6 @@ pub struct Peers {
     beat: Option<(Peer, u64, Option<ConnId>)>,
     /// Images under way, by process.
     pub fetches: BTreeMap<ProcessId, Fetch>,
-}
-
-/// A process on its way back.
-#[derive(Debug)]
-pub struct Fetch {
-    job: JobId,
-    order: RestoreOrder,
-    conn: ConnId,
-    given_up: bool,
 }
 
 impl World {
@@ -176,7 +165,8 @@ impl World {
         Owner::Daemon(at, self.machines[at].boot)
     }
 
-    fn peers(&mut self, at: usize) -> &mut Peers {
+    /// What the daemon of a machine has.
+    pub fn peers(&mut self, at: usize) -> &mut Peers {
         &mut self.machines[at].peers
     }
 
@@ -187,7 +177,8 @@ impl World {
         conn
     }
 
-    fn daemon_later(&mut self, at: usize, after: Duration, timer: Timer) {
+    /// Something is due later, unless the machine has been switched off by then.
+    pub fn daemon_later(&mut self, at: usize, after: Duration, timer: Timer) {
         let boot = self.machines[at].boot;
         self.schedule(self.now + after, Event::Daemon(at, boot, timer));
     }
@@ -490,48 +481,6 @@ impl World {
         if let Some(pid) = self.machines[at].ranks.get(&process).copied() {
             self.end_process(pid, radic_wire::job::ExitStatus::Signal(signal));
         }
-    }
-
-    /// The images of a process are fetched, one after the other; here a whole one is all there is.
-    fn begin_fetch(&mut self, at: usize, job: JobId, order: RestoreOrder) {
-        let process = order.process;
-        let owner = Owner::Fetcher(at, self.machines[at].boot, process);
-        let conn = self.connect(owner, at, order.log);
-        self.peers(at).fetches.insert(process, Fetch { job, order, conn, given_up: false });
-        self.daemon_later(at, FETCH, Timer::Fetch(conn));
-    }
-
-    /// Something came for who fetches.
-    pub fn fetch_arrive(&mut self, at: usize, conn: ConnId, process: ProcessId, packet: Packet) {
-        let Some(order) = self.peers(at).fetches.get(&process).filter(|f| f.conn == conn).map(|f| f.order.clone()) else {
-            return;
-        };
-        let speaker = radic_protector::store::Speaker { process, incarnation: order.incarnation };
-        match packet {
-            Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Fetch))),
-            Packet::Word(Word::Admitted) => {
-                let image = order.images.last().expect("an order names an image").0;
-                self.send(conn, 0, Packet::Word(Word::Wish(image)));
-            }
-            Packet::Word(Word::Content(bytes)) => self.fetched(at, conn, Ok(bytes)),
-            Packet::End | Packet::Reset => self.fetched(at, conn, Err("its connection broke".to_owned())),
-            packet => unreachable!("{packet:?} to who fetches"),
-        }
-    }
-
-    fn fetched(&mut self, at: usize, conn: ConnId, result: Result<Vec<u8>, String>) {
-        let peers = self.peers(at);
-        let Some(process) = peers.fetches.iter().find(|(_, fetch)| fetch.conn == conn).map(|(process, _)| *process) else {
-            return;
-        };
-        let Some(Fetch { order, .. }) = peers.fetches.remove(&process) else { return };
-        self.close(conn, 0);
-        let Ok(bytes) = &result else {
-            return self.input_soon(at, Input::Fetched(process, result.map(|_| ())));
-        };
-        let saved = self.saved_of(bytes).unwrap_or_else(|| panic!("G6: an image of {process} that is committed is none"));
-        self.input_soon(at, Input::Fetched(process, Ok(())));
-        self.restore(at, process, order.incarnation, saved);
     }
 
     /// The output of a rank that its host wants.

@@ -9,6 +9,7 @@
 //! | [`daemon`] | the node's driver: links, heartbeats, probes, launching, fetching images | `protector/src/daemon` |
 //! | [`logs`] | the store's driver, with a disk | `protector/src/logs` |
 //! | [`process`], [`links`] | the observer's driver, and the program | `preload/` |
+//! | [`images`] | what the engine makes of a process, and the way to the protector and back | `preload/src/image.rs`, `protector/src/logs/fetch.rs` |
 //! | [`check`] | what must hold at every step, and at the end | docs/design.md's guarantees |
 //!
 //! A violation is a panic, as an assertion of the state machines is: [`crate::seeds`] reports both with their seed.
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 pub mod check;
 pub mod daemon;
+pub mod images;
 pub mod links;
 pub mod logs;
 pub mod net;

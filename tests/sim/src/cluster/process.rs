@@ -10,19 +10,18 @@ use radic_observer::connection::Slot;
 use radic_observer::links::Links;
 use radic_observer::replay::Ask;
 use radic_observer::session::Session;
-use radic_observer::session::requests::Requests;
+use radic_observer::session::images::Images;
 use radic_observer::{Accept, Address, Context, Error, Observer, Ready, Receive, Send, Source, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
-use radic_protector::store::Speaker;
 use radic_wire::determinant::{Determinant, ReadyFd, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::log::{FromProtector, ToProtector};
-use radic_wire::login::Channel;
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use serde_bytes::ByteBuf;
 
+use super::images::Saved;
 use super::links::Sockets;
 use super::net::{ConnId, Owner, Packet, Word};
 use super::session::Conns;
@@ -62,15 +61,6 @@ pub struct Program {
     calls: u64,
 }
 
-/// What an image is: the process as it was.
-#[expect(missing_docs, reason = "observer and program")]
-#[derive(Debug, Clone)]
-pub struct Saved {
-    pub observer: Observer,
-    pub program: Program,
-    initialized: bool,
-}
-
 /// The library in a process.
 #[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
 pub struct Lib {
@@ -84,7 +74,7 @@ pub struct Lib {
     pub from_node: VecDeque<FromNode>,
     pub links: Links,
     pub sockets: Sockets,
-    pub requests: Requests,
+    pub images: Images,
     /// The connection of the image under way, and what is to be said there.
     pub image: Option<(ConnId, VecDeque<Packet>)>,
     pub due: bool,
@@ -337,7 +327,7 @@ impl World {
 
     fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
         let (rest, partial, conns, from_protector, from_node) = Default::default();
-        let (links, sockets, requests, image) = Default::default();
+        let (links, sockets, images, image) = Default::default();
         let (due, initialized, busy) = (false, false, Duration::ZERO);
         let lib = Lib {
             observer,
@@ -350,7 +340,7 @@ impl World {
             from_node,
             links,
             sockets,
-            requests,
+            images,
             image,
             due,
             initialized,
@@ -380,8 +370,7 @@ impl World {
                     self.close_forgotten(pid);
                 }
                 FromNode::Checkpoint { request } => {
-                    self.lib(pid).requests.handle_request(request);
-                    self.lib(pid).due = true;
+                    self.drive_images(pid, |images, _| images.handle_request(request));
                 }
                 message => self.handle_link_message(pid, &message),
             }
@@ -401,25 +390,6 @@ impl World {
             self.link_arrive(pid, conn, side, packet);
         }
         self.step_soon(pid);
-    }
-
-    fn arrive_for_image(&mut self, pid: u32, conn: ConnId, packet: &Packet) -> bool {
-        let id = self.processes[pid as usize].id;
-        let lib = self.lib(pid);
-        let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
-        let Some((_, left)) = lib.image.as_mut().filter(|(of, _)| *of == conn) else { return false };
-        match packet {
-            Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Image))),
-            Packet::Word(Word::Admitted) => {
-                let left = std::mem::take(left);
-                left.into_iter().for_each(|packet| self.send(conn, 0, packet));
-                // Its end says that it is whole.
-                self.send(conn, 0, Packet::End);
-            }
-            // The protector says on the journal's connection what became of it; if it is gone, that is noticed there.
-            _ => {}
-        }
-        true
     }
 
     // ---- its steps
@@ -547,42 +517,6 @@ impl World {
             self.tell_node(pid, ToNode::Over { connection });
         }
         self.close_forgotten(pid);
-    }
-
-    fn checkpoint(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        if lib.rest.is_some() || !lib.partial.is_empty() || !lib.is_log_up() {
-            return;
-        }
-        if !lib.requests.may_begin() {
-            lib.due = false;
-            return;
-        }
-        let (mut streams, mut ended) = (Vec::new(), Vec::new());
-        let (begin, image) = match lib.observer.checkpoint(&mut streams, &mut ended) {
-            Ok(Some(cut)) => (code(|out| cut.message(None).write(out)), cut.mark.image),
-            Ok(None) => return,
-            Err(error) => {
-                self.sure::<()>(pid, Err(error));
-                return;
-            }
-        };
-        self.counts.images += 1;
-        let (id, position) = (self.processes[pid as usize].id, self.lib(pid).observer.journal().end());
-        self.checks.handle_image(id, image, position);
-        let lib = self.lib(pid);
-        lib.due = false;
-        let saved = Saved { observer: lib.observer.clone(), program: lib.program.clone(), initialized: lib.initialized };
-        let (at, protector) = (self.processes[pid as usize].machine, self.lib(pid).protector());
-        let content = self.save(saved);
-        let chunks = content.chunks(16).enumerate().map(|(index, bytes)| {
-            let offset = index as u64 * 16;
-            code(|out| ToProtector::ImageChunk { image, offset, bytes }.write(out))
-        });
-        let left = std::iter::once(begin).chain(chunks).map(|bytes| Packet::Word(Word::Log(bytes))).collect();
-        let conn = self.connect(Owner::Process(pid), at, protector);
-        self.lib(pid).requests.handle_begun(image);
-        self.lib(pid).image = Some((conn, left));
     }
 
     // ---- calls of the program
@@ -902,27 +836,5 @@ impl World {
             None => return false,
         }
         true
-    }
-}
-
-/// Images by their place in [`World::saved`].
-impl World {
-    /// Keeps a process as it is now; the bytes of its image.
-    fn save(&mut self, saved: Saved) -> Vec<u8> {
-        self.saved.push(saved);
-        let number = self.saved.len() as u64 - 1;
-        let length = 24 + self.dice.below(60);
-        let mut content = number.to_le_bytes().to_vec();
-        content.extend(mix(number, length as u64).to_le_bytes());
-        content.resize(length, number as u8);
-        content
-    }
-
-    /// The process that an image is of, if it is whole.
-    pub fn saved_of(&self, bytes: &[u8]) -> Option<usize> {
-        let (number, sum) = (bytes.get(..8)?, bytes.get(8..16)?);
-        let number = u64::from_le_bytes(number.try_into().expect("eight bytes"));
-        let good = sum == mix(number, bytes.len() as u64).to_le_bytes() && (number as usize) < self.saved.len();
-        good.then_some(number as usize)
     }
 }

@@ -79,12 +79,10 @@ impl World {
         self.drop_conns(pid);
         let lib = self.lib(pid);
         lib.conns.used = Some(pair);
-        if lib.requests.handle_lost() {
-            lib.observer.handle_abandoned();
-        }
         if let Some((conn, _)) = lib.image.take() {
             self.close(conn, 0);
         }
+        self.drive_images(pid, |images, cx| images.handle_protector_lost(cx.observer));
         let hello = self.lib(pid).observer.hello();
         pair.into_iter().for_each(|conn| self.say(conn, &hello));
     }
@@ -155,22 +153,13 @@ impl World {
                 return;
             }
             match message {
-                FromProtector::Committed { image, .. } => self.image_done(pid, image, Ok(image)),
-                FromProtector::ImageRefused { image } => self.image_done(pid, image, Err("refused".to_owned())),
+                FromProtector::Committed { image, .. } => {
+                    self.drive_images(pid, |images, _| _ = images.handle_committed(image));
+                }
+                FromProtector::ImageRefused { image } => self.drive_images(pid, |images, _| images.handle_refused(image)),
+                FromProtector::WholeWanted => self.drive_images(pid, |images, _| images.handle_whole_wanted()),
                 _ => {}
             }
-        }
-    }
-
-    fn image_done(&mut self, pid: u32, image: u64, result: Result<u64, String>) {
-        let lib = self.lib(pid);
-        let done = lib.requests.handle_done(image, result);
-        lib.due |= done.again;
-        if done.was_under_way {
-            lib.image = None;
-        }
-        if let Some(answer) = done.answer {
-            self.tell_node(pid, answer);
         }
     }
 

@@ -24,10 +24,11 @@ use serde_bytes::ByteBuf;
 
 use super::check::{Checks, covers};
 use super::daemon::{Peers, Timer};
+use super::images::Saved;
 use super::logs::{Done, Logs};
 use super::net::{ConnId, Net, Owner, Packet, machine_of};
 use super::plan::{Fault, Plan, Told, When};
-use super::process::{Process, Saved};
+use super::process::Process;
 use crate::dice::Dice;
 
 /// Virtual time that a job may take, from its start: the longest waits of the protocol are of 60 s, and some follow each other.
@@ -231,6 +232,8 @@ pub struct Counts {
     pub images: u64,
     /// Images that were committed.
     pub commits: u64,
+    /// Increments that processes were brought back from, beside the whole image below them.
+    pub increments: u64,
     /// Processes that were brought back.
     pub restarts: u64,
     /// Images that did not restore: in the place of each the one before was taken.
@@ -256,9 +259,24 @@ pub struct Counts {
 impl Counts {
     /// Those of another seed, too.
     pub fn add(&mut self, other: &Counts) {
-        let Counts { events, images, commits, restarts, went_back, anew, links, delivered, again, faults, failed, .. } = *other;
+        let Counts {
+            events,
+            images,
+            commits,
+            increments,
+            restarts,
+            went_back,
+            anew,
+            links,
+            delivered,
+            again,
+            faults,
+            failed,
+            ..
+        } = *other;
         self.events += events;
         self.images += images;
+        self.increments += increments;
         self.commits += commits;
         self.restarts += restarts;
         self.went_back += went_back;

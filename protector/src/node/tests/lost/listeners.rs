@@ -185,7 +185,7 @@ fn a_process_that_has_not_listened_again_is_waited_for_and_found() {
     cluster.end_well(job, 1);
 }
 
-/// A process whose connection has ended may have crashed. A caller is told so late that the node has seen which. If the process
+/// A process without its connection may have crashed. A caller is told so late that the node has seen which. If the process
 /// still runs, it executes another program.
 #[test]
 fn a_process_that_has_left_its_node_s_protection_is_not_waited_for_long() {

@@ -1,0 +1,491 @@
+//! Checkpoints of this process: when an image is begun, which earlier image it is an increment of, and what the node hears of it. A value without sockets and
+//! clocks: the caller makes the image, says how that went (`handle_*`), and carries out what it is told ([`Images::poll_action`]).
+//!
+//! - One image is made and shipped at a time. A checkpoint that is wanted meanwhile begins when that one has ended.
+//! - A request of the node is answered by the first image that begins after it. An image that was under way when the request came says nothing of it.
+//! - Each image is an increment of the last one that the protector has committed, but a whole one is made when there is none, after [`limits::LAYERS`] layers, when
+//!   the protector wants one (its increments have become longer than what they are upon), and after the protector has refused an image.
+//! - What the engine refuses costs the process a pause each time. So after a refusal the engine rests, twice as long after each further one in a row.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use radic_wire::limits;
+use radic_wire::process::ToNode;
+
+use crate::{Context, Observer};
+
+/// The first rest of the engine after a refusal.
+const REST: Duration = Duration::from_millis(500);
+/// No rest is longer than 2^`DOUBLINGS` of the first.
+const DOUBLINGS: u32 = 7;
+
+/// What the caller has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// A checkpoint is wanted: call [`Images::begin`] as soon as an image can be made.
+    Want,
+    /// Say this to the node.
+    Tell(ToNode),
+    /// The protector need not wait for this image.
+    Abandon(u64),
+}
+
+/// An image, by its number and by the engine's name for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parent {
+    /// The number under which the protector has it.
+    pub image: u64,
+    /// The engine's name, never 0.
+    pub engine: u64,
+}
+
+/// The image that is made or shipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct UnderWay {
+    image: u64,
+    /// The engine's name, once the process has been saved.
+    engine: Option<u64>,
+    /// Images that a restart from it reads, itself among them.
+    layers: usize,
+}
+
+/// The newest image that the protector has committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Committed {
+    parent: Parent,
+    layers: usize,
+}
+
+/// A request of the node that is not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    /// Repeated in the answer. An answer that is on its way answers no later request.
+    request: u64,
+    /// The number of the first image that may answer it.
+    first: u64,
+}
+
+/// The engine's refusals, one after the other.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Refusals {
+    in_a_row: u32,
+    /// Until when the engine rests, and why.
+    rest: Option<(Duration, String)>,
+}
+
+/// The images of a process.
+#[derive(Debug, Clone, Default)]
+pub struct Images {
+    under_way: Option<UnderWay>,
+    /// A checkpoint was wanted while another image was under way.
+    again: bool,
+    committed: Option<Committed>,
+    /// The layers of the image that [`Images::begin`] has allowed.
+    next_layers: usize,
+    /// The protector wants a whole image, and none was committed since.
+    whole: bool,
+    asked: Option<Asked>,
+    refusals: Refusals,
+    actions: VecDeque<Action>,
+}
+
+impl Images {
+    /// What the caller has to do next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The image that is made or shipped.
+    pub fn under_way(&self) -> Option<u64> {
+        self.under_way.map(|image| image.image)
+    }
+
+    /// Whether the node waits to hear of an image.
+    pub fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// The node wants a checkpoint.
+    pub fn handle_request(&mut self, request: u64) {
+        self.asked = Some(Asked { request, first: self.under_way.map_or(0, |image| image.image + 1) });
+        self.actions.push_back(Action::Want);
+    }
+
+    /// `MPI_Init` has returned: what was asked for in its midst is begun now.
+    pub fn handle_initialized(&mut self) {
+        if self.is_asked() {
+            self.actions.push_back(Action::Want);
+        }
+    }
+
+    /// A checkpoint is wanted, and an image can be made now. Returns what it is an increment of, or that it is a whole one (`Some(None)`); then
+    /// [`Images::handle_begun`] follows, or [`Images::handle_not_begun`]. None: no image begins now.
+    pub fn begin(&mut self, cx: &Context<'_>, is_initializing: bool) -> Option<Option<Parent>> {
+        if self.under_way.is_some() {
+            self.again = true;
+            return None;
+        }
+        // It is wanted again when `MPI_Init` has returned.
+        if is_initializing {
+            return None;
+        }
+        if let Some((_, why)) = self.refusals.rest.as_ref().filter(|(until, _)| cx.now < *until) {
+            let why = format!("not tried again so soon: {why}");
+            self.answer(Err(why));
+            return None;
+        }
+        if cx.observer.is_replaying() {
+            self.answer(Err("the process is catching up with its log".to_owned()));
+            return None;
+        }
+        let parent = self.committed.filter(|last| last.layers < limits::LAYERS && !self.whole);
+        self.next_layers = parent.map_or(1, |last| last.layers + 1);
+        self.check_invariants();
+        Some(parent.map(|last| last.parent))
+    }
+
+    /// An image of this number begins.
+    pub fn handle_begun(&mut self, image: u64) {
+        debug_assert!(self.under_way.is_none(), "one image at a time");
+        self.under_way = Some(UnderWay { image, engine: None, layers: self.next_layers });
+        self.check_invariants();
+    }
+
+    /// No image could be begun. If the attempt has held up the program, it rests.
+    pub fn handle_not_begun(&mut self, cx: &Context<'_>, why: String, has_cost: bool) {
+        if has_cost {
+            self.rest(cx.now, &why);
+        }
+        self.answer(Err(why));
+    }
+
+    /// The process was saved, under this name of the engine; the image is shipped now.
+    pub fn handle_saved(&mut self, engine: u64) {
+        self.refusals = Refusals::default();
+        if let Some(image) = &mut self.under_way {
+            image.engine = Some(engine).filter(|engine| *engine != 0);
+        }
+    }
+
+    /// The engine has made no image of the process.
+    pub fn handle_unsaved(&mut self, cx: &mut Context<'_>, why: String) {
+        if let Some(image) = self.abandon(cx.observer) {
+            self.actions.push_back(Action::Abandon(image));
+        }
+        self.rest(cx.now, &why);
+        self.answer(Err(why));
+    }
+
+    /// The protector has committed this image. Whether it is the one that was under way.
+    pub fn handle_committed(&mut self, image: u64) -> bool {
+        let Some(done) = self.end(image) else { return false };
+        self.committed = done.engine.map(|engine| Committed { parent: Parent { image, engine }, layers: done.layers });
+        self.whole &= done.layers > 1;
+        self.end_with(image, Ok(image));
+        true
+    }
+
+    /// The protector has refused this image: the next one is a whole one.
+    pub fn handle_refused(&mut self, image: u64) {
+        if self.end(image).is_some() {
+            self.committed = None;
+            self.end_with(image, Err("the protector has refused the image".to_owned()));
+        }
+    }
+
+    /// The increments have become longer than what they are upon.
+    pub fn handle_whole_wanted(&mut self) {
+        self.whole = true;
+    }
+
+    /// The process has come back from an image: what was under way, and asked for, was another incarnation's.
+    pub fn handle_restored(&mut self) {
+        (self.under_way, self.committed, self.asked, self.again) = (None, None, None, false);
+        self.actions.clear();
+    }
+
+    /// The protector is lost, and its images with it.
+    pub fn handle_protector_lost(&mut self, observer: &mut Observer) {
+        self.abandon(observer);
+        self.committed = None;
+        self.refusals = Refusals::default();
+    }
+
+    fn abandon(&mut self, observer: &mut Observer) -> Option<u64> {
+        let image = self.under_way.take()?;
+        observer.handle_abandoned();
+        self.want_again();
+        Some(image.image)
+    }
+
+    fn end(&mut self, image: u64) -> Option<UnderWay> {
+        self.under_way.take_if(|of| of.image == image)
+    }
+
+    fn end_with(&mut self, image: u64, result: Result<u64, String>) {
+        self.want_again();
+        if self.asked.is_none_or(|asked| image >= asked.first) {
+            self.answer(result);
+        }
+        self.check_invariants();
+    }
+
+    fn want_again(&mut self) {
+        if std::mem::take(&mut self.again) {
+            self.actions.push_back(Action::Want);
+        }
+    }
+
+    fn answer(&mut self, result: Result<u64, String>) {
+        if let Some(Asked { request, .. }) = self.asked.take() {
+            self.actions.push_back(Action::Tell(ToNode::Checkpointed { request, result }));
+        }
+    }
+
+    fn rest(&mut self, now: Duration, why: &str) {
+        let Refusals { in_a_row, rest } = &mut self.refusals;
+        *rest = Some((now + REST * (1 << (*in_a_row).min(DOUBLINGS)), why.to_owned()));
+        *in_a_row = in_a_row.saturating_add(1);
+    }
+
+    fn check_invariants(&self) {
+        let layers = self.under_way.map(|image| image.layers).max(self.committed.map(|last| last.layers)).unwrap_or(1);
+        assert!((1..=limits::LAYERS).contains(&layers), "a chain of {layers} images");
+        let is_behind = |image: UnderWay| self.committed.is_none_or(|last| last.parent.image < image.image);
+        assert!(self.under_way.is_none_or(is_behind), "{self:?}");
+        assert!(!self.again || self.under_way.is_some(), "{self:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use radic_wire::ids::{JobId, ProcessId, Rank};
+
+    use super::*;
+    use crate::Config;
+
+    struct Side {
+        images: Images,
+        observer: Observer,
+        now: Duration,
+    }
+
+    impl Side {
+        fn new() -> Side {
+            let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+            let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+            Side { images: Images::default(), observer: Observer::new(me, &config), now: Duration::ZERO }
+        }
+
+        /// Begins an image if one may begin; what it is upon.
+        fn begin(&mut self, image: u64) -> Option<Option<u64>> {
+            let cx = Context { observer: &mut self.observer, now: self.now };
+            let parent = self.images.begin(&cx, false)?;
+            self.images.handle_begun(image);
+            Some(parent.map(|parent| parent.image))
+        }
+
+        /// Begins one and commits it.
+        fn commit(&mut self, image: u64) -> Option<Option<u64>> {
+            let parent = self.begin(image)?;
+            self.images.handle_saved(image + 100);
+            assert!(self.images.handle_committed(image));
+            Some(parent)
+        }
+
+        fn unsaved(&mut self, why: &str) {
+            let mut cx = Context { observer: &mut self.observer, now: self.now };
+            self.images.handle_unsaved(&mut cx, why.to_owned());
+        }
+
+        fn actions(&mut self) -> Vec<Action> {
+            std::iter::from_fn(|| self.images.poll_action()).collect()
+        }
+    }
+
+    fn answer(request: u64, result: Result<u64, &str>) -> Action {
+        Action::Tell(ToNode::Checkpointed { request, result: result.map_err(str::to_owned) })
+    }
+
+    #[test]
+    fn an_image_answers_the_request_before_it_and_no_later_one() {
+        let mut side = Side::new();
+        assert_eq!(side.begin(4), Some(None));
+        side.images.handle_request(9);
+        assert_eq!(side.begin(5), None, "one at a time");
+        assert_eq!(side.actions(), [Action::Want]);
+        assert!(side.images.handle_committed(4));
+        assert_eq!(side.actions(), [Action::Want], "it began before the request");
+        side.begin(5);
+        assert!(!side.images.handle_committed(4));
+        assert!(side.images.handle_committed(5));
+        assert_eq!(side.actions(), [answer(9, Ok(5))]);
+        assert!(!side.images.is_asked());
+    }
+
+    #[test]
+    fn a_whole_image_comes_often_enough() {
+        let mut side = Side::new();
+        let (mut layers, mut before, mut most) = (0, None, 0);
+        for number in 0..5 * limits::LAYERS as u64 {
+            let parent = side.commit(number).unwrap();
+            assert!(parent.is_none() || parent == before);
+            layers = if parent.is_some() { layers + 1 } else { 1 };
+            (before, most) = (Some(number), most.max(layers));
+        }
+        assert_eq!(most, limits::LAYERS);
+    }
+
+    #[test]
+    fn a_whole_image_that_is_wanted_is_made_until_it_is_committed() {
+        let mut side = Side::new();
+        side.commit(1);
+        assert_eq!(side.commit(2), Some(Some(1)));
+        side.images.handle_whole_wanted();
+        assert_eq!(side.begin(3), Some(None));
+        side.images.handle_saved(103);
+        // It was lost on its way: the one before it is still the newest, and a whole one is wanted still.
+        side.images.abandon(&mut side.observer);
+        assert_eq!(side.commit(4), Some(None));
+        assert_eq!(side.commit(5), Some(Some(4)));
+    }
+
+    #[test]
+    fn after_a_refusal_of_the_protector_and_at_a_new_one_the_next_image_is_a_whole_one() {
+        let mut side = Side::new();
+        side.commit(1);
+        assert_eq!(side.begin(2), Some(Some(1)));
+        side.images.handle_request(7);
+        side.images.handle_refused(2);
+        assert_eq!(side.commit(3), Some(None));
+        assert_eq!(side.actions(), [Action::Want, answer(7, Ok(3))], "what was refused began before the request");
+        side.images.handle_protector_lost(&mut side.observer);
+        assert_eq!(side.commit(4), Some(None));
+    }
+
+    #[test]
+    fn a_request_during_mpi_init_is_begun_after_it() {
+        let mut side = Side::new();
+        side.images.handle_initialized();
+        assert_eq!(side.actions(), []);
+        side.images.handle_request(1);
+        let cx = Context { observer: &mut side.observer, now: side.now };
+        assert_eq!(side.images.begin(&cx, true), None);
+        side.images.handle_initialized();
+        assert_eq!(side.actions(), [Action::Want, Action::Want]);
+        assert_eq!(side.begin(1), Some(None));
+    }
+
+    #[test]
+    fn after_refusals_the_engine_rests_longer_and_longer_but_not_for_ever() {
+        let (mut side, mut last) = (Side::new(), Duration::ZERO);
+        for image in 0..40 {
+            side.begin(image).expect("it has rested");
+            side.images.handle_request(image);
+            side.unsaved("too many sockets");
+            let why = answer(image, Err("too many sockets"));
+            assert_eq!(side.actions(), [Action::Want, Action::Abandon(image), why]);
+            let begun = side.now;
+            let rest = (0..).map(|doublings| REST * (1 << doublings)).find(|rest| {
+                side.now = begun + *rest - Duration::from_nanos(1);
+                side.images.handle_request(77);
+                assert_eq!(side.begin(image + 1), None);
+                assert_eq!(side.actions(), [Action::Want, answer(77, Err("not tried again so soon: too many sockets"))]);
+                side.now = begun + *rest;
+                let rests = side.images.refusals.rest.as_ref().is_some_and(|(until, _)| side.now < *until);
+                !rests
+            });
+            let rest = rest.unwrap();
+            assert!(rest == last * 2 || last.is_zero() || rest == last && rest == REST * (1 << DOUBLINGS));
+            last = rest;
+        }
+        side.begin(50);
+        side.images.handle_saved(150);
+        assert_eq!(side.images.refusals, Refusals::default());
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Request,
+        Begin,
+        NotBegun(bool),
+        Saved(u64),
+        Unsaved,
+        Committed(bool),
+        Refused,
+        Whole,
+        ProtectorLost,
+        Restored,
+        Later(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            1 => Just(Step::Request),
+            4 => Just(Step::Begin),
+            1 => any::<bool>().prop_map(Step::NotBegun),
+            4 => (0u64..3).prop_map(Step::Saved),
+            1 => Just(Step::Unsaved),
+            4 => any::<bool>().prop_map(Step::Committed),
+            1 => Just(Step::Refused),
+            1 => Just(Step::Whole),
+            1 => Just(Step::ProtectorLost),
+            1 => Just(Step::Restored),
+            1 => (0u64..100_000).prop_map(Step::Later),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens, each request is answered once at most, and an increment is upon an image that is committed. The invariants hold after each step.
+        #[test]
+        fn an_increment_is_upon_what_is_committed(steps in prop::collection::vec(step(), 0..200)) {
+            let (mut side, mut number, mut committed, mut open) = (Side::new(), 0, None, None);
+            for step in steps {
+                match step {
+                    Step::Request => {
+                        open = Some(number);
+                        side.images.handle_request(number);
+                    }
+                    Step::Begin => {
+                        number += 1;
+                        if let Some(Some(parent)) = side.begin(number) {
+                            prop_assert_eq!(Some(parent), committed);
+                        }
+                    }
+                    Step::NotBegun(has_cost) if side.images.under_way().is_none() => {
+                        let cx = Context { observer: &mut side.observer, now: side.now };
+                        side.images.handle_not_begun(&cx, "full".to_owned(), has_cost);
+                    }
+                    Step::NotBegun(_) => {}
+                    Step::Saved(engine) => side.images.handle_saved(engine),
+                    Step::Unsaved => side.unsaved("no"),
+                    Step::Committed(is_newest) => {
+                        let image = if is_newest { side.images.under_way().unwrap_or(number) } else { number / 2 };
+                        if side.images.handle_committed(image) {
+                            committed = Some(image);
+                        }
+                    }
+                    Step::Refused => side.images.handle_refused(number),
+                    Step::Whole => side.images.handle_whole_wanted(),
+                    Step::ProtectorLost => {
+                        side.images.handle_protector_lost(&mut side.observer);
+                        committed = None;
+                    }
+                    Step::Restored => {
+                        side.images.handle_restored();
+                        (committed, open) = (None, None);
+                    }
+                    Step::Later(ms) => side.now += Duration::from_millis(ms),
+                }
+                side.images.check_invariants();
+                for action in side.actions() {
+                    if let Action::Tell(ToNode::Checkpointed { request, .. }) = action {
+                        prop_assert_eq!(Some(request), open.take());
+                    }
+                }
+            }
+        }
+    }
+}
