@@ -860,7 +860,7 @@ impl Observer {
         Ok(Ok(slot))
     }
 
-    /// A connection made anew by this incarnation may have been there in an earlier one: then the protector holds some of it.
+    /// A connection that this incarnation makes may have been there in an earlier one: then the protector holds some of it.
     fn find_held(&mut self, slot: Slot) {
         let Some(connection) = self.table.get_mut(slot) else { return };
         let (held, finish) = take_held(&mut self.held, connection.stream_in());

@@ -652,7 +652,7 @@ impl Layer {
             if self.await_protector() {
                 self.hear_node();
             }
-            // Or nothing else would: one that hangs says nothing for as long as it hangs.
+            // The session moves to the next protector here: the present one may hang, and a protector that hangs breaks no connection.
             self.settle_down();
             self.hear_protector(false);
         }
@@ -720,7 +720,7 @@ impl Layer {
         }
         counters::add(Counter::Empty, 1);
         self.idle += 1;
-        // A process that looks for something that cannot come has all the time to help it come.
+        // While a link is down the process looks after everything sooner: what it looks for may come only if it does.
         if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
             self.idle = 0;
             self.check_way();

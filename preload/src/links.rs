@@ -124,8 +124,8 @@ impl Layer {
         }
     }
 
-    /// Says something to the node. What must have been heard before the program goes on is the end of the process if it was not; of the rest, whatever is said next finds that the
-    /// node is gone.
+    /// Says something to the node. If the node does not hear what it must know before the program goes on, the process ends. For all else it is enough that the next message finds
+    /// that the node is gone.
     pub(crate) fn tell_node(&mut self, message: &ToNode) {
         if let Err(error) = self.node.send(message)
             && matches!(message, ToNode::Finished { .. } | ToNode::Ended { .. } | ToNode::Where { .. })

@@ -67,8 +67,8 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> (&'static str, Errno) {
     move |error| (what, error)
 }
 
-/// The layer's own descriptors of the image are closed one after the other, when what had them gets new ones. Those that the engine has not restored are
-/// taken till then: a new one under such a number would be closed as the old one.
+/// The layer's own descriptors of the image are closed one after the other, when their owners get new ones. The numbers that the engine has not restored are
+/// held until then: a new descriptor under such a number would be closed in place of the old one.
 fn hold_numbers() -> Result<(), Errno> {
     let dead = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?.0;
     let is_free = |fd: &i32| rustix::io::fcntl_getfd(sys::borrow(*fd)) == Err(Errno::BADF);

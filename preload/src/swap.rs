@@ -44,8 +44,8 @@ fn socket_for(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given the connection up, and the reset that says
-/// so was lost (it is never said twice), nothing would ever tell. So its kernel is asked: it answers also while its program computes for an hour.
+/// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given the connection up, and the reset was lost
+/// (a kernel sends it once), the opener would never learn that. So keepalive asks the other side's kernel, which answers also while its program computes for an hour.
 pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
     const IDLE: Duration = Duration::from_secs(1);
     const PROBES: u32 = 5;

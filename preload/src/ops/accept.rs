@@ -235,13 +235,13 @@ impl Accepting {
     }
 }
 
-/// The program closes a listener: those that wait there are told that their connection is over, which a reset alone does not say.
+/// The program closes a listener. The callers that wait there are told that their connection is over, which a reset alone does not say.
 pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
     let socket = sys::borrow(listener);
     while !layer.is_replayed() && sys::wait_for(socket, PollFlags::IN, 0).is_ok() {
         let Ok((fd, peer)) = rustix::net::acceptfrom_with(socket, SocketFlags::CLOEXEC) else { return };
         let Some(from) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) else { continue };
-        // One that is over already was given up: its caller comes once more.
+        // A connection that is over already was given up by its caller, which comes once more.
         let over =
             rustix::net::recv(&fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_err_and(|error| error != Errno::AGAIN);
         if !over && let Some(connection) = ask_caller(layer, plain(from)) {
@@ -294,7 +294,7 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
 fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
     let me = To { process: layer.observer.process(), life: None };
     let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection)) {
-        // Two of its threads may have called at once: only then it is sure which is which.
+        // Two threads of the opener may have called at once: only the greeting says which connection this is.
         Ok(hello) if hello.connection.opener == connection.opener => hello,
         Ok(_) => {
             layer.note("a connection was closed: its greeting is from another process than its call");

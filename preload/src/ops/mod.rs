@@ -22,7 +22,7 @@ pub const BUFFERS: usize = 1024;
 /// Waits, without the layer, until one of `fds` has what it waits for, or something came that the layer must look at; a deadline in the time
 /// of [`sys::now`]. `TIMEDOUT`: it is over. `INTR`: a signal, for which the call is to end.
 pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) -> Result<Held, Errno> {
-    // Before the layer looks after everything: from here on a signal of the program that it does not see in the kernel would be missed by the call.
+    // Before the layer looks after everything: from here on the program's signals wait for the kernel's wait, where they end the call. One that came in the layer would not.
     let signals = layer.take_signals();
     layer.tend();
     if layer.links.take_changed() {

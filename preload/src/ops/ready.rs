@@ -339,7 +339,7 @@ impl Asked<'_> {
 }
 
 /// The kernel's events become the program's: the word instead of our key. Returns how many there are, for those of forgotten watches are left out.
-/// A descriptor that `is_away` has a placeholder, which can be written; what else is reported was the socket before it.
+/// A descriptor that `is_away` has a placeholder, which can always be written. What else is reported of it is of the socket before it, and is left out.
 fn translate(
     table: Option<&Epoll>,
     events: &mut [epoll_event],
@@ -357,7 +357,7 @@ fn translate(
                     continue;
                 }
             }
-            // One that is reported once is reported, or the kernel would have to be told that it was not.
+            // A watch that is reported once (EPOLLONESHOT) is reported all the same: else the kernel would have to be told that it was not.
             if bits & OUT != 0 && watch.events & libc::EPOLLONESHOT as u32 == 0 && is_full(watch.fd) {
                 bits &= !OUT;
                 if bits == 0 {
@@ -444,7 +444,7 @@ fn add_known(
     Ok(found.len())
 }
 
-/// The program was told of `fd` without the kernel: if that was to happen once, it must not hear of it from the kernel.
+/// The program was told of `fd` without the kernel. If its watch is to be reported once only, the program must not hear of it from the kernel, too.
 fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
     if let Some(key) = table.disarm(fd) {
         // Errors are always reported, but once only, and then not to the program.

@@ -801,7 +801,7 @@ impl World {
             self.terminal.printed.entry(rank).or_default().resize(offset, 0);
         }
         let printed = self.terminal.printed.entry(rank).or_default();
-        // Another terminal may be told what the one before had printed and not said so.
+        // Another terminal may be told what the one before had printed, if that one was lost before it said so.
         assert!(offset == printed.len() || again && offset < printed.len(), "G3: output of {rank} goes on at {offset}");
         let known = (printed.len() - offset).min(data.len());
         let anew = self.checks.epoch > Epoch::FIRST;
