@@ -27,7 +27,7 @@ pub type Me = (ProcessId, Incarnation);
 /// How far this process has come with its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// It replays.
+    /// Its log still has outcomes to serve.
     Replaying,
     /// Its log is over; it waits at Gate B.
     Settled,
@@ -59,7 +59,7 @@ pub struct Outgoing {
     pub(crate) finish: Option<u64>,
     /// What the peer has received, as its last greeting said.
     pub(crate) peer_has: u64,
-    /// That was said by a peer that has replayed its log.
+    /// Whether `peer_has` was said by a peer that has replayed its log.
     pub(crate) peer_settled: bool,
     /// What the peer's protector holds.
     pub(crate) stable: u64,
@@ -335,16 +335,16 @@ impl Connection {
 /// What to do with a socket on which a greeting came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Welcome {
-    /// It is this connection's link now. Close the one before, write this answer first if there is one.
+    /// The socket is this connection's link now. Close the one before, and write this answer first if there is one.
     Link(Slot, Option<Greeting>),
-    /// It is older than the link of now, or from a dead incarnation: close it.
+    /// The greeting is older than the link of now, or from a dead incarnation: close the socket.
     Refuse,
     /// Both ends had closed the connection and this one has forgotten it; the image of its opener is older than the word that it may do so, too. Close the
     /// socket, and say that word again ([`Forgettable`]).
     Forgotten,
 }
 
-/// That the other end of a connection may be forgotten, to be told to the peer.
+/// A word to a peer: its end of a connection may be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forgettable {
     /// The connection.
@@ -394,7 +394,7 @@ pub struct Table {
     forgotten: HashSet<ConnectionId, BuildHasherDefault<DefaultHasher>>,
     /// The last ones of them that were forgotten for good, on both sides; at most as many as connections.
     buried: VecDeque<ConnectionId>,
-    /// Those of which neither side will ask anything any more, and the node does not know; at most as many as connections.
+    /// Connections of which neither side will ask anything any more, and the node does not know that yet; at most as many as connections.
     over: VecDeque<ConnectionId>,
     /// The newest image that was committed.
     committed: Option<u64>,

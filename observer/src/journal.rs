@@ -48,7 +48,7 @@ pub struct Journal {
     sent: u64,
     /// Bytes sent ever.
     all_sent: u64,
-    /// What that was when a send that does not wait was last taken whole.
+    /// What `all_sent` was when a send that does not wait was last taken whole.
     taken: u64,
     /// The thread of the last outcome.
     thread: u32,

@@ -208,7 +208,7 @@ pub struct Cut<'a> {
     pub mark: Mark,
     /// Where each stream stood.
     pub streams: CutStreams<'a>,
-    /// Those of which the end was received, and where it is.
+    /// The streams of which the end was received, and where that is.
     pub ended: CutStreams<'a>,
 }
 
@@ -1320,7 +1320,7 @@ mod tests {
         assert_eq!(observer.send(0, 4, b"wanted", 0, true), Ok(Send::Taken { len: 6, whole: true }));
         assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
         observer.handle_transmitted(slot, 6);
-        // It comes again, closed.
+        // The peer greets again: it has closed its end.
         let again = observer.handle_greeting(&greeting(1, 6, u64::MAX));
         assert!(matches!(again, Ok(Welcome::Link(same, _)) if same == slot), "{again:?}");
         assert_eq!(observer.send(0, 4, b"too late", 0, true), Ok(Send::Taken { len: 8, whole: true }));

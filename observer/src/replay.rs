@@ -21,7 +21,7 @@ pub enum Ask {
         /// The descriptor.
         fd: u32,
     },
-    /// The same, without taking them.
+    /// Bytes of a stream, without taking them.
     Peek {
         /// The descriptor.
         fd: u32,
@@ -278,7 +278,7 @@ impl Replay {
         Ok(matches!(self.outcome(), Some(Determinant::Nothing | Determinant::Taken)))
     }
 
-    /// The same of this very place, and only that sends were taken.
+    /// Whether the next outcome says that sends were taken, and its place is reached.
     pub fn is_taken_here(&mut self, journal: &Journal) -> Result<bool, Error> {
         self.read_head()?;
         Ok(self.outcome() == Some(Determinant::Taken) && self.head.is_some_and(|head| head.is_open(journal)))
