@@ -57,7 +57,7 @@ fn from_tarball() -> Option<Commit> {
 }
 
 fn from_git() -> Option<Commit> {
-    // A tarball that was unpacked within somebody else's work tree is of another commit than that.
+    // A tarball that was unpacked within another project's work tree is of another commit than that.
     let (top, here) = (Path::new("..").canonicalize().ok()?, git(&["rev-parse", "--show-toplevel"])?);
     if Path::new(&here).canonicalize().ok()? != top {
         return None;

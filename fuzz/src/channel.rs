@@ -1,6 +1,6 @@
 //! The authenticated channel ([`radic_wire::channel`]). A byte says which:
 //!
-//! - 0: a byte of how they come, then bytes of somebody without the key. Nothing comes back, nothing is confirmed.
+//! - 0: a byte of how they come, then bytes of a peer without the key. Nothing comes back, nothing is confirmed.
 //! - else: a byte of how the bytes come, then a number of messages and changes (five bytes: where, how much is xored in, a length that is taken out) of what
 //!   one end sends to the other. What arrives is what was sent, up to the first change.
 
@@ -16,7 +16,7 @@ fn key() -> ClusterKey {
     ClusterKey::from_bytes([1; 32])
 }
 
-/// Whoever has no key gets no byte, and nobody's changes arrive.
+/// A peer without the key gets no byte, and no change arrives.
 pub fn check(data: &[u8]) -> bool {
     let mut input = Input(data);
     match input.u8() {
@@ -39,8 +39,8 @@ fn stranger(mut input: Input<'_>) -> bool {
 /// Both ends after a handshake.
 fn opened() -> (Channel, Channel) {
     let (mut a, mut b) = (Channel::initiator(&key(), LIMIT), Channel::responder(&key(), LIMIT));
-    b.handle_input(&a.take_output()).expect("an opening of who has the key");
-    a.handle_input(&b.take_output()).expect("an answer of who has the key");
+    b.handle_input(&a.take_output()).expect("an opening of a peer with the key");
+    a.handle_input(&b.take_output()).expect("an answer of a peer with the key");
     (a, b)
 }
 

@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// `bytes` in pieces whose lengths are made of `seed`: 1 to 16 bytes, or 1 to 1,024.
+/// `bytes` in pieces with lengths that are made of `seed`: 1 to 16 bytes, or 1 to 1,024.
 pub fn pieces(bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
     let (mut rest, mut state) = (bytes, u32::from(seed) + 1);
     std::iter::from_fn(move || {

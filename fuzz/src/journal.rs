@@ -43,7 +43,7 @@ fn read(bytes: &[u8]) -> (Vec<Determinant<'_>>, usize) {
     (all, used)
 }
 
-/// Serves all outcomes of the journal to who asks for them in their order.
+/// Serves all outcomes of the journal to a program that asks for them in their order.
 fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
     let outcomes = all.iter().filter(|determinant| !determinant.is_position());
     let threads = all.iter().filter_map(|one| if let Determinant::Thread { index } = one { Some(*index) } else { None });
@@ -55,7 +55,7 @@ fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
     let (mut pieces, mut fed) = (pieces(bytes, seed), CUT);
     for outcome in outcomes {
         let thread = loop {
-            // Whoever the next outcome belongs to: it is found by asking for all.
+            // Whichever thread the next outcome belongs to: it is found by asking for all.
             let asked = (0..THREADS)
                 .find(|thread| replay.offer(&journal, *thread, ask(outcome), true).is_ok_and(|s| s == Served::Outcome));
             if let Some(thread) = asked {

@@ -12,7 +12,7 @@ use radic_wire::record::Cover;
 use crate::Inputs;
 use crate::input::Input;
 
-/// A login is read as it was written, made-up proofs prove nothing, and a transcript of one process, life, channel or key is none of another's.
+/// A login is read as it was written, made-up proofs prove nothing, and a transcript of one process, incarnation, channel or key is none of another's.
 pub fn check(data: &[u8]) -> bool {
     let mut input = Input(data);
     let bytes: [u8; LOGIN] = input.array();

@@ -1,4 +1,4 @@
-//! The log service ([`crate::logs`]) on real sockets: up to four connections, each a byte of what for, a byte of which life, a length and what is said on it. With
+//! The log service ([`crate::logs`]) on real sockets: up to four connections, each a byte of what for, a byte of which incarnation, a length and what is said on it. With
 //! the highest bit of the first byte it is said in frames, each a length and its body, in a record of its own; with the next one in one record; else in none. With
 //! the one after that the last record follows.
 
@@ -57,7 +57,7 @@ fn speaker(rank: u32, life: u32) -> Speaker {
     Speaker { process: process(rank), incarnation: Incarnation::restarted(life) }
 }
 
-/// Whatever is said, each connection comes to its end, what is answered can be read, and the service goes on serving who behaves.
+/// Whatever is said, each connection comes to its end, what is answered can be read, and the service goes on serving processes that behave.
 pub fn check(data: &[u8]) -> bool {
     let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Input(data);
@@ -121,7 +121,7 @@ impl World {
             _ => login(&mut socket, speaker, channel, 0)?,
         };
         let Some((mut sealer, opener)) = entered else {
-            // Who is turned away meanwhile cannot say all of it.
+            // A caller that is turned away meanwhile cannot say all of it.
             _ = socket.write_all(said);
             return Some(Visit(socket, None));
         };

@@ -10,7 +10,7 @@ use crate::pmi::{KeySpace, PmiError, Reply, Request, Session};
 /// Most that waits for a rank that reads nothing: answers up to the session's bound, and one more.
 const UNREAD: usize = 5 * limits::PMI_LINE;
 
-/// However it comes in pieces the same is asked and answered; each answer is a line that a client takes; who waits for no answer is refused before it costs memory.
+/// However it comes in pieces the same is asked and answered. Each answer is a line that a client takes. A client that waits for no answer is refused before it costs memory.
 pub fn check(data: &[u8]) -> bool {
     let mut input = Input(data);
     let seed = input.u8();
@@ -32,7 +32,7 @@ pub fn check(data: &[u8]) -> bool {
 fn rude(bytes: &[u8]) {
     let mut session = talk();
     _ = session.handle_input(bytes);
-    assert!(session.poll_output().is_none_or(|output| output.len() <= UNREAD), "answers that nobody reads");
+    assert!(session.poll_output().is_none_or(|output| output.len() <= UNREAD), "answers that no client reads");
 }
 
 fn talk() -> Session {

@@ -1,4 +1,4 @@
-//! Records ([`radic_wire::record`]): a byte that says how bodies are protected, then what is said, each with a length; then what somebody on the way does to it: a byte of
+//! Records ([`radic_wire::record`]): a byte that says how bodies are protected, then what is said, each with a length; then what an attacker on the way does to it: a byte of
 //! what, where and with what.
 
 use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
@@ -12,7 +12,7 @@ use crate::input::Input;
 /// Most of what is said.
 const SAID: usize = 8;
 
-/// What arrives is what was said, in its order, up to the first record that somebody has changed, left out, doubled or moved; the end only with all that precedes it.
+/// What arrives is what was said, in its order, up to the first record that was changed, left out, doubled or moved; the end only with all that precedes it.
 pub fn check(data: &[u8]) -> bool {
     let mut input = Input(data);
     let cover = if input.u8() & 1 == 0 { Cover::Encrypted } else { Cover::Authenticated };

@@ -1,5 +1,5 @@
 //! The store of a log service ([`crate::store`]): what observers, its replica and its driver may bring, in any order. Each step is a byte of what, a byte of
-//! whose, and what belongs to it; a message is its length, and its code.
+//! which process, and what belongs to it; a message is its length, and its code.
 
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
@@ -11,11 +11,11 @@ use crate::log::to_protector;
 use crate::store::{Config, Output, Speaker, Store};
 use crate::values::{process, stream, written};
 
-/// The process to which nobody does anything.
+/// The process to which nothing is done.
 const HONEST: u32 = 0;
 const JOURNAL: &[u8] = b"determinants";
 
-/// What is acknowledged is held, what is said can be read, and a process that nobody speaks for keeps what it has.
+/// What is acknowledged is held, what is said can be read, and a process that no message is about keeps what it has.
 pub fn check(data: &[u8]) -> bool {
     let mut store =
         Store::new(Config { memory: 4_096, log: 16_384, image: 8_192, durable: data.first().is_some_and(|b| b & 1 == 1) });
@@ -28,7 +28,7 @@ pub fn check(data: &[u8]) -> bool {
     for rank in 1..4 {
         held(&store, process(rank));
     }
-    assert_eq!(store.list(process(HONEST)).as_ref(), Some(&honest), "somebody else has changed it");
+    assert_eq!(store.list(process(HONEST)).as_ref(), Some(&honest), "a message about another process has changed it");
     accepted > 0
 }
 

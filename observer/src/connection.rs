@@ -2,7 +2,7 @@
 //!
 //! A connection has two streams. What was appended to the outgoing one is in the outbox; the link (the socket of now) takes it
 //! from `sent` on. What the program took of the incoming one is `consumed`. When a link breaks, the process that opened the
-//! connection dials again, whoever noticed first: so two ends never dial each other, and of several dials the newest (by
+//! connection dials again, whichever end noticed first: so two ends never dial each other. Of several dials the newest (by
 //! incarnation, then attempt) wins. Both ends say how far they have received, and each goes on there.
 //!
 //! A stream's end is one unit after its last byte, so "received", "stable" and "consumed" cover it like any other.
@@ -21,24 +21,24 @@ use crate::payload::PayloadLog;
 /// A connection's place in the table, until it is forgotten.
 pub type Slot = usize;
 
-/// Who speaks, and in which life.
+/// The process that speaks, and its incarnation.
 pub type Me = (ProcessId, Incarnation);
 
 /// How far this process has come with its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// It replays.
+    /// Its log still has outcomes to serve.
     Replaying,
     /// Its log is over; it waits at Gate B.
     Settled,
-    /// It lives.
+    /// It has caught up: its outcomes are new ones.
     Live,
 }
 
 /// As a stable offset: the peer has closed and wants nothing more, whatever comes. How much it received still counts (Gate B).
 const NO_MORE: u64 = u64::MAX;
 
-/// The socket of now.
+/// The socket that a connection has at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     /// There is none. Its opener dials.
@@ -59,7 +59,7 @@ pub struct Outgoing {
     pub(crate) finish: Option<u64>,
     /// What the peer has received, as its last greeting said.
     pub(crate) peer_has: u64,
-    /// That was said by a peer that has replayed its log.
+    /// Whether `peer_has` was said by a peer that has replayed its log.
     pub(crate) peer_settled: bool,
     /// What the peer's protector holds.
     pub(crate) stable: u64,
@@ -76,8 +76,8 @@ impl Outgoing {
         self.queue.start()
     }
 
-    /// What is not kept is wanted by nobody: no link has to take it. (A peer that has closed the connection wants nothing; a replayed `send` to it waited
-    /// for ever for a link to take bytes that were passed over.)
+    /// What is not kept is wanted by no receiver, so no link has to take it. Else a `send` to a peer that has closed the connection would wait for ever for a
+    /// link to take bytes that were passed over.
     pub(crate) fn handle_trimmed(&mut self) {
         self.sent = self.sent.max(self.queue.start());
     }
@@ -101,7 +101,7 @@ impl Outgoing {
 /// The direction in which this process receives.
 #[derive(Debug, Clone, Default)]
 pub struct Incoming {
-    /// Units whose outcome is in the journal.
+    /// Units that have their outcome in the journal.
     pub(crate) consumed: u64,
     /// Bytes given to the program, beyond `consumed` only while a replayed `recv` is put together.
     pub(crate) taken: u64,
@@ -109,7 +109,7 @@ pub struct Incoming {
     pub(crate) held: u64,
     /// The offset after the last byte, once it is known.
     pub(crate) finish: Option<u64>,
-    /// The sender has nothing before this any more: an earlier life of this process had closed the connection and would never want it.
+    /// The sender has nothing before this any more: an earlier incarnation of this process had closed the connection and would never want it.
     pub(crate) gone: u64,
     /// The program has shut down reading: a `recv` that finds no byte returns 0. That is no end of the stream, and none is consumed from here on.
     pub(crate) shut: bool,
@@ -126,8 +126,8 @@ impl Incoming {
         self.finish
     }
 
-    /// A life is over, the sender's or this process's own: where the stream was said to end counts only if that was received. Until then
-    /// nothing depends on it, and the sender's next life may end the stream elsewhere.
+    /// An incarnation is over, the sender's or this process's own: where the stream was said to end counts only if that end was received. Until then
+    /// nothing depends on it, and the sender's next incarnation may end the stream elsewhere.
     fn handle_lives_over(&mut self) {
         let wanted = self.wanted();
         self.finish.take_if(|finish| *finish >= wanted);
@@ -244,7 +244,7 @@ impl Connection {
         self.attempt
     }
 
-    /// The newest life of the peer that has greeted.
+    /// The newest incarnation of the peer that has greeted.
     pub fn peer_incarnation(&self) -> Incarnation {
         self.peer_incarnation
     }
@@ -291,7 +291,7 @@ impl Connection {
         let wants_nothing = self.closed && payload.first_of(self.stream_in()).is_none();
         let Connection { id: connection, outgoing, incoming, .. } = self;
         // What this incarnation found at its protector is stable; of what came since, only the protector itself knows. Until it has all that was read of a
-        // connection that is closed, the next life may read that again.
+        // connection that is closed, the next incarnation may read that again.
         let stable = if wants_nothing { NO_MORE } else { incoming.held };
         let (received, kept, finish) = (incoming.wanted(), outgoing.queue.start(), outgoing.finish);
         Greeting { process, incarnation, connection: *connection, attempt, received, stable, kept, finish, settled, ends: None }
@@ -300,7 +300,7 @@ impl Connection {
     /// The other end has said where it stands: the link goes on there.
     fn adopt(&mut self, outbox: &mut Outbox, greeting: &Greeting, phase: Phase) -> Result<(), Error> {
         let (received, end, kept) = (greeting.received, self.outgoing.end(), self.outgoing.queue.start());
-        // Who has said once that it wants nothing more does not come to want it in a later life; and if it does, it finds out ([`Connection::expect_link`]).
+        // A peer that has said once that it wants nothing more does not want it in a later incarnation. If it does, it gets an error ([`Connection::expect_link`]).
         let wants_it = greeting.stable != NO_MORE && self.outgoing.stable != NO_MORE;
         if received < kept && wants_it {
             return Err(Error::Lost { connection: self.id, wanted: received, kept });
@@ -335,21 +335,21 @@ impl Connection {
 /// What to do with a socket on which a greeting came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Welcome {
-    /// It is this connection's link now. Close the one before, write this answer first if there is one.
+    /// The socket is this connection's link now. Close the one before, and write this answer first if there is one.
     Link(Slot, Option<Greeting>),
-    /// It is older than the link of now, or from a dead incarnation: close it.
+    /// The greeting is older than the link of now, or from a dead incarnation: close the socket.
     Refuse,
     /// Both ends had closed the connection and this one has forgotten it; the image of its opener is older than the word that it may do so, too. Close the
     /// socket, and say that word again ([`Forgettable`]).
     Forgotten,
 }
 
-/// That the other end of a connection may be forgotten, to be told to the peer.
+/// A word to a peer: its end of a connection may be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forgettable {
     /// The connection.
     pub connection: ConnectionId,
-    /// Whom to tell.
+    /// The process to tell.
     pub peer: ProcessId,
     /// False: a committed image covers that it was closed here. True: no image of this process has it any more, so it will never dial again.
     pub for_good: bool,
@@ -365,8 +365,8 @@ struct Gone {
     absent_from: Option<u64>,
 }
 
-/// Whoever numbers connections is trusted (its greeting carried a MAC), so no random keys are needed, and none are asked of the
-/// system inside somebody's program.
+/// The process that numbers connections is trusted (its greeting carried a MAC), so no random keys are needed, and none are asked of
+/// the system inside the user's program.
 type Index = HashMap<(ConnectionId, bool), u32, BuildHasherDefault<DefaultHasher>>;
 
 const NO_SLOT: u32 = u32::MAX;
@@ -380,13 +380,13 @@ pub struct Table {
     by_id: Index,
     /// Processes that were restarted, and as what; as few as there were deaths.
     restarted: HashMap<ProcessId, Incarnation, BuildHasherDefault<DefaultHasher>>,
-    /// This process's job, and the first life of its processes since it has begun anew: an older one, that is not dead everywhere yet, knows the same connections.
+    /// This process's job and its epoch. A process of an older epoch may not be dead everywhere yet, and knows connections by the same identifiers.
     job: Option<(JobId, Epoch)>,
     /// Number of the next connection that this process opens.
     next_number: u64,
     /// Connections that wait to be accepted, in the order in which they came.
     offered: VecDeque<u32>,
-    /// Those whose peers are to be told that they may forget them.
+    /// Connections that the peer is to be told that it may forget.
     to_tell: Vec<u32>,
     /// Opened here and forgotten, in this order; images may have them. At most as many as connections.
     gone: VecDeque<Gone>,
@@ -394,7 +394,7 @@ pub struct Table {
     forgotten: HashSet<ConnectionId, BuildHasherDefault<DefaultHasher>>,
     /// The last ones of them that were forgotten for good, on both sides; at most as many as connections.
     buried: VecDeque<ConnectionId>,
-    /// Those of which neither side will ask anything any more, and the node does not know; at most as many as connections.
+    /// Connections of which neither side will ask anything any more, and the node does not know that yet; at most as many as connections.
     over: VecDeque<ConnectionId>,
     /// The newest image that was committed.
     committed: Option<u64>,
@@ -541,7 +541,7 @@ impl Table {
         self.get(slot as usize).map(|connection| connection.id)
     }
 
-    /// The program has closed the descriptor: the connection lives on until its peer needs it no more.
+    /// The program has closed the descriptor. The connection stays until its peer needs it no more.
     pub(crate) fn close(&mut self, fd: u32, outbox: &mut Outbox) -> Result<(), Error> {
         let slot = self.slot_of(fd)?;
         self.by_fd[fd as usize] = NO_SLOT;
@@ -556,7 +556,7 @@ impl Table {
     fn forget_if_done(&mut self, slot: Slot, outbox: &mut Outbox) {
         let has_room = self.gone.len().max(self.forgotten.len()) < self.slots.len();
         let Some(connection) = self.get_mut(slot) else { return };
-        // Who was told too little while this process was replaying is told again, on a new link, before there is nothing to tell it of.
+        // A peer that was told too little while this process was replaying is told again, on a new link, before the connection is forgotten.
         let to_renew = connection.unsettled || connection.dropped;
         if connection.forgettable != (true, true) || connection.to_tell || to_renew || !has_room {
             return;
@@ -575,7 +575,7 @@ impl Table {
         }
     }
 
-    /// Its opener never asks for this connection again; but it may have done so just before, on a socket that nobody has looked at.
+    /// Its opener never asks for this connection again. But it may have done so just before, on a socket that this process has not looked at yet.
     fn bury(&mut self, id: ConnectionId) {
         push_newest(&mut self.buried, self.slots.len(), id);
         self.end(id);
@@ -688,7 +688,7 @@ impl Table {
         connection.attempt = Some((me.1, attempt));
         connection.dropped = false;
         connection.link = if first { Link::Up } else { Link::Dialing };
-        // Nobody can have told a new connection's peer anything that it would wait for.
+        // The peer of a new connection has received nothing that would have to be sent again.
         connection.outgoing.peer_settled |= first;
         Some(connection.greeting(me, attempt, phase != Phase::Replaying, payload))
     }
@@ -714,7 +714,7 @@ impl Table {
         let slot = match self.find_end(id, false) {
             Some(slot) => slot,
             None if self.forgotten.contains(&id) => return Ok(Welcome::Forgotten),
-            // To offer it would give the program a connection that it never had. (`make sim`, seed 22124: it seemed to have lost all that it had received.)
+            // The greeting was sent before its connection was over, and is read after that. To offer it would give the program a connection that it never had.
             None if self.buried.contains(&id) => return Ok(Welcome::Refuse),
             None if greeting.received > 0 && phase == Phase::Live => {
                 return Err(Error::Orphan { connection: id, received: greeting.received, sent: 0 });
@@ -773,8 +773,8 @@ impl Table {
     /// Gate B: whether every connection has been reached and was sent again at least what its peer has.
     pub fn all_sent_again(&self) -> bool {
         let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
-        // A peer that has forgotten the connection, or left, says nothing. It has forgotten only what was closed here in an image, after the last byte.
-        // What one that has left had received is sent again all the same: others may have heard from it what it did with that.
+        // A peer that has forgotten the connection, or has left, says nothing. It forgets only a connection that was closed here in an image, after the last byte.
+        // What a peer that has left had received is sent again all the same: other processes may have heard from it what it did with that.
         let is_forgotten =
             |c: &Connection| c.forgettable.1 && (c.forgettable.0 || c.gone_there && c.outgoing.end() >= c.outgoing.peer_has);
         self.iter().all(|(_, c)| c.offered || is_forgotten(c) || c.link == Link::Up && sent_again(&c.outgoing))
@@ -819,7 +819,7 @@ impl Table {
         }
     }
 
-    /// A restarted process has none of the sockets of its image, and those who dialed it then will dial again.
+    /// A restarted process has none of the sockets of its image, and the peers that dialed it then will dial again.
     pub(crate) fn handle_restart(&mut self, mut held: impl FnMut(StreamId) -> (u64, Option<u64>)) {
         for connection in self.slots.iter_mut().flatten() {
             connection.link = Link::Down;

@@ -13,8 +13,8 @@ pub enum Gate {
 
 impl Gate {
     /// The gate of a process with this journal. Empty outcomes that no other followed are not waited for: after the log ends,
-    /// Gate B repeats them until what left has left again. What leaves to nobody who says how much of it has come (output) has them recorded
-    /// first: [`crate::Observer::gate_of_output`].
+    /// Gate B repeats them until what left has left again. Before output, which no peer asks for again, they are recorded first:
+    /// [`crate::Observer::gate_of_output`].
     pub fn of(journal: &Journal) -> Gate {
         if journal.stable() >= journal.end() { Gate::Open } else { Gate::Shut(journal.end()) }
     }

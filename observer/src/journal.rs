@@ -4,7 +4,7 @@
 //! its replicas included). Beside the log it counts what makes the next outcome's place: empty outcomes of each thread, and
 //! bytes sent. These counters go on counting during replay, so a checkpoint between two outcomes needs nothing special.
 //! Empty outcomes that no other follows, and that sends were taken whole that do not wait, are in the log only once something
-//! leaves that nobody asks for again (`record_choices`).
+//! leaves that no peer asks for again (`record_choices`).
 //!
 //! A ship is everything that is not shipped, hence whole determinants: a protector never holds half of one, and a log ends
 //! between two.
@@ -48,7 +48,7 @@ pub struct Journal {
     sent: u64,
     /// Bytes sent ever.
     all_sent: u64,
-    /// What that was when a send that does not wait was last taken whole.
+    /// What `all_sent` was when a send that does not wait was last taken whole.
     taken: u64,
     /// The thread of the last outcome.
     thread: u32,
@@ -121,9 +121,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher), and that may depend on what is not in the log: how often nothing was
-    /// found, and that sends were taken that would have failed with less room. After a death it is repeated, then, whether or not anybody waits for what this process sends.
-    /// What there is no room for is left for the next time: the gate is shut until there is.
+    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in the log: how often nothing was found, and that
+    /// sends were taken that would have failed with less room. So these are recorded now, and repeated after a death whether or not a peer waits for what this process sends.
+    /// What there is no room for is left for the next call: the gate is shut until there is.
     pub(crate) fn record_choices(&mut self, thread: u32) -> Result<(), Error> {
         self.record_empties(thread)?;
         if self.is_taken() && self.has_room() {

@@ -13,7 +13,7 @@
 //! - [`session`]: the connections to the protector, the log that a restarted process reads, and the end of the process.
 //!
 //! Memory: everything is allocated by the constructors, with the capacities of [`Config`]; afterwards nothing is, but when a process
-//! is restarted. Who runs this inside somebody's program gives its library an allocator of its own at far addresses.
+//! is restarted. A library that runs this inside a user's program has an allocator of its own, at far addresses.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;

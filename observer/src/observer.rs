@@ -171,7 +171,7 @@ pub enum Ready {
 pub enum Address {
     /// Find out, and tell what came of it ([`Observer::handle_outcome`], [`Observer::handle_failed`]).
     Live,
-    /// As it was then: the socket's own address; who listens at the target, if that is a protected process.
+    /// As it was then: the socket's own address; the process that listens at the target, if that is a protected one.
     Again(std::net::SocketAddr, Option<ProcessId>),
     /// The call failed with this error.
     Failed(u32),
@@ -182,7 +182,7 @@ pub enum Address {
 /// The answer to a `read` of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// Read from the system, at most [`limits::INPUT`] bytes, and tell [`Observer::handle_input`]; whoever stands before the gate waits first.
+    /// Read from the system, at most [`limits::INPUT`] bytes, and tell [`Observer::handle_input`]; while the gate is shut the caller waits first.
     Live,
     /// So many bytes of then are in the caller's room; 0: the end.
     Again(usize),
@@ -208,7 +208,7 @@ pub struct Cut<'a> {
     pub mark: Mark,
     /// Where each stream stood.
     pub streams: CutStreams<'a>,
-    /// Those of which the end was received, and where it is.
+    /// The streams of which the end was received, and where that is.
     pub ended: CutStreams<'a>,
 }
 
@@ -248,7 +248,7 @@ pub struct Observer {
     checkpoints: Checkpoints,
     /// While this incarnation catches up.
     replay: Option<Replay>,
-    /// It has printed something when its log was over, before it lived: from there on its journal is its own.
+    /// It has printed something after its log was over and before it was live: from there on its journal is its own.
     resumed: bool,
     /// Outcomes that this incarnation was served from its log.
     replayed: u64,
@@ -267,7 +267,7 @@ impl Observer {
         Observer::in_life(me, Incarnation::FIRST, config)
     }
 
-    /// The observer of a process that begins, in this life: the job may have been begun anew.
+    /// The observer of a process that begins as this incarnation: in a later epoch of its job that is not the first one.
     pub fn in_life(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
         let mut table = Table::new(config.connections, config.descriptors);
         table.begin(me.job, incarnation.epoch);
@@ -289,12 +289,12 @@ impl Observer {
         }
     }
 
-    /// Who this is.
+    /// The process that is observed.
     pub fn process(&self) -> ProcessId {
         self.me
     }
 
-    /// Which life this is.
+    /// The incarnation of the process.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -354,7 +354,7 @@ impl Observer {
     }
 
     /// Whether this incarnation still needs the log that it was restarted with: while it replays, and until the program has taken the
-    /// bytes that only the protector has (their senders need not keep them). If the protector dies before, nobody has them.
+    /// bytes that only the protector has (their senders need not keep them). If the protector dies before, these bytes are lost.
     pub fn needs_log(&self) -> bool {
         let untouched = self.held.iter().any(|held| held.1 > 0);
         self.replay.is_some()
@@ -406,7 +406,7 @@ impl Observer {
         Ok(Verdict::Nothing)
     }
 
-    /// A process that asks nothing goes live, too, as soon as its log is over and every connection has sent again what its peer has. True: it lives.
+    /// A process that asks nothing goes live, too, as soon as its log is over and every connection has sent again what its peer has. True: it is live.
     pub fn settle(&mut self) -> bool {
         if self.phase() == Phase::Settled && self.table.all_sent_again() {
             self.resume_journal();
@@ -428,8 +428,8 @@ impl Observer {
         self.replay.is_none() || self.resumed
     }
 
-    /// The program ends, and asks nothing any more. It may have been told that there is nothing more often then than now, if it goes by the clock: the log
-    /// is over all the same.
+    /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing. The log is
+    /// over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
         while let Some(replay) = &mut self.replay
             && replay.is_choice_next()?
@@ -620,8 +620,8 @@ impl Observer {
         Ok(Some(total as usize))
     }
 
-    /// `read` of standard input into `room` (not empty). What is read stays in doubt until it is stable, and whoever types can say again only what he said
-    /// last: so the gate comes before the system call ([`Observer::gate`]), and no more than one outcome is ever in doubt.
+    /// `read` of standard input into `room` (not empty). What is read stays in doubt until it is stable, and the terminal can repeat only what it has sent
+    /// last. So the gate comes before the system call ([`Observer::gate`]), and no more than one outcome is ever in doubt.
     pub fn input(&mut self, thread: u32, room: &mut [u8], blocking: bool) -> Result<Input, Error> {
         match self.consult(thread, Ask::Input, blocking)? {
             Verdict::Live => return Ok(Input::Live),
@@ -649,7 +649,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Bytes of standard input that the program has read, in all its lives.
+    /// Bytes of standard input that the program has read, in all its incarnations.
     pub fn input_read(&self) -> u64 {
         self.input
     }
@@ -860,7 +860,7 @@ impl Observer {
         Ok(Ok(slot))
     }
 
-    /// A connection made anew by this incarnation may have been there in an earlier one: then the protector holds some of it.
+    /// A connection that this incarnation makes may have been there in an earlier one: then the protector holds some of it.
     fn find_held(&mut self, slot: Slot) {
         let Some(connection) = self.table.get_mut(slot) else { return };
         let (held, finish) = take_held(&mut self.held, connection.stream_in());
@@ -881,9 +881,9 @@ impl Observer {
         }
     }
 
-    /// The gate of what leaves `thread` to nobody who says how much of it has come: output, what the launcher is told. Peers ask for the rest of what this process has sent,
-    /// and until they have it re-execution finds nothing and has all that it sends taken (Gate B); here nobody does, so how often nothing was found, and that sends were taken, is
-    /// recorded first. So it is at Gate B: what is printed there after that was not printed before, else it would be in the log.
+    /// The gate of what leaves `thread` and is never asked for again: output, and what the launcher is told. Peers ask for the rest of what this process has sent, and until they
+    /// have it re-execution finds nothing and has all that it sends taken (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends
+    /// were taken. The same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the log.
     pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
         if let Some(replay) = &mut self.replay
             && replay.is_taken_here(&self.journal)?
@@ -921,8 +921,8 @@ impl Observer {
         })
     }
 
-    /// Is there an outcome of then for `Bind` or `Target`? Addresses belong to machines, and who listens may have left: a restarted process
-    /// is told what it was told.
+    /// Is there an outcome of then for `Bind` or `Target`? Addresses belong to machines, and the process that listened may have left: a
+    /// restarted process is told what it was told.
     pub fn address(&mut self, thread: u32, ask: Ask) -> Result<Address, Error> {
         let address = match self.consult(thread, ask, true)? {
             Verdict::Live => return Ok(Address::Live),
@@ -1073,12 +1073,12 @@ impl Observer {
         self.table.handle_answer(&mut self.outbox, slot, answer, phase)
     }
 
-    /// A link that was given up here: its socket is to be closed, and dialed again by whoever opened the connection.
+    /// A link that was given up here: its socket is to be closed, and the opener of the connection dials again.
     pub fn poll_dropped(&mut self) -> Option<Slot> {
         self.table.poll_dropped()
     }
 
-    /// `process` speaks as `incarnation` now, the protector says: before a restarted process hears anybody it is told this of all.
+    /// `process` speaks as `incarnation` now, the protector says. A restarted process is told this of all processes before it hears any of them.
     pub fn handle_restarted(&mut self, process: ProcessId, incarnation: Incarnation) {
         self.table.handle_restarted(process, incarnation);
     }
@@ -1122,9 +1122,9 @@ impl Observer {
         self.payload.poll_ship()
     }
 
-    /// From where a stream goes on, as a piece without bytes: the protector that answered may be a new one, and its sender is to learn that it need not keep
-    /// what is before that. No image that this protector commits lacks it, and it brings nobody back without one. (Until that image, which may find no
-    /// room, a peer that caught up waited with a full outbox for somebody who knew of what the lost protector had held.)
+    /// From where a stream goes on, as a piece without bytes. The protector that answered may be a new one, and the sender of the stream is to learn that it
+    /// need not keep what is before that: no image that this protector commits lacks it, and without an image it brings no process back. Else a peer that
+    /// catches up could wait with a full outbox until that image, which may find no room: no log server would know what the lost protector had held.
     fn poll_beginning(&mut self) -> Option<Piece<'static>> {
         let position = self.payload.span().start;
         while let Some((slot, connection)) = self.table.first_from(self.untold?) {
@@ -1302,8 +1302,8 @@ mod tests {
         Greeting { process, incarnation, connection, attempt, received, stable, kept: 0, finish: None, settled: true, ends: None }
     }
 
-    /// A peer that has closed its end wants nothing more. What is still sent to it is passed over, and waits for no link: a blocking `send`, which returns
-    /// when the link has everything, waited for ever.
+    /// A peer that has closed its end wants nothing more. What is still sent to it is passed over and waits for no link: else a blocking `send`, which returns
+    /// when the link has everything, would wait for ever.
     #[test]
     fn what_nobody_wants_waits_for_no_link() {
         let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
@@ -1320,13 +1320,13 @@ mod tests {
         assert_eq!(observer.send(0, 4, b"wanted", 0, true), Ok(Send::Taken { len: 6, whole: true }));
         assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
         observer.handle_transmitted(slot, 6);
-        // It comes again, closed.
+        // The peer greets again: it has closed its end.
         let again = observer.handle_greeting(&greeting(1, 6, u64::MAX));
         assert!(matches!(again, Ok(Welcome::Link(same, _)) if same == slot), "{again:?}");
         assert_eq!(observer.send(0, 4, b"too late", 0, true), Ok(Send::Taken { len: 8, whole: true }));
         assert_eq!(observer.poll_transmit(slot), None);
         assert_eq!(observer.table().get(slot).unwrap().outgoing().unsent(), 0);
-        // Its next life has not closed it yet. It will not want that, either, and is told that it is gone.
+        // The peer's next incarnation has not closed it yet. It will not want that, either, and is told that it is gone.
         let next = Greeting { received: 2, attempt: 1, ..first_greeting(opener, Incarnation::restarted(1)) };
         let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&next) else { panic!("no link") };
         assert_eq!(answer.kept, 14);
@@ -1347,7 +1347,7 @@ mod tests {
         observer
     }
 
-    /// Until the protector has what was read of a connection the next life may want it again, though the program has closed it.
+    /// Until the protector has what was read of a connection, the next incarnation may want it again, though the program has closed it.
     #[test]
     fn who_has_closed_wants_what_is_not_safe() {
         let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
@@ -1382,7 +1382,7 @@ mod tests {
         assert!(matches!(observer.handle_greeting(&again), Ok(Welcome::Link(_, Some(Greeting { received: 6, .. })))));
         assert!(matches!(observer.receive(0, 4, 100, true), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
         assert_eq!(observer.handle_received(0, 4, Source::Link, b"later"), Ok(Some(5)));
-        // Its next life is told the same.
+        // The next incarnation is told the same.
         let log = observer.poll_journal().unwrap().head.to_vec();
         let mut next = image;
         next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
@@ -1396,7 +1396,7 @@ mod tests {
         assert_eq!(next.table().get(0).unwrap().incoming().finish(), None);
     }
 
-    /// A life before wanted nothing more, and this one does all the same: it is told, and gets no other bytes in the place of those.
+    /// An earlier incarnation wanted nothing more, and this one does all the same. It gets an error, and no other bytes in the place of those that are gone.
     #[test]
     fn what_is_gone_is_not_passed_over() {
         let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
@@ -1454,8 +1454,8 @@ mod tests {
         observer
     }
 
-    /// A send that does not wait was taken, something was printed, and the process died before its peer had what was sent: the next life has it taken, too, and does not
-    /// live before that, however much its peer lacks. (`make sim`, seed 9128: it failed, and the program printed something else.)
+    /// A send that does not wait was taken, something was printed, and the process died before its peer had what was sent. The next incarnation has the send taken, too, and is
+    /// not live before that, however much its peer lacks: if the send failed, the program would print something else.
     #[test]
     fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
         let image = sender();
@@ -1478,7 +1478,7 @@ mod tests {
         assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
     }
 
-    /// The log is over, and its peer has not said how much it has: what is sent is taken whatever room there is, and what is printed after it is recorded.
+    /// The log is over, and the peer has not said how much it has. What is sent is taken whatever room there is, and that is recorded before anything is printed.
     #[test]
     fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
         let mut first = sender();
@@ -1488,7 +1488,7 @@ mod tests {
         assert!(first.gate_of_output(0).unwrap().is_some());
     }
 
-    /// Its log is over, but it does not live yet: nobody has asked for what it prints now, and the next life is to print the same.
+    /// The log of a process is over, but it is not live yet. What it prints now depends on choices that are in no log: they are recorded, and the next incarnation prints the same.
     #[test]
     fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
         let image = sender();
@@ -1535,8 +1535,8 @@ mod tests {
         assert_eq!(told(&mut observer), None, "once");
     }
 
-    /// A peer has ended while this process was lost. What it had received may have gone on to others: that much is sent again before this process lives. (`make sim`, seed
-    /// 14140: it lived at once, and went another way.)
+    /// A peer has ended while this process was lost. What the peer had received may have gone on to others, so that much is sent again before this process is live: else it
+    /// could go another way.
     #[test]
     fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
         let mut observer = sender();
@@ -1551,8 +1551,8 @@ mod tests {
         assert!(observer.table().all_sent_again());
     }
 
-    /// The opener of a connection that is over on both sides has dialed it just before it learned that it need not, and that comes after the word that it is
-    /// over: it is no new connection.
+    /// The opener has dialed a connection just before it learned that this is over on both sides. The greeting comes after the word that it is over, and makes no
+    /// new connection.
     #[test]
     fn a_call_that_comes_too_late_makes_no_connection() {
         let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };

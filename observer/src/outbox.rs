@@ -1,10 +1,10 @@
 //! The outbox: the sender's copy of sent bytes that the receiver's protector does not hold yet.
 //!
 //! One pool of blocks for all streams of the process; each stream chains the blocks it needs, so a stream that stalls holds only
-//! its own, and one with nothing under way holds none. A stream may take as much as it leaves free: so one whose receiver does not
-//! read gets half of the pool, the next a quarter, and there is always something left for those that move. (Without this a program
-//! could hang that does not on sockets of its own buffers; the property test found one.) Everything in the outbox has passed the gate: it may leave, and leave
-//! again, at any time.
+//! its own, and one with nothing under way holds none. A stream may take as much as it leaves free: so a stream with a receiver that
+//! does not read gets half of the pool, the next a quarter, and there is always something left for those that move. (Else a program
+//! could hang here that does not hang on sockets, each of which has a buffer of its own.) Everything in the outbox has passed the
+//! gate: it may leave, and leave again, at any time.
 
 /// No block.
 const NONE: u32 = u32::MAX;

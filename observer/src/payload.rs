@@ -140,7 +140,7 @@ impl PayloadLog {
         Ok(())
     }
 
-    /// A restarted process begins anew: what its image had under way is covered by that image.
+    /// A restarted process begins with an empty log: what its image had under way is covered by that image.
     pub(crate) fn handle_restart(&mut self) {
         self.ring.restart(0);
         self.segments.clear();

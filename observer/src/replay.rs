@@ -21,7 +21,7 @@ pub enum Ask {
         /// The descriptor.
         fd: u32,
     },
-    /// The same, without taking them.
+    /// Bytes of a stream, without taking them.
     Peek {
         /// The descriptor.
         fd: u32,
@@ -36,7 +36,7 @@ pub enum Ask {
         /// The descriptor.
         fd: u32,
     },
-    /// With whom a connection is to be made.
+    /// Which process listens where a connection is to be made.
     Target {
         /// The descriptor.
         fd: u32,
@@ -238,7 +238,7 @@ impl Replay {
         let outcome = self.outcome().ok_or(Error::Protector("the log changed under replay"))?;
         let gate_a = head.is_open(journal);
         if outcome == Determinant::Taken {
-            // It is of no call: nobody else has compared its thread.
+            // It belongs to no call, so its thread has not been checked yet.
             journal.check_thread(head.thread)?;
             return Ok(if gate_a { Served::Outcome } else { Served::Nothing });
         }
@@ -278,7 +278,7 @@ impl Replay {
         Ok(matches!(self.outcome(), Some(Determinant::Nothing | Determinant::Taken)))
     }
 
-    /// The same of this very place, and only that sends were taken.
+    /// Whether the next outcome says that sends were taken, and its place is reached.
     pub fn is_taken_here(&mut self, journal: &Journal) -> Result<bool, Error> {
         self.read_head()?;
         Ok(self.outcome() == Some(Determinant::Taken) && self.head.is_some_and(|head| head.is_open(journal)))
@@ -429,7 +429,6 @@ mod tests {
         }
     }
 
-    /// (The property above found it, once in a hundred of its runs.)
     #[test]
     fn a_thread_that_cannot_be_is_an_error_for_sends_that_were_taken_too() {
         let log = [235, 31];
@@ -454,7 +453,7 @@ mod tests {
         assert!(set.iter().eq(members));
     }
 
-    /// A process that has moved is told its address of then, and with whom it connected, whoever listens there now; what failed fails again.
+    /// A process that has moved is told the address that it had then, and the process that it connected to, whatever listens there now. What failed fails again.
     #[test]
     fn addresses_are_served_as_they_were() {
         let mut journal = journal();

@@ -67,7 +67,7 @@ fn with_client(call: impl FnOnce(&mut Client<Socket>) -> Result<c_int, Failure>)
 }
 
 fn complain(what: &str) {
-    // Without a stderr there is nobody to tell.
+    // Without a stderr nothing can be told.
     let _ = writeln!(io::stderr(), "radic_pmi: {what}");
 }
 

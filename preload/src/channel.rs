@@ -28,12 +28,12 @@ pub const QUEUE: usize = 1 << 20;
 /// Longest code of a message without its bytes.
 const HEAD: usize = 256;
 
-/// Who logs in.
+/// The process that logs in.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity<'a> {
     /// The process.
     pub process: ProcessId,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// Its job's key.
     pub key: &'a JobKey,
@@ -76,7 +76,7 @@ pub fn login(address: SocketAddr, who: &Identity<'_>, channel: Purpose) -> Resul
         let cover = login.welcomed(who.key, &nonce, &welcome)?;
         Some(login.records_of_caller(who.key, &nonce, cover))
     });
-    // Whoever is there does not have the key: it is no protector of ours.
+    // The other end does not have the key: it is no protector of ours.
     let (sealer, opener) = records.ok_or(Errno::ACCESS)?;
     Ok((fd, sealer, opener))
 }
@@ -142,7 +142,7 @@ impl Channel {
         self.taken < self.out.len()
     }
 
-    /// What whoever listens to it waits for.
+    /// The events that its listener waits for.
     pub fn awaited(&self) -> PollFlags {
         if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }

@@ -59,7 +59,7 @@ fn page() -> &'static Page {
     if !MAPPED.load(Ordering::Relaxed) {
         return &NOWHERE;
     }
-    // SAFETY: it is mapped for the life of the process, and its words are atomics, valid in any state.
+    // SAFETY: it stays mapped until the process ends, and its words are atomics, valid in any state.
     unsafe { &*(counters::ADDRESS as *const Page) }
 }
 

@@ -1,8 +1,8 @@
 //! Greetings on sockets: a byte that says how long, the greeting, its code.
 //!
-//! The code names whom the greeting is for ([`To`]): one that was overheard greets nobody else, and no other life.
-//! The code's key is that of the accepting process's job and the connection ([`JobKey::greeting_key`]): who opens a connection to another job gets this
-//! one key from its node.
+//! The code names the process that the greeting is for ([`To`]): one that was overheard greets no other process, and no other incarnation.
+//! The code's key is that of the accepting process's job and the connection ([`JobKey::greeting_key`]): a process that opens a connection to another job
+//! gets this one key from its node.
 
 use std::os::fd::BorrowedFd;
 
@@ -25,11 +25,11 @@ const LONGEST: usize = 1 + GREETING + MAC;
 /// Bytes of [`To`] in the code: job, rank, whether an incarnation is named, and that.
 const TO: usize = 8 + 4 + 1 + 24;
 
-/// Whom a greeting is for.
+/// The process that a greeting is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct To {
     pub process: ProcessId,
-    /// None: whoever listens for the program, which learns from its node who calls. At a door, and as an answer, that life alone.
+    /// None: any incarnation, at a listener of the program's, where the process learns from its node which one calls. At a door, and as an answer: this incarnation alone.
     pub life: Option<Incarnation>,
 }
 
@@ -48,7 +48,7 @@ impl To {
     }
 }
 
-/// Writes a greeting to a new socket, whose buffer is empty; `key`: that of its connection.
+/// Writes a greeting to a new socket, which has an empty buffer; `key`: that of its connection.
 pub fn write(fd: BorrowedFd<'_>, key: &JobKey, to: To, greeting: &Greeting) -> Result<(), Errno> {
     let mut out = [0; LONGEST];
     let mut writer = Writer::new(&mut out[1..=GREETING]);
@@ -60,7 +60,7 @@ pub fn write(fd: BorrowedFd<'_>, key: &JobKey, to: To, greeting: &Greeting) -> R
     sys::send_all(fd, &out[..1 + length + MAC], GREETING_MS)
 }
 
-/// Reads a greeting for `me`, whose key depends on the connection that it is about; waits for it.
+/// Reads a greeting for `me`; waits for it. Its key depends on the connection that it is about.
 pub fn read(fd: BorrowedFd<'_>, me: To, key_of: impl Fn(&ConnectionId) -> JobKey) -> Result<Greeting, Errno> {
     let mut incoming = Incoming::default();
     loop {

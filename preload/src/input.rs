@@ -1,7 +1,7 @@
 //! Standard input: what the program reads of it is an outcome like any other, and its bytes are in the journal ([`Determinant::Input`]).
 //!
-//! Only rank 0 has a standard input, a pipe from its node. A restored process has a new pipe on descriptor 0, into which nothing comes before it lives again: then
-//! its node is told how much the program has read in all its lives, and the terminal goes on from there, saying again what was lost in the old pipe.
+//! Only rank 0 has a standard input, a pipe from its node. A restored process has a new pipe on descriptor 0, into which nothing comes before it is live: then
+//! its node is told how much the program has read in all its incarnations, and the terminal goes on from there, and says again what was lost in the old pipe.
 //!
 //! `read` and `readv` are hooks; the C library's own streams (`fgets`, `scanf`, `std::cin`) read through a slot of its table of stream operations, where our function is
 //! ([`crate::output`] says why). Whether the pipe is readable is logged as for a connection (`ops::ready`).
@@ -53,7 +53,7 @@ impl InputPipe {
 }
 
 impl Layer {
-    /// How much of standard input the program has read, in all its lives; none: that is not known.
+    /// How much of standard input the program has read, in all its incarnations; none: that is not known.
     pub(crate) fn input_read(&self) -> Option<u64> {
         (!self.input.inherited).then(|| self.observer.input_read())
     }

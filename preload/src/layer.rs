@@ -166,7 +166,7 @@ fn come_back(guard: &mut Guard<'static, Option<Layer>>) {
     }
 }
 
-/// The layer if nobody holds it, in a process that has come back: for the handler of a signal.
+/// The layer if no thread holds it, in a process that has come back: for the handler of a signal.
 pub fn enter_if_free() -> Option<Held> {
     if !is_active() || INSIDE.get() {
         return None;
@@ -177,7 +177,7 @@ pub fn enter_if_free() -> Option<Held> {
     Some(Held { guard: Some(guard), signals: None })
 }
 
-/// The layer if nobody holds it: for the handler of the checkpoint's signal.
+/// The layer if no thread holds it: for the handler of the checkpoint's signal.
 pub fn try_enter() -> Option<Held> {
     if !is_active() || INSIDE.get() || image::is_restored() {
         return None;
@@ -200,7 +200,7 @@ impl Held {
 
     /// Keeps the layer locked after this value is gone; [`adopt`] goes on.
     pub fn keep_locked(mut self) {
-        // Whoever adopts it may be another thread.
+        // Another thread may adopt it.
         INSIDE.set(false);
         std::mem::forget(self.guard.take());
     }
@@ -267,7 +267,7 @@ pub struct Layer {
     pub observer: Observer,
     /// The protector of this process's own node.
     pub node: Node,
-    /// Of a process that is replayed offline: who stands for everybody else.
+    /// Of a process that is replayed offline: the connection to the command, which stands in for its peers and its protector.
     pub(crate) replayer: Option<Replayer>,
     /// Standard output and standard error.
     pub outputs: Outputs,
@@ -283,15 +283,15 @@ pub struct Layer {
     pub images: Images,
     /// What was accepted and not given to the program yet.
     pub arrived: Vec<Arrived>,
-    /// By descriptor, both ends' addresses, as the program saw them in its first life.
+    /// By descriptor, both ends' addresses, as the program saw them in its first incarnation.
     pub names: BTreeMap<i32, Names>,
-    /// By descriptor, the address of a socket that has one and no peer, as the program saw it in its first life.
+    /// By descriptor, the address of a socket that has one and no peer, as the program saw it in its first incarnation.
     pub bound: BTreeMap<i32, SocketAddr>,
     /// Where the program listens.
     pub listeners: Vec<(i32, SocketAddr)>,
     /// Further descriptors of connections, and the one that the observer knows.
     pub aliases: Vec<(i32, i32)>,
-    /// Connections whose peer is gone, and the error that the program gets.
+    /// Connections with a peer that is gone, and the error that the program gets.
     pub broken: Vec<(Slot, Errno)>,
     /// The job's key.
     pub key: JobKey,
@@ -456,8 +456,8 @@ pub fn fail(what: &str) -> ! {
     end_process(125)
 }
 
-/// Ends the process for an error of the observer. If another life speaks for it, that must not look like an exit: a home that does not know yet that this node was taken
-/// for lost would end the job. A crash is the protector's to judge, which knows. It says nothing: what it prints is in the place of what the other life prints.
+/// Ends the process for an error of the observer. If another incarnation speaks for it, its end must not look like an exit: a home that does not know yet that this node was taken
+/// for lost would end the job. A crash is judged by the protector, which knows. The process prints nothing then: that would stand in the place of what the other incarnation prints.
 fn fail_with(failure: &Failure) -> ! {
     if failure.is_fenced() {
         switch_off();
@@ -508,7 +508,7 @@ impl Layer {
         }
     }
 
-    /// Peers of connections whose closing is covered by an image need not keep them. Some at a time: nodes keep what others do not read only up to
+    /// Tells peers that they need not keep connections of which an image covers the close. Some at a time: nodes keep what others do not read only up to
     /// a bound.
     pub(crate) fn forget_closed(&mut self) {
         const AT_ONCE: usize = 256;
@@ -596,12 +596,12 @@ impl Layer {
                 self.close_forgotten();
             }
             FromNode::Checkpoint { request } => self.drive_images(|images, _| images.handle_request(request)),
-            // Whoever asks does nothing else until it is answered, with the layer locked: then somebody else was in it at the same time.
+            // A thread that asks does nothing else until it is answered, with the layer locked. If the answer comes here, another thread was in it at the same time.
             FromNode::Peer { .. }
             | FromNode::Announced { .. }
             | FromNode::Claimed { .. }
             | FromNode::GreetingKey { .. }
-            | FromNode::Caller { .. } => fail("its node answers what nobody has asked"),
+            | FromNode::Caller { .. } => fail("its node answers what no call has asked"),
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}
             message @ (FromNode::Place { .. } | FromNode::Final { .. } | FromNode::Restarted { .. }) => {
                 self.handle_link_message(&message)
@@ -632,7 +632,7 @@ impl Layer {
         }
     }
 
-    /// The same for what leaves to nobody who says how much of it has come: output, what the launcher is told.
+    /// The same for what leaves and is never asked for again: output, and what the launcher is told.
     pub fn pass_gate_of_output(&mut self) {
         let thread = THREAD.get();
         // A thread without a number has not found nothing yet.
@@ -652,14 +652,14 @@ impl Layer {
             if self.await_protector() {
                 self.hear_node();
             }
-            // Or nothing else would: one that hangs says nothing for as long as it hangs.
+            // The session moves to the next protector here: the present one may hang, and a protector that hangs breaks no connection.
             self.settle_down();
             self.hear_protector(false);
         }
         counters::add(Counter::GateNs, sys::now() - since);
     }
 
-    /// Waits for a word of the protector, a moment at most. True: the node has something to say, perhaps that there is another protector: one whose machine is
+    /// Waits for a word of the protector, a moment at most. True: the node has something to say, perhaps that there is another protector: a protector that is
     /// cut off says nothing, and breaks no connection.
     fn await_protector(&mut self) -> bool {
         const MOMENT: u64 = 100_000_000;
@@ -690,12 +690,12 @@ impl Layer {
         }
     }
 
-    /// Whether this process catches up with a log: sockets that its program makes meanwhile are nobody's yet.
+    /// Whether this process catches up with a log: sockets that its program makes meanwhile have no peer yet.
     pub fn is_replayed(&self) -> bool {
         self.replayer.is_some() || self.observer.is_replaying()
     }
 
-    /// The layer's own sockets are those of an earlier life: they are closed, and what waited for them is forgotten.
+    /// The layer's own sockets are those of an earlier incarnation: they are closed, and what waited for them is forgotten.
     pub(crate) fn forget_sockets(&mut self) {
         self.lingering.drain(..).for_each(|lingering| sys::close_own(lingering.fd));
         self.unsent.clear();
@@ -713,14 +713,14 @@ impl Layer {
         }
     }
 
-    /// A call found nothing. Many in a row mean that the process waits for somebody: time to look after everything.
+    /// A call found nothing. Many in a row mean that the process waits for a peer: time to look after everything.
     pub fn note_nothing(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             return replayer.handle_nothing(&self.observer);
         }
         counters::add(Counter::Empty, 1);
         self.idle += 1;
-        // A process that looks for something that cannot come has all the time to help it come.
+        // While a link is down the process looks after everything sooner: what it looks for may come only if it does.
         if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
             self.idle = 0;
             self.check_way();
@@ -859,11 +859,11 @@ impl Layer {
         self.aliases.iter().find(|(alias, _)| *alias == fd).map_or(fd, |(_, primary)| *primary)
     }
 
-    /// A connection with somebody who is not protected: what is said there is not logged (G7: it is told).
+    /// A connection with a program that is not protected: what is said there is not logged (G7: it is told).
     pub fn note_unprotected(&mut self, address: &SocketAddr) {
         counters::add(Counter::Unprotected, 1);
         if counters::get(Counter::Unprotected) == 1 {
-            self.note(&format!("a connection with {address}, where nobody is protected: it will not survive a death"));
+            self.note(&format!("a connection with {address}, where no process is protected: it will not survive a death"));
         }
     }
 
@@ -901,7 +901,7 @@ impl Layer {
         self.unsent.contains(&slot)
     }
 
-    /// The program has closed `fd`, whose bytes have not all left: the socket stays open, out of its way, until they have.
+    /// The program has closed `fd` before all of its bytes have left: the socket stays open, out of its way, until they have.
     pub fn linger(&mut self, slot: Slot, fd: i32) {
         // Its last close is the layer's, which neither waits nor throws away.
         _ = rustix::net::sockopt::set_socket_linger(sys::borrow(fd), None);
@@ -916,7 +916,7 @@ impl Layer {
         }
     }
 
-    /// One of the layer's own descriptors gets another number. The old one stays open, for `dup2` to replace: nobody else may get it in between.
+    /// One of the layer's own descriptors gets another number. The old one stays open, for `dup2` to replace: no other call may get it in between.
     fn move_own(&mut self, number: i32) -> Result<(), Errno> {
         let lingering = self.lingering.iter_mut().map(|lingering| &mut lingering.fd);
         let own = [self.journal.fd_mut(), self.bulk.fd_mut(), self.node.fd_mut()];
@@ -955,9 +955,9 @@ impl Layer {
         _ = self.node.send(&ToNode::Note(text));
     }
 
-    /// The process ends: everything leaves that is to leave, and the process stays until it is safe with the protectors of those who receive it, or they
-    /// want no more: whoever of them is restarted later finds it there. And until its own protector has what it has received: it may still be brought back.
-    /// Links are made anew meanwhile, and signals end it as if it were gone already. At last the node gets the counters.
+    /// The process ends. Everything leaves that is to leave, and the process stays until the protectors of its receivers have all of it, or the receivers want no
+    /// more: a receiver that is restarted later finds it there. It also stays until its own protector has what it has received, for it may still be brought back.
+    /// Links are made again meanwhile, and signals end it as if it were gone already. At last the node gets the counters.
     pub fn leave(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             // The last outcome may have been a readiness set, after which nothing was received or sent.

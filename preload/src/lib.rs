@@ -8,7 +8,7 @@
 //!   `replay`: a restored process that is replayed alone; `restart`: one that goes on; `output`, `pmi`: what else leaves the process.
 //! - `fds`: what each descriptor is; `counters`; `lock`; `sys`: system calls that no hook sees; `signals`; `memory`: a heap at a far address.
 //!
-//! Rules inside somebody's program: no thread of ours, not its heap, `errno` as the C library leaves it, no panic across the boundary (the library is
+//! Rules inside a user's program: no thread of ours, not its heap, `errno` as the C library leaves it, no panic across the boundary (the library is
 //! built with panic = abort), every function behind us found by the constructor. Children run unprotected.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

@@ -33,7 +33,7 @@ const AGAIN_NS: u64 = 100_000_000;
 const AT_ONCE_MS: u64 = 5;
 /// Questions that may be open at once; the next one waits this long for its answer, in nanoseconds.
 const OPEN: (usize, u64) = (1_000, 1_000_000_000);
-/// Time between two looks by a program that never waits, in nanoseconds: a peer that comes back does not live before it is answered.
+/// Time between two looks by a program that never waits, in nanoseconds: a peer that comes back is not live before it is answered.
 const LOOK_NS: u64 = 2_000_000;
 
 /// A socket on which a greeting is to come.
@@ -124,8 +124,8 @@ impl Layer {
         }
     }
 
-    /// Says something to the node. What must have been heard before the program goes on is the end of the process if it was not; of the rest, whatever is said next finds that the
-    /// node is gone.
+    /// Says something to the node. If the node does not hear what it must know before the program goes on, the process ends. For all else it is enough that the next message finds
+    /// that the node is gone.
     pub(crate) fn tell_node(&mut self, message: &ToNode) {
         if let Err(error) = self.node.send(message)
             && matches!(message, ToNode::Finished { .. } | ToNode::Ended { .. } | ToNode::Where { .. })
@@ -151,7 +151,7 @@ impl Layer {
 
     // ---- the door
 
-    /// Opens the door, on this process's node's address, and tells the node. The one of an earlier life is dead.
+    /// Opens the door, on this process's node's address, and tells the node. The one of an earlier incarnation is dead.
     pub fn open_door(&mut self) -> Result<(), Errno> {
         let ip = SocketAddr::try_from(rustix::net::getsockname(self.journal_fd())?).map_err(|_| Errno::AFNOSUPPORT)?.ip();
         let (fd, at) = listen(ip)?;
@@ -171,7 +171,7 @@ impl Layer {
         self.sockets.door.as_ref().map(|(_, at)| at.port())
     }
 
-    /// Fresh sockets for the program's listeners: those of an earlier life are dead. The node is told where each listens now.
+    /// Fresh sockets for the program's listeners: those of an earlier incarnation are dead. The node is told where each listens now.
     pub fn relisten(&mut self) -> Result<(), Errno> {
         let Some(ip) = self.door_ip() else { return Ok(()) };
         let listeners = self.listeners.clone();
@@ -202,12 +202,12 @@ impl Layer {
         }
     }
 
-    /// What is said to this process in this life.
+    /// The address of a greeting to this incarnation of this process.
     fn to_me(&self) -> To {
         To { process: self.observer.process(), life: Some(self.observer.incarnation()) }
     }
 
-    /// Greetings of visitors. One whose other side has given the socket up, while the greeting waits for the gate, is none any more.
+    /// Greetings of visitors. A visitor that gives its socket up while its greeting waits for the gate is none any more.
     fn hear_visitors(&mut self) {
         let sockets: Vec<SocketId> = self.sockets.visitors.keys().copied().collect();
         for socket in sockets {
@@ -520,7 +520,7 @@ impl Layer {
 
     // ---- looking after them
 
-    /// In a process that has come back: no socket of its image is one any more. Tells the node again what it must know; all links will be made anew.
+    /// In a process that has come back: no socket of its image is one any more. Tells the node again what it must know; all links will be made again.
     pub fn break_all(&mut self) {
         self.sockets.close_all();
         self.drive(|links, cx| {

@@ -11,7 +11,7 @@ use crate::image;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may wait.
+/// Held, and another thread may wait.
 const AWAITED: u32 = 2;
 
 /// A value that one thread at a time may touch.
@@ -46,14 +46,14 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The lock, unless somebody holds it: for a signal's handler, whose own thread that may be.
+    /// The lock, unless a thread holds it: for a signal's handler, which may have interrupted that very thread.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let free = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Not before it is known: a guard that is dropped frees the lock, whoever holds it.
+        // Not before it is known: a guard that is dropped frees the lock, whichever thread holds it.
         free.then(|| Guard(self))
     }
 
-    /// Whether somebody holds the lock at this moment, perhaps the calling thread.
+    /// Whether a thread holds the lock at this moment, perhaps the calling one.
     pub fn is_held(&self) -> bool {
         self.state.load(Ordering::Relaxed) != FREE
     }
@@ -77,7 +77,7 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the lock is held as long as the guard lives.
+        // SAFETY: the lock is held as long as the guard exists.
         unsafe { &*self.0.value.get() }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
         assert!(lock.try_lock().is_some());
     }
 
-    /// A nudge's handler looks whether another thread is in the layer, and must not let anybody else in by that.
+    /// A nudge's handler looks whether another thread is in the layer, and must not let a third one in by that.
     #[test]
     fn who_finds_it_held_leaves_it_held() {
         let lock = Lock::new(());

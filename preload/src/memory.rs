@@ -67,7 +67,7 @@ fn size_of_class(class: usize) -> usize {
     }
 }
 
-/// The smallest class whose blocks suit `layout`: blocks are as aligned as their size is round, up to a page.
+/// The smallest class with blocks that suit `layout`: blocks are as aligned as their size is round, up to a page.
 fn class_for(layout: Layout) -> Option<usize> {
     if layout.align() > PAGE {
         return None;
@@ -131,7 +131,7 @@ impl Heap {
     fn take(&mut self, class: usize) -> Option<(*mut u8, bool)> {
         let (size, block) = (size_of_class(class), self.free[class]);
         if !block.is_null() {
-            // SAFETY: a free block of ours, whose first word is the link.
+            // SAFETY: a free block of ours: its first word is the link.
             self.free[class] = unsafe { block.cast::<Link>().read() };
             return Some((block.cast(), size >= LARGE));
         }
@@ -143,14 +143,14 @@ impl Heap {
     }
 
     /// # Safety
-    /// The block is of this class, and nobody uses it any more.
+    /// The block is of this class, and not in use any more.
     unsafe fn give(&mut self, block: *mut u8, class: usize) {
         let size = size_of_class(class);
         if size >= LARGE {
-            // SAFETY: whole pages of one block, which nobody uses. If it fails they are merely kept.
+            // SAFETY: whole pages of one block, which is not in use. If it fails they are merely kept.
             let forgotten = unsafe { madvise(block.cast(), size, Advice::LinuxDontNeed) };
             if forgotten.is_err() {
-                // SAFETY: the same bytes. Whoever takes the block counts on zeroes.
+                // SAFETY: the same bytes. The next user of the block counts on zeroes.
                 unsafe { block.write_bytes(0, size) };
             }
         }
@@ -175,7 +175,7 @@ pub fn secrets() -> Range<u64> {
 /// A child has none of its parent's secrets.
 pub fn forget_secrets() {
     if SECRETS.lock().next != 0 {
-        // SAFETY: whole pages of the mapping. In a child nobody uses what is there.
+        // SAFETY: whole pages of the mapping. In a child nothing uses what is there.
         _ = unsafe { madvise(ptr::without_provenance_mut(SECRET_BASE), SECRET_SPAN, Advice::LinuxDontNeed) };
     }
 }
@@ -273,7 +273,7 @@ pub fn used() -> usize {
     HEAP.lock().next.saturating_sub(BASE)
 }
 
-/// Keeps everybody out until [`leave`]: around a fork, or a child might inherit a heap in the middle of something.
+/// Keeps all other threads out until [`leave`]: around a fork, or a child might inherit a heap in the middle of something.
 pub fn enter() {
     let guards: [Guard<'_, Heap>; 2] = [HEAP.lock(), SECRETS.lock()];
     std::mem::forget(guards);
@@ -289,7 +289,7 @@ pub fn leave() {
 #[derive(Debug)]
 pub struct Far;
 
-// SAFETY: a block is taken from the list, or from memory that no block has had, under the lock, so it is nobody else's; its class's size is at
+// SAFETY: a block is taken from the list, or from memory that no block has had, under the lock, so it has no other owner; its class's size is at
 // least the layout's, and it is as aligned as its size is round.
 unsafe impl GlobalAlloc for Far {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -442,7 +442,7 @@ mod tests {
                 use_keys(through, with_records);
                 left_behind(&memory)
             };
-            // A stack on which nobody was before.
+            // A stack that no other thread has used.
             std::thread::Builder::new().stack_size(1 << 20).spawn(run).unwrap().join().unwrap()
         };
         assert!(of(|compute| compute(), |compute| compute()) > 0, "without discretion something is found");

@@ -30,7 +30,7 @@ pub struct Node {
     /// What came while an answer was awaited.
     waiting: VecDeque<FromNode>,
     next_ask: u64,
-    /// This process is replayed: nobody hears it.
+    /// This process is replayed: no node hears it.
     mute: bool,
 }
 
@@ -145,7 +145,7 @@ impl Node {
         }
     }
 
-    /// The protector that the node has told of last, if it has told of one that nobody knows yet; the other messages wait for [`Node::poll`].
+    /// The protector that the node has told of last, if it has told of one that this process does not know yet; the other messages wait for [`Node::poll`].
     pub fn next_protector(&mut self) -> Result<Option<SocketAddr>, Errno> {
         while let Some(message) = self.read()? {
             self.waiting.push_back(message);
@@ -179,7 +179,7 @@ impl Node {
     }
 }
 
-/// Whoever can bind a name can pose as the node: nothing is said to another user than root and our own, for the job's key goes through
+/// A program that can bind a name can pose as the node. So nothing is said to another user than root and our own: the job's key goes through
 /// here.
 fn check_peer(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let there = sys::peer_user(fd)?;
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Listens at `path` as another user: the kernel notes whose socket it is at that moment.
+    /// Listens at `path` as another user: the kernel notes the socket's owner at that moment.
     fn listen_as(uid: Uid, path: std::path::PathBuf) -> UnixListener {
         let listen = move || {
             // This thread only: the kernel's threads have users of their own, and this one ends here.

@@ -6,7 +6,7 @@
 //! knows what to drop. In replay the program's writes are done again, after that.
 //!
 //! How every write gets here: `write` and its kin are hooks, and that is what Fortran, Python and C++ without `sync_with_stdio` use. The C library's own streams
-//! (`printf`, `puts`, `perror`, `std::cout`) write by an internal name that nobody can interpose. They do it through a slot of its table of stream operations,
+//! (`printf`, `puts`, `perror`, `std::cout`) write by an internal name that cannot be interposed. They do it through a slot of its table of stream operations,
 //! the exported `_IO_file_jumps`, and there is our function instead (`hooks::stdio::watch_streams`; only if the slot holds the exported
 //! `_IO_file_write`, so another C library is noticed, and told: G7). What else was thought of: a stream of our own as `stdout` (`fopencookie`) is too late for `std::cout`, which
 //! keeps the C library's stream since before our constructor runs, and breaks `freopen` and the descriptor in the stream; a pipe of our own with a
@@ -14,8 +14,8 @@
 //! nothing is different for the program: same stream, same buffer, same buffering (a pipe: full), same descriptor.
 //!
 //! Not covered: `syscall(SYS_write, ..)`, and children. A child's bytes are in the pipe uncounted. If the process is restarted,
-//! its home has that many bytes more than the process knows of, and drops as many of what comes next: output of programs whose children print may lack bytes
-//! after a restart (a program that starts children is told of in the node's log anyway).
+//! its home has that many bytes more than the process knows of, and drops as many of what comes next: output of a program with children that print may lack bytes
+//! after a restart (the node's log tells of each program that starts children anyway).
 
 use std::io::IoSlice;
 
@@ -49,7 +49,7 @@ pub(crate) fn pipe_of(fd: i32) -> Option<Pipe> {
 /// One of the two streams.
 #[derive(Debug)]
 struct Output {
-    /// Where it is written to; none: nowhere that anybody counts.
+    /// Where it is written to; none: nowhere that is counted.
     pipe: Option<Pipe>,
     /// Its last bytes, by offset.
     ring: Ring,
@@ -150,7 +150,7 @@ impl Outputs {
                 match put(fd, owed) {
                     Ok(0) => break,
                     Ok(count) => stream.handle_again(count),
-                    // Nobody reads: nobody needs it.
+                    // The pipe has no reader: these bytes are not needed.
                     Err(_) => stream.again = None,
                 }
             }
@@ -254,7 +254,7 @@ fn copy(parts: &[IoSlice<'_>], mut skip: usize, room: &mut [u8]) -> usize {
 }
 
 impl Layer {
-    /// The process ends: what is to be written once more is, however slow the reader, as if the program wrote it.
+    /// The process ends: what is to be written once more is, however slow the reader is, as if the program wrote it.
     pub fn write_owed_output(&mut self) {
         while self.outputs.is_owing() {
             self.outputs.write_again();

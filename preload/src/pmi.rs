@@ -1,6 +1,6 @@
 //! The connection to the process manager (PMI-1: lines of text, a question and its answer at a time). It is no protected stream: the node where the process goes
-//! on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands. What is kept here is the question whose answer has not
-//! come: a restored process asks it once more, on its new connection, and skips as much of the answer as it has had.
+//! on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands. What is kept here is the question that has no answer
+//! yet: a restored process asks it once more, on its new connection, and skips as much of the answer as it has had.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -175,7 +175,7 @@ pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
         layer.note("it asks its process manager something very long: that may be lost in a restart");
         layer.pmi.conversation.question.clear();
     }
-    // In `radic replay` nobody is there, and nothing leaves.
+    // In `radic replay` there is no process manager, and nothing leaves.
     let sent =
         if layer.replayer.is_some() { Ok(part.len()) } else { rustix::net::send(sys::borrow(fd), part, SendFlags::NOSIGNAL) };
     if let Ok(count) = sent {

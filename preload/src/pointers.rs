@@ -29,13 +29,13 @@ enum Access {
 /// Pages that were there lately, by access and low bits of their number.
 static LATELY: [[AtomicUsize; 64]; 2] = [const { [const { AtomicUsize::new(0) }; 64] }; 2];
 
-/// Whether so many bytes can be read there. None always can.
+/// Whether so many bytes can be read there. A length of 0 always can.
 #[inline]
 pub fn is_readable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Read)
 }
 
-/// Whether so many bytes can be written there. None always can.
+/// Whether so many bytes can be written there. A length of 0 always can.
 #[inline]
 pub fn is_writable<T>(start: *const T, length: usize) -> bool {
     is_there(start as usize, length, Access::Write)
@@ -100,11 +100,11 @@ fn touch(page: usize, access: Access) -> bool {
 
 /// Has the kernel add 0, atomically, to the number at `address`.
 fn add_nothing(address: usize) -> i64 {
-    /// FUTEX_OP_ADD of 0. Whoever waits there is woken if the number was -2048: it has to expect to be woken for nothing.
+    /// FUTEX_OP_ADD of 0. A thread that waits there is woken if the number was -2048: it has to expect to be woken for nothing.
     const ADD_0: u32 = 1 << 28 | 0x800;
     static NOBODY: AtomicU32 = AtomicU32::new(0);
     let operation = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel checks the address, and leaves there what is there. Nobody waits at `NOBODY`.
+    // SAFETY: the kernel checks the address, and leaves there what is there. No thread waits at `NOBODY`.
     unsafe { libc::syscall(libc::SYS_futex, NOBODY.as_ptr(), operation, 0, 0usize, address, ADD_0) }
 }
 

@@ -21,7 +21,7 @@ use crate::sys;
 
 /// Time for the command to answer, in milliseconds.
 const ANSWER_MS: u64 = 60_000;
-/// Empty outcomes after which a process whose log is over has sent all that it will.
+/// Empty outcomes, after the end of the log, after which a process has sent all that it will.
 const AFTERWARDS: u64 = 100_000;
 /// Empty outcomes more than then before it is clear that re-execution goes another way.
 const PATIENCE: u64 = 1_000_000;
@@ -43,7 +43,7 @@ impl Replayer {
     pub fn begin(observer: &mut Observer, launcher: u64) -> Replayer {
         match Replayer::try_begin(observer, launcher) {
             Ok(replayer) => replayer,
-            Err(error) => fail(&format!("it was restored, and nobody replays it: {error}")),
+            Err(error) => fail(&format!("it was restored, and no command replays it: {error}")),
         }
     }
 
@@ -90,7 +90,7 @@ impl Replayer {
         }
     }
 
-    /// Nobody listens any more: the replay was given up.
+    /// The value. If the command does not listen any more, the replay was given up, and the process ends.
     fn or_end<T>(result: Result<T, Errno>) -> T {
         match result {
             Ok(value) => value,
@@ -138,7 +138,7 @@ impl Replayer {
                     _ => self.end(&format!("the journal is not held from position {position} on")),
                 }
             }
-            // At the end of the log a waiting call waits for peers, who are not there; before it, for bytes that nobody holds.
+            // At the end of the log a waiting call waits for peers, which are not there; before it, for bytes that no log holds.
             Wait::Peers => self.end("the log is over"),
             Wait::Event if self.settled => self.end("the log is over"),
             other => self.end(&format!("it waits for {other:?}: what it received then is not held, or it went another way")),

@@ -1,4 +1,4 @@
-//! A process that has come back from an image, in a later life: it finds its node, catches up with its log, and goes on with everybody else.
+//! A process that has come back from an image, in a later incarnation: it finds its node, catches up with its log, and goes on with its peers.
 //!
 //! The first call that gets the layer after a restore finds its memory as it was in the middle of a checkpoint, and everything outside of it gone. What becomes of
 //! what the layer and the library's statics hold:
@@ -6,23 +6,23 @@
 //! | what | after a restore |
 //! |---|---|
 //! | `Layer::observer` | `Observer::restart`; then it is told of every process that was restarted |
-//! | `node`, `journal`, `bulk` | sockets of an earlier life, dead: closed, made anew |
+//! | `node`, `journal`, `bulk` | sockets of an earlier incarnation, dead: closed, made again |
 //! | `images` | the connection is closed; no image is under way, and the first one is a whole one |
 //! | `replayer` | none: that is for `radic replay`, which restores a copy that is alone |
-//! | `arrived`, `links`, the program's sockets and listeners | [`Layer::break_all`] and [`Layer::relisten`]: placeholders, to be linked anew |
+//! | `arrived`, `links`, the program's sockets and listeners | [`Layer::break_all`] and [`Layer::relisten`]: placeholders, to be linked again |
 //! | `lingering`, `unsent` | their sockets are dead: bytes are in the outbox and leave when a link is up |
 //! | `names`, `listeners`, `aliases`, `broken` | hold: the program sees what it saw |
 //! | `key`, `foreign`, all that is secret | zeroes: the node says them again |
-//! | `session` | begins anew, with the protector that the node says: it has the log |
-//! | `idle` | begins anew |
+//! | `session` | a new one, with the protector that the node says: it has the log |
+//! | `idle` | counts from 0 |
 //! | `outputs` | new pipes: what may not have arrived is written once more ([`crate::output`]) |
-//! | `input` | a new pipe, into which nothing comes before the process lives again ([`crate::input`]) |
+//! | `input` | a new pipe, into which nothing comes before the process is live ([`crate::input`]) |
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
 //! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `image::restored` |
 //! | `HEAP`, `EPOLLS`, `FULL`, `STREAMS` locks | as they were: the thread that holds one is restored, too, in the middle of holding it |
 //! | `INSIDE`, `THREAD`, `THREADS` | hold: threads are the same |
 //! | `ACTIVE`, `UNSENT`, `DUE` | `ACTIVE` holds; `UNSENT` off; a checkpoint that is wanted still is |
-//! | `fds::KINDS` | hold for the program's; the layer's own are set anew |
+//! | `fds::KINDS` | hold for the program's; the layer's own are set again |
 //! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`ready::replaced`) |
 //! | `LOGGED`, `CHANGES`, `looked` | hold: they follow from the program's calls |
 //! | `FULL`, `STARVED` | hold: the next look at the outbox decides |
@@ -67,8 +67,8 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> (&'static str, Errno) {
     move |error| (what, error)
 }
 
-/// The layer's own descriptors of the image are closed one after the other, when what had them gets new ones. Those that the engine has not restored are
-/// taken till then: a new one under such a number would be closed as the old one.
+/// The layer's own descriptors of the image are closed one after the other, when their owners get new ones. The numbers that the engine has not restored are
+/// held until then: a new descriptor under such a number would be closed in place of the old one.
 fn hold_numbers() -> Result<(), Errno> {
     let dead = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?.0;
     let is_free = |fd: &i32| rustix::io::fcntl_getfd(sys::borrow(*fd)) == Err(Errno::BADF);
@@ -111,7 +111,7 @@ impl Layer {
         Ok(())
     }
 
-    /// The observer in its new life, with the connections to its log.
+    /// The observer in its new incarnation, with the connections to its log.
     fn begin_again(&mut self, restart: Restart) {
         self.key = restart.key;
         self.images.handle_restored();
@@ -126,7 +126,7 @@ impl Layer {
         self.await_session();
     }
 
-    /// A connection to the process manager of this life, where the program has its own.
+    /// A connection to the process manager of this incarnation, where the program has its own.
     fn connect_pmi(&mut self, launcher: u64) -> Result<(), Errno> {
         let Some(fd) = self.pmi.fd() else { return Ok(()) };
         let mut new = Node::of_launcher(launcher)?;

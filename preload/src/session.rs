@@ -52,7 +52,7 @@ impl Layer {
                 Action::Use => self.use_channels(),
                 Action::Checkpoint => want_checkpoint(),
                 Action::Live { events } => {
-                    // Before the node hears that it lives: from then on it awaits no report.
+                    // Before the node hears that the process is live: from then on the node awaits no report.
                     radic_ckpt::settled();
                     let (different, input) = (counters::get(Counter::Different), self.input_read());
                     self.tell_node(&ToNode::Live { events, different, input });

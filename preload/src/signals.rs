@@ -1,9 +1,9 @@
 //! Which of the program's signals end a call that waits.
 #![allow(unsafe_code)]
 
-/// The process is at its end and merely waits: what ends a program by default ends it at once, whatever it had its signals do.
+/// The process is at its end and merely waits. From now on the signals that end a program by default end it at once, whatever the program had them do.
 pub fn end_at_once() {
-    /// Those by which a program is told to end.
+    /// Signals by which a program is told to end.
     const TO_END: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
     let mut mask = 0u64;
     for signal in TO_END {
@@ -23,8 +23,8 @@ pub fn end_at_once() {
     }
 }
 
-/// Keeps the program's signals waiting while a call waits by turns in the kernel and in the layer: one that its thread took in the layer would not end the call, as the
-/// program expects of it (a timer that ends a `recv`). They come in the kernel's wait, which is given [`Hold::mask`], or when this ends.
+/// Keeps the program's signals waiting while a call waits by turns in the kernel and in the layer. A signal that the thread took in the layer would not end the call, though the
+/// program expects that of it (a timer that ends a `recv`). So signals come in the kernel's wait, which is given [`Hold::mask`], or when this ends.
 #[derive(Debug)]
 pub struct Hold {
     before: u64,
@@ -33,9 +33,9 @@ pub struct Hold {
 impl Hold {
     /// From now on, for the calling thread.
     pub fn begin() -> Self {
-        /// Those by which a thread hurts itself, which cannot wait.
+        /// Signals of faults of the thread itself: they cannot wait.
         const AT_ONCE: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-        /// Those of the threads library; the second is the checkpoint engine's, too.
+        /// Signals of the threads library; the second is the checkpoint engine's, too.
         const INTERNAL: [i32; 2] = [32, 33];
         let free = AT_ONCE.iter().chain(&INTERNAL).fold(0u64, |mask, signal| mask | 1 << (signal - 1));
         Hold { before: set_mask(libc::SIG_BLOCK, !free) }
@@ -90,7 +90,7 @@ struct Action {
 }
 
 /// Whether every handler that the program has installed restarts calls (SA_RESTART). The kernel would look at the flag of the very signal that
-/// came; nobody else can know which that was. Where they differ the call ends, which a program with such handlers is prepared for.
+/// came; outside of the kernel it cannot be known which that was. Where they differ the call ends, which a program with such handlers is prepared for.
 pub fn all_restart() -> bool {
     (1..=64).all(|signal| {
         let restarts = |action: Action| action.flags & libc::SA_RESTART as u64 != 0;

@@ -13,7 +13,7 @@ use crate::layer::{Layer, fail};
 use crate::ops::ready;
 use crate::sys;
 
-/// What was behind the descriptor of a connection whose link is broken or in question. Behind it is a placeholder now.
+/// What was behind the descriptor of a connection with a link that is broken or in question. Behind it is a placeholder now.
 #[derive(Debug)]
 pub struct Aside {
     /// The connection, by the stream that goes out.
@@ -44,8 +44,8 @@ fn socket_for(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     sys::high(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given the connection up, and the reset that says
-/// so was lost (it is never said twice), nothing would ever tell. So its kernel is asked: it answers also while its program computes for an hour.
+/// A socket that connects to a door. The opener of a link waits for an answer and says nothing more. If the other side has given the connection up, and the reset was lost
+/// (a kernel sends it once), the opener would never learn that. So keepalive asks the other side's kernel, which answers also while its program computes for an hour.
 pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
     const IDLE: Duration = Duration::from_secs(1);
     const PROBES: u32 = 5;
@@ -112,7 +112,7 @@ impl Layer {
         });
         match put {
             Ok(old) => old,
-            Err(error) => fail(&format!("there is no placeholder for descriptor {fd}, whose link is broken: {error}")),
+            Err(error) => fail(&format!("there is no placeholder for descriptor {fd}, and its link is broken: {error}")),
         }
     }
 

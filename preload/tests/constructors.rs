@@ -58,7 +58,7 @@ fn run(dir: &Path) -> Output {
     let (early, program) = (dir.join("early.so"), dir.join("program"));
     compile(EARLY, &early, &["-shared", "-fPIC"]);
     compile(PROGRAM, &program, &[]);
-    // The last one that is loaded is the first one whose constructor runs.
+    // Of the libraries that are loaded the last one runs its constructor first.
     let preload = format!("{}:{}", library().display(), early.display());
     let output = Command::new(program).env("LD_PRELOAD", preload).env("LD_DEBUG", "files,symbols").output().unwrap();
     assert!(output.status.success(), "{:?}: 10 to 12 are of the early library, 13 to 15 of the program", output.status);

@@ -75,7 +75,7 @@ impl Talk {
     }
 }
 
-/// A cluster of one node, whose library is an empty file: the loader passes it over.
+/// A cluster of one node, with an empty file as its library: the loader passes it over.
 struct Radicd {
     dir: tempfile::TempDir,
     key: ClusterKey,
@@ -415,7 +415,7 @@ fn nonsense_and_strangers_are_turned_away() {
     }
     let silent = Talk::connect(&path, process::FRAME);
     let mut buffer = [0];
-    assert_eq!((&silent.socket).read(&mut buffer).unwrap(), 0, "whoever says nothing is not kept");
+    assert_eq!((&silent.socket).read(&mut buffer).unwrap(), 0, "a caller that says nothing is not kept");
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn a_process_s_counters_are_read_from_its_memory() {
     // SAFETY: the mapping replaces none.
     let memory = unsafe { libc::mmap(counters::ADDRESS as *mut libc::c_void, length, prot, flags, -1, 0) };
     assert_eq!(memory as u64, counters::ADDRESS);
-    // SAFETY: the mapping is that long, writable, aligned to pages, and nobody else's.
+    // SAFETY: the mapping is that long, writable, aligned to pages, and has no other owner.
     unsafe { std::slice::from_raw_parts_mut(memory.cast::<u64>(), words.len()) }.copy_from_slice(&words);
     let read = radic_protector::daemon::counters::read(std::process::id()).expect("they are there");
     assert_eq!((read.bytes_in, read.replayed), (1, counters::WORDS as u64));

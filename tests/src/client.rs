@@ -25,7 +25,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the protector whose socket is in `node_dir`.
+    /// Connects to the protector that has its socket in `node_dir`.
     pub fn connect(node_dir: &Path) -> io::Result<Client> {
         let mut client = Client { stream: connect(node_dir)?, frames: FrameReader::new(limits::LOCAL_FRAME) };
         match client.ask(&Request::Hello { version: PROTOCOL_VERSION })? {

@@ -230,7 +230,7 @@ impl Cluster {
     fn open_log(&self, name: &str) -> io::Result<File> {
         let dir = self.node_dir(name);
         fs::create_dir_all(&dir)?;
-        // As radicd itself would make it: nobody else may enter.
+        // As radicd itself would make it: no other user may enter.
         fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
         OpenOptions::new().append(true).create(true).open(dir.join("log"))
     }
@@ -357,7 +357,7 @@ impl Cluster {
         let number = names.iter().position(|known| known == node).expect("a node's name");
         let holder = network.holders()[number];
         let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-        let there = namespace(holder).expect("the holder lives as long as the network");
+        let there = namespace(holder).expect("the holder runs as long as the network is there");
         // Not by their mark: what is just being brought back has none yet.
         process::all().filter(|process| process.pid() != holder && namespace(process.pid()).as_ref() == Some(&there)).collect()
     }
@@ -414,7 +414,7 @@ fn is_of_a_job(pid: u32) -> bool {
     process::variable(pid, "RADIC_RANK").is_some()
 }
 
-/// Whether a process cleans up after the ranks of a node whose protector is killed.
+/// Whether a process is a keeper, which cleans up after the ranks of a node when its protector is killed.
 fn is_keeper(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.split(|byte| *byte == 0).nth(1) == Some(b"keeper"))
 }

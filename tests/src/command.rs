@@ -108,7 +108,7 @@ impl Invocation {
         let stdin = if matches!(self.stdin, Input::Empty) { Stdio::null() } else { Stdio::piped() };
         let spawned = self.command.stdin(stdin).stdout(Stdio::piped()).stderr(stderr).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("cannot start {what}: {error}"));
-        let process = Process::open(child.id()).expect("a child that nobody has waited for");
+        let process = Process::open(child.id()).expect("a child that was not waited for");
         let capture = Arc::new(Capture::default());
         let stdout = child.stdout.take().expect("it was piped");
         capture.start(Stream::Out, stdout);

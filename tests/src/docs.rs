@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Most words of ARCHITECTURE.md: what somebody reads in ten minutes, pictures included.
+/// Most words of ARCHITECTURE.md: what an engineer reads in ten minutes, pictures included.
 const WORDS: usize = 3_000;
 /// Where a path in a document begins.
 const ROOTS: [&str; 14] = [

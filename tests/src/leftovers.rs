@@ -14,11 +14,11 @@ use crate::process;
 
 /// The beginning of every cluster directory's name.
 const PREFIX: &str = "radic-test-";
-/// The file in it that its test holds locked, as long as the test lives.
+/// The file in it that its test holds locked, as long as the test runs.
 const OWNER: &str = "owner";
 /// Time for the dead to be gone.
 const GONE: Duration = Duration::from_secs(10);
-/// Time in which a file that somebody else has just made in shared memory is mapped, or gone.
+/// Time in which a file that another process has just made in shared memory is mapped, or gone.
 const TRANSIENT: Duration = Duration::from_secs(1);
 /// Where POSIX shared memory is.
 const SHM: &str = "/dev/shm";
@@ -39,7 +39,7 @@ impl ClusterDir {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("{PREFIX}{}-{number}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let owner = lock(&path).expect("nobody else knows the new directory");
+        let owner = lock(&path).expect("no other process knows the new directory");
         ClusterDir { path, _owner: owner }
     }
 
@@ -63,7 +63,7 @@ impl Drop for ClusterDir {
     }
 }
 
-/// The lock that says that the directory's test lives; none if another process has it.
+/// The lock that says that the directory's test runs; none if another process has it.
 fn lock(dir: &Path) -> Option<Flock<File>> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(dir.join(OWNER)).ok()?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
@@ -111,7 +111,7 @@ impl SharedMemory {
         panic!("files are left in shared memory: {left:?}");
     }
 
-    /// Files that are new and that no living process has mapped: somebody has left them behind. What others on this machine are
+    /// Files that are new and that no living process has mapped: they were left behind. What other processes on this machine are
     /// using is not counted.
     pub fn left_behind(&self) -> Vec<String> {
         let new: Vec<String> = files().difference(&self.before).cloned().collect();

@@ -54,7 +54,7 @@ impl Library {
         compiled(self.programs, name)
     }
 
-    /// The interpreter whose mpi4py uses this library.
+    /// The Python interpreter with the mpi4py that uses this library.
     pub fn python(&self) -> String {
         deps().join(self.name).join("bin/python").display().to_string()
     }

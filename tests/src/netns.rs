@@ -99,7 +99,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A switch with nobody on it. `mark` is the cluster's directory.
+    /// A switch without ports. `mark` is the cluster's directory.
     pub fn new(mark: &Path) -> Self {
         let switch = Namespace::new(mark);
         switch.ip(&["link", "add", "switch", "type", "bridge"]);

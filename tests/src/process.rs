@@ -15,7 +15,7 @@ pub const MARK: &str = "RADIC_TEST_CLUSTER";
 /// Time that an exec may take on a loaded machine.
 const EXEC: Duration = Duration::from_secs(30);
 
-/// A process that is held: its number means nobody else until this is dropped.
+/// A process that is held: its number means no other process until this is dropped.
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
@@ -64,7 +64,7 @@ pub fn all() -> impl Iterator<Item = Process> {
     numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(Process::open)
 }
 
-/// All processes that carry the mark of the cluster in `dir`. The dead that nobody has waited for have no environment any more.
+/// All processes that carry the mark of the cluster in `dir`. A dead process that its parent has not waited for has no environment any more.
 pub fn marked(dir: &Path) -> Vec<Process> {
     // Asked after the process is held, so it is about this process.
     all().filter(|process| is_marked(process.pid, dir)).collect()

@@ -1,5 +1,5 @@
-//! A bad network between a port and whoever connects to it: it delays, cuts messages in pieces, and resets connections at any byte. What was said on it can
-//! be said once more, by somebody else.
+//! A bad network between a port and its callers: it delays, cuts messages in pieces, and resets connections at any byte. What was said on it can
+//! be said once more, by another caller.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use crate::random::Random;
 const READ: usize = 16 << 10;
 /// Connections at once; one more is closed.
 const CONNECTIONS: usize = 1_024;
-/// Connections of which it is kept what the one who connected has said.
+/// Connections of which it is kept what the caller has said.
 const RECORDINGS: usize = 256;
 /// Bytes of each.
 const RECORDED: usize = 16 << 10;
@@ -97,7 +97,7 @@ impl Proxy {
         Done { connections: of(connections), pieces: of(pieces), resets: of(resets) }
     }
 
-    /// The beginnings of what those who have connected have said.
+    /// The beginnings of what the callers have said.
     pub fn recordings(&self) -> Vec<Vec<u8>> {
         locked(&self.shared.recordings).clone()
     }
@@ -105,7 +105,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // It wakes who accepts.
+        // It wakes the thread that accepts.
         _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         _ = self.thread.take().map(JoinHandle::join);
         locked(&self.shared.sockets).iter().for_each(|(_, a, b)| [a, b].into_iter().for_each(|s| _ = s.shutdown(Shutdown::Both)));
@@ -122,7 +122,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Connects to the target, and passes on what comes, both ways. Where nobody listens the caller is reset, as it would be without a proxy.
+/// Connects to the target, and passes on what comes, both ways. Where nothing listens the caller is reset, as it would be without a proxy.
 fn serve(client: TcpStream, shared: &Arc<Shared>) {
     let number = shared.connections.fetch_add(1, Ordering::Relaxed);
     let server = TcpStream::connect_timeout(&shared.target, CONNECT);
@@ -200,14 +200,14 @@ fn pump(shared: &Shared, mut from: TcpStream, mut to: TcpStream, recorded: Optio
     }
 }
 
-/// Says something that was recorded to whoever listens there. What the answer is, up to the end of the connection.
+/// Says something that was recorded to the listener at an address. What the answer is, up to the end of the connection.
 ///
 /// # Panics
 /// If the connection is not ended in time.
 pub fn say_again(recording: &[u8], to: SocketAddr, limit: Duration) -> Vec<u8> {
-    let mut socket = TcpStream::connect_timeout(&to, CONNECT).expect("somebody listens");
+    let mut socket = TcpStream::connect_timeout(&to, CONNECT).expect("there is a listener");
     socket.set_read_timeout(Some(limit)).expect("a socket option");
-    // Whoever has closed already has heard enough.
+    // A listener that has closed already has heard enough.
     _ = socket.write_all(recording);
     let mut answer = Vec::new();
     match socket.read_to_end(&mut answer) {
@@ -220,7 +220,7 @@ pub fn say_again(recording: &[u8], to: SocketAddr, limit: Duration) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Whoever listens gets all of it, in order, and answers with the length.
+    /// A listener that gets all of it, in order, and answers with the length.
     fn server() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

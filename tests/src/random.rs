@@ -1,4 +1,4 @@
-//! Pseudo-random numbers whose seed is printed, so that a run can be repeated.
+//! Pseudo-random numbers from a seed that is printed, so that a run can be repeated.
 
 use std::time::SystemTime;
 

@@ -46,7 +46,7 @@ pub fn is_long() -> bool {
     std::env::var_os("RADIC_LONG").is_some()
 }
 
-/// A cluster whose first node hosts nothing.
+/// A cluster with a first node that hosts nothing.
 pub fn cluster(kind: Kind, spares: usize) -> Cluster {
     Setup::new(kind, HOSTS.len() + 1).spares(spares).start()
 }
@@ -76,7 +76,7 @@ pub fn result(finished: &Finished) -> Vec<String> {
     finished.stdout().lines().map(without_times).collect()
 }
 
-/// What happened to a job, for those who have to find out why it failed.
+/// What happened to a job, for an engineer who has to find out why it failed.
 pub fn story(cluster: &Cluster) -> String {
     let finished = cluster.radic(["events"]).run();
     let dull = [" start ", " rank-start ", " checkpoint "];
@@ -123,7 +123,7 @@ pub fn first_checkpoints(events: &mut Events, ranks: usize) -> JobId {
     job.expect("a checkpoint is of a job")
 }
 
-/// All events of a job until its end, as a node that lives has heard of them.
+/// All events of a job until its end, as a node that still runs has heard of them.
 ///
 /// # Panics
 /// If its end is not heard of.

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use crate::cluster::Cluster;
 
-/// A port of this machine's loopback address where nobody listens, for programs that want to be told one.
+/// A free port of this machine's loopback address, for programs that want to be told one.
 pub fn free_port() -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("it is bound").port().to_string()
 }
 
-/// The same for many calls at it while nobody listens: the kernel gives it to none of the callers, who would be in the listener's way.
+/// The same for many calls at it while nothing listens there: the kernel gives it to none of the callers, which would be in the listener's way.
 ///
 /// # Panics
 /// If every such port is taken.

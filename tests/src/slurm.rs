@@ -131,7 +131,7 @@ impl Slurm {
             process::marked(cluster.dir()).into_iter().filter(|process| is_on(process.pid(), node)).collect();
         let steps: Vec<Process> = tasks.iter().filter_map(|task| parent(task.pid())).filter_map(Process::open).collect();
         let steps = steps.iter().filter(|step| process::command_line(step.pid()).contains("slurmstepd"));
-        let at = self.nodes.iter().position(|(name, _)| name == node).expect("a node that lives");
+        let at = self.nodes.iter().position(|(name, _)| name == node).expect("a node that runs");
         self.nodes[at].1.signal(Signal::KILL);
         steps.chain(&tasks).for_each(|process| process.signal(Signal::KILL));
         drop(self.nodes.remove(at));

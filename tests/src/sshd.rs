@@ -78,7 +78,7 @@ impl Sshd {
         format!("ssh -F {}", self.folder.join("client").display())
     }
 
-    /// Starts one sshd for some hosts. The hosts in `refusing` let nobody in.
+    /// Starts one sshd for some hosts. The hosts in `refusing` let no user in.
     pub fn serve(&mut self, cluster: &Cluster, hosts: &[u8], refusing: &[u8]) {
         let number = self.servers.len();
         let at = |name: &str| self.folder.join(name).display().to_string();

@@ -1,7 +1,7 @@
 //! Chaos: random programs, libraries, nodes, flags and faults, one run after the other. Each must end as if nothing had happened; none may hang.
 //!
 //! `make chaos MINUTES=10`, for a night `make chaos MINUTES=480`. Each run has a seed of its own, which is printed before it: `make chaos SEED=N` begins with that one.
-//! Without minutes one seed is run, always the same. A fault comes when everybody is protected again after the one before: what a cluster survives of faults at the same
+//! Without minutes one seed is run, always the same. A fault comes when every rank is protected again after the one before: what a cluster survives of faults at the same
 //! time is the matter of the simulation and of `recover_many`.
 #![forbid(unsafe_code)]
 
@@ -111,7 +111,7 @@ impl Run {
         status.processes.iter().filter(mine).cloned().collect()
     }
 
-    /// Does it, and waits until everybody is protected again. What was done; none: the job had ended before.
+    /// Does it, and waits until every rank is protected again. What was done; none: the job had ended before.
     fn strike(&mut self, fault: Fault, random: &mut Random) -> Option<String> {
         let before = self.targets(&self.cluster.status_at("n1"));
         if before.is_empty() || self.has_ended() {
@@ -147,7 +147,7 @@ impl Run {
         Some(what)
     }
 
-    /// Waits until those that were hit run elsewhere, or anew, and every rank has a checkpoint where it is protected; or the job has ended.
+    /// Waits until the ranks that were hit run elsewhere, or as new processes, and every rank has a checkpoint where it is protected; or the job has ended.
     fn await_protection(&self, hit: &[ProcessInfo]) {
         let deadline = Instant::now() + SOON;
         while !self.has_ended() && Instant::now() < deadline {
@@ -156,7 +156,7 @@ impl Run {
             let is_anew =
                 |then: &ProcessInfo| now.iter().all(|p| p.rank != then.rank || (&p.node, p.pid) != (&then.node, then.pid));
             let job = status.jobs.iter().find(|job| job.job == self.id);
-            // Whoever crashes twice before its first checkpoint has its job end, as documented.
+            // A rank that crashes twice before its first checkpoint ends its job, as documented.
             let has_image = |process: &ProcessInfo| process.counters.as_ref().is_some_and(|counters| counters.committed > 0);
             if hit.iter().all(is_anew)
                 && now.iter().all(has_image)
@@ -168,7 +168,7 @@ impl Run {
         }
     }
 
-    /// The end of the job, and that of everybody whom the others have given up.
+    /// The end of the job, and that of every node that the others have given up.
     fn end(self, due: &[String], what: &str) -> Duration {
         let finished = expect_same(&self.cluster, self.job, due, what);
         let status = self.cluster.status_at("n1");

@@ -14,13 +14,13 @@ use radic_wire::local::NodeState;
 /// What a death does to jobs that do not survive it: those that do are in `recover`.
 const UNPROTECTED: &str = "--protect none";
 
-/// Detection (500 ms), confirmation (250 ms, or 1 s for a daemon that hangs on a machine that lives), agreement, and the end of the other
+/// Detection (500 ms), confirmation (250 ms, or 1 s for a daemon that hangs on a machine that is up), agreement, and the end of the other
 /// ranks.
 const DETECTED: Duration = Duration::from_secs(2);
 /// A rank that has a child, and one that has left its session, says where it is, and never ends by itself.
 const SLEEPER: [&str; 3] = ["sh", "-c", "sleep 1000 & setsid sleep 1000 & echo rank $RADIC_RANK on $RADIC_NODE; exec sleep 1000"];
 
-/// Starts a job of four ranks, one a node, whose terminal is connected to the first node; waits until all run.
+/// Starts a job of four ranks, one a node, with its terminal connected to the first node; waits until all run.
 fn start_sleepers(cluster: &Cluster, flags: &str) -> Running {
     let mut job = cluster.job(4, &format!("{UNPROTECTED} {flags}"), &SLEEPER).start();
     job.until("four ranks", |out, _| (out.lines().count() == 4).then_some(()));
@@ -99,7 +99,7 @@ fn the_home_and_the_terminal_s_node_may_die() {
         let mut events = cluster.events_at("n3");
         cluster.kill("n2");
         events.expect("n2 to be declared dead", DETECTED, |e| e.event == EventName::View && e.text.contains("gone: n2"));
-        // Opened for both, so that writing waits for nobody: the first rank to go on exits with 7, and ends the other.
+        // Opened for both, so that writing does not wait: the first rank to go on exits with 7, and ends the other.
         let both = |pipe| std::fs::OpenOptions::new().read(true).write(true).open(pipe).expect("our pipe");
         let open: Vec<_> = pipes.iter().map(both).collect();
         open.iter().for_each(|mut pipe| pipe.write_all(b"go on\n").expect("it is open"));
@@ -166,7 +166,7 @@ fn a_protector_that_hangs_is_dead_and_ends_when_it_wakes() {
     job.wait().expect(NODE_LOST).expect_stderr(&["node n4 is gone", &format!("rank {number} ")]);
     println!("stopped: the job ended after {} ms", then.elapsed().as_millis());
     assert!(then.elapsed() < DETECTED);
-    // A zombie: it still has its rank. It must find out by itself, and may not take anybody along.
+    // A zombie: it still has its rank. It must find out by itself, and may not take another process along.
     protector.signal(rustix::process::Signal::CONT);
     cluster.wait_for_end_of("n4", DETECTED).expect(1);
     cluster.assert_idle();
@@ -180,7 +180,7 @@ fn without_a_majority_jobs_end_and_none_starts() {
     for (nodes, killed) in [(2, &["n2"][..]), (5, &["n3", "n4", "n5"])] {
         let cluster = Cluster::start(Kind::Logical, nodes);
         // Of these two jobs one stands on the dead, the other does not.
-        // Unprotected: a protected one, whose protector is among the dead here, waits for a majority with its side.
+        // Unprotected: a protected one would have its protector among the dead here, and wait for a majority with its side.
         let flags = "--nodes n1 --protect none";
         let mut apart = cluster.job(1, flags, &["sh", "-c", "read line; echo $line; exit 8"]).stdin_open().start();
         let script = "echo there; exec sleep 1000";

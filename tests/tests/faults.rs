@@ -1,5 +1,5 @@
 //! What goes wrong below the logs and images of protected jobs: the disk, the memory, the clock, the protector itself. A job ends as if nothing had happened,
-//! or begins anew and does; the fault is named where somebody looks.
+//! or restarts from its beginning and does; the fault is named where a user looks.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,10 +131,10 @@ impl Seen {
         self.0.iter().filter(|event| event.event == name && event.text.contains(words)).count()
     }
 
-    /// Whoever was lost has gone on, so often, and nobody began anew.
+    /// Ranks that were lost have gone on, so often, and no job restarted from its beginning.
     fn expect_back(&self, times: usize) {
         let seen = (self.count(EventName::Live, ""), self.count(EventName::Restart, ""));
-        assert_eq!(seen, (times, 0), "back, begun anew: {self:#?}");
+        assert_eq!(seen, (times, 0), "back, restarted: {self:#?}");
     }
 }
 
@@ -204,7 +204,7 @@ fn images_are_damaged(replicas: usize, stores: usize, random: &mut Random) {
     let refused = seen.count(EventName::Lost, "image ");
     let anew = seen.count(EventName::Restart, "");
     let expected = if stores < replicas { (0, true, 0) } else { (1, false, 1) };
-    assert_eq!((refused, copied > 0, anew), expected, "{what}: refused, copied, begun anew; {seen:#?}");
+    assert_eq!((refused, copied > 0, anew), expected, "{what}: refused, copied, restarted; {seen:#?}");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_damaged_image_is_never_gone_on_from() {
     }
 }
 
-/// One bit of a log that was too large for memory: nobody catches up with it.
+/// One bit of a log that was too large for memory: no rank catches up with it.
 #[test]
 fn a_damaged_log_is_never_gone_on_from() {
     let mut random = Random::from_environment();
@@ -236,12 +236,12 @@ fn a_damaged_log_is_never_gone_on_from() {
     file.read_exact_at(&mut byte, at).expect("it is as long as that");
     file.write_all_at(&[byte[0] ^ 1 << random.below(8)], at).expect("the store is ours");
     case.kill(HOSTS[rank]);
-    let seen = case.end(&format!("{}, whose log is damaged at byte {at} of {}, dies", HOSTS[rank], path.display()));
+    let seen = case.end(&format!("{}, with its log damaged at byte {at} of {}, dies", HOSTS[rank], path.display()));
     let counts = (seen.count(EventName::Lost, "its log cannot be read"), seen.count(EventName::Restart, ""));
-    assert_eq!(counts, (1, 1), "refused, begun anew: {seen:#?}");
+    assert_eq!(counts, (1, 1), "refused, restarted: {seen:#?}");
 }
 
-/// Nodes whose stores are small disks, and a spare of that kind. None: that takes root.
+/// Nodes with stores on small disks, and a spare of that kind. None: that takes root.
 fn small_disks(flags: &[&str]) -> Option<Cluster> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED: to mount a small disk takes root");
@@ -289,7 +289,7 @@ fn expect_while_full(case: &mut Case, nodes: &[&str], what: &str, mut matches: i
     }
 }
 
-/// The one before stays. Whoever is lost then goes on from it, where there is no room on the disk, either.
+/// The one before stays. A rank that is lost then goes on from it, where there is no room on the disk, either.
 #[test]
 fn a_checkpoint_for_which_there_is_no_room_is_given_up() {
     let Some(cluster) = small_disks(&[]) else { return };
@@ -352,7 +352,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
         // The first image at its next protector may have found no room: there is another one.
         let anew = (0..RANKS).find(|rank| dies && HOSTS[*rank] != victim && protector(*rank) == victim);
         let (mut well, mut again) = (false, anew.is_none());
-        case.events.expect("the log to be written, and who lost its protector to have another", SOON, |e| {
+        case.events.expect("the log to be written, and the rank that lost its protector to have another", SOON, |e| {
             well |= e.event == EventName::Store && e.text.contains("can be written again");
             again |= e.event == EventName::Reprotected && e.rank.map(|rank| rank.0 as usize) == anew;
             well && again
@@ -362,7 +362,7 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
     }
 }
 
-/// Memory for a tenth of the log: the rest is in files. A log at its bound: checkpoints are made that nobody has asked for.
+/// Memory for a tenth of the log: the rest is in files. A log at its bound: checkpoints are made that no user has asked for.
 #[test]
 fn bounds_of_memory_and_of_logs_are_kept() {
     let mut random = Random::from_environment();
@@ -409,7 +409,7 @@ fn the_protector_alone_hangs() {
     case.expect("the rank to live elsewhere", rank, EventName::Live);
     case.job.ends_within(Duration::from_secs(seconds).saturating_sub(then.elapsed()));
     zombie.signal(Signal::CONT);
-    assert!(zombie.wait(FENCED), "whoever was given up does not end");
+    assert!(zombie.wait(FENCED), "the node that was given up does not end");
     case.end(&format!("the protector of {} hangs for {seconds} s", HOSTS[rank])).expect_back(1);
 }
 

@@ -330,7 +330,7 @@ fn a_rank_that_may_not_be_killed_is_named() {
         line.split_once("kill -KILL -- -")?.1.trim_matches(['`', ')']).parse::<u32>().ok()
     });
     // What it says is to be done is done, and the job is over.
-    process::Process::open(pid).expect("the rank lives").signal(Signal::KILL);
+    process::Process::open(pid).expect("the rank runs").signal(Signal::KILL);
     killing.wait().expect(0);
     job.wait().expect(137);
     radic(&["cluster", "stop"]).run().expect(0);

@@ -1,5 +1,5 @@
 //! A network that is bad below TCP, also between processes: frames are delayed, overtaken, doubled and lost, and connections between processes are reset at one
-//! end or at both, by segments that are not their peer's. Jobs end as if nothing had happened, and nobody is taken for dead who is not.
+//! end or at both, by segments that are not their peer's. Jobs end as if nothing had happened, and no node is taken for dead that is not.
 //! `proxy` and `recover_links` break connections from above.
 #![forbid(unsafe_code)]
 
@@ -47,7 +47,7 @@ fn is_enough(done: &Done) -> bool {
     each(done).iter().zip(each(&ENOUGH)).all(|(have, due)| *have >= due)
 }
 
-/// What happened to a job: nobody was lost but the one that died, if one did, and every connection was protected.
+/// What happened to a job: no node was lost but the one that died, if one did, and every connection was protected.
 fn expect_no_more(cluster: &Cluster, id: JobId, victim: Option<&str>) {
     let seen = events_of(cluster, id);
     let count = |name| seen.iter().filter(|event| event.event == name).count();
@@ -62,7 +62,7 @@ fn expect_no_more(cluster: &Cluster, id: JobId, victim: Option<&str>) {
     }
 }
 
-/// A node dies: its processes, whose connections its kernel ends, or all of it, as a machine without power: nobody hears a word from it.
+/// A node dies: its processes only, and then its kernel ends their connections; or all of it, as a machine without power, and then no peer hears a word from it.
 fn kill(cluster: &Cluster, victim: &str, random: &mut Random) {
     if random.below(2) == 0 {
         cluster.set_cable(victim, false);
@@ -79,7 +79,8 @@ fn survives(cluster: &Cluster, library: &Library, program: Program, due: &[Strin
     let job = start(library, cluster, FLAGS, &command_of(library, program));
     let id = first_checkpoints(&mut events, RANKS);
     if let Some(victim) = victim {
-        // A rank whose connection to its log breaks in MPI_Init has made one then, and a job that has nothing else begins anew, as documented. Once all are through, each makes another.
+        // A rank that has lost its connection to its log in MPI_Init has made its image then, and a job that has no other one restarts from its beginning, as documented. So once
+        // all are through, each makes another.
         cluster.radic(["checkpoint", &id.to_string()]).limit(SOON).run().expect(0);
         assert!(!job.ends_within(Duration::from_millis(random.below(300) as u64)), "the job is too short");
         kill(cluster, victim, random);

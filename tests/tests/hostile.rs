@@ -1,4 +1,4 @@
-//! A hostile network, and a hostile program of the same user: refused by name, at bounded cost, and everybody else is served.
+//! A hostile network, and a hostile program of the same user: refused by name, at bounded cost, and all other callers are served.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
@@ -47,7 +47,7 @@ impl Target {
         let status = cluster.status_at(node);
         let info = status.nodes.iter().find(|n| n.name.as_str() == node).expect("it knows itself");
         let mut target = Target { address: info.address, key, id: stranger().id, pid: info.pid };
-        // A probe for anybody learns who is there.
+        // A probe that names no node learns which one is there.
         let (_, welcome) = Peer::open(&target).hello(&hello(None, Purpose::Probe));
         target.id = welcome.id;
         target
@@ -63,7 +63,7 @@ impl Target {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let socket = TcpStream::connect_timeout(&address, CLOSED).expect("somebody listens");
+    let socket = TcpStream::connect_timeout(&address, CLOSED).expect("there is a listener");
     socket.set_read_timeout(Some(CLOSED)).expect("a socket option");
     socket.set_nodelay(true).expect("a socket option");
     socket
@@ -72,7 +72,7 @@ fn connect(address: SocketAddr) -> TcpStream {
 /// Sends bytes and the end; what comes back before the other side closes.
 fn offer(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut socket = connect(address);
-    // Who has closed already has seen enough.
+    // A listener that has closed already has seen enough.
     _ = socket.write_all(bytes);
     _ = socket.shutdown(Shutdown::Write);
     rest(&mut socket)
@@ -89,7 +89,7 @@ fn rest(socket: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// A member that nobody knows.
+/// A member that no node knows.
 fn stranger() -> Member {
     let id = NodeId { name: "stranger".parse().expect("a name"), boot: BootId(77) };
     Member { id, address: ([127, 0, 0, 1], 9).into(), log_port: 1, role: Role::Node, slots: 1 }
@@ -212,7 +212,7 @@ const QUICK: [Attack; 13] = [
         peer.send_bytes(&random.bytes(count));
         peer.expect_closed();
     }),
-    ("a hello for somebody else", |target, random| {
+    ("a hello for another node", |target, random| {
         let boot = BootId(random.number());
         let (peer, welcome) = Peer::open(target).hello(&hello(Some(NodeId { boot, ..target.id.clone() }), Purpose::Link));
         assert!(welcome.refused.expect("a reason").contains("meant for"));
@@ -419,7 +419,7 @@ fn a_hostile_network_costs_bounded_memory_and_time() {
     let log = cluster.log("n1");
     assert!(log.contains("refused a connection from 127.0.0.1:"), "no refusal is logged");
     let dead = |event: &radic_wire::event::Event| event.event == EventName::Confirm;
-    assert!(events.wait(Duration::from_millis(200), dead).is_none(), "somebody was declared dead meanwhile");
+    assert!(events.wait(Duration::from_millis(200), dead).is_none(), "a node was declared dead meanwhile");
     cluster.stop();
 }
 

@@ -1,4 +1,4 @@
-//! Standard input of rank 0: every byte once, whoever dies.
+//! Standard input of rank 0: every byte once, whatever dies.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn what_is_typed_is_read_once_though_rank_0_dies() {
             let mut events = cluster.events_at("n1");
             let pid = checkpoints(&cluster, 1);
             Process::open(pid).expect("rank 0").signal(Signal::KILL);
-            events.expect("rank 0 lives again", SOON, lives);
+            events.expect("rank 0 to be live again", SOON, lives);
         }
         finish(&cluster, running);
     }
@@ -91,7 +91,7 @@ fn what_is_typed_is_read_once_though_its_node_dies() {
     checkpoints(&cluster, 1 + random.below(3) as u64);
     let mut events = cluster.events_at("n1");
     cluster.radic(["inject", "kill-node", "n2"]).run().expect(0);
-    events.expect("rank 0 lives again", SOON, lives);
+    events.expect("rank 0 to be live again", SOON, lives);
     finish(&cluster, running);
     cluster.stop();
 }
@@ -107,7 +107,7 @@ fn what_is_typed_after_a_restart_is_read() {
     let mut events = cluster.events_at("n1");
     let pid = checkpoints(&cluster, 1);
     Process::open(pid).expect("rank 0").signal(Signal::KILL);
-    events.expect("rank 0 lives again", SOON, lives);
+    events.expect("rank 0 to be live again", SOON, lives);
     running.type_in(b"o\nthree\n");
     running.until_line("2 three");
     running.close_stdin();

@@ -1,4 +1,4 @@
-//! Ranks that are killed again and again, soon after they live and before: images of second, third and hundredth lives, made at any moment of them, and each restores.
+//! Ranks that are killed again and again, before they are live and soon after: images of second, third and hundredth incarnations, made at any moment of them, and each restores.
 //!
 //! `make lives RESTORES=10000`, for as many restores; each job has a seed of its own, which is printed before it: `make lives SEED=N` begins with that one.
 #![forbid(unsafe_code)]
@@ -15,7 +15,7 @@ use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
 use radic_wire::local::ProcessInfo;
 
-/// Images in quick succession: as soon as a process lives, and all the time.
+/// Images in quick succession: as soon as a process is live, and all the time.
 const FLAGS: &str = "--protect on --ckpt-interval 0.06";
 /// Time for one job, which gets on only between deaths.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(1200);
 const SAMPLE: usize = 36;
 /// Restores in one job; then it is left alone until it ends.
 const OF_A_JOB: usize = 150;
-/// A rank is killed at most so many milliseconds after one that was killed lives again.
+/// A rank is killed at most so many milliseconds after one that was killed is live again.
 const WITHIN: usize = 200;
 /// One of so many restores is cut short by another death.
 const CUT_SHORT: usize = 4;
@@ -78,7 +78,7 @@ impl Lives<'_> {
             }
             self.restores += 1;
             sleep(Duration::from_millis(random.below(CUT_WITHIN) as u64));
-            // It may live already: then this is one more death of a rank that lives.
+            // It may be live already: then this is one more death of a live rank.
             if self.kill(rank) && self.next(EventName::Replay, rank).is_none() {
                 return false;
             }
@@ -88,7 +88,7 @@ impl Lives<'_> {
         lives
     }
 
-    /// Nobody has died but of what was done here, and nothing has begun anew.
+    /// No rank has died but of what was done here, and the job has not restarted from its beginning.
     fn check(&self, what: &str) {
         let of_job = self.events.seen().iter().filter(|event| event.job == Some(self.job));
         let explained = |event: &&Event| event.event != EventName::Death || event.text.contains("SIGKILL");

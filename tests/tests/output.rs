@@ -1,4 +1,4 @@
-//! What ranks print, and who sees it: order, whole lines, labels, terminals that come and go.
+//! What ranks print, and what terminals show of it: order, whole lines, labels, terminals that come and go.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -126,7 +126,7 @@ fn output_that_nobody_reads_waits_in_the_ranks() {
         std::mem::replace(&mut last, now.clone()) == now
     });
     let memory: Vec<_> = ["n1", "n2"].iter().map(|node| process::resident_kib(cluster.protector(node).pid())).collect();
-    println!("nobody reads: the ranks stand after {last:?} bytes; memory of the protectors: {memory:?} KiB");
+    println!("no reader: the ranks stand after {last:?} bytes; memory of the protectors: {memory:?} KiB");
     assert!(memory.iter().all(|kib| *kib < 32 << 10));
     fs::write(&go, "\n").expect("the reader waits for it");
     pipeline.wait().expect(0);
@@ -191,7 +191,7 @@ fn a_job_outlives_its_terminal_and_can_be_attached_again() {
         let mut events = cluster.events_at("n1");
         terminal.signal(Signal::KILL);
         assert_eq!(terminal.wait().code(), None);
-        // Nobody is there: what is printed now is kept.
+        // There is no terminal: what is printed now is kept.
         say(&mut pipes, 100, 5_000);
         assert_eq!(only_job(&cluster), job, "the job has died with its terminal");
         let mut second = cluster.radic(["attach", &job[..6]]).start();

@@ -228,7 +228,7 @@ impl Pair {
         let fifo = dir.join("go");
         let made = Command::new("mkfifo").arg(&fifo).status().expect("mkfifo is there");
         assert!(made.success(), "{}", fifo.display());
-        // For both ways: so opening it waits for nobody.
+        // For both ways: so opening it does not wait.
         let go = File::options().read(true).write(true).open(&fifo).expect("it was made");
         let wait = format!("read -r line <{}", fifo.display());
         let script = format!("cd {}; [ $RADIC_RANK = 0 ] && exec {first}; {wait}; exec {second}", dir.display());
@@ -264,7 +264,7 @@ fn wait_for_rank(cluster: &Cluster, job: &mut Running, rank: u32) {
 }
 
 /// `select` uses the library's heap outside of the layer. A nudge that comes in the middle of that finds the heap held by the thread below its own handler,
-/// and must not wait for it: of fifty such checkpoints one never ended. The nudge is made up for, or there were far fewer of them.
+/// and must not wait for it: that checkpoint would never end. The nudge is made up for: else there would be far fewer checkpoints.
 #[test]
 fn checkpoints_in_the_middle_of_select() {
     const SECONDS: u64 = 8;
@@ -279,7 +279,7 @@ fn checkpoints_in_the_middle_of_select() {
     cluster.stop();
 }
 
-/// A caller that is told that nobody is protected there, because the listener is only about to be, gets a connection a moment later: it is protected like any other.
+/// A caller is told that no protected process is there, because the listener is only about to listen, and gets a connection a moment later: this is protected like any other.
 #[test]
 fn who_calls_until_somebody_listens_is_protected() {
     let calls = if is_long() { 5000 } else { 500 };

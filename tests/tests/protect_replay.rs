@@ -77,7 +77,7 @@ fn run(library: &Library, cluster: &Cluster, name: &str, args: &[&str]) -> JobId
     id
 }
 
-/// Replays each rank of every program. With libraries whose messages hold bytes that mean nothing only the lengths must be equal; of these only the ring
+/// Replays each rank of every program. With libraries that send bytes without meaning only the lengths must be equal; of these only the ring
 /// is replayed unless RADIC_LONG is set, of MPICH only what is sent to many, or what is waited for by any.
 fn replay_all(library: &Library, to_the_byte: bool) {
     let cluster = Cluster::start(Kind::Logical, RANKS);
@@ -118,7 +118,7 @@ impl Drop for Ended {
     }
 }
 
-/// The socket where `radic replay` waits for the process has a name that every user may see. Whoever else calls there hears nothing, and stops nothing.
+/// The socket where `radic replay` waits for the process has a name that every user may see. Another caller there hears nothing, and stops nothing.
 #[test]
 fn a_rank_s_log_is_for_the_process_alone() {
     if !nix::unistd::geteuid().is_root() {
@@ -127,7 +127,7 @@ fn a_rank_s_log_is_for_the_process_alone() {
     let cluster = Cluster::start(Kind::Logical, RANKS);
     let id = run(&MPICH, &cluster, "ring", &["--laps", "5000"]);
     let place = ClusterDir::new();
-    fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).expect("a folder for everybody");
+    fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).expect("a folder for all users");
     let (program, says) = (place.path().join("intruder"), place.path().join("says"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../ckpt/tests/programs/intruder.c");
     cluster.invocation("gcc").args(["-O1".as_ref(), "-o".as_ref(), program.as_os_str(), source.as_ref()]).run().expect(0);

@@ -1,5 +1,5 @@
 //! A bad network between nodes, and between processes and their logs: delays, messages in pieces, resets at any byte, and what was said is said once more by
-//! somebody else. Jobs end as if nothing had happened, nobody is taken for dead, and what is said again is refused.
+//! another caller. Jobs end as if nothing had happened, no node is taken for dead, and what is said again is refused.
 //! Links between processes break in `recover_links`, and below TCP in `frames`.
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,7 @@ const BAD: [Faults; 2] = [
 const OWN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7117);
 /// Time in which a connection must be closed that says what was said before.
 const CLOSED: Duration = Duration::from_millis(limits::HANDSHAKE_MS + 1_500);
-/// What one who has said all that was recorded may get: the answer to the first message of a handshake.
+/// What a caller that says all that was recorded may get: the answer to the first message of a handshake.
 const ANSWER: usize = 4 + 48;
 
 /// What stands before a port of a node.
@@ -46,7 +46,7 @@ struct Stand {
     proxy: Proxy,
 }
 
-/// A cluster whose nodes reach each other through proxies only.
+/// A cluster of nodes that reach each other through proxies only.
 struct Net {
     cluster: Cluster,
     stands: Vec<Stand>,
@@ -87,7 +87,7 @@ impl Net {
         done
     }
 
-    /// Somebody else says what was said on any connection, to the same port and to that of another node: nobody listens to more than the beginning.
+    /// Says what was said on any connection once more, to the same port and to that of another node: no listener takes more than the beginning.
     fn say_all_again(&self, random: &mut Random, most: usize) -> usize {
         let mut recordings: Vec<_> =
             self.stands.iter().flat_map(|stand| stand.proxy.recordings().into_iter().map(move |said| (stand, said))).collect();
@@ -136,9 +136,9 @@ fn survives(program: Program, dies: bool, random: &mut Random) {
     let is_false = |e: &&radic_wire::event::Event| {
         e.event == EventName::Confirm && !(dies && e.subject.as_ref().is_some_and(|node| node.as_str() == victim))
     };
-    assert_eq!(seen.iter().filter(is_false).count(), 0, "somebody was taken for dead: {seen:#?}");
+    assert_eq!(seen.iter().filter(is_false).count(), 0, "a node was taken for dead: {seen:#?}");
     assert_eq!((count(EventName::Live), count(EventName::Restart)), (usize::from(dies), 0), "{seen:#?}");
-    assert!(dies || count(EventName::Refused) > 0, "nobody has told that it refused what was said again");
+    assert!(dies || count(EventName::Refused) > 0, "no node has told that it refused what was said again");
     if !dies {
         assert_eq!(Protected::of(&net.cluster, id, RANKS).sum(|counters| counters.unprotected), 0);
     }

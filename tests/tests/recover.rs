@@ -61,7 +61,7 @@ fn survives(library: &Library, kind: Kind, program: (&str, &[&str]), deaths: usi
     }
 }
 
-/// One case of the matrix, for those who look for what happens seldom: `RADIC_CASE="impi jacobi namespaces 20"`. A fifth word says within how many
+/// One case of the matrix, for an engineer who looks for what happens seldom: `RADIC_CASE="impi jacobi namespaces 20"`. A fifth word says within how many
 /// milliseconds nodes die.
 fn one_case(case: &str, libraries: &[Library], random: &mut Random) {
     let words: Vec<_> = case.split_whitespace().collect();
@@ -96,11 +96,11 @@ fn a_node_dies_at_a_random_moment() {
     }
 }
 
-/// A Jacobi under way, whose first checkpoints are committed, and what it has to print.
+/// A Jacobi under way, with its first checkpoints committed, and what it has to print.
 struct Case {
     cluster: Cluster,
     job: Running,
-    /// Its number: while it has no home nobody else knows it.
+    /// Its number: while it has no home no node knows it.
     id: JobId,
     due: Vec<String>,
 }
@@ -134,7 +134,7 @@ impl Case {
     }
 }
 
-/// Who goes on where, in the order of the events.
+/// How many ranks go on at this node, as the events say.
 fn placed(events: &[Event], node: &str) -> usize {
     events.iter().filter(|e| e.event == EventName::Place && e.text.contains(&format!(" goes on at {node}"))).count()
 }
@@ -146,7 +146,7 @@ fn where_lost_ranks_go_on() {
         case.kill("n3");
         let events = case.end(&format!("{spares} spares, {how}"));
         assert_eq!(placed(&events, due), 1, "{events:#?}");
-        // Nobody else went back.
+        // No other rank went back.
         assert_eq!(events.iter().filter(|e| e.event == EventName::Live).count(), 1, "{events:#?}");
     }
 }
@@ -175,7 +175,7 @@ fn the_terminal_s_node_dies() {
     let again = Instant::now() + SOON;
     let attached = loop {
         let attached = case.cluster.radic(["attach", &id]).limit(LIMIT).run();
-        // Until the job has its new home nobody knows it.
+        // Until the job has its new home no node knows it.
         if attached.code() != Some(125) || Instant::now() > again {
             break attached;
         }
@@ -229,7 +229,7 @@ fn two_ranks_on_the_dead_node() {
     cluster.stop();
 }
 
-/// Nothing is committed yet: the job begins anew, by itself, and says so.
+/// Nothing is committed yet: the job restarts from its beginning, by itself, and says so.
 #[test]
 fn a_death_just_after_the_start() {
     let cluster = cluster(Kind::Logical, 1);
@@ -242,7 +242,7 @@ fn a_death_just_after_the_start() {
     (0..2).for_each(|_| drop(events.expect("the job to start", SOON, protected)));
     assert!(strike(&cluster, &job, "n4", Duration::from_millis(10)), "it ended too early");
     expect_same(&cluster, job, &due, "a death 10 ms after the start");
-    events.expect("the job to begin anew", SOON, |e| e.event == EventName::Restart);
+    events.expect("the job to restart from its beginning", SOON, |e| e.event == EventName::Restart);
     cluster.assert_idle();
     cluster.stop();
 }
@@ -255,11 +255,11 @@ fn a_rank_crashes() {
     assert_eq!(placed(&events, "n3"), 1, "on its own node: {events:#?}");
 }
 
-/// A zombie finds out, ends, and leaves the life that has replaced it alone.
+/// A zombie finds out, ends, and leaves the incarnation that has replaced it alone.
 #[test]
 fn a_node_that_hangs_is_fenced() {
     let case = Case::start(1, FLAGS);
     case.cluster.radic(["inject", "pause-node", "n3", "3"]).run().expect(0);
     let events = case.end("a node that hangs for 3 s");
-    assert_eq!(placed(&events, "s1"), 1, "its new life was not ended by the old node's end: {events:#?}");
+    assert_eq!(placed(&events, "s1"), 1, "its new incarnation was not ended by the old node's end: {events:#?}");
 }

@@ -1,4 +1,4 @@
-//! Nodes that are cut off: nobody gets a reset, and what runs there lives on. The job ends as if nothing had happened; the node is fenced when it is back.
+//! Nodes that are cut off: no peer gets a reset, and what runs there goes on running. The job ends as if nothing had happened; the node is fenced when it is back.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -98,16 +98,16 @@ fn a_node_that_is_cut_off_is_replaced_and_fenced() {
     for (node, spares) in [("n3", 1), ("n2", 0)] {
         let cut = Cut { node, spares, after: Duration::from_millis(500), seconds: 2.0 };
         let (given_up, events) = survives(&MPICH, &cut, None);
-        assert!(given_up, "nobody has noticed that {node} was cut off");
+        assert!(given_up, "no node has noticed that {node} was cut off");
         let detected = between(of(&events, EventName::Inject), of(&events, EventName::Confirm));
         println!("{node}: known to be dead {detected} ms after its last word");
         assert!(detected <= DETECTED_MS, "{detected} ms");
-        // Nobody else went back.
+        // No other rank went back.
         assert_eq!(events.iter().filter(|e| e.event == EventName::Live).count(), 1, "{events:#?}");
     }
 }
 
-/// From cuts that nobody takes for a death, through those that end while it is being decided, to those that outlast the job.
+/// From cuts that no node takes for a death, through those that end while it is being decided, to those that outlast the job.
 #[test]
 fn cuts_of_any_length() {
     if !is_long() || !Kind::all().contains(&Kind::Namespaces) {

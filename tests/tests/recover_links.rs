@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Nodes, with a rank each.
 const NODES: usize = 4;
-/// Breaks without which nothing is said.
+/// Breaks that a program must have survived, over all of its runs.
 const FEW: usize = 5;
 /// Runs in which there must have been so many.
 const MOST_RUNS: usize = 40;
@@ -30,7 +30,7 @@ const HIGH: i32 = 1_000;
 /// How a link is broken, from outside of the process.
 #[derive(Debug, Clone, Copy)]
 enum Break {
-    /// Both sides see an end that nobody has meant.
+    /// Both sides see an end that neither has meant.
     End,
     /// One side has no connection any more, the other one gets a reset.
     Reset,
@@ -78,7 +78,7 @@ fn ranks(cluster: &Cluster) -> BTreeSet<u32> {
 fn torment(cluster: &Cluster, job: &Running, size: usize, kinds: &[Break], random: &mut Random) -> usize {
     let (mut pids, mut broken) = (BTreeSet::new(), 0);
     while !job.ends_within(PAUSE) {
-        // Nobody is restarted: once they are all there it stays so.
+        // No rank is restarted: once they are all there it stays so.
         if pids.len() < size {
             pids = ranks(cluster);
         }

@@ -36,10 +36,10 @@ fn survives(library: &Library, setup: Setup, deaths: usize, random: &mut Random)
         println!("{what}: {node} dies");
         cluster.kill_all_of(node);
         let gone = format!("gone: {node}");
-        // By the node that is asked next: another one may know before, and then everybody looks protected still.
+        // By the node that is asked next: another one may know before, and then every rank looks protected still.
         let is_missed = |e: &Event| e.event == EventName::View && e.node.as_str() == "n1" && e.text.contains(&gone);
         events.expect(&format!("{node} to be missed"), SOON, is_missed);
-        eventually(SOON, &format!("everybody to be protected again after death {death}"), || {
+        eventually(SOON, &format!("every rank to be protected again after death {death}"), || {
             let status = cluster.status_at("n1");
             let known = status.jobs.iter().find(|known| known.job == id).expect("the job is known");
             assert!(known.outcome.is_none(), "{what}: it ended before death {}: {}", death + 1, job.stderr());
@@ -67,7 +67,7 @@ fn five_in_a_row_with_five_spares() {
     }
 }
 
-/// The witness votes, and it keeps the log of the last node. Without one the last two have no majority of one another, and nobody may die any more.
+/// The witness votes, and it keeps the log of the last node. Without one the last two have no majority of one another, and neither may die any more.
 #[test]
 fn four_nodes_go_down_to_one_with_a_witness_and_to_two_without() {
     let mut random = Random::from_environment();

@@ -30,7 +30,7 @@ fn times(long: usize, short: usize) -> usize {
     if is_long() { long } else { short }
 }
 
-/// Asks for a checkpoint of each rank; the ranks whose checkpoints were committed.
+/// The ranks of which a command `radic checkpoint` says that their checkpoints were committed.
 fn committed(finished: &Finished) -> BTreeSet<Rank> {
     let ranks: Vec<RankCheckpoint> = serde_json::from_slice(finished.bytes()).unwrap_or_default();
     ranks.into_iter().filter(|checkpoint| checkpoint.result.is_ok()).map(|checkpoint| checkpoint.rank).collect()
@@ -154,7 +154,7 @@ fn only_lost_ranks_go_back() {
         let (lost, after) = (random.below(RANKS), Duration::from_millis(random.below(1500) as u64));
         let before = pids(&cluster);
         assert!(strike(&cluster, &job, HOSTS[lost], after), "the job is too short");
-        events.expect("the lost rank lives again", SOON, |e| e.event == EventName::Live);
+        events.expect("the lost rank to be live again", SOON, |e| e.event == EventName::Live);
         let stayed: BTreeSet<u32> = pids(&cluster).intersection(&before).map(|(rank, _)| *rank).collect();
         assert!((0..RANKS as u32).all(|rank| stayed.contains(&rank) || rank == lost as u32), "{before:?}, {stayed:?}");
         end_well(&cluster, job, "a job that notes its rounds");
@@ -173,7 +173,7 @@ fn only_lost_ranks_go_back() {
     assert!(again > 0, "no lost rank has done anything again");
 }
 
-/// A rank that dies once more on its way back leaves its registers, and an event names them. The life after that one goes well.
+/// A rank that dies once more on its way back leaves its registers, and an event names them. The incarnation after that one goes well.
 #[test]
 fn a_death_on_the_way_back_is_explained() {
     let cluster = cluster(Kind::Logical, 0);
@@ -192,7 +192,7 @@ fn a_death_on_the_way_back_is_explained() {
     fs::create_dir(&deaths).expect("a new directory");
     ["a", "b"].iter().for_each(|name| fs::write(deaths.join(name), "").expect("a new file"));
     fs::rename(&deaths, dir.join("die")).expect("both at once");
-    let told = events.expect("the death before the life", SOON, |e| e.event == EventName::Death);
+    let told = events.expect("the death before it is live", SOON, |e| e.event == EventName::Death);
     assert_eq!((told.job, told.rank), (Some(id), Some(Rank(1))), "{told:?}");
     let known = ["rank 1, life 1: died of SIGSEGV ", ", before it lived: SIGSEGV at address 0x10, in /", "/rounds+0x"];
     assert!(known.iter().all(|part| told.text.contains(part)), "{}", told.text);
@@ -206,7 +206,7 @@ fn a_death_on_the_way_back_is_explained() {
     assert_eq!((of(EventName::Death), of(EventName::Live), of(EventName::Restart)), (1, 1, 0));
     let shown = cluster.radic(["events", "--json"]).run().expect(0);
     assert!(shown.stdout().contains("\"event\":\"death\""), "{shown}");
-    // The life that went well has left nothing.
+    // The incarnation that went well has left nothing.
     let reports = fs::read_dir(Path::new(path).parent().expect("a folder")).expect("it is there").count();
     assert_eq!(reports, 1, "beside {path}");
     cluster.assert_idle();
@@ -229,7 +229,7 @@ fn a_job_is_degraded_until_it_is_protected_again() {
     cluster.kill_all_of("n3");
     let mut seen = BTreeSet::new();
     let until = Instant::now() + SOON;
-    // Rank 1 was there, and rank 0 is on the node before it: that one may be protected again before anybody has looked.
+    // Rank 1 was there, and rank 0 is on the node before it: that one may be protected again before the test has looked.
     let concerned = BTreeSet::from([Rank(0), Rank(1)]);
     loop {
         let now = degraded().expect("the job is known");
@@ -266,16 +266,16 @@ fn a_rank_crashes_and_then_its_protector_dies() {
     // Rank 1 is on n3, and rank 2 is lost with its protector.
     assert!(strike(&cluster, &job, "n4", Duration::ZERO), "the job is too short");
     events.expect("rank 1 has a checkpoint elsewhere", SOON, protected);
-    // And now n3, whose protector is n5.
+    // And now n3, which is protected by n5.
     assert!(strike(&cluster, &job, "n3", Duration::ZERO), "the job is too short");
     expect_same(&cluster, job, &due, "a crash, the death of the protector, that of the node");
-    assert!(events_of(&cluster, id).iter().all(|e| e.event != EventName::Restart), "it began anew");
+    assert!(events_of(&cluster, id).iter().all(|e| e.event != EventName::Restart), "it restarted from its beginning");
     cluster.assert_idle();
     cluster.stop();
 }
 
-/// A node, and the one that has the logs of its processes, at the same time or while these are brought back: there is nothing to go on from. The job begins
-/// anew, by itself, also if the node is its home.
+/// A node, and the one that has the logs of its processes, at the same time or while these are brought back: there is nothing to go on from. The job restarts
+/// from its beginning, by itself, also if the node is its home.
 #[test]
 fn a_node_and_its_protector_die() {
     let mut random = Random::from_environment();
@@ -295,8 +295,8 @@ fn a_node_and_its_protector_die() {
         cluster.kill(protector);
         let finished = expect_same(&cluster, job, due, &what);
         let anew = events_of(&cluster, id).iter().filter(|e| e.event == EventName::Restart).count();
-        println!("{what}: {:.2} s; it began anew {anew} times", finished.elapsed.as_secs_f64());
-        assert!(anew == 1 || !after.is_zero(), "{what}: it has not begun anew, and nothing was lost");
+        println!("{what}: {:.2} s; it restarted from its beginning {anew} times", finished.elapsed.as_secs_f64());
+        assert!(anew == 1 || !after.is_zero(), "{what}: it has not restarted from its beginning, and nothing was lost");
         cluster.assert_idle();
         cluster.stop();
     }

@@ -1,5 +1,5 @@
 //! Two different programs as one job, without MPI: a redis server and a client on one connection (a node dies, and the client has seen each value once); a
-//! server and a client that connects anew for each question.
+//! server and a client that connects again for each question.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn survives(kind: Kind, node: &str, spares: usize, counted: u32, after: Duration
     cluster.stop();
 }
 
-/// Who connects while the node of the listener dies, is lost, or is brought back, connects to it all the same, and only a moment later.
+/// A client that connects while the node of the listener dies, is lost, or is brought back, reaches the listener all the same, only a moment later.
 #[test]
 fn who_calls_a_process_that_is_lost_waits_for_it() {
     /// Calls, one after the other: some seconds.
@@ -95,8 +95,8 @@ fn who_calls_a_process_that_is_lost_waits_for_it() {
     }
 }
 
-/// While a listener is lost, and when it listens elsewhere, nobody else is given its address, which the kernel thinks is free: callers would get to the wrong one.
-/// Nodes of one machine; Open MPI hung so, when a node died while other ranks were about to listen.
+/// While a listener is lost, and when it listens elsewhere, no other process is given its address, which the kernel thinks is free: callers would get to the wrong process.
+/// With nodes of one machine Open MPI would hang if a node died while other ranks are about to listen.
 #[test]
 fn the_address_of_a_lost_listener_stays_its_own() {
     const CALLS: u32 = 8;

@@ -26,7 +26,7 @@ const EVENTS: [EventName; 9] = [
     EventName::Live,
     EventName::Reprotected,
 ];
-/// Who dies then, when n3 has died: the home, which n3 protected; the protector of n3; where its rank goes on; another node.
+/// The node that dies then, when n3 has died: the home, which n3 protected; the protector of n3; where its rank goes on; another node.
 const NEXT: [&str; 4] = ["n2", "n4", "s1", "n5"];
 
 /// Five nodes, the terminal's among them, and two spares: any three of them may die.
@@ -46,12 +46,12 @@ fn any_library(random: &mut Random) -> &'static Library {
     [&MPICH, &INTEL, &OPENMPI][random.below(3)]
 }
 
-/// How often a job has begun anew.
+/// How often a job has restarted from its beginning.
 fn begun_anew(cluster: &Cluster, job: JobId) -> usize {
     events_of(cluster, job).iter().filter(|e| e.event == EventName::Restart).count()
 }
 
-/// These nodes die at the same instant. How often the job has begun anew; its end is that of the undisturbed run.
+/// These nodes die at the same instant. How often the job has restarted from its beginning; its end is that of the undisturbed run.
 fn die_at_once(library: &Library, replicas: u8, nodes: &[&str], after: Duration) -> usize {
     let command = rounds(library, ROUNDS);
     let what = format!("{}, {replicas} replicas: {} die {after:.1?} after the first checkpoints", library.name, nodes.join(", "));
@@ -64,7 +64,7 @@ fn die_at_once(library: &Library, replicas: u8, nodes: &[&str], after: Duration)
     nodes.iter().for_each(|node| cluster.kill(node));
     let finished = expect_same(&cluster, job, &due, &what);
     let anew = begun_anew(&cluster, id);
-    println!("{what}: {:.2} s; it began anew {anew} times", finished.elapsed.as_secs_f64());
+    println!("{what}: {:.2} s; it restarted from its beginning {anew} times", finished.elapsed.as_secs_f64());
     cluster.assert_idle();
     cluster.stop();
     anew
@@ -109,18 +109,18 @@ fn die_during_recovery(library: &Library, replicas: u8, event: EventName, next: 
     protector.signal(rustix::process::Signal::KILL);
     let finished = expect_same(&cluster, job, &due, &what);
     let anew = begun_anew(&cluster, id);
-    println!("{what}: {:.2} s; it began anew {anew} times", finished.elapsed.as_secs_f64());
-    // With one replica n4 has the only log of n3's rank until that is protected elsewhere, and n3 had that of n2's; with two, a copy that is needed while a rank catches
-    // up with the log at n4 begins the job anew, too.
-    // And a rank that lives again may have left the log at n4, and have no image at its next protector yet: it is degraded, as docs/guarantees.md says.
+    println!("{what}: {:.2} s; it restarted from its beginning {anew} times", finished.elapsed.as_secs_f64());
+    // With one replica n4 has the only log of n3's rank until that is protected elsewhere, and n3 had that of n2's. With two, the job also restarts from its beginning if a copy is
+    // needed while a rank catches up with the log at n4.
+    // And a rank that is live again may have left the log at n4, and have no image at its next protector yet: it is degraded, as docs/guarantees.md says.
     let may_be_degraded = next == "s1" && event == EventName::Live;
     let is_kept = matches!(next, "s1" | "n5") && !may_be_degraded || replicas == 2 && next == "n2";
-    assert!(anew == 0 || !is_kept, "{what}: nothing was lost, and it began anew");
+    assert!(anew == 0 || !is_kept, "{what}: nothing was lost, and it restarted from its beginning");
     cluster.assert_idle();
     cluster.stop();
 }
 
-/// A failure during recovery begins the recovery again: at every step of it, whoever fails.
+/// A failure during recovery begins the recovery again: at every step of it, whichever node fails.
 #[test]
 fn another_node_dies_at_each_step_of_a_recovery() {
     let mut random = Random::from_environment();

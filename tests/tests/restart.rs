@@ -29,7 +29,7 @@ fn look(cluster: &Cluster, rank: u32) -> Option<(u32, u64)> {
     Some((process.pid, process.counters.as_ref()?.committed))
 }
 
-/// Kills a rank after so many more checkpoints of it, and waits until it lives again.
+/// Kills a rank after so many more checkpoints of it, and waits until it is live again.
 fn kill(cluster: &Cluster, rank: u32, checkpoints: u64) {
     let mut events = cluster.events_at("n1");
     let mut found = None;
@@ -40,8 +40,9 @@ fn kill(cluster: &Cluster, rank: u32, checkpoints: u64) {
     });
     let pid = found.expect("it was waited for").0;
     Process::open(pid).expect("a rank that runs").signal(Signal::KILL);
-    events
-        .expect("the rank lives again", SOON, |event| event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank));
+    events.expect("the rank to be live again", SOON, |event| {
+        event.event == EventName::Live && event.rank.is_some_and(|r| r.0 == rank)
+    });
 }
 
 fn finish(running: Running) -> Vec<String> {
@@ -127,8 +128,8 @@ fn what_was_refused_is_refused_again() {
     cluster.assert_idle();
 }
 
-/// In its second life a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job
-/// begins anew, or ends with a reason.
+/// In its second incarnation a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job
+/// restarts from its beginning, or ends with a reason.
 #[test]
 fn a_rank_that_does_not_catch_up_is_given_up() {
     const REPLAY_LIMIT: &str = "--replay-limit=3";

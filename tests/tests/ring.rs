@@ -103,7 +103,7 @@ fn wait_for_deaths(
     if missing.is_empty() { Ok(seen) } else { Err(format!("these have not seen all deaths within 10 s: {missing:?}")) }
 }
 
-/// Nodes at random, two of them neighbours in the ring: of two that hang, nobody is left who watches the first.
+/// Nodes at random, two of them neighbours in the ring: if both hang, no node is left that watches the first.
 fn choose(cluster: &Cluster, all: &BTreeSet<String>, random: &mut Random) -> BTreeSet<String> {
     let names: Vec<String> = all.iter().cloned().collect();
     let mut chosen: BTreeSet<_> = random.choose(KILLED - 1, &names).into_iter().collect();
@@ -149,7 +149,7 @@ fn signal_and_measure(
                 let last: Vec<_> = log.lines().rev().take(10).collect();
                 let last: String = last.into_iter().rev().map(|line| format!("\n  {line}")).collect();
                 let story = story(&events, then);
-                return Err(format!("{what}: 5 s after SIGCONT {node} lives on; its log ends so:{last}\n{story}"));
+                return Err(format!("{what}: 5 s after SIGCONT {node} still runs; its log ends so:{last}\n{story}"));
             }
         }
     }
@@ -184,13 +184,13 @@ impl Drop for Load {
     }
 }
 
-/// Time that a phase lasts in which nobody may be declared dead.
+/// Time that a phase lasts in which no node may be declared dead.
 fn phase() -> Duration {
     let long = radic_tests::recovery::is_long();
     Duration::from_secs(if long { 300 } else { 5 })
 }
 
-/// The events of a phase in which nobody may be declared dead.
+/// The events of a phase in which no node may be declared dead.
 struct Calm {
     events: Events,
     start: u64,
@@ -202,7 +202,7 @@ impl Calm {
         Calm { events, start: now_ms() as u64 }
     }
 
-    /// Waits, and fails if somebody is declared dead meanwhile.
+    /// Waits, and fails if a node is declared dead meanwhile.
     fn pass(&mut self, time: Duration) -> Result<(), String> {
         let bad = self.events.wait(time, |event| {
             let death = matches!(event.event, EventName::Confirm | EventName::Frozen) || !gone(event).is_empty();
@@ -224,7 +224,7 @@ impl Calm {
     }
 }
 
-/// Nobody is declared dead, though every core is busy.
+/// No node is declared dead, though every core is busy.
 fn expect_no_death_under_load(cluster: &Cluster, nodes: &BTreeSet<String>) -> Result<(), String> {
     let mut calm = Calm::at(cluster, nodes);
     let load = Load::start();
@@ -234,7 +234,7 @@ fn expect_no_death_under_load(cluster: &Cluster, nodes: &BTreeSet<String>) -> Re
     expect_one_membership(cluster, nodes).map_err(|error| format!("{error}; {}", story(&calm.events, calm.start)))
 }
 
-/// Nobody is declared dead, though daemons do not run for a while, as under a hypervisor that gives the processor to others: one or several
+/// No node is declared dead, though daemons do not run for a while, as under a hypervisor that gives the processor to others: one or several
 /// at a time, for [`PAUSE`] each.
 fn expect_no_death_by_pauses(cluster: &Cluster, nodes: &BTreeSet<String>, random: &mut Random) -> Result<(), String> {
     let mut calm = Calm::at(cluster, nodes);

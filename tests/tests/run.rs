@@ -237,7 +237,7 @@ fn standard_input_goes_to_rank_0_whole_and_ends() {
         assert!(finished.bytes() == sent, "{} bytes came back, not those sent", finished.bytes().len());
         let counted = cluster.job(3, "", &sh("echo $RADIC_RANK $(wc -c)")).stdin(sent.clone()).run().expect(0);
         assert_eq!(by_rank(&counted.stdout()), ["1048576", "0", "0"]);
-        // A rank that does not want its input holds nobody up, and one that reads late misses nothing.
+        // A rank that does not want its input holds no other one up, and one that reads late misses nothing.
         cluster.job(2, "", &["true"]).stdin(sent.clone()).run().expect(0);
         cluster.job(2, "", &sh("exec <&-; exit 0")).stdin(sent.clone()).run().expect(0);
         let late = cluster.job(1, "", &sh("sleep 0.3; exec wc -c")).stdin(sent).run().expect(0);
@@ -278,7 +278,7 @@ fn signals_reach_every_rank() {
     cluster.stop();
 }
 
-/// Signals 32 and 33 are glibc's own: nobody can set what happens to them.
+/// Signals 32 and 33 are glibc's own: no program can set what happens to them.
 const SETTABLE: u64 = !(0b11 << 31);
 
 #[test]
@@ -345,10 +345,8 @@ fn many_ranks_and_several_jobs_at_once() {
     cluster.stop();
 }
 
-/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of
-/// them): the libraries are not told of any interface, and choose.
-/// A daemon misses no heartbeat because of its own work, such as starting many ranks. (It started all of them in one go, for longer than heartbeats may stay
-/// away, and with three times as many was declared dead.)
+/// A daemon misses no heartbeat because of its own work, such as starting many ranks: to start all of them in one go takes longer than heartbeats may stay
+/// away.
 #[test]
 fn a_node_that_starts_hundreds_of_ranks_is_not_suspected() {
     let cluster = Cluster::start(Kind::Logical, 3);
@@ -370,6 +368,8 @@ fn a_node_that_starts_hundreds_of_ranks_is_not_suspected() {
     cluster.stop();
 }
 
+/// The node's address is none that an interface of this machine carries (all of 127.0.0.0/8 is this machine, but its interface has one of
+/// them): the libraries are not told of any interface, and choose.
 #[test]
 fn a_node_with_an_address_that_no_interface_carries() {
     let mut cluster = Cluster::empty(Kind::Logical);

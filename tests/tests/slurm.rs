@@ -155,7 +155,7 @@ fn the_script_s_node_is_lost_and_the_allocation_ends_with_the_job() {
     let id = cluster.status().jobs[0].job.to_string();
     slurm.kill(&cluster, "v1");
     assert_eq!(slurm.state(&cluster, &job), "RUNNING", "the allocation stays");
-    // Until another node has taken the place of its home nobody may know of it.
+    // Until another node has taken the place of its home it may be that no node knows of it.
     process::eventually(SOON, "the job to go on", || cluster.status_at("v2").jobs.iter().any(|job| job.outcome.is_none()));
     let shown = cluster.radic(["attach", &id]).limit(SOON).run().expect(0);
     assert!(shown.stdout().contains("iteration 3000"), "{shown}");

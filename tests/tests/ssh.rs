@@ -134,7 +134,7 @@ fn what_was_mpirun_before_has_its_line() {
     // mpirun -np 4 -x VAR ./p: the whole environment passes.
     assert_eq!(with(&["-n", "4"], "$VAR"), ["passed"; 4]);
     assert_eq!(with(&["-n", "2", "--env", "VAR=other"], "$VAR"), ["other"; 2]);
-    // mpirun --map-by node; mpirun, whose default fills the slots of a node first.
+    // As mpirun --map-by node, and as mpirun by default, which fills the slots of a node first.
     assert_eq!(with(&["-n", "3"], "$RADIC_RANK $RADIC_NODE"), ["0 m1", "1 m2", "2 m1"]);
     assert_eq!(with(&["-n", "3", "--map-by", "slot"], "$RADIC_RANK $RADIC_NODE"), ["0 m1", "1 m1", "2 m2"]);
     // mpirun --host m2; srun -w m2.

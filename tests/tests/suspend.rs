@@ -100,8 +100,8 @@ fn assert_nowhere(of: &str, key: &JobKey, files: &[PathBuf]) {
     }
 }
 
-/// Whoever reads an image, in a store or in the folder of a suspended job, does not find there what its process proves itself with, before and after it has come back from
-/// such an image.
+/// An image, in a store or in the folder of a suspended job, does not have what its process proves itself with, before and after the process has come back from such an
+/// image.
 #[test]
 fn no_image_has_a_key() {
     let long = radic_tests::recovery::is_long();
@@ -132,7 +132,7 @@ fn no_image_has_a_key() {
     }
 }
 
-/// Whoever has been in a rank has its job's key. With that, and with the folder in its hands, it cannot change what is gone on with.
+/// An attacker who has been in a rank has its job's key. With that, and with the folder, the attacker cannot change what is gone on with.
 #[test]
 fn a_folder_that_a_process_has_signed_is_refused() {
     let cluster = Setup::new(Kind::Logical, 3).start();
@@ -196,8 +196,8 @@ fn a_suspended_job_goes_on_in_another_cluster() {
     }
 }
 
-/// Every library; twice; and a node dies after that, whose rank goes on like any other. In the ordinary run one library, for the time that each takes; Open MPI has once
-/// crashed here, in some forty runs, and that is not explained.
+/// Every library; twice; and a node dies after that, and its rank goes on like any other. In the ordinary run one library, for the time that each takes. Open MPI has
+/// crashed here once, in some forty runs; the cause is not known.
 #[test]
 fn a_job_is_suspended_twice_and_then_a_node_dies() {
     let long = radic_tests::recovery::is_long();
@@ -214,7 +214,7 @@ fn a_job_is_suspended_twice_and_then_a_node_dies() {
         }
         let mut events = cluster.events_at("n1");
         until_lines(&mut running, 3);
-        // Its new life has its own checkpoints by then.
+        // Its new incarnation has its own checkpoints by then.
         events.expect("rank 2 to be protected again", SOON, |e| {
             e.event == EventName::Reprotected && e.rank.is_some_and(|rank| rank.0 == 2) && e.text.contains("committed")
         });
@@ -227,7 +227,7 @@ fn a_job_is_suspended_twice_and_then_a_node_dies() {
     }
 }
 
-/// Output that nobody has read is in the folder; the terminal that resumes it prints it.
+/// Output that no terminal has read is in the folder; the terminal that resumes the job prints it.
 #[test]
 fn what_nobody_has_read_is_printed_when_the_job_goes_on() {
     let cluster = Setup::new(Kind::Logical, 3).start();

@@ -76,7 +76,7 @@ struct Starting {
     address: Option<SocketAddr>,
 }
 
-/// Does `start` in the cluster's folder, with a key in it, and nothing of an old cluster, and nobody else at work there.
+/// Does `start` in the cluster's folder, with a key in it, and nothing of an old cluster, and no other command at work there.
 pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) -> Result<T> {
     cluster.check_text()?;
     let folder = Folder::make_all(cluster.dir())?;
@@ -437,8 +437,8 @@ fn noted_pid(cluster: &Cluster, name: &str) -> Option<i32> {
 }
 
 /// Which protector of the cluster in `dir` has this command line (NUL after each word), if it is one. `noted` is the name of the node
-/// whose folder names the process, for those that were given the cluster's folder in another way than by `--dir`. A dead process that
-/// nobody has waited for has no words.
+/// that has the process named in its folder, for protectors that were given the cluster's folder in another way than by `--dir`. A dead process
+/// that its parent has not waited for has no words.
 fn protector_of(dir: &Path, noted: Option<&str>, command: &[u8]) -> Option<String> {
     let words: Vec<&OsStr> = command.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
     let is_keeper = words.get(1).is_some_and(|word| *word == keeper::ARGUMENT);
@@ -472,11 +472,11 @@ pub(crate) struct Stopped {
     /// Those of them that were told to end and that this command cannot see end: they were started from other folders, on other machines
     /// perhaps.
     pub(crate) elsewhere: Vec<String>,
-    /// Those of them whose folder had been removed while they ran.
+    /// Those of them that had lost their folder while they ran: it was removed.
     pub(crate) unseen: Vec<String>,
 }
 
-/// Ends a cluster whose nodes are on the hosts of `record`, and every job on it.
+/// Ends a cluster with nodes on the hosts of `record`, and every job on it.
 pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::stop::StoppedHosts> {
     let folder = Folder::open(cluster.dir())?;
     let _lock = lock(&folder)?;
@@ -491,7 +491,7 @@ pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::s
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
     ensure!(is_there, "no cluster in {}: there is nothing to stop", cluster.dir().display());
-    // Of a folder that was removed there is nothing to lock, and nobody starts anything in it while its protectors live.
+    // Of a folder that was removed there is nothing to lock, and no command starts anything in it while its protectors run.
     let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
     let _lock = folder.as_ref().map(lock).transpose()?;
     let alive = processes(cluster);
@@ -499,7 +499,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     let unseen: Vec<String> = names.iter().filter(|name| !cluster.node_dir(name).join("pid").exists()).cloned().collect();
     let elsewhere = match end_by_request(cluster, &names) {
         Ok(elsewhere) => elsewhere,
-        // A dead cluster answers nobody.
+        // A dead cluster does not answer.
         Err(_) if alive.is_empty() => Vec::new(),
         Err(error) => {
             report(&format!("radic: {error}; ending the protectors by signal"));

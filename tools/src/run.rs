@@ -288,7 +288,7 @@ fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, N
         match check(&program) {
             Found::Program => return Ok(program),
             Found::Nothing => {}
-            // Nobody knows whether it is in a directory that may not be searched: that is not to have found it.
+            // It cannot be known whether it is in a directory that may not be searched: that is not to have found it.
             Found::Hidden => closed = closed.or(program.parent().map(|dir| format!("; {} may not be searched", dir.display()))),
             Found::Other(why) => other = other.or(Some(format!("{}: {why}", program.display()))),
         }

@@ -1,6 +1,6 @@
 //! Which release of RADIC a program is of, which commit it was built from, and which wire protocol it speaks.
 //!
-//! A crate of its own, on which only the programs depend: a new commit compiles `radic` and `radicd` anew, and nothing else.
+//! A crate of its own, on which only the programs depend: a new commit compiles `radic` and `radicd` again, and nothing else.
 #![forbid(unsafe_code)]
 
 use std::sync::LazyLock;

@@ -162,7 +162,7 @@ impl Links {
             Place::Here { incarnation, door } => {
                 self.hear_of(cx, peer, incarnation);
                 match self.reconnections.get(&end).map(|of| of.stage) {
-                    // It merely computes.
+                    // The peer is where it was, and merely computes.
                     Some(Stage::Greeted { socket, door: dialed, .. }) if dialed == door => {
                         self.set_stage(end, Stage::Greeted { socket, door, deadline: cx.now + ANSWER, ask: None });
                     }

@@ -139,7 +139,7 @@ impl Links {
         let me = cx.observer.incarnation();
         let connection = cx.observer.table().get(slot).filter(|c| c.peer == hello.process);
         let Some(connection) = connection.filter(|c| hello.incarnation >= c.peer_incarnation()) else { return };
-        // It may speak of a link that was replaced since.
+        // The acceptor may speak of a link that was replaced since.
         let is_of_now = connection.attempt().is_none_or(|(of, attempt)| of != me || attempt == hello.attempt);
         let (link, end) = (connection.link(), connection.stream_out());
         match self.reconnections.get(&end).map(|of| of.stage) {

@@ -27,7 +27,7 @@ impl Links {
         true
     }
 
-    /// The connection whose stream was asked about with this number, by the stream that goes out.
+    /// The connection of the stream that was asked about with this number, by the stream that goes out.
     pub fn asks_about(&self, ask: u64) -> Option<StreamId> {
         let is_this = |stage: &Stage| matches!(*stage, Stage::Asked { ask: of } | Stage::Parting { ask: of } if of == ask);
         self.reconnections.iter().find(|(_, of)| is_this(&of.stage)).map(|(end, _)| *end)
@@ -61,7 +61,7 @@ impl Links {
                 }
                 self.set_stage(end, Stage::Over);
             }
-            // Nothing will ever say more: as it looks to everybody else on a network.
+            // The peer has left and had not ended the stream. For the program it ends here, and what it sends is refused, as on any network.
             None if parting => {
                 cx.observer.handle_finish(slot, finish.unwrap_or(wanted))?;
                 self.set_stage(end, Stage::Over);

@@ -4,7 +4,7 @@
 //! - *A socket ends.* Is it the end of the stream, or has the link broken? The sender's node knows: a process tells its own node where it ends a
 //!   stream before that end leaves. The answer is [`FromNode::Final`]; until it comes the program sees a connection on which nothing happens.
 //! - *A link is broken.* The opener of the connection asks its node where the peer is and dials the peer's door, a listening socket of the library's
-//!   own. The acceptor dials the opener's door only to say that the link is broken: a greeting whose sender is not the opener.
+//!   own. The acceptor dials the opener's door only to say that the link is broken, by a greeting with a sender that is not the opener.
 //! - *Greetings* say how far either side is; what they mean for the streams is decided in [`crate::connection`]. G1 holds for them, too: a greeting
 //!   says what was received, so it waits until the gate is open.
 //!
@@ -258,7 +258,7 @@ impl Links {
     }
 
     /// This process was restarted, and has opened a door: no socket of its image is one any more. What was under way is forgotten, without a word to
-    /// the caller, which closes all its sockets; the node hears again where streams end; and all links are made anew.
+    /// the caller, which closes all its sockets. The node hears again where streams end, and all links are made again.
     pub fn handle_restart(&mut self, cx: &mut Context<'_>) {
         *self = Links { catching_up: true, next_ask: self.next_ask, next_socket: self.next_socket, ..Links::default() };
         let slots: Vec<(Slot, bool)> =

@@ -260,7 +260,7 @@ fn a_peer_that_has_come_back_is_dialed_at_once_and_its_old_sockets_are_dead() {
     result.expect("nothing contradicts");
     assert!(matches!(actions[..], [Action::Unplug(end), Action::Dial(_, DOOR)] if end == name), "{actions:?}");
     assert_eq!(one.links.returned(), 1);
-    // The word of a life before is none.
+    // A greeting of an earlier incarnation is refused.
     let (mut one, mut other, slot, _) = pair();
     one.breaks(slot);
     let (_, hello) = one.greets();

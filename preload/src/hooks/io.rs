@@ -409,7 +409,7 @@ fn must_pass_through_memory(from: c_int, to: c_int) -> bool {
         static SAID: AtomicBool = AtomicBool::new(false);
         note_once(
             &SAID,
-            "it splices a protected connection, its standard input or its standard output, whose bytes must pass through memory: that fails with EINVAL",
+            "it splices a protected connection, its standard input or its standard output, and their bytes must pass through memory: that fails with EINVAL",
         );
     }
     ours

@@ -2,7 +2,7 @@
 //! layer included, and of the layer's state. So in the child the layer is off from the first moment, and its connections are closed there.
 //!
 //! What a child executes finds the library again (LD_PRELOAD), asks the node, and is refused: only the process that the node has launched may join. A
-//! rank that executes another program is still that process, and joins anew.
+//! rank that executes another program is still that process, and joins again.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -174,7 +174,7 @@ unsafe fn told_error(fd: c_int, level: c_int, name: c_int, value: *mut c_void, l
     }))
 }
 
-/// The socket whose options are those of `fd`.
+/// The socket that has the options of `fd`.
 fn with_options(fd: c_int) -> c_int {
     if is_connection(fd) { descriptor::options_of(fd).unwrap_or(fd) } else { fd }
 }

@@ -22,14 +22,14 @@ use crate::greeting::{self, To};
 use crate::layer::{self, Arrived, Held, Layer, Names, sure};
 use crate::sys;
 
-/// `listen`. None: it passes through. Who gets a connection, and asks then who listens there, must find this process: so its node knows before the kernel does.
+/// `listen`. None: it passes through. A caller that gets a connection, and then asks which process listens there, must find this one: so its node knows before the kernel does.
 pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
     if !address::is_tcp(fd) || !(0..fds::DESCRIPTORS as i32).contains(&fd) || fds::kind(fd) == Kind::Listener {
         return None;
     }
     let mut layer = layer::enter()?;
     let bound = layer.bound.get(&fd).copied().or_else(|| address::local(fd));
-    // Nobody can call yet at a port that the kernel is still to choose; and who calls a process that catches up is told to wait.
+    // No caller can know a port that the kernel is still to choose; and the callers of a process that catches up are told to wait.
     let told = bound.filter(|told| told.port() != 0 && !layer.is_replayed());
     let known: Vec<_> = told.iter().flat_map(|told| listened_at(fd, *told)).collect();
     known.iter().for_each(|address| announce(&mut layer, *address));
@@ -159,7 +159,7 @@ impl Accepting {
         }
     }
 
-    /// Takes a connection from the system, if there is one, and finds out who it is: it is offered to the observer then. A connection with
+    /// Takes a connection from the system, if there is one, and finds out which process calls: it is offered to the observer then. A connection with
     /// a peer that is not protected is the program's at once.
     fn take(&self, layer: &mut Layer) -> Option<Result<Accepted, Errno>> {
         if let Some(error) = refused(layer, self.listener, Call::Accept) {
@@ -185,7 +185,7 @@ impl Accepting {
                     return Some(Ok(Accepted { fd: sys::give(fd), peer }));
                 }
                 Some(connection) => {
-                    // It is gone already, or no friend. Or it is about to call once more, and its node remembers it.
+                    // Without a greeting the caller is gone already, or is not the process that its node named. Or it is about to call once more, and its node remembers it.
                     let Some(hello) = identify(layer, &fd, connection) else { continue };
                     send_off(layer, peer);
                     let moved = |moved: bool| hello.ends.filter(|_| moved);
@@ -235,13 +235,13 @@ impl Accepting {
     }
 }
 
-/// The program closes a listener: those that wait there are told that their connection is over, which a reset alone does not say.
+/// The program closes a listener. The callers that wait there are told that their connection is over, which a reset alone does not say.
 pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
     let socket = sys::borrow(listener);
     while !layer.is_replayed() && sys::wait_for(socket, PollFlags::IN, 0).is_ok() {
         let Ok((fd, peer)) = rustix::net::acceptfrom_with(socket, SocketFlags::CLOEXEC) else { return };
         let Some(from) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) else { continue };
-        // One that is over already was given up: its caller comes once more.
+        // A connection that is over already was given up by its caller, which comes once more.
         let over =
             rustix::net::recv(&fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_err_and(|error| error != Errno::AGAIN);
         if !over && let Some(connection) = ask_caller(layer, plain(from)) {
@@ -267,7 +267,7 @@ fn ask_caller(layer: &mut Layer, from: SocketAddr) -> Option<ConnectionId> {
     layer.inquire(
         |ask| ToNode::Accepted { ask, from },
         |answer| if let FromNode::Caller { ask, caller } = *answer { Some((ask, caller)) } else { None },
-        || format!("who calls from {from}"),
+        || format!("which process calls from {from}"),
     )
 }
 
@@ -294,7 +294,7 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
 fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
     let me = To { process: layer.observer.process(), life: None };
     let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection)) {
-        // Two of its threads may have called at once: only then it is sure which is which.
+        // Two threads of the opener may have called at once: only the greeting says which connection this is.
         Ok(hello) if hello.connection.opener == connection.opener => hello,
         Ok(_) => {
             layer.note("a connection was closed: its greeting is from another process than its call");

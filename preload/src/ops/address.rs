@@ -1,4 +1,4 @@
-//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one; who listens somewhere may have left when it
+//! Addresses of the program's TCP sockets. They belong to machines, and a process may go on at another one. A peer that listened somewhere may have left when it
 //! catches up. So what `bind`, `listen` and `connect` find out is an outcome: a restarted process is told what it was told, and its sockets have what this
 //! machine has to give.
 
@@ -103,7 +103,7 @@ pub fn record<'a, T: Copy>(
 pub struct Then {
     /// The socket's own.
     pub address: SocketAddr,
-    /// Who listens at the other one.
+    /// The process that listens at the other one.
     pub peer: Option<ProcessId>,
 }
 
@@ -121,7 +121,7 @@ pub fn consult(mut layer: Held, ask: Ask) -> Result<(Held, Option<Then>), Errno>
     }
 }
 
-/// Lets other threads go on, whose outcomes come first.
+/// Lets other threads go on: their outcomes come first.
 fn step_aside(layer: Held) -> Result<Held, Errno> {
     match super::wait(layer, &[], Some(sys::now() + TURN_NS)) {
         Err(_) => layer::enter().ok_or(Errno::INTR),
@@ -149,13 +149,13 @@ fn bind_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<Socke
     Ok((layer, outcome))
 }
 
-/// Who is called by this address, though the kernel has given it to this process: one that has moved, or the last one that listened there has crashed, and is
-/// about to be back. And whether this must be asked again.
+/// Which other process is called by this address, though the kernel has given it to this one: one that has moved, or the last one that listened there, which has
+/// crashed and is about to be back. And whether this must be asked again.
 fn ask_holder(layer: &mut Layer, address: SocketAddr) -> (Option<ProcessId>, bool) {
     layer.inquire(
         |ask| ToNode::Claim { ask, address },
         |answer| if let FromNode::Claimed { ask, holder, later } = *answer { Some((ask, (holder, later))) } else { None },
-        || format!("who has the address {address}"),
+        || format!("which process has the address {address}"),
     )
 }
 
@@ -175,7 +175,7 @@ fn unbind(layer: &mut Layer, fd: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A `bind` on this machine. In a later life the address may be that of a machine of before, which the program goes on to see: there it is any of this one's.
+/// A `bind` on this machine. In a later incarnation the program still sees the address of the machine of before. Where this machine does not have it, the socket gets any of its addresses.
 fn bind_here(layer: &Layer, fd: i32, to: SocketAddr) -> Result<SocketAddr, Errno> {
     let socket = sys::borrow(fd);
     let here = || local(fd).ok_or(Errno::INVAL);
@@ -194,7 +194,7 @@ fn bind_again(fd: i32, address: SocketAddr) {
     _ = bind(address).or_else(|_| bind(any(&address, address.port()))).or_else(|_| bind(any(&address, 0)));
 }
 
-/// Binds the socket as the kernel would when it connects to `to`, so that its address is known before anybody sees it. Returns what others see.
+/// Binds the socket as the kernel would when it connects to `to`, so that its address is known before a peer sees it. Returns what peers see.
 pub fn bind_source(fd: i32, to: &SocketAddr) -> Result<SocketAddr, Errno> {
     let mut source = match local(fd).filter(|bound| !bound.ip().is_unspecified()) {
         Some(bound) => bound,

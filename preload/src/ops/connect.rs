@@ -68,7 +68,7 @@ pub fn connect(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
     }
 }
 
-/// Between whom a connection is to be.
+/// The two ends that a connection is to have.
 struct Target {
     /// The socket's own address, as the program is told it.
     local: SocketAddr,
@@ -77,10 +77,10 @@ struct Target {
     again: bool,
 }
 
-/// Who is called.
+/// What is called.
 enum With {
     Peer(Peer),
-    /// Nobody who is protected. What the program's own call has come to; none, in replay: it is made again.
+    /// No protected process. What the program's own call has come to; none, in replay: it is made again.
     Nobody(Option<Result<(), Errno>>),
 }
 
@@ -93,7 +93,7 @@ struct Peer {
     at: Option<SocketAddr>,
 }
 
-/// With whom this is, as it was then, or as the nodes say now.
+/// Which process this leads to, as it was then, or as the nodes say now.
 fn find_target(mut layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target), Errno> {
     let found = loop {
         let (held, then) = address::consult(layer, Ask::Target { fd: fd as u32 })?;
@@ -122,7 +122,7 @@ fn find_target(mut layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target
     Ok((layer, Target { local, with, again: false }))
 }
 
-/// Who is there now. None: that must be asked again.
+/// Which process is there now. None: that must be asked again.
 fn find_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<(SocketAddr, With)>), Errno> {
     let (layer, called) = call_up(layer, fd, to)?;
     match called {
@@ -136,9 +136,9 @@ fn find_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<(Sock
     }
 }
 
-/// Makes the program's own connection with somebody of whom no node knows. Somebody may have begun to listen since the nodes were asked, so they are asked again when
-/// there is a connection: the node of that listener has not forgotten the first question, and does not take this caller for one who is not protected. None: somebody has,
-/// or may have; this connection is over, and all is to be asked again. (Not covered: a connection that is made later than the call returns.)
+/// Makes the program's own connection with a listener of which no node knows. A protected process may have begun to listen since the nodes were asked, so they are asked
+/// again when there is a connection: the node of that listener has not forgotten the first question, and does not take this caller for an unprotected one. None: a protected
+/// process listens there, or may listen; this connection is over, and all is to be asked again. (Not covered: a connection that is made later than the call returns.)
 fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Result<(Held, Option<Result<(), Errno>>), Errno> {
     layer.pass_gate();
     let (blocking, socket) = (flags_say_blocking(fd), sys::borrow(fd));
@@ -249,12 +249,12 @@ struct Called {
     local: SocketAddr,
     /// The same, as others see it.
     from: SocketAddr,
-    /// Who listens.
+    /// The process that listens.
     peer: Option<Peer>,
 }
 
-/// Binds the socket, and finds out who listens at `to`; its node then knows that we are going to call. While that cannot be said, because a process that may
-/// have listened there is lost, and on its way back, this waits: nobody would be there, and the program would be told so.
+/// Binds the socket, and finds out which process listens at `to`; that process's node then knows that this one is going to call. While that cannot be said, because a process
+/// that may have listened there is lost and on its way back, this waits: else the connection would be refused, and the program would be told so.
 fn call_up(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<Called>), Errno> {
     let from = match address::bind_source(fd, &to) {
         Ok(from) => from,
@@ -288,7 +288,7 @@ pub(super) fn refused(layer: &mut Layer, fd: i32, call: Call) -> Option<Errno> {
     Some(Errno::NFILE)
 }
 
-/// Who listens at `to`, if that is a protected process; and whether, if nobody was found, it must be asked again.
+/// Which protected process listens at `to`, if one does; and whether, if none was found, it must be asked again.
 fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> (Option<Peer>, bool) {
     let connection = layer.observer.next_connection();
     let (peer, key, at, later) = layer.inquire(
@@ -297,7 +297,7 @@ fn ask_peer(layer: &mut Layer, from: SocketAddr, to: SocketAddr) -> (Option<Peer
             let FromNode::Peer { ask, peer, ref key, at, later } = *answer else { return None };
             Some((ask, (peer, discreetly(|| key.clone()), at, later)))
         },
-        || format!("who listens at {to}"),
+        || format!("which process listens at {to}"),
     );
     (peer.map(|process| Peer { process, key, at }), later)
 }
@@ -316,7 +316,7 @@ struct Connecting {
     to: SocketAddr,
     local: SocketAddr,
     peer: Peer,
-    /// The log knew with whom.
+    /// The log knew the peer.
     again: bool,
     thread: u32,
     blocking: bool,
@@ -352,9 +352,9 @@ impl Connecting {
         }
     }
 
-    /// Makes the link. If the log knew with whom, but not what came of it, the peer may have left since: then nobody answers. If it is lost just now, it
-    /// is called again where it is brought back: also if somebody has come back just while the link was made, for it may lead to a life that is over, and what
-    /// says so has been heard already.
+    /// Makes the link. If the log knew the peer, but not what came of the call, the peer may have left since: then nothing answers. A peer that is lost just now
+    /// is called again where it is brought back. So it is if a process has come back just while the link was made: the link may lead to an incarnation that is
+    /// over, and what says so has been heard already.
     fn dial(&mut self, mut layer: Held) -> Result<(Held, Outcome<()>), Errno> {
         let mut again = self.again;
         for _ in 0..CALLS {

@@ -26,7 +26,7 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
             return Ok(());
         }
         Kind::Own => return Err(Errno::BADF),
-        // Nothing of it has left the process: whoever closes it need not wait.
+        // Nothing of it has left the process: its close need not wait.
         Kind::Bound => {
             fds::clear(fd);
             if let Some(mut layer) = layer::enter() {
@@ -67,7 +67,7 @@ fn stop_listening(layer: &mut Layer, fd: i32) {
 fn close_connection(layer: &mut Layer, fd: i32) {
     let Ok(slot) = layer.observer.table().slot_of(fd as u32) else { return };
     if let Some(at) = layer.aliases.iter().position(|(_, primary)| *primary == fd) {
-        // It lives on under another number.
+        // The connection stays open under another number.
         let (alias, _) = layer.aliases.swap_remove(at);
         sure(layer.observer.handle_moved(fd as u32, alias as u32));
         layer.aliases.iter_mut().filter(|(_, primary)| *primary == fd).for_each(|(_, primary)| *primary = alias);

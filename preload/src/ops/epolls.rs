@@ -1,7 +1,7 @@
 //! What the program's epolls watch. The kernel gets a key of ours with each watched descriptor, and gives it back with each event: so it is known which
 //! descriptor is ready (a determinant names descriptors, never the program's word, which holds addresses), and which word the program wants to see.
 //!
-//! The kernel knows a watch by descriptor *and* open file: a number that was closed and used again may be watched twice, if the first file lives on
+//! The kernel knows a watch by descriptor *and* open file: a number that was closed and used again may be watched twice, if the first file stays open
 //! under another number, in this process or in a child. Such a watch can be reported still, but no call can name it any more. So a key names one watch
 //! with one word for ever; the last `REMEMBERED` that ended are remembered, with their words.
 //!
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rustix::io::Errno;
 
-/// Ended watches of an epoll whose words are remembered.
+/// Ended watches of an epoll that are remembered with their words.
 const REMEMBERED: usize = 1_024;
 
 /// `epoll_ctl`'s operations.
@@ -94,7 +94,7 @@ impl Epoll {
                 self.newest.remove(&fd);
                 self.ended.extend(known);
             }
-            // What is modified gets a key of its own, too: under this number there may be an older file again, whose watch is another one than the newest. One
+            // What is modified gets a key of its own, too: under this number there may be an older file again, with another watch than the newest. One
             // that is modified without being known was inherited, or added before the library was there.
             (Operation::Add | Operation::Modify, _) => {
                 let index = self.place(watch);
@@ -340,7 +340,7 @@ mod tests {
         epolls.duplicated(3, 4);
         epolls.closed(3);
         assert!(epolls.get(3).is_none() && epolls.get(4).unwrap().of(5).is_some());
-        // The number is used again before anybody said that it was closed.
+        // The number is used again before it was said that it was closed.
         epolls.created(4);
         assert!(epolls.get(4).unwrap().of(5).is_none());
         assert_eq!(epolls.all().map(|(fd, _)| fd).collect::<Vec<_>>(), [4]);

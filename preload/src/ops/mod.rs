@@ -22,7 +22,7 @@ pub const BUFFERS: usize = 1024;
 /// Waits, without the layer, until one of `fds` has what it waits for, or something came that the layer must look at; a deadline in the time
 /// of [`sys::now`]. `TIMEDOUT`: it is over. `INTR`: a signal, for which the call is to end.
 pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) -> Result<Held, Errno> {
-    // Before the layer looks after everything: from here on a signal of the program that it does not see in the kernel would be missed by the call.
+    // Before the layer looks after everything: from here on the program's signals wait for the kernel's wait, where they end the call. One that came in the layer would not.
     let signals = layer.take_signals();
     layer.tend();
     if layer.links.take_changed() {
@@ -54,9 +54,9 @@ pub fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> Result<
     }
 }
 
-/// Looks after everything for a moment: those who come back may need what this process has sent them.
+/// Looks after everything for a moment: processes that come back may need what this one has sent them.
 pub fn pause(layer: Held) -> Result<Held, Errno> {
-    /// Time between two questions whether somebody is back, in nanoseconds.
+    /// Time between two questions whether a process is back, in nanoseconds.
     const AGAIN_NS: u64 = 20_000_000;
     wait_awhile(layer, &[], sys::now() + AGAIN_NS)
 }
@@ -64,7 +64,7 @@ pub fn pause(layer: Held) -> Result<Held, Errno> {
 /// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way back. None: this process was lost itself
 /// meanwhile, and has come back; its log may know the outcome of the call.
 pub fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, bool)) -> Result<(Held, Option<T>), Errno> {
-    /// Time that a process may take to be brought back before it is taken for one that nobody protects, in nanoseconds.
+    /// Time that a process may take to be brought back before it is taken for an unprotected one, in nanoseconds.
     const RETURN_NS: u64 = 60_000_000_000;
     let until = sys::now() + RETURN_NS;
     loop {

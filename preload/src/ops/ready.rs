@@ -72,7 +72,7 @@ pub fn closed(epoll: i32) {
     fds::clear(epoll);
 }
 
-/// Around a fork: keeps everybody out, until [`leave`] in the parent and in the child.
+/// Around a fork: keeps all other threads out, until [`leave`] in the parent and in the child.
 pub fn enter() {
     std::mem::forget(EPOLLS.lock());
 }
@@ -82,12 +82,12 @@ pub fn leave() {
     EPOLLS.unlock_forgotten();
 }
 
-/// Whether nobody, the calling thread included, is in the middle of a look at the epolls.
+/// Whether no thread, the calling one included, is in the middle of a look at the epolls.
 pub fn is_free() -> bool {
     !EPOLLS.is_held() && !FULL.is_held()
 }
 
-/// Another socket will be under the number `fd`: the one before may live on under another number, and no epoll is to watch it there.
+/// Another socket will be under the number `fd`. The one before may stay open under another number, and no epoll is to watch it there.
 pub fn leaving(fd: i32) {
     for (epoll, table) in EPOLLS.lock().all() {
         if table.of(fd).is_some() {
@@ -193,8 +193,8 @@ fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usiz
 /// Most descriptors of [`wait_for`].
 pub const AT_ONCE: usize = 2 * layer::AWAITED;
 
-/// Waits for at most [`AT_ONCE`] descriptors of whomever, with this mask of signals; in nanoseconds, none: for ever. Other than by `rustix`, EINTR is always a signal of the program: the checkpoint
-/// engine knows this system call, and makes it again.
+/// Waits for at most [`AT_ONCE`] descriptors, whatever they are, with this mask of signals; in nanoseconds, none: for ever. Other than with `rustix`, EINTR is always a signal of the program: the
+/// checkpoint engine knows this system call, and makes it again.
 pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) -> Result<usize, Errno> {
     // Not on the heap: the layer is not held here, and a signal's handler might find the heap held by its own thread.
     let mut set = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
@@ -224,7 +224,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer::thread(), deadline: None }.run(layer))
 }
 
-/// Whether somebody may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
+/// Whether a peer may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
 fn must_tend(layer: &Layer, limit: Limit<'_>) -> bool {
     /// The connections that are always listened to: journal and node.
     const ALWAYS: usize = 2;
@@ -313,7 +313,7 @@ impl Asked<'_> {
         }
     }
 
-    /// What was ready then, and that it is not asked about now: the end of a replay, for those who have to find out why.
+    /// What was ready then, and that it is not asked about now: the report of a replay that ends here.
     #[cold]
     fn differs(&self, layer: &Layer, ready: &[ReadyFd]) -> String {
         let named = |fd: i32| format!("{fd} ({:?})", fds::kind(fd));
@@ -339,7 +339,7 @@ impl Asked<'_> {
 }
 
 /// The kernel's events become the program's: the word instead of our key. Returns how many there are, for those of forgotten watches are left out.
-/// A descriptor that `is_away` has a placeholder, which can be written; what else is reported was the socket before it.
+/// A descriptor that `is_away` has a placeholder, which can always be written. What else is reported of it is of the socket before it, and is left out.
 fn translate(
     table: Option<&Epoll>,
     events: &mut [epoll_event],
@@ -357,7 +357,7 @@ fn translate(
                     continue;
                 }
             }
-            // One that is reported once is reported, or the kernel would have to be told that it was not.
+            // A watch that is reported once (EPOLLONESHOT) is reported all the same: else the kernel would have to be told that it was not.
             if bits & OUT != 0 && watch.events & libc::EPOLLONESHOT as u32 == 0 && is_full(watch.fd) {
                 bits &= !OUT;
                 if bits == 0 {
@@ -372,7 +372,7 @@ fn translate(
     kept
 }
 
-/// Whether something may be ready that the kernel knows nothing of. In a first life: a connection between its arrival and the program's accept.
+/// Whether something may be ready that the kernel knows nothing of. In the first incarnation: a connection between its arrival and the program's accept.
 fn knows_more(layer: &Layer) -> bool {
     layer.observer.incarnation() > Incarnation::FIRST || !layer.arrived.is_empty() || layer.links.is_any_down()
 }
@@ -444,7 +444,7 @@ fn add_known(
     Ok(found.len())
 }
 
-/// The program was told of `fd` without the kernel: if that was to happen once, it must not hear of it from the kernel.
+/// The program was told of `fd` without the kernel. If its watch is to be reported once only, the program must not hear of it from the kernel, too.
 fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
     if let Some(key) = table.disarm(fd) {
         // Errors are always reported, but once only, and then not to the program.
@@ -611,7 +611,7 @@ pub fn refused(fd: i32) {
     STARVED.store(true, Ordering::Relaxed);
 }
 
-/// Asks what is stable, and has the kernel report anew, to edge-triggered epolls, the connections for which there is room again.
+/// Asks what is stable, and has the kernel report again, to edge-triggered epolls, the connections for which there is room again.
 fn relieve(layer: &mut Layer) {
     if !STARVED.load(Ordering::Relaxed) {
         return;

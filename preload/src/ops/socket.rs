@@ -290,7 +290,7 @@ impl Sending {
         }
         layer.transmit(self.slot);
         if layer.observer.table().get(self.slot).is_some_and(Connection::is_over_there) && !layer.observer.is_replaying() {
-            // The kernel takes something once more, hears that nobody is there, and refuses what follows. These bytes do not even leave.
+            // The kernel would take something once more, hear that the peer is gone, and refuse what follows. These bytes do not even leave.
             layer.refuse_sends(self.slot, Errno::PIPE);
         }
         counters::add(Counter::BytesOut, self.done as u64);
@@ -313,11 +313,11 @@ impl Sending {
     fn may_write(&self, layer: &Layer) -> bool {
         let is_next =
             |connection: &Connection| connection.link() == Link::Up && connection.outgoing().unsent() == self.done as u64;
-        // What replay sends again the peer may have.
+        // In replay the peer may have these bytes already.
         !layer.observer.is_replaying() && layer.observer.table().get(self.slot).is_some_and(is_next)
     }
 
-    /// What earlier calls have left, their time being over, goes first: if it does not, this call takes nothing.
+    /// What earlier calls have left unsent when their time was over goes first. Until it has left, this call takes nothing.
     fn wait_for_turn(&self, mut layer: Held) -> Result<Held, Errno> {
         while layer.is_unsent(self.slot) {
             match wait(layer, &[(self.fd, PollFlags::OUT)], self.deadline) {
@@ -341,7 +341,7 @@ impl Sending {
         self.waits && self.deadline.is_none_or(|deadline| sys::now() < deadline)
     }
 
-    /// Nothing can be sent any more. While there is a log, it says what a call has found; what follows the log is found when this process lives.
+    /// Nothing can be sent any more. While there is a log, it says what a call has found; what follows the log is found when this process is live.
     fn refused(&self, layer: &mut Layer) -> Option<Errno> {
         if layer.observer.table().get(self.slot).is_some_and(|connection| connection.outgoing().finish().is_some()) {
             return Some(Errno::PIPE);
@@ -377,7 +377,7 @@ impl Sending {
                     match errno as i32 {
                         libc::EAGAIN => super::ready::refused(self.fd),
                         libc::EINTR => {}
-                        // Of then: an image of before it does not know.
+                        // The program was told so then. The layer of an image of before does not know it yet.
                         _ => layer.note_refused(self.slot),
                     }
                     return Err(Errno::from_raw_os_error(errno as i32));

@@ -1,7 +1,7 @@
 //! A program as replay needs it: a deterministic function of the outcomes of its calls, and of nothing else. Everything that it
 //! is told changes its state, and its state decides what it does and sends; so one wrong outcome in replay shows as wrong bytes.
 
-#![expect(missing_docs, reason = "calls and sockets as everybody knows them")]
+#![expect(missing_docs, reason = "calls and sockets are those of the system")]
 
 use radic_wire::determinant::ReadyFd;
 use radic_wire::ids::ProcessId;
@@ -22,7 +22,7 @@ pub struct Socket {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct App {
-    /// Whom it connects to, in this order, before anything else.
+    /// The processes that it connects to, in this order, before anything else.
     pub connects: Vec<ProcessId>,
     /// How many connections it accepts.
     pub accepts: usize,
@@ -90,7 +90,7 @@ impl App {
         if this.finished && this.ended && !this.closed {
             return Op::Close { socket };
         }
-        // It waits only when it owes nothing to anybody: else two of them could wait for each other.
+        // It waits only when it owes nothing to any peer: else two of them could wait for each other.
         let idle = self.sockets.iter().all(|socket| socket.finished);
         let only = idle && self.sockets.iter().filter(|socket| !socket.ended).count() == 1;
         match dice % 4 {

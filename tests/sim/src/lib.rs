@@ -12,7 +12,7 @@
 //!
 //! Beside these, [`scale`] measures clusters of thousands of protectors, without faults of the network and without checkers.
 //!
-//! Not simulated: the daemon's sockets and the library's system calls (their drivers are written anew here, after them), PMI, standard input, suspension, listeners of the
+//! Not simulated: the daemon's sockets and the library's system calls (their drivers are written once more here, after them), PMI, standard input, suspension, listeners of the
 //! program's, incremental images, several threads. Scenarios on the real thing are in `tests/tests`.
 #![forbid(unsafe_code)]
 

@@ -124,7 +124,7 @@ fn report_panics(seed: &'static Mutex<u64>, tell: fn(&Failure, &str)) {
 static SEED: Mutex<u64> = Mutex::new(0);
 
 fn begin(seed: u64) {
-    *SEED.lock().expect("nobody panics while it holds this") = seed;
+    *SEED.lock().expect("no thread panics while it holds this") = seed;
 }
 
 /// One seed, in this process. True: it passed.
@@ -155,7 +155,7 @@ pub fn work(range: Range) {
 
 fn say(line: &Line) {
     let text = serde_json::to_string(line).expect("numbers and text");
-    // Who has started this process is gone if nobody reads it.
+    // If nothing reads it, the process that has started this one is gone.
     _ = writeln!(io::stdout(), "{text}");
 }
 
@@ -295,7 +295,7 @@ fn show(summary: &Summary, json: bool) {
     }
     let Summary { seeds, passed, failures, counts, elapsed_ms } = summary;
     println!(
-        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs begun anew, {} ended without a majority, {} met a documented limit, \
+        "{} faults, {} restarts of processes, {} images that did not restore, {} jobs restarted from their beginning, {} ended without a majority, {} met a documented limit, \
          {} images, {} increments restored, {} links, {} bytes \
          ({} sent once more), {:.0} h of virtual time, {:.1} million events in {:.1} s",
         counts.faults,

@@ -9,7 +9,7 @@ use super::segment::{self, Mac, Segment};
 use crate::random::Random;
 
 /// Daemons lose one frame of a connection in so long, and none that begins one: two in a row, or a call's first one, may cost a second and more, and then the
-/// one who is silent is rightly taken for dead.
+/// silent daemon is rightly taken for dead.
 const SPARED: Duration = Duration::from_secs(1);
 
 /// What is done: to one of so many frames; 0 is never.
@@ -155,7 +155,7 @@ impl BadNetwork {
         }
     }
 
-    /// The next thing whose time has come, and since when.
+    /// The next thing that is due, and since when.
     pub fn due(&mut self, now: Instant) -> Option<(Instant, Due)> {
         let Reverse((due, number)) = *self.order.peek().filter(|Reverse((due, _))| *due <= now)?;
         self.order.pop();
@@ -331,7 +331,7 @@ mod tests {
         network.take(now, 1, 0, &frame(at(2, 7117), at(1, 5), 0, 1, ACK));
         assert_eq!(all(&mut network, now).len(), 1);
         assert_eq!(daemon(&mut network, now + 2 * SPARED, ACK), 0);
-        // Of what is no TCP nothing is lost: who has it asks again a second later.
+        // Of what is no TCP nothing is lost: its sender would ask again only a second later.
         network.take(now, 0, 1, &[0xff; 60]);
         assert_eq!(all(&mut network, now).len(), 1);
         assert_eq!(network.done(), [Done::default(), Done { frames: 6, lost: 2, ..Done::default() }]);

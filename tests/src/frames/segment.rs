@@ -13,7 +13,7 @@ const ACK: u8 = 16;
 /// An Ethernet address.
 pub type Mac = [u8; 6];
 
-/// To whom a frame goes, and from whom it comes.
+/// The address that a frame goes to, and the one that it comes from.
 pub fn macs(frame: &[u8]) -> Option<(Mac, Mac)> {
     Some((*frame.first_chunk()?, *frame.get(6..)?.first_chunk()?))
 }
@@ -21,9 +21,9 @@ pub fn macs(frame: &[u8]) -> Option<(Mac, Mac)> {
 /// What one has to know of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Who sends it.
+    /// Its sender.
     pub from: SocketAddrV4,
-    /// Who is to get it.
+    /// Its receiver.
     pub to: SocketAddrV4,
     /// The number of its first byte.
     pub seq: u32,

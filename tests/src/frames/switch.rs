@@ -46,7 +46,7 @@ impl Port {
         place.and_then(|place| values.nth(place)?.parse().ok()).unwrap_or(0)
     }
 
-    /// Puts a frame out, if somebody is there. That a device has no room, or is down, is a loss like any other.
+    /// Puts a frame out, if the port is plugged in. That a device has no room, or is down, is a loss like any other.
     fn send(&self, frame: &[u8]) {
         if self.is_plugged {
             _ = self.device.send(frame);
@@ -124,7 +124,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Switch {
-    /// A switch with nobody on it, and without faults.
+    /// A switch without ports, and without faults.
     pub fn new() -> Switch {
         let state = Arc::new(Mutex::new(State::default()));
         let of = state.clone();

@@ -1,7 +1,7 @@
 //! `radic cluster agent`: starts the protector of one host for a launcher on another one, which speaks to it over standard input and output.
 //!
-//! If standard input ends before the launcher has said that the node is to stay, nothing is left: a launcher that is interrupted, or whose
-//! connection breaks, leaves no half of a cluster behind.
+//! If standard input ends before the launcher has said that the node is to stay, nothing is left: a launcher that is interrupted, or loses
+//! its connection, leaves no half of a cluster behind.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -36,7 +36,7 @@ pub(crate) struct AgentArgs {
     /// The node to start
     #[arg(long, value_name = "NAME", required_unless_present = "slurm")]
     name: Option<NodeName>,
-    /// Start the node whose name Slurm says, and stay as long as it does
+    /// Start the node with the name that Slurm says, and stay as long as it does
     #[arg(long, conflicts_with = "name")]
     slurm: bool,
 }

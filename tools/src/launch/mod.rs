@@ -4,7 +4,7 @@
 //! all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
 //! but RADIC itself is needed there, no host needs to know another's name before, and the key goes where standard input goes.
 //!
-//! [`plan::Plan`] decides who founds the cluster and who joins it through whom, without doing anything itself.
+//! [`plan::Plan`] decides which node founds the cluster and through which one each other joins it, without doing anything itself.
 
 pub(crate) mod agent;
 pub(crate) mod hosts;

@@ -1,4 +1,4 @@
-//! Who founds the cluster, and who joins it when. No I/O: what happens goes in, what is to be said comes out.
+//! Which node founds the cluster, and when each other joins it. No I/O: what happens goes in, what is to be said comes out.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -35,7 +35,7 @@ pub(crate) struct Order {
 /// When one node is lost and no job runs any more, one of the others is to run a command.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Watch {
-    /// The node whose loss counts.
+    /// The node that is to be lost.
     pub(crate) node: NodeName,
     /// For a shell.
     pub(crate) command: String,
@@ -89,7 +89,7 @@ pub(crate) fn line<T: Serialize>(message: &T) -> Result<String> {
     Ok(format!("{WORD}{}\n", serde_json::to_string(message).context("a message for an agent")?))
 }
 
-/// What a line says; none if it is somebody else's.
+/// What a line says; none if another program has printed it.
 ///
 /// # Errors
 /// If the line is an agent's, and says something that is not known here.

@@ -361,7 +361,7 @@ impl Step {
         }
     }
 
-    /// Ends the step: agents whose launcher goes end their nodes.
+    /// Ends the step: agents end their nodes when their launcher goes.
     async fn end(mut self) {
         self.stdin = None;
         if timeout(END, self.child.wait()).await.is_err() {

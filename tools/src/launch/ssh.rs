@@ -255,7 +255,7 @@ impl Sessions {
         lost
     }
 
-    /// Ends the sessions. Agents whose nodes are not to stay end them.
+    /// Ends the sessions. Agents end the nodes that are not to stay.
     async fn end(&mut self) {
         self.go.clear();
         self.events.close();

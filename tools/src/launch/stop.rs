@@ -80,7 +80,7 @@ pub(crate) fn stop(cluster: &Cluster, record: &Record) -> Result<StoppedHosts> {
     }
     ensure!(
         stopped.unreached.len() < record.nodes.len(),
-        "none of the hosts was reached; if none of them lives any more, remove {}",
+        "none of the hosts was reached; if none of them is up any more, remove {}",
         cluster.dir().display()
     );
     Ok(stopped)

@@ -1,4 +1,4 @@
-//! What remains to be done when the node of a batch script is lost: the job goes on, but nobody ends its allocation after it.
+//! What remains to be done when the node of a batch script is lost: the job goes on, but nothing ends its allocation after it.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use super::protocol::Watch;
 
 /// Time between two looks, once the node is lost: an event may come before what it tells can be seen.
 const LOOK: Duration = Duration::from_secs(2);
-/// Time for which it must be over without a break: while the home of a job is lost, too, and another node takes its place, nobody may know of
-/// the job, and to end the allocation then would end it.
+/// Time for which it must be over without a break. While the home of a job is lost, too, and another node takes its place, it may be that no node
+/// knows of the job; to end the allocation then would end the job.
 const CALM: Duration = Duration::from_secs(10);
 /// Time that each node leaves to the one before it to run the command.
 const TURN: Duration = Duration::from_secs(10);
 
-/// Runs the command when it is time, as long as the protector of this node lives.
+/// Runs the command when it is time, as long as the protector of this node runs.
 pub(crate) fn watch(cluster: &Cluster, me: &NodeName, watch: &Watch) {
     while let Some(events) = follow(cluster, me) {
         if wait_for_loss(cluster, me, watch, events) {
@@ -57,7 +57,7 @@ fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch) {
             }
             None => over_since = None,
         }
-        // No event tells that somebody before this node does not do its part.
+        // No event tells that a node before this one does not do its part.
         std::thread::sleep(LOOK);
     }
 }
@@ -119,8 +119,8 @@ mod tests {
         assert_eq!(turn_of("c", "dead", false, none()), Some(1));
         assert_eq!(turn_of("b", "alive", false, none()), None);
         assert_eq!(turn_of("b", "silent", false, none()), None, "a member that is slow to answer");
-        assert_eq!(turn_of("b", "dead", true, none()), None, "nobody knows");
+        assert_eq!(turn_of("b", "dead", true, none()), None, "it is not known");
         let rank = serde_json::json!([{ "job": "0123456789ab", "rank": 0, "pid": 9 }]);
-        assert_eq!(turn_of("b", "dead", false, rank), None, "a rank runs whose job nobody knows just now");
+        assert_eq!(turn_of("b", "dead", false, rank), None, "a rank runs of a job that no node knows just now");
     }
 }

@@ -5,8 +5,8 @@
 //! | views | all nodes that have a view of one number have the same one |
 //! | G1 | nothing leaves a process that depends on outcomes which no protector has acknowledged; what was acknowledged is in the log that a restart gets |
 //! | G2 | a byte that its sender does not keep any more is held where its receiver is protected |
-//! | G3 | a program gets each byte of a stream once, in order, the same in every life; so does the terminal |
-//! | G4 | after a process was fenced no older life of it is acknowledged anything that the newer one's log has not |
+//! | G3 | a program gets each byte of a stream once, in order, the same in every incarnation; so does the terminal |
+//! | G4 | after a process was fenced no older incarnation of it is acknowledged anything that the newer one's log has not |
 //! | G5 | what is sent once more is what was sent then |
 //! | G6 | a log loses only what a committed image covers, which is whole, and replicated where that is asked for |
 //! | end | the job ends, as it should; nothing is left of it |
@@ -32,11 +32,11 @@ use super::world::{Machine, World};
 #[derive(Debug, Default)]
 pub struct Checks {
     views: BTreeMap<u64, View>,
-    /// The life that speaks for each process.
+    /// The incarnation that speaks for each process.
     voices: BTreeMap<ProcessId, Incarnation>,
-    /// How far each life's journal was acknowledged.
+    /// How far each incarnation's journal was acknowledged.
     acked: BTreeMap<(ProcessId, Incarnation), u64>,
-    /// Where the log of each life ended that was brought back.
+    /// Where the log of each incarnation ended that was brought back.
     begun: BTreeMap<(ProcessId, Incarnation), u64>,
     /// Where in the journal each image stands.
     cuts: BTreeMap<(ProcessId, u64), u64>,
@@ -53,17 +53,17 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Whether this life speaks for the process, as far as anybody has decided.
+    /// Whether this incarnation speaks for the process, as far as that is decided.
     pub fn is_voice(&self, process: ProcessId, life: Incarnation) -> bool {
         life >= self.voices.get(&process).copied().unwrap_or_default() && life.epoch == self.epoch
     }
 
-    /// The job is about to begin anew: nobody goes on from what there is.
+    /// The job is about to restart from its beginning: no process goes on from what there is.
     pub fn handle_begins_anew(&mut self) {
         self.begins_anew = true;
     }
 
-    /// Whether somebody is to go on from what there is.
+    /// Whether processes are to go on from what there is.
     pub fn counts(&self) -> bool {
         !self.begins_anew
     }
@@ -74,10 +74,10 @@ impl Checks {
         assert!(*known == *home, "G4: {home} gives epoch {epoch} of job {job}, as {known} has");
     }
 
-    /// A process begins in this life, with nothing.
+    /// A process begins as this incarnation, with nothing.
     pub fn handle_life(&mut self, process: ProcessId, life: Incarnation) {
         if life.epoch > self.epoch {
-            // The job begins anew: what was, was not.
+            // The job restarts from its beginning: what was, was not.
             let (views, homes) = (std::mem::take(&mut self.views), std::mem::take(&mut self.homes));
             *self = Checks { views, homes, epoch: life.epoch, ..Checks::default() };
         }
@@ -85,7 +85,7 @@ impl Checks {
         *voice = life.max(*voice);
     }
 
-    /// Older lives are not listened to any more.
+    /// Older incarnations are not listened to any more.
     pub fn handle_fence(&mut self, process: ProcessId, life: Incarnation) {
         if life.epoch == self.epoch {
             let voice = self.voices.entry(process).or_default();
@@ -118,7 +118,7 @@ impl Checks {
             _ => return,
         };
         if incarnation.epoch != self.epoch {
-            return; // Of before the job began anew, perhaps on a side that has not heard so: another journal.
+            return; // Of an earlier epoch, perhaps on a side that has not heard of this one: another journal.
         }
         let newer = self.begun.range((process, incarnation.next())..).take_while(|((of, _), _)| *of == process);
         for ((_, life), end) in newer {
@@ -159,7 +159,7 @@ pub fn covers(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// Who receives a stream: each rank connects to those above it, one after the other.
+/// The process that receives a stream: each rank connects to those above it, one after the other.
 fn receiver_of(stream: &StreamId) -> ProcessId {
     let (opener, number) = (stream.connection.opener, stream.connection.number);
     let other = ProcessId { rank: Rank(opener.rank.0 + 1 + number as u32), ..opener };
@@ -177,7 +177,7 @@ impl World {
         self.checks.is_voice(process.id, life).then_some((process.id, life))
     }
 
-    /// Whether this process is the one that speaks, as far as anybody has decided.
+    /// Whether this process is the one that speaks, as far as that is decided.
     pub fn is_voice(&self, pid: u32) -> bool {
         self.speaks(pid).is_some()
     }
@@ -204,7 +204,7 @@ impl World {
         self.checks.handle_launch(self.now, &self.machines[at].member.id, job, epoch);
     }
 
-    /// The machine whose home has begun the second epoch of the job, and how long after the job's start.
+    /// The machine of the home that has begun the second epoch of the job, and how long after the job's start.
     #[cfg(test)]
     pub fn launched_anew(&self) -> Option<(usize, Duration)> {
         let (_, (home, at)) = self.checks.homes.iter().find(|((_, epoch), _)| epoch.count == 1)?;
@@ -245,14 +245,17 @@ impl World {
             if kept == 0 {
                 continue;
             }
-            // Until it has an image at a new protector, the loss of its node begins the job anew.
+            // Until the receiver has an image at a new protector, the loss of its node makes the job restart from its beginning.
             let protector = self.newest(receiver).map(|lib| self.machines[machine_of(lib.protector())].logs.server.store());
-            // What is there of a life before the job began anew is dropped when it is to be used, or when this life is heard.
+            // What is there of an earlier epoch is dropped when it is to be used, or when an incarnation of this epoch is heard.
             let is_of_now = |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.epoch == self.checks.epoch);
             let protector = protector.filter(is_of_now);
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
-            assert!(held, "G2: {sender} keeps {stream:?} from {kept}, and who protects {receiver} does not hold the byte before");
+            assert!(
+                held,
+                "G2: {sender} keeps {stream:?} from {kept}, and the protector of {receiver} does not hold the byte before"
+            );
             let life = store.incarnation(receiver);
             for replica in
                 self.holders(receiver).skip(1).filter(|store| store.has_image(receiver) && store.incarnation(receiver) == life)
@@ -266,7 +269,7 @@ impl World {
         }
     }
 
-    /// Whether the newest life of a process logs with another machine's protector.
+    /// Whether the newest incarnation of a process logs with another machine's protector.
     pub fn is_protected_elsewhere(&self, process: ProcessId, at: usize) -> bool {
         self.newest(process).is_some_and(|lib| machine_of(lib.protector()) != at)
     }
@@ -276,7 +279,7 @@ impl World {
         lives.max_by_key(|lib| lib.observer.incarnation())
     }
 
-    /// Whether the newest life of a process has closed this connection: it wants nothing more.
+    /// Whether the newest incarnation of a process has closed this connection: it wants nothing more.
     fn has_closed(&self, process: ProcessId, connection: radic_wire::determinant::ConnectionId) -> bool {
         let Some(newest) = self.newest(process) else { return false };
         let table = newest.observer.table();
@@ -327,25 +330,25 @@ impl World {
     /// G6: a log is cut, or something of it removed.
     pub fn check_truncation(&mut self, at: usize, file: File, position: Option<u64>) {
         if !self.checks.counts() {
-            return; // Its job begins anew.
+            return; // Its job restarts from its beginning.
         }
         let process = file.process();
         let store = self.machines[at].logs.server.store();
-        // What was held of the life before the job began anew goes when the first one of after it speaks.
+        // What was held of an earlier epoch goes when the first incarnation of the next one speaks.
         let is_of_before = self.machines[at].logs.of_before.contains(&process);
         let begins =
             |life: Incarnation| (is_of_before || life.epoch > Epoch::FIRST && life.is_launched()) && !store.has_image(process);
         if store.incarnation(process).is_none_or(begins) {
             return;
         }
-        // Its job has begun anew: nobody goes back to a life before that. What such a life's log still says to a replica that has forgotten it makes a log without a beginning there (seeds 200389, 244914).
+        // A log of an earlier epoch: no process goes back to that. What such a log's holder still says to a replica that has forgotten it makes a log without a beginning there.
         if store.incarnation(process).is_some_and(|life| life.epoch < self.checks.epoch) {
             return;
         }
         let held = store.list(process).expect("it is known");
         let committed = |image: &&radic_wire::log::HeldImage| image.state == radic_wire::log::ImageState::Committed;
         let newest = held.images.iter().filter(committed).max_by_key(|image| image.image);
-        // What another node than its protector has, and what lacks something that was acknowledged since, brings nobody back: it may go when that node is to hold
+        // What another node than its protector has, and what lacks something that was acknowledged since, brings no process back: it may go when that node is to hold
         // the log once more.
         let is_elsewhere = self.is_protected_elsewhere(process, at);
         let acked = self.checks.acked.range((process, Incarnation::FIRST)..);
@@ -393,7 +396,7 @@ impl World {
 
     /// When the job has ended well: everything has arrived, and was printed once.
     pub fn check_end(&mut self) {
-        // The newest; one that was brought back only to print what its life before had printed already need not have come to its end.
+        // The newest; one that was brought back only to print what an earlier incarnation had printed already need not have come to its end.
         let order = |process: &Process| {
             let ended = process.ended == Some(ExitStatus::Code(0));
             process.incarnation().map(|life| (life.epoch, ended, life))
@@ -419,7 +422,7 @@ impl World {
                 limits += 1;
                 continue;
             }
-            // What was printed before a job began anew is not printed again, whatever it would be now.
+            // What was printed in an earlier epoch is not printed again, whatever it would be now.
             let known = printed.iter().zip(&program.out).enumerate().filter(|(at, _)| !self.terminal.is_hole(id.rank, *at));
             let same =
                 printed.len() >= program.out.len() && (self.checks.epoch > Epoch::FIRST || printed.len() == program.out.len());
@@ -451,7 +454,7 @@ impl World {
         joined.into_iter()
     }
 
-    /// A machine is lost: what the home of the job keeps there, if it is the home, nobody else has.
+    /// A machine is lost: if it is the home of the job, no other node has what the home keeps there.
     pub fn note_kept(&mut self, at: usize) {
         self.over.iter_mut().filter(|over| over.0 == at).for_each(|over| over.1 = true);
         for (rank, range) in kept_at(&self.machines[at], self.terminal.job()) {

@@ -100,7 +100,7 @@ impl World {
         value
     }
 
-    /// It never comes to that in a process that speaks for itself, by the word of one that does.
+    /// The process cannot go on. If it speaks for itself, and so does the process by whose word it stops, that is a violation.
     pub fn cannot_go_on(&mut self, pid: u32, failure: &Failure) {
         let (me, is_voice) = (self.processes[pid as usize].id, self.is_voice(pid));
         match *failure {

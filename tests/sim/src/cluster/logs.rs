@@ -50,11 +50,11 @@ pub struct Logs {
     speakers: BTreeMap<ConnId, Speaker>,
     /// As which incarnation a replica is logged in at.
     dialed: BTreeMap<ConnId, Speaker>,
-    /// For the judge: processes whose last hello said that what is held lacks something, or is of a life before.
+    /// For the judge: processes that have said in their last hello that what is held lacks something, or is of an earlier incarnation.
     pub behind: BTreeSet<ProcessId>,
-    /// For the judge: processes that were fenced for a life of their job that begins anew, or were heard in it where a life of before was held: what was held may go.
+    /// For the judge: processes that were fenced for the next epoch of their job, or were heard in it where a log of an earlier epoch was held: what was held may go.
     pub of_before: BTreeSet<ProcessId>,
-    /// For the judge: processes whose last hello found a log that another protector goes on with: it restarts nothing, and begins anew.
+    /// For the judge: processes that have found, at their last hello, a log that another protector goes on with: this log restarts nothing, and begins again with nothing.
     pub let_go: BTreeSet<ProcessId>,
     /// For the judge: incarnations that have said hello here themselves since the machine was switched on.
     greeted: BTreeSet<Speaker>,
@@ -151,7 +151,7 @@ impl World {
             }
             StoreOrder::Sizes(node, number, _) => Some((node, number, Answer::Sizes(Vec::new()))),
             StoreOrder::List(node, number, process) => Some((node, number, Answer::Log(server.store().list(process)))),
-            StoreOrder::Revive(..) | StoreOrder::Read(..) => unreachable!("nobody resumes or reads logs in this simulation"),
+            StoreOrder::Revive(..) | StoreOrder::Read(..) => unreachable!("no command resumes or reads logs in this simulation"),
         };
         if let Some((node, number, answer)) = answer {
             self.input_soon(at, Input::StoreAnswer(node, number, answer));
@@ -184,7 +184,7 @@ impl World {
             self.brought_back.insert(Speaker { process, incarnation: life }, (at, boot));
             self.checks.handle_restart(process, life, restart);
         }
-        self.trace(|| format!("n{}: log of {process} for life {life}: {:?}", at + 1, result.as_ref().map(|r| r.log_end)));
+        self.trace(|| format!("n{}: log of {process} for incarnation {life}: {:?}", at + 1, result.as_ref().map(|r| r.log_end)));
         self.input_soon(at, Input::Fenced(process, life, result));
     }
 
@@ -304,17 +304,17 @@ impl World {
         let held = self.logs(at).server.store().list(process).map(|held| (held.incarnation, held.journal, held.images));
         self.trace(|| {
             format!(
-                "n{}: hello of {process} in life {} from {journal:?} {payload:?}, {role:?}, held {held:?}",
+                "n{}: hello of {process}, incarnation {}, from {journal:?} {payload:?}, {role:?}, held {held:?}",
                 at + 1,
                 incarnation
             )
         });
         let logs = self.logs(at);
-        // Its next life began elsewhere: positions in its payload are not those of the life that is held. (Seed 25179.)
+        // Its next incarnation began elsewhere: positions in its payload are not those of the incarnation that is held.
         let held = logs.server.store().incarnation(process);
         let is_of_before = held.is_some_and(|life| life < incarnation);
         if held.is_some_and(|life| life.epoch < incarnation.epoch) {
-            // A replica is not fenced: it hears of the next life by that one's hello, which need not be the first since the job began anew. (Seed 357735.)
+            // A replica is not fenced: it hears of the next epoch by the hello of an incarnation of that, which need not be the first one.
             logs.of_before.insert(process);
         }
         if is_of_before || logs.server.store().is_behind(process, journal.start, payload.start) {
@@ -344,13 +344,13 @@ impl World {
                 self.is_protected_elsewhere(*of, at)
                     || *of == process && self.machines[at].boot > 0 && !logs.greeted.contains(&speaker)
             }
-            // It catches up with a log that is lost: the machine was switched on again, under its old address, before anybody has seen that it was off.
+            // It catches up with a log that is lost: the machine was switched on again, under its old address, before any node has seen that it was off.
             StoreError::Contradiction { process: of, .. } => *of == process && self.is_of_a_lost_log(at, speaker),
         };
         assert!(is_excused || !self.checks.is_voice(process, incarnation), "store: {error}");
     }
 
-    /// Whether this life was begun from the log that this machine had before it was off.
+    /// Whether this incarnation was begun from the log that this machine had before it was off.
     fn is_of_a_lost_log(&self, at: usize, speaker: Speaker) -> bool {
         self.brought_back.get(&speaker).is_some_and(|(by, boot)| *by == at && *boot < self.machines[at].boot)
     }

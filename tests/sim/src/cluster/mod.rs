@@ -3,7 +3,7 @@
 //!
 //! | module | what | written after |
 //! |---|---|---|
-//! | [`plan`] | what a seed decides beforehand: sizes, and who dies when | |
+//! | [`plan`] | what a seed decides beforehand: sizes, and what fails when | |
 //! | [`world`] | the queue of events, machines, faults, the terminal, the end | |
 //! | [`net`] | ordered connections with delays, cuts, and what is lost when they break | |
 //! | [`daemon`] | the node's driver: links, heartbeats, probes, launching, fetching images | `protector/src/daemon` |

@@ -16,7 +16,7 @@ use crate::dice::Dice;
 /// Number of a connection.
 pub type ConnId = usize;
 
-/// Whose one end of a connection is.
+/// The owner of one end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// A protector, by machine and boot.
@@ -25,7 +25,7 @@ pub enum Owner {
     Logs(usize, u32),
     /// A process, by number.
     Process(u32),
-    /// Who fetches the images of a process that comes back.
+    /// The thread that fetches the images of a process that comes back.
     Fetcher(usize, u32, ProcessId),
 }
 
@@ -46,7 +46,7 @@ pub enum Packet {
     Reset,
 }
 
-/// Messages, by who speaks them.
+/// Messages, by their speaker.
 #[derive(Debug, Clone)]
 pub enum Word {
     /// Protectors, first.
@@ -59,7 +59,7 @@ pub enum Word {
     Received(u64),
     /// A heartbeat, with the view's number.
     Beat(u64),
-    /// Of somebody who is no member.
+    /// Of a node that is no member.
     Membership(Box<MembershipMessage>),
     /// To a log service, first.
     Login(Speaker, Channel),
@@ -78,7 +78,7 @@ pub enum Word {
 /// One end.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
     /// Where.
     pub machine: usize,
@@ -112,9 +112,9 @@ pub struct Net {
     pub conns: Vec<Conn>,
     /// Pairs of machines, the lower first, between which nothing passes, and until when.
     pub cuts: BTreeMap<(usize, usize), Duration>,
-    /// Machines whose links are slow: this much is added.
+    /// Machines with slow links: this much is added.
     pub slow: BTreeMap<usize, Duration>,
-    /// Who listens where.
+    /// What listens where.
     pub listeners: BTreeMap<SocketAddr, Owner>,
 }
 
@@ -135,7 +135,7 @@ impl Net {
     /// A connection that is being opened.
     pub fn open(&mut self, owner: Owner, from: usize, to: SocketAddr) -> ConnId {
         let end = |owner, machine| End { owner, machine, closed: false };
-        // Who listens there is seen when it arrives.
+        // What listens there is seen when it arrives.
         let ends = [end(owner, from), end(owner, machine_of(to))];
         self.conns.push(Conn { ends, lanes: Default::default(), target: Some(to), broken: false });
         self.conns.len() - 1

@@ -13,7 +13,7 @@ use crate::dice::Dice;
 /// Something that goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The machine is off: nobody hears anything of it any more.
+    /// The machine is off: its peers hear nothing of it any more.
     PowerOff(usize),
     /// Its protector is killed, and with it its processes; its kernel says so.
     Kill(usize),

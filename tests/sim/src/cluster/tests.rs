@@ -61,12 +61,12 @@ fn the_checker_of_fences_bites() {
     let hang = Fault::Hang(1, std::time::Duration::from_secs(4));
     let breaks = Breaks { fence: true, ..Breaks::default() };
     let violated: Vec<String> = violations(1..600, breaks, with(hang)).collect();
-    // Of some seeds another rule is violated before.
+    // With some seeds another rule is violated before.
     assert!(violated.iter().any(|rule| rule == "G4"), "{violated:?}");
 }
 
-/// The home of a job is lost before there is a checkpoint. The next home is cut off when it has begun the next epoch, and before a host has heard so: the home after that knows as
-/// little as this one did. The moment is that of the same seed without the cut.
+/// The home of a job is lost before there is a checkpoint. The next home is cut off when it has begun the next epoch, and before a host has heard so. So the third home knows as
+/// little as the second one did. The moment of the cut is taken from a run of the same seed without it.
 #[test]
 fn the_checker_of_epochs_bites() {
     let us = std::time::Duration::from_micros;
@@ -138,7 +138,7 @@ fn the_same_seed_is_the_same_story() {
     assert_ne!(story(1), story(2));
 }
 
-/// Seeds that have found something, each mended since (the commits say what).
+/// Seeds that have failed once; docs/regressions.md says of many what they were. Each passes now.
 #[test]
 fn what_was_found_stays_mended() {
     for seed in [

@@ -38,7 +38,7 @@ const EVENTS: u64 = 4_000_000;
 /// Time until the terminal tries another node, and for how long it does: longer than a side without a majority keeps a job.
 const ATTACH: Duration = Duration::from_millis(300);
 const SEARCH: Duration = Duration::from_secs(150);
-/// Time until nothing is left of a job, when everybody can be reached.
+/// Time until nothing is left of a job, when every node can be reached.
 const SETTLED: Duration = Duration::from_secs(8);
 /// The same, if it was given up somewhere: a side without a majority keeps what it has for a minute.
 const GIVEN_UP: Duration = Duration::from_secs(105);
@@ -139,7 +139,7 @@ fn place_of(key: Key) -> usize {
 pub struct Machine {
     /// How its protector is known.
     pub member: Member,
-    /// Which life of it.
+    /// How often its protector was started before.
     pub boot: u32,
     /// It is switched on.
     pub power: bool,
@@ -163,7 +163,7 @@ pub struct Machine {
     pub view: u64,
 }
 
-/// Who has started the job.
+/// The terminal that has started the job.
 #[derive(Debug, Default)]
 pub struct Terminal {
     /// Of each rank.
@@ -203,7 +203,7 @@ impl Terminal {
 pub struct Breaks {
     /// Processes do not wait at their gate (G1).
     pub gate: bool,
-    /// Who is asked says that more is stable than is (G2).
+    /// The log server that is asked says that more is stable than is (G2).
     pub stable: bool,
     /// Bytes arrive twice (G3).
     pub twice: bool,
@@ -219,7 +219,7 @@ pub struct Breaks {
     pub views: bool,
     /// Output gets lost (G3).
     pub output: bool,
-    /// Nobody hears that a process is back, nor where: the job hangs.
+    /// No process hears that another is back, nor where: the job hangs.
     pub deaf: bool,
 }
 
@@ -236,9 +236,9 @@ pub struct Counts {
     pub increments: u64,
     /// Processes that were brought back.
     pub restarts: u64,
-    /// Images that did not restore, and in whose place the one before was taken.
+    /// Images that did not restore: in the place of each the one before was taken.
     pub went_back: u64,
-    /// Jobs that began anew.
+    /// Jobs that restarted from their beginning.
     pub anew: u64,
     /// Links that were made.
     pub links: u64,
@@ -304,16 +304,16 @@ pub struct World {
     pub saved: Vec<Saved>,
     pub terminal: Terminal,
     pub checks: Checks,
-    /// From which machine's log each life was begun, and how often that had been switched on.
+    /// From which machine's log each incarnation was begun, and how often that machine had been switched on.
     pub brought_back: BTreeMap<Speaker, (usize, u32)>,
     pub counts: Counts,
     /// Of each rank, what homes that are lost have kept for the next terminal.
     pub kept: BTreeMap<Rank, Vec<Range<usize>>>,
-    /// The home where the job has ended well, and whether it is lost: nobody else knows how.
+    /// The home where the job has ended well, and whether it is lost: no other node knows how.
     pub over: Option<(usize, bool)>,
-    /// How often each rank crashed that nobody could have brought back.
+    /// How often each rank crashed that no node could have brought back.
     early_crashes: BTreeMap<Rank, u32>,
-    /// When each rank has crashed, where, and in which life of the job.
+    /// When each rank has crashed, where, and in which epoch of the job.
     crashes: BTreeMap<(Rank, usize, Epoch), Vec<Duration>>,
     pub breaks: Breaks,
     tracing: bool,
@@ -338,7 +338,7 @@ pub fn code(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     })
 }
 
-/// A message whose bytes are in two pieces.
+/// A message with its bytes in two pieces.
 pub fn framed(head: &[u8], tail: &[u8], write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     code(|out| {
         write(out);
@@ -416,8 +416,7 @@ impl World {
         }
     }
 
-    /// Starts its protector.
-    /// Its kernel knows nothing of connections of before, and says so to whoever sends on one; here at once.
+    /// The kernel of a machine that was switched on knows nothing of connections of before, and says so to a peer that sends on one; here at once.
     fn reset_connections(&mut self, at: usize) {
         for conn in 0..self.net.conns.len() {
             let ends = &self.net.conns[conn].ends;
@@ -504,7 +503,7 @@ impl World {
         self.happen(event);
     }
 
-    /// Tells what happens, if anybody wants to know.
+    /// Tells what happens, if the run is traced.
     pub fn trace(&mut self, what: impl FnOnce() -> String) {
         if self.tracing {
             let text = what();
@@ -530,7 +529,7 @@ impl World {
         machine.power && machine.node.is_some()
     }
 
-    /// Until when nobody there can do this, if somebody stands still; none: it has gone.
+    /// Until when the machine, or its protector if `boot` names one, stands still and cannot do this; none: it is gone.
     fn ready(&self, at: usize, boot: Option<u32>) -> Option<Duration> {
         let machine = &self.machines[at];
         match boot {
@@ -638,7 +637,7 @@ impl World {
         self.net.conns[conn].ends[side].closed = true;
     }
 
-    /// All ends of somebody who has ended: some say so in order, some by a reset.
+    /// All ends of an owner that has ended: some say so in order, some by a reset.
     pub fn abort_all(&mut self, owner: Owner) {
         for conn in 0..self.net.conns.len() {
             for side in 0..2 {
@@ -704,7 +703,7 @@ impl World {
         let over = matches!(packet, Packet::End | Packet::Reset);
         if end.closed {
             if !over {
-                // Who sends to nobody hears so.
+                // The sender hears that there is no receiver.
                 self.net.conns[conn].ends[side].closed = false;
                 self.send(conn, side, Packet::Reset);
                 self.net.conns[conn].ends[side].closed = true;
@@ -802,7 +801,7 @@ impl World {
             self.terminal.printed.entry(rank).or_default().resize(offset, 0);
         }
         let printed = self.terminal.printed.entry(rank).or_default();
-        // Another terminal may be told what the one before had printed and not said so.
+        // Another terminal may be told what the one before had printed, if that one was lost before it said so.
         assert!(offset == printed.len() || again && offset < printed.len(), "G3: output of {rank} goes on at {offset}");
         let known = (printed.len() - offset).min(data.len());
         let anew = self.checks.epoch > Epoch::FIRST;
@@ -836,8 +835,8 @@ impl World {
             return self.check_end();
         }
         if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.terminal.job.is_none()) {
-            // Documented: it has ended without a terminal, and its home was lost before the next one came; or nobody at the terminal ever heard which job it is, for its node was lost
-            // before that: `radic run` says so then. The job runs, or nothing was begun (seeds 218712, 266207, 464182).
+            // Documented: the job has ended without a terminal, and its home was lost before the next one came; or the terminal never heard which job it is, for its node was lost
+            // before that: `radic run` says so then. The job runs, or nothing was begun.
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
@@ -851,7 +850,7 @@ impl World {
         assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());
     }
 
-    /// Documented: who crashes twice without a checkpoint that anybody has, or once more there than [`CRASHES`] times within a minute, will do so again.
+    /// Documented: a rank that crashes twice without a checkpoint that any node has, or once more there than [`CRASHES`] times within a minute, will do so again.
     fn goes_on_crashing(&self, rank: Rank, node: &NodeName) -> bool {
         let last =
             self.crashes.iter().find(|((of, at, epoch), _)| *of == rank && name(*at) == *node && *epoch == self.checks.epoch);
@@ -860,7 +859,7 @@ impl World {
         often || self.early_crashes.get(&rank).is_some_and(|crashes| *crashes > 1)
     }
 
-    /// Nothing is left of the job where anybody can be reached.
+    /// Nothing is left of the job on any node that can be reached.
     fn settle(&mut self) {
         self.pending.clear();
         self.queue.retain(|event| !matches!(event, Event::Fault(_)));
@@ -874,7 +873,7 @@ impl World {
         let Some(job) = self.terminal.job else { return };
         for at in (0..self.machines.len()).filter(|at| self.is_up(*at)).collect::<Vec<_>>() {
             let (node, logs) = (self.machines[at].node.as_ref().expect("it is up"), &self.machines[at].logs);
-            // A side that never has a majority again decides nothing, not even that it may forget. (Seed 830232: of two members the home was lost before it had told the other that all is over.)
+            // A side that never has a majority again decides nothing, not even that it may forget: of two members the home may be lost before it has told the other that all is over.
             if self.counts.failed > 0 || node.is_frozen() {
                 continue;
             }
@@ -885,7 +884,7 @@ impl World {
         assert!(alive.is_empty(), "end: {alive:?} still run");
     }
 
-    /// Who stands where, for somebody who looks for a mistake.
+    /// Where each machine and process stands, for an engineer who looks for a mistake.
     pub fn standing(&self) -> String {
         let mut text = self.plan.to_string();
         for (at, machine) in self.machines.iter().enumerate() {

@@ -1,5 +1,5 @@
 //! How RADIC behaves with many nodes: 64 to 10,000 real [`Node`](radic_protector::node::Node)s under one virtual clock. How long a death takes to be detected, until
-//! everybody has the view without the dead, and until everybody knows where the lost processes are; how many messages that takes of each node.
+//! every node has the view without the dead, and until every node knows where the lost processes are; how many messages that takes of each node.
 //!
 //! ```text
 //! cargo run --release -p radic-sim -- scale --nodes 64,256,1000,4000,10000 --svg docs/scale
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Most nodes of which it is tried to have them all join at once: each is sent the whole view.
 pub const AT_ONCE: usize = 1_000;
 
-/// Who dies, and how.
+/// Which nodes die, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scenario {
     /// What it is called.
@@ -97,11 +97,11 @@ pub struct Outcome {
     pub failure: Load,
     /// Most connections that others had opened to one node.
     pub callers: usize,
-    /// Most of those whose handshake was under way at once since the death.
+    /// Most of those with a handshake under way at once since the death.
     pub greeting: usize,
     /// Nodes with more callers than a daemon serves ([`limits::CONNECTIONS`]).
     pub overcrowded: usize,
-    /// Nodes that live and were suspected, and of these confirmed dead: false alarms.
+    /// Nodes that are alive and were suspected, and those of them that were confirmed dead: false alarms.
     pub suspected_alive: usize,
     /// See above.
     pub confirmed_alive: usize,
@@ -118,7 +118,7 @@ pub struct Joining {
     pub nodes: usize,
     /// All at once, to one that is there.
     pub at_once: bool,
-    /// Until everybody has the view with the last of them, in milliseconds.
+    /// Until every node has the view with the last of them, in milliseconds.
     pub agreed_ms: f64,
     /// Messages of each node.
     pub load: Load,
@@ -138,7 +138,7 @@ fn load(world: &World, beats: bool, seconds: f64) -> Load {
     Load { mean: mean(&messages), most: most(&messages), mean_bytes: mean(&bytes), most_bytes: most(&bytes) }
 }
 
-/// Who is to die: ranks of the job, far apart.
+/// The machines that are to die: those of ranks of the job, far apart.
 fn victims(scenario: Scenario, ranks: usize) -> Vec<usize> {
     match scenario.victims {
         0 => vec![0],
@@ -173,7 +173,7 @@ pub fn run(nodes: usize, scenario: Scenario, seed: u64, costs: Costs) -> Result<
     let death = world.now;
     dead.iter().for_each(|at| world.kill(*at, scenario.death));
     if !world.run_until(PATIENCE, |watch| watch.all_know() || !watch.is_well()) {
-        return Err(format!("not everybody knows after {} s: {}", PATIENCE.as_secs(), world.watch.describe()));
+        return Err(format!("not every node knows after {} s: {}", PATIENCE.as_secs(), world.watch.describe()));
     }
     world.run(Duration::from_millis(500));
     if !world.watch.is_well() {
@@ -184,7 +184,7 @@ pub fn run(nodes: usize, scenario: Scenario, seed: u64, costs: Costs) -> Result<
 
 fn outcome(world: &World, nodes: usize, scenario: Scenario, seed: u64, death: Duration, steady: Load) -> Outcome {
     let watch = &world.watch;
-    let since = |time: Option<Duration>| ms(time.expect("everybody knows") - death);
+    let since = |time: Option<Duration>| ms(time.expect("every node knows") - death);
     let back = watch.told.values().copied().min();
     Outcome {
         nodes,
@@ -225,7 +225,7 @@ pub fn join(nodes: usize, at_once: bool, seed: u64, costs: Costs) -> Result<Join
     let begin = world.now;
     (0..joiners).for_each(|_| _ = world.join());
     if !world.run_until(PATIENCE, Watch::all_agree) {
-        return Err(format!("not everybody is a member after {} s", PATIENCE.as_secs()));
+        return Err(format!("not every node is a member after {} s", PATIENCE.as_secs()));
     }
     let agreed_ms = ms(world.now - begin);
     Ok(Joining { nodes, at_once, agreed_ms, load: load(&world, false, 1.0) })

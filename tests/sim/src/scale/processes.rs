@@ -17,7 +17,7 @@ use serde_bytes::ByteBuf;
 
 use super::world::World;
 
-/// Numbers of observers: rank and life in one.
+/// Numbers of observers: rank and incarnation in one.
 const LIFE: u64 = 1 << 32;
 
 fn observer_of(rank: Rank, life: Incarnation) -> ObserverId {

@@ -37,7 +37,7 @@ pub struct ScaleArgs {
     /// Before the death every node has a link with the first, and that one with every node, as after an earlier death.
     #[arg(long)]
     warm: bool,
-    /// Only the scenarios whose name has this in it.
+    /// Only the scenarios with this in their name.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
     only: String,
     /// Do not measure joining.

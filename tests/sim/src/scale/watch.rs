@@ -19,17 +19,17 @@ pub struct Watch {
     /// Those that are about to die.
     victims: BTreeSet<NodeName>,
     lost: BTreeSet<ProcessId>,
-    /// Machines and processes that live on, and are to hear of it.
+    /// Machines and processes that stay, and are to hear of it.
     survivors: usize,
     /// Views of so many members have no victim, or every joiner.
     members: usize,
-    /// Who was first suspected and confirmed dead when.
+    /// When each node was first suspected, and when it was first confirmed dead.
     pub(super) suspected: BTreeMap<NodeName, Duration>,
     pub(super) confirmed: BTreeMap<NodeName, Duration>,
-    /// Members who were suspected, or confirmed dead, and live.
+    /// Members that were suspected, or confirmed dead, and are alive.
     pub(super) wronged: BTreeSet<NodeName>,
     pub(super) slandered: BTreeSet<NodeName>,
-    /// Machines that said that they had no majority, and those that were declared dead while they lived.
+    /// Machines that said that they had no majority, and those that were declared dead while they were alive.
     pub(super) frozen: BTreeSet<usize>,
     pub(super) excluded: BTreeSet<usize>,
     /// What should not have happened to the job: the first such thing.
@@ -40,7 +40,7 @@ pub struct Watch {
     pub(super) last_view: Option<Duration>,
     /// The view's number.
     pub(super) number: u64,
-    /// When each lost process was first said to be back; who has heard of which, and when the last had heard of all.
+    /// When each lost process was first said to be back; which machine has heard of which, and when the last had heard of all.
     pub(super) told: BTreeMap<ProcessId, Duration>,
     heard: BTreeSet<(usize, ProcessId)>,
     pub(super) last_heard: Option<Duration>,
@@ -57,19 +57,19 @@ impl Watch {
         *self = Watch { hosts, joined, victims, lost, survivors, members, ..Watch::default() };
     }
 
-    /// Whether everybody has the view.
+    /// Whether every node has the view.
     pub(super) fn all_agree(&self) -> bool {
         self.last_view.is_some()
     }
 
-    /// Whether everybody has the view, and knows where everybody is.
+    /// Whether every node has the view, and knows where every process is.
     pub(super) fn all_know(&self) -> bool {
         self.all_agree() && (self.lost.is_empty() || self.last_heard.is_some())
     }
 
     /// A machine has this view.
     pub(super) fn has_view(&mut self, now: Duration, at: usize, number: u64, members: usize) {
-        // The view of so many members is the last one: nobody joins while others die.
+        // The view of so many members is the last one: no node joins while others die.
         if members != self.members || self.last_view.is_some() || !self.adopted.insert(at) {
             return;
         }
@@ -123,7 +123,7 @@ impl Watch {
         self.missed.get_or_insert(what);
     }
 
-    /// Whether nobody was declared dead who lives, and the job goes on.
+    /// Whether no node was declared dead that is alive, and the job goes on.
     pub(super) fn is_well(&self) -> bool {
         self.excluded.is_empty() && self.missed.is_none()
     }
@@ -133,7 +133,7 @@ impl Watch {
         let Watch { survivors, adopted, heard, lost, frozen, excluded, .. } = self;
         let missed = self.missed.as_deref().unwrap_or("nothing");
         format!(
-            "{} of {survivors} have the view, {} of {} know of the processes, {} were frozen, {} declared dead while they lived; went wrong: {missed}",
+            "{} of {survivors} have the view, {} of {} know of the processes, {} were frozen, {} declared dead while they were alive; went wrong: {missed}",
             adopted.len(),
             heard.len(),
             survivors * lost.len(),

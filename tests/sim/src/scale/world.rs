@@ -81,7 +81,7 @@ pub(super) struct Machine {
     /// When its daemon has done all that it has to do.
     free: Duration,
     links: BTreeMap<usize, Link>,
-    /// Whom its heartbeats go to.
+    /// The machine that its heartbeats go to.
     beat: Option<usize>,
     pub(super) counts: Counts,
     /// Machines that have a link to it.
@@ -143,7 +143,7 @@ pub struct World {
     scheduled: u64,
     pub(super) machines: Vec<Machine>,
     views: Views,
-    /// What has happened that somebody waits for.
+    /// What has happened that the scenario waits for.
     pub(super) watch: Watch,
     /// Messages sent, by kind.
     pub(super) kinds: BTreeMap<&'static str, u64>,
@@ -363,7 +363,7 @@ impl World {
                 self.watch.excluded.insert(at);
                 self.machines[at].dead = Some(Death::Reset);
             }
-            Output::Die | Output::Fault(_) => unreachable!("nobody has asked for that"),
+            Output::Die | Output::Fault(_) => unreachable!("no command has asked for that"),
             Output::Forget(node) => _ = self.machines[at].links.remove(&place_of(&node.name)),
             Output::Reply(..) | Output::CloseClient(_) | Output::CloseObserver(_) => {}
             Output::Nudge(_) | Output::Ready(_) => {}
@@ -405,7 +405,7 @@ impl World {
         let LinkFrame::Data { message, .. } = frame else { unreachable!("it was made as one") };
         self.count(at, place, &message, bytes);
         if let PeerMessage::Restarted { process, .. } = message {
-            // Who says so to the others has told itself.
+            // A node that says so to the others knows it itself.
             self.watch.hears(self.now, at, process);
         }
         let (sent, fresh) = self.connected(at, place);
@@ -440,7 +440,7 @@ impl World {
         (sent, fresh)
     }
 
-    /// Who is not there takes nothing; its kernel may say so.
+    /// A machine that is not there takes nothing; its kernel may say so.
     fn undelivered(&mut self, at: usize, to: usize) {
         self.machines[at].links.remove(&to);
         if self.machines[to].dead == Some(Death::Reset) {
