@@ -29,7 +29,7 @@ const TAKING: Duration = Duration::from_secs(20);
 /// This process has come back from an image and the layer does not know yet.
 static RESTORED: AtomicBool = AtomicBool::new(false);
 
-/// A nudge has found something held that it needs: whoever lets go makes up for it.
+/// A nudge has found something held that it needs: the thread that lets go of it nudges again.
 static MISSED: AtomicBool = AtomicBool::new(false);
 
 /// A record in the making. It lies where secrets do: no image has it, for it changes while one is written.
@@ -42,7 +42,7 @@ struct Record {
 
 const _: () = assert!(align_of::<Record>() == SECRET_ALIGN);
 
-/// What an image is sealed with on its way, by whoever writes it, which changes nothing here: this is in the image.
+/// What an image is sealed with on its way. The child that writes the image changes only its own copy: this is in the image.
 struct Sealing {
     sealer: Option<Sealer>,
     record: Box<Record>,
@@ -111,7 +111,7 @@ fn end_sealed(context: u64, fd: i32) -> Result<(), i32> {
 
 #[allow(unsafe_code)]
 fn sealing(context: u64) -> &'static mut Sealing {
-    // SAFETY: `Images` has it as long as the process lives, and gives it to no other image before the engine has said that nobody writes this one any more.
+    // SAFETY: `Images` has it as long as the process lives, and gives it to no other image before the engine has said that no child writes this one any more.
     unsafe { &mut *std::ptr::with_exposed_provenance_mut(context as usize) }
 }
 
@@ -181,10 +181,10 @@ pub fn register() {
     _ = radic_ckpt::set_hooks(hooks);
 }
 
-/// The layer, in the signal's handler: only if nobody holds anything that is needed with it. It may be the thread below the handler that does, and the
+/// The layer, in the signal's handler: only if no thread holds anything that is needed with it. It may be the thread below the handler that does, and the
 /// handler would wait for itself, with every signal blocked, for ever.
 fn enter() -> Option<Held> {
-    // Before the look: of one who finds something held and one who lets go of it, at least one notices the other.
+    // Set before the look: of a thread that finds something held and a thread that lets go of it, at least one notices the other.
     MISSED.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if is_anything_held() {
@@ -208,7 +208,7 @@ pub fn make_up() {
     }
 }
 
-/// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, whoever holds it comes by here again.
+/// In the signal's handler: begins an image if one is wanted and the layer is free. If it is not, the thread that holds it comes by here again.
 fn begin() -> Option<Wanted> {
     if !layer::is_active() {
         return None;
@@ -221,7 +221,7 @@ fn begin() -> Option<Wanted> {
     layer.hear_node();
     layer.look_at_log();
     layer.settle_down();
-    // A program that talks to nobody hears here only that its last image is committed.
+    // A program without traffic hears only here that its last image is committed.
     layer.hear_protector(false);
     if !layer::take_wish() {
         return None;
@@ -310,7 +310,7 @@ fn end(result: Result<(u64, u64), Refusal>) {
     }
 }
 
-/// In a restored process, while everybody is still stopped.
+/// In a restored process, while all other threads are still stopped.
 fn restored() {
     RESTORED.store(true, Ordering::Relaxed);
     drop(layer::adopt());
@@ -354,6 +354,6 @@ mod tests {
         let (held, layer) = (is_anything_held(), enter());
         memory::leave();
         assert!(held && layer.is_none());
-        assert!(!MISSED.load(Ordering::SeqCst), "who lets go of the heap nudges again");
+        assert!(!MISSED.load(Ordering::SeqCst), "the thread that lets go of the heap nudges again");
     }
 }

@@ -29,7 +29,7 @@ impl HostPort {
     /// All that the name stands for now, each once; asks the resolver of the system, which may take seconds.
     ///
     /// # Errors
-    /// Those of the resolver: no such name, or nobody to ask.
+    /// Those of the resolver: no such name, or no name server that answers.
     pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let mut found: Vec<SocketAddr> = Vec::new();
         for address in (self.host.as_str(), self.port).to_socket_addrs()? {
@@ -114,7 +114,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Through whom to join, and whether this node may found the cluster.
+/// Through which members to join, and whether this node may found the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seeds {
     /// The addresses of others.
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(of(&[1, 2, 3], 1, Some(3)), Ok((2, Some(2))));
         assert_eq!(of(&[1, 2, 3], 2, None), Ok((2, None)));
         assert_eq!(of(&[1, 2, 3], 4, None), Ok((3, None)));
-        assert_eq!(of(&[1], 1, None), Ok((0, None)), "there is nobody else: it founds");
+        assert_eq!(of(&[1], 1, None), Ok((0, None)), "there is no other node: it founds");
         assert_eq!(of(&[], 1, None), Ok((0, None)));
         let twice = [vec![at(1), "[::1]:1".parse().unwrap()], vec![at(2), at(2)]];
         assert_eq!(seeds(&twice, at(1), None), Ok(Seeds { join: vec![at(2)], found: Some(1) }), "a name with two addresses");

@@ -194,7 +194,7 @@ fn a_death_on_the_way_back_is_explained() {
     fs::rename(&deaths, dir.join("die")).expect("both at once");
     let told = events.expect("the death before it is live", SOON, |e| e.event == EventName::Death);
     assert_eq!((told.job, told.rank), (Some(id), Some(Rank(1))), "{told:?}");
-    let known = ["rank 1, life 1: died of SIGSEGV ", ", before it lived: SIGSEGV at address 0x10, in /", "/rounds+0x"];
+    let known = ["rank 1, incarnation 1: died of SIGSEGV ", ", before it lived: SIGSEGV at address 0x10, in /", "/rounds+0x"];
     assert!(known.iter().all(|part| told.text.contains(part)), "{}", told.text);
     let (_, path) = told.text.split_once("; report: ").expect("the report has a name");
     let report = fs::read_to_string(path).expect("the report is there");

@@ -120,7 +120,7 @@ impl Return {
         let said = said.trim();
         let said = if said.is_empty() { String::new() } else { format!("; it said: {said}") };
         let (rank, life, seconds) = (self.process.rank, self.life, after.as_secs_f64());
-        format!("rank {rank}, life {life}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}")
+        format!("rank {rank}, incarnation {life}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}")
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
         let path = make_room(store.path(), id(), Incarnation::restarted(3)).unwrap();
         assert!(path.ends_with("deaths/000000000abc-2-3.txt"), "{}", path.display());
         assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o7777, 0o700);
-        let begin = "rank 2, life 3: died of SIGSEGV 1.250 s after it was brought back, before it lived: ";
+        let begin = "rank 2, incarnation 3: died of SIGSEGV 1.250 s after it was brought back, before it lived: ";
         let none = explained(&path, "");
         assert_eq!(none, format!("{begin}it has left no report: it was killed, or has ended itself"));
         fs::write(&path, "").unwrap();

@@ -530,7 +530,7 @@ fn log(event: &radic_wire::event::Event) {
     }
 }
 
-/// What the list of `--join` stands for now. A name that nobody knows yet may be that of a node which is about to come.
+/// What the list of `--join` stands for now. A name that no server knows yet may be that of a node which is about to come.
 async fn seeds(config: &Config, own: SocketAddr) -> Result<Seeds> {
     let deadline = Instant::now() + NAMES;
     loop {
@@ -541,7 +541,7 @@ async fn seeds(config: &Config, own: SocketAddr) -> Result<Seeds> {
         if unknown.clone().next().is_none() || is_known || Instant::now() >= deadline {
             unknown.for_each(|(name, error)| tracing::warn!(%name, %error, "cannot find the address of a node to join through"));
             let seeds = address::seeds(&list, own, config.bootstrap_expect).map_err(anyhow::Error::msg)?;
-            // To found a cluster because nobody's name is known would be wrong.
+            // To found a cluster because no other name is known would be wrong.
             if seeds.join.is_empty() && config.join.len() > 1 {
                 bail!("none of the names given with --join has an address: correct them, or ask who runs the name service");
             }

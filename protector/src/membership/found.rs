@@ -29,7 +29,7 @@ impl Membership {
         self
     }
 
-    /// How long a word counts of somebody that is repeated to each seed in turn.
+    /// How long a word counts that its sender repeats to each seed in turn.
     fn memory(&self) -> Duration {
         JOIN_RETRY * (self.seeds.len() / SEEDS + 3) as u32
     }
@@ -41,7 +41,7 @@ impl Membership {
         }
     }
 
-    /// What somebody says tells whether there is a cluster.
+    /// What another node says tells whether there is a cluster.
     pub(super) fn hear_of_founding(&mut self, from: &NodeId, is_member: bool, body: &MembershipBody) {
         let MembershipBody::Request(changes) = body else { return self.rule_out_founding() };
         if is_member {

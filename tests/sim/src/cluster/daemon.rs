@@ -29,7 +29,7 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 /// What a connection of a daemon is for.
 #[derive(Debug, Clone)]
 pub enum Role {
-    /// Our link to somebody; whether it was welcomed.
+    /// Our link to another daemon; whether it was welcomed.
     Link(NodeId, bool),
     /// Our heartbeats.
     Beat(NodeId, bool),

@@ -203,7 +203,7 @@ impl World {
             }
             Packet::Word(Word::Content(bytes)) => self.image_came(at, conn, process, bytes),
             Packet::End | Packet::Reset => self.fetched(at, conn, Err("its connection broke".to_owned())),
-            packet => unreachable!("{packet:?} to who fetches"),
+            packet => unreachable!("{packet:?} on a connection that fetches"),
         }
     }
 
