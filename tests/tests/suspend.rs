@@ -135,6 +135,7 @@ fn no_image_has_a_key() {
             assert_nowhere("the key of suspensions", &JobKey::derive_for_suspension(&cluster_key(&cluster), of), &saved);
             running = resume(&cluster, &dir);
         }
+        until_lines(&mut running, 1);
         cluster.radic(["kill", &job(&cluster)]).limit(LIMIT).run().expect(0);
         drop(running.wait());
         cluster.stop();

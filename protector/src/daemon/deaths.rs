@@ -120,7 +120,9 @@ impl Return {
         let said = said.trim();
         let said = if said.is_empty() { String::new() } else { format!("; it said: {said}") };
         let (rank, life, seconds) = (self.process.rank, self.life, after.as_secs_f64());
-        format!("rank {rank}, incarnation {life}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}")
+        format!(
+            "rank {rank}, incarnation {life}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}"
+        )
     }
 }
 
