@@ -85,7 +85,7 @@ pub struct Home {
     job: JobId,
     spec: JobSpec,
     placement: Placement,
-    /// The first incarnation of the job's present epoch.
+    /// The job's present epoch.
     epoch: Epoch,
     /// Where it sits: what makes the epochs that it begins its own.
     seat: Seat,
@@ -634,10 +634,9 @@ impl Home {
             return;
         }
         self.phase = Phase::Running;
-        // The home before may have launched an epoch that no node on this side of a cut has heard of. If its processes had the
-        // same incarnations as the new ones, they would be taken for them when the cut heals, until their protectors hear of the
-        // fence (G4).
         self.adopted = false;
+        // The home before may have launched an epoch that no node on this side of a cut has heard of. The seat makes this one
+        // different, so its processes are never taken for those of the other when the cut heals (G4).
         self.epoch = self.epoch.next(self.seat);
         self.fences = Fences::default();
         self.unreported.clear();
