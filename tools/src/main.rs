@@ -262,7 +262,8 @@ fn main() -> ExitCode {
         Err(e) if is_broken_pipe(&e) => ExitCode::from(128 + nix::sys::signal::Signal::SIGPIPE as u8),
         Err(e) => {
             show::report(&format!("radic: {e:#}"));
-            ExitCode::from(outcome::exit_code(exit_code::RADIC))
+            let of_radic = || outcome::exit_code(exit_code::RADIC);
+            ExitCode::from(if e.is::<outcome::Usage>() { outcome::USAGE_CODE } else { of_radic() })
         }
     }
 }

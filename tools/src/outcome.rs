@@ -4,6 +4,14 @@ use nix::sys::signal::Signal;
 use radic_wire::ids::Rank;
 use radic_wire::job::{EndReason, ExitStatus, Outcome};
 
+/// The exit code for a command line that says too little, or what contradicts itself: that of the parser of the command line.
+pub(crate) const USAGE_CODE: u8 = 2;
+
+/// A command line that is wrong only where this command runs, so its parser cannot see it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) &'static str);
+
 /// What to tell about a job that did not simply finish.
 pub(crate) fn explain(outcome: &Outcome) -> Option<String> {
     let text = match &outcome.reason {

@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde_bytes::ByteBuf;
 
 use crate::client::{self, Cluster};
+use crate::outcome::Usage;
 use crate::protection::{Decision, ProtectionArgs};
 use crate::show::{print, print_json, report};
 use crate::{doctor, mpi, session};
@@ -197,7 +198,9 @@ fn work_out(
             tasks.parse().ok().with_context(|| format!("SLURM_NTASKS is {tasks:?}, which is no number: say -n"))?
         }
         (None, None, None) => {
-            bail!("how many ranks? Say -n N, or --ntasks-per-node K; in an allocation of Slurm, sbatch --ntasks=N says it, too")
+            let what =
+                "how many ranks? Say -n N, or --ntasks-per-node K; in an allocation of Slurm, sbatch --ntasks=N says it, too";
+            return Err(Usage(what).into());
         }
     };
     Ok(Size { ranks, nodes })
