@@ -1,5 +1,5 @@
 //! One life of a rank: the real observer with a small program, driven as `preload/` drives it, but for the system calls. What is ours here is written after
-//! `preload/src/layer.rs`, `restart.rs` and `image.rs`; links are in [`super::links`].
+//! `preload/src/layer.rs`, `layer/`, `restart.rs` and `image.rs`; links are in [`super::links`].
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;

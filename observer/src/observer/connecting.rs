@@ -1,0 +1,171 @@
+//! Calls that make, name and close connections; what peers say when they connect; and when a connection is forgotten.
+
+use radic_wire::determinant::{ConnectionId, Determinant};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::log::Greeting;
+
+use super::answers::{Accept, Address, Wait};
+use super::{Observer, Verdict, take_held};
+use crate::connection::{Forgettable, Slot, Welcome};
+use crate::error::Error;
+use crate::gate::Gate;
+use crate::replay::Ask;
+
+impl Observer {
+    /// The program knows the connection on `from` by the descriptor `to` from now on (`dup`, then `close` of the first).
+    pub fn handle_moved(&mut self, from: u32, to: u32) -> Result<(), Error> {
+        self.table.rebind(from, to)
+    }
+
+    /// `close`: ends the outgoing direction if that was not done, and frees the descriptor.
+    pub fn close(&mut self, fd: u32) -> Result<Option<Wait>, Error> {
+        if let Some(wait) = self.finish(fd)? {
+            return Ok(Some(wait));
+        }
+        self.table.close(fd, &mut self.outbox)?;
+        Ok(None)
+    }
+
+    /// `connect` of `fd` to the process `peer`. It leaves (the greeting does), so it waits at the gate.
+    pub fn connect(&mut self, fd: u32, peer: ProcessId) -> Result<Result<Slot, Wait>, Error> {
+        self.check_voice()?;
+        if self.replay.is_none()
+            && let Gate::Shut(position) = Gate::of(&self.journal)
+        {
+            return Ok(Err(Wait::Stable(position)));
+        }
+        let slot = self.table.open(self.me, fd, peer)?;
+        self.find_held(slot);
+        Ok(Ok(slot))
+    }
+
+    /// A connection that this incarnation makes may have been there in an earlier one: then the protector holds some of it.
+    fn find_held(&mut self, slot: Slot) {
+        let Some(connection) = self.table.get_mut(slot) else { return };
+        let (held, finish) = take_held(&mut self.held, connection.stream_in());
+        connection.incoming.held = connection.incoming.held.max(held);
+        connection.incoming.finish = connection.incoming.finish.or(finish);
+    }
+
+    /// What the next connection that this process opens will be.
+    pub fn next_connection(&self) -> ConnectionId {
+        self.table.next_connection(self.me)
+    }
+
+    /// Is there an outcome of then for `Bind` or `Target`? Addresses belong to machines, and the process that listened may have left: a
+    /// restarted process is told what it was told.
+    pub fn address(&mut self, thread: u32, ask: Ask) -> Result<Address, Error> {
+        let address = match self.consult(thread, ask, true)? {
+            Verdict::Live => return Ok(Address::Live),
+            Verdict::Nothing => return Err(self.diverged("an address is nothing that can be asked for in vain")),
+            Verdict::Wait(wait) => return Ok(Address::Wait(wait)),
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Bound { address, .. } => Address::Again(address, None),
+                Determinant::Target { local, peer, .. } => Address::Again(local, peer),
+                Determinant::Errno { errno, .. } => Address::Failed(errno),
+                _ => return Err(self.diverged("a call for an address had another kind of outcome then")),
+            },
+        };
+        self.handle_served();
+        Ok(address)
+    }
+
+    /// `accept` on `listener`.
+    pub fn accept(&mut self, thread: u32, listener: u32, blocking: bool) -> Result<Accept, Error> {
+        match self.consult(thread, Ask::Accept { fd: listener }, blocking)? {
+            Verdict::Nothing => Ok(Accept::Nothing),
+            Verdict::Wait(wait) => Ok(Accept::Wait(wait)),
+            Verdict::Live => match self.table.poll_offer() {
+                Some(connection) => Ok(Accept::Offered(connection)),
+                None if blocking => Ok(Accept::Wait(Wait::Event)),
+                None => self.handle_nothing(thread).map(|()| Accept::Nothing),
+            },
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Accept { fd, connection, peer, .. } => {
+                    let slot = self.table.accept(connection, fd)?;
+                    self.find_held(slot);
+                    self.handle_served();
+                    Ok(Accept::Again { fd, connection, peer })
+                }
+                Determinant::Errno { errno, .. } => {
+                    self.handle_served();
+                    Ok(Accept::Failed(errno))
+                }
+                _ => Err(self.diverged("accept had another kind of outcome then")),
+            },
+        }
+    }
+
+    /// The program gets `connection` on `fd`, and is told `peer` as its address.
+    pub fn handle_accepted(
+        &mut self,
+        thread: u32,
+        listener: u32,
+        fd: u32,
+        connection: ConnectionId,
+        peer: std::net::SocketAddr,
+    ) -> Result<(), Error> {
+        self.table.accept(connection, fd)?;
+        self.journal.append(thread, &Determinant::Accept { listener, fd, connection, peer })
+    }
+
+    /// The next greeting to dial the peer of `slot` with, if this process opened the connection. It waits at the gate.
+    pub fn dial(&mut self, slot: Slot) -> Option<Greeting> {
+        self.table.dial(slot, (self.me, self.incarnation), self.phase(), &self.payload)
+    }
+
+    /// A greeting came on a socket that was dialed to this process.
+    pub fn handle_greeting(&mut self, greeting: &Greeting) -> Result<Welcome, Error> {
+        self.check_voice()?;
+        let (me, phase) = ((self.me, self.incarnation), self.phase());
+        let held = |stream| take_held(&mut self.held, stream);
+        self.table.handle_greeting((&mut self.outbox, &self.payload), me, greeting, phase, held)
+    }
+
+    /// The answer came on a socket that this process has dialed. False: close that socket.
+    pub fn handle_answer(&mut self, slot: Slot, answer: &Greeting) -> Result<bool, Error> {
+        self.check_voice()?;
+        let phase = self.phase();
+        self.table.handle_answer(&mut self.outbox, slot, answer, phase)
+    }
+
+    /// A link that was given up here: its socket is to be closed, and the opener of the connection dials again.
+    pub fn poll_dropped(&mut self) -> Option<Slot> {
+        self.table.poll_dropped()
+    }
+
+    /// `process` speaks as `incarnation` now, the protector says. A restarted process is told this of all processes before it hears any of them.
+    pub fn handle_restarted(&mut self, process: ProcessId, incarnation: Incarnation) {
+        self.table.handle_restarted(process, incarnation);
+    }
+
+    /// The link of `slot` broke, or its socket ended without [`Observer::handle_finish`] having said that the stream ends there.
+    pub fn handle_broken(&mut self, slot: Slot) {
+        self.table.handle_broken(slot);
+    }
+
+    /// The sender of the incoming stream of `slot` says that it ends at `offset`.
+    pub fn handle_finish(&mut self, slot: Slot, offset: u64) -> Result<(), Error> {
+        self.table.handle_finish(slot, offset)
+    }
+
+    /// The peer of this connection has ended: it wants nothing more, and had received so many units.
+    pub fn handle_left(&mut self, connection: ConnectionId, received: u64) {
+        self.table.handle_left(connection, received, &mut self.outbox);
+    }
+
+    /// What a peer is to be told by [`ToProtector::Forget`](radic_wire::log::ToProtector::Forget).
+    pub fn poll_forget(&mut self) -> Option<Forgettable> {
+        self.table.poll_forget(&mut self.outbox)
+    }
+
+    /// A connection of which neither side will ask anything any more: the node is to be told.
+    pub fn poll_over(&mut self) -> Option<ConnectionId> {
+        self.table.poll_over()
+    }
+
+    /// `peer`, which has accepted this connection, says that its link is broken, and it is not known here: what `peer` is to be told, if it was forgotten.
+    pub fn forgotten(&self, connection: ConnectionId, peer: ProcessId) -> Option<Forgettable> {
+        self.table.forgotten(connection, peer, self.phase())
+    }
+}

@@ -1,0 +1,102 @@
+//! Checkpoints and restarts: where an image stands in the log, what a committed one covers, and how a process begins again from one.
+
+use radic_wire::determinant::StreamId;
+use radic_wire::ids::Incarnation;
+use radic_wire::log::{CutStreams, ImageRange, ToProtector};
+
+use super::{Observer, take_held};
+use crate::checkpoint::Mark;
+use crate::error::Error;
+use crate::replay::Replay;
+
+/// Where the logs stood at an image, and the message that begins it.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut<'a> {
+    /// The positions.
+    pub mark: Mark,
+    /// Where each stream stood.
+    pub streams: CutStreams<'a>,
+    /// The streams of which the end was received, and where that is.
+    pub ended: CutStreams<'a>,
+}
+
+impl<'a> Cut<'a> {
+    /// The message that begins the image.
+    pub fn message(&self, parent: Option<u64>) -> ToProtector<'a> {
+        let Mark { image, journal: cut, payload } = self.mark;
+        ToProtector::ImageBegin { image, parent, cut, payload, streams: self.streams, ended: self.ended }
+    }
+}
+
+impl Observer {
+    /// An image begins here; `streams` is filled with where each stream stands, and `ended` with where those end that did. `None`
+    /// while this incarnation catches up: its journal would not be its own. The process is copied after this.
+    pub fn checkpoint<'a>(
+        &mut self,
+        streams: &'a mut Vec<(StreamId, u64)>,
+        ended: &'a mut Vec<(StreamId, u64)>,
+    ) -> Result<Option<Cut<'a>>, Error> {
+        self.check_voice()?;
+        if self.replay.is_some() {
+            return Ok(None);
+        }
+        let mark = self.checkpoints.begin(self.journal.end(), self.payload.span().end)?;
+        streams.clear();
+        ended.clear();
+        for (_, connection) in self.table.iter() {
+            let (stream, incoming) = (connection.stream_in(), &connection.incoming);
+            // A closed one is never read again: all of it may go.
+            streams.push((stream, if connection.closed { u64::MAX } else { incoming.consumed }));
+            ended.extend(incoming.finish.filter(|_| incoming.has_told_end()).map(|finish| (stream, finish)));
+        }
+        self.table.handle_checkpoint(mark.image);
+        let full = Error::Full("cut");
+        let (streams, ended) = (CutStreams::new(streams).ok_or(full)?, CutStreams::new(ended).ok_or(full)?);
+        Ok(Some(Cut { mark, streams, ended }))
+    }
+
+    /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed for ever: a restart may begin there.
+    pub(super) fn handle_committed(&mut self, image: u64, oldest: u64) -> Result<(), Error> {
+        if let Some(mark) = self.checkpoints.handle_committed(image) {
+            self.journal.handle_stable(mark.journal)?;
+            self.payload.handle_stable(mark.payload)?;
+        }
+        self.table.handle_committed(oldest, &mut self.outbox);
+        Ok(())
+    }
+
+    /// The image under way will not be.
+    pub fn handle_abandoned(&mut self) {
+        self.checkpoints.handle_abandoned();
+    }
+
+    /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
+    /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says. `buffer` bytes of
+    /// log are here at once.
+    pub fn restart(
+        &mut self,
+        incarnation: Incarnation,
+        log_end: u64,
+        held: Vec<(StreamId, u64, Option<u64>)>,
+        images: ImageRange,
+        buffer: usize,
+    ) -> Result<(), Error> {
+        if incarnation <= self.incarnation {
+            return Err(Error::Protector("a restart needs a newer incarnation"));
+        }
+        let cut = self.journal.end();
+        if log_end < cut {
+            return Err(Error::Protector("the log ends before the cut"));
+        }
+        self.held = held;
+        self.held.sort_unstable_by_key(|held| held.0);
+        self.table.handle_restart(|stream| take_held(&mut self.held, stream));
+        self.payload.handle_restart();
+        self.untold = None;
+        self.checkpoints.handle_restart(images.next);
+        self.table.handle_committed(images.oldest, &mut self.outbox);
+        self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
+        (self.incarnation, self.replayed, self.resumed) = (incarnation, 0, false);
+        Ok(())
+    }
+}

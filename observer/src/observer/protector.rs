@@ -1,0 +1,115 @@
+//! The log's messages: what is shipped to the protector, and what it says.
+
+use radic_wire::determinant::StreamId;
+use radic_wire::log::{FromProtector, Span, ToProtector};
+
+use super::Observer;
+use crate::error::Error;
+use crate::journal::Ship;
+use crate::payload::Piece;
+
+impl Observer {
+    /// The hello for a connection to the protector.
+    pub fn hello(&self) -> ToProtector<'static> {
+        let payload = self.payload.span();
+        // What is replayed counts as written: the protector holds it.
+        let journal = match &self.replay {
+            Some(replay) if !self.resumed => Span { start: self.journal.end(), end: replay.end() },
+            _ => self.journal.span(),
+        };
+        ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload }
+    }
+
+    /// Journal to be shipped, at once.
+    pub fn poll_journal(&mut self) -> Option<Ship<'_>> {
+        if self.writes_journal() { self.journal.poll_ship() } else { None }
+    }
+
+    /// Whether there is nothing to be shipped ([`Observer::poll_payload`]).
+    pub fn is_payload_shipped(&self) -> bool {
+        self.untold.is_none() && self.payload.is_shipped()
+    }
+
+    /// Payload to be shipped: when the process idles, or when [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
+    pub fn poll_payload(&mut self) -> Option<Piece<'_>> {
+        if let Some(beginning) = self.poll_beginning() {
+            return Some(beginning);
+        }
+        self.payload.poll_ship()
+    }
+
+    /// From where a stream goes on, as a piece without bytes. The protector that answered may be a new one, and the sender of the stream is to learn that it
+    /// need not keep what is before that: no image that this protector commits lacks it, and without an image it brings no process back. Else a peer that
+    /// catches up could wait with a full outbox until that image, which may find no room: no log server would know what the lost protector had held.
+    fn poll_beginning(&mut self) -> Option<Piece<'static>> {
+        let position = self.payload.span().start;
+        while let Some((slot, connection)) = self.table.first_from(self.untold?) {
+            self.untold = Some(slot + 1);
+            let (stream, incoming) = (connection.stream_in(), &connection.incoming);
+            let received = incoming.finish.map_or(incoming.wanted(), |finish| finish.min(incoming.wanted()));
+            let offset = self.payload.first_of(stream).unwrap_or(received);
+            if offset > 0 && !connection.closed {
+                return Some(Piece { position, stream, offset, is_end: false, head: &[], tail: &[] });
+            }
+        }
+        self.untold = None;
+        None
+    }
+
+    /// Where the log is wanted from, during replay.
+    pub fn wanted_log(&self) -> Option<(u64, usize)> {
+        self.replay.as_ref()?.wanted()
+    }
+
+    /// A message of the protector; payload fetched for a restart goes to [`Observer::handle_received`] instead.
+    pub fn handle_protector(&mut self, message: &FromProtector<'_>) -> Result<(), Error> {
+        match *message {
+            // During replay its hello was not about the journal that is being replayed.
+            FromProtector::Welcome { journal, payload } => {
+                if self.writes_journal() {
+                    self.journal.handle_welcome(journal)?;
+                }
+                self.untold = self.replay.is_none().then_some(0);
+                self.payload.handle_welcome(payload)
+            }
+            FromProtector::Fenced { newest } if newest > self.incarnation => {
+                self.fenced = Some(newest);
+                Err(Error::Fenced(newest))
+            }
+            FromProtector::Fenced { .. } => Err(Error::Protector("it fences the newest incarnation")),
+            FromProtector::JournalStable { .. } if !self.writes_journal() => Ok(()),
+            FromProtector::JournalStable { position } => self.journal.handle_stable(position),
+            FromProtector::PayloadStable { position } => self.payload.handle_stable(position),
+            FromProtector::Committed { image, oldest } => self.handle_committed(image, oldest),
+            FromProtector::ImageRefused { image } => {
+                if self.checkpoints.under_way().is_some_and(|mark| mark.image == image) {
+                    self.handle_abandoned();
+                }
+                Ok(())
+            }
+            FromProtector::StreamStable { stream, offset } => {
+                self.handle_stream_stable(stream, offset);
+                Ok(())
+            }
+            FromProtector::Journal { position, bytes } => match &mut self.replay {
+                Some(replay) => replay.handle_log(position, bytes),
+                None => Ok(()),
+            },
+            FromProtector::Forget { connection, for_good } => {
+                self.table.handle_forget(connection, for_good, &mut self.outbox);
+                Ok(())
+            }
+            FromProtector::ImageWanted
+            | FromProtector::WholeWanted
+            | FromProtector::Held { .. }
+            | FromProtector::Payload { .. } => Ok(()),
+        }
+    }
+
+    fn handle_stream_stable(&mut self, stream: StreamId, offset: u64) {
+        let Some(slot) = self.table.find_end(stream.connection, stream.from_opener) else { return };
+        if let Some(connection) = self.table.get_mut(slot).filter(|connection| connection.stream_out() == stream) {
+            connection.handle_stable(&mut self.outbox, offset);
+        }
+    }
+}

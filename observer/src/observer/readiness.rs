@@ -1,0 +1,60 @@
+//! `poll` and its kin, and calls that have an outcome but no bytes.
+
+use radic_wire::determinant::{Determinant, ReadyFd, ReadySet};
+
+use super::answers::Ready;
+use super::{Observer, Verdict};
+use crate::error::Error;
+use crate::replay::Ask;
+
+impl Observer {
+    /// Is there an outcome of then for a question that has no bytes: `Connect` or `SoError`?
+    pub fn ask(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Ready, Error> {
+        Ok(match self.consult(thread, ask, blocking)? {
+            Verdict::Live => Ready::Live,
+            Verdict::Nothing => Ready::Nothing,
+            Verdict::Wait(wait) => Ready::Wait(wait),
+            Verdict::Outcome => {
+                let errno = match self.outcome()? {
+                    Determinant::Errno { errno, .. } | Determinant::SoError { errno, .. } => errno,
+                    _ => 0,
+                };
+                self.handle_served();
+                Ready::Outcome(errno)
+            }
+        })
+    }
+
+    /// `poll`, `select` or `epoll_wait` into `ready`.
+    pub fn ready(&mut self, thread: u32, epoll: Option<u32>, blocking: bool, ready: &mut [ReadyFd]) -> Result<Ready, Error> {
+        match self.consult(thread, Ask::Ready { epoll }, blocking)? {
+            Verdict::Live => Ok(Ready::Live),
+            Verdict::Nothing => Ok(Ready::Nothing),
+            Verdict::Wait(wait) => Ok(Ready::Wait(wait)),
+            Verdict::Outcome => {
+                let answer = match self.outcome()? {
+                    Determinant::Ready { set, .. } => {
+                        let count = set.iter().count();
+                        let room =
+                            ready.get_mut(..count).ok_or(self.diverged("fewer descriptors are asked for than were ready"))?;
+                        room.iter_mut().zip(set.iter()).for_each(|(to, from)| *to = from);
+                        Ready::Set(count)
+                    }
+                    Determinant::Errno { errno, .. } => Ready::Outcome(errno),
+                    _ => return Err(self.diverged("poll had another kind of outcome then")),
+                };
+                self.handle_served();
+                Ok(answer)
+            }
+        }
+    }
+
+    /// What the system said to [`Ready::Live`]; at most [`limits::READY_FDS`](radic_wire::limits::READY_FDS) are told to the program at once.
+    pub fn handle_ready(&mut self, thread: u32, epoll: Option<u32>, ready: &[ReadyFd]) -> Result<(), Error> {
+        if ready.is_empty() {
+            return self.handle_nothing(thread);
+        }
+        let set = ReadySet::new(ready).ok_or(Error::Full("readiness set"))?;
+        self.journal.append(thread, &Determinant::Ready { epoll, set })
+    }
+}

@@ -1,0 +1,272 @@
+//! Calls that receive: `recv` and its kin, a look with `MSG_PEEK`, the shutdown of reading, and standard input.
+
+use radic_wire::determinant::Determinant;
+
+use super::answers::{Input, Receive, Source, Wait};
+use super::{Observer, Verdict};
+use crate::connection::{Incoming, Link, Slot};
+use crate::error::Error;
+use crate::replay::{Ask, Replay};
+
+impl Observer {
+    /// `recv` of at most `max` bytes (above 0) on `fd`.
+    pub fn receive(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
+        let slot = self.table.slot_of(fd)?;
+        if self.connection(slot)?.incoming.has_told_end() {
+            self.check_voice()?;
+            return Ok(Receive::End);
+        }
+        match self.consult(thread, Ask::Recv { fd }, blocking)? {
+            Verdict::Live => self.receive_live(thread, slot, fd, max, blocking),
+            Verdict::Nothing => Ok(Receive::Nothing),
+            Verdict::Wait(wait) => Ok(Receive::Wait(wait)),
+            Verdict::Outcome => self.receive_again(slot, max),
+        }
+    }
+
+    fn receive_live(&mut self, thread: u32, slot: Slot, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
+        let room = self.payload.room();
+        let connection = self.connection(slot)?;
+        let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
+        let (offset, from_log) = (incoming.taken, incoming.in_log());
+        if from_log > 0 {
+            let len = max.min(usize::try_from(from_log).unwrap_or(usize::MAX));
+            return Ok(Receive::Take { source: Source::Log, stream, offset, len, owed: true });
+        }
+        if room == 0 {
+            return Ok(Receive::Wait(Wait::Payload));
+        }
+        if connection.has_no_more() {
+            return self.receive_end(thread, slot, fd);
+        }
+        match link {
+            Link::Up => {
+                connection.expect_link()?;
+                Ok(Receive::Take { source: Source::Link, stream, offset, len: max.min(room), owed: false })
+            }
+            _ if blocking => Ok(Receive::Wait(Wait::Event)),
+            _ => self.handle_nothing(thread).map(|()| Receive::Nothing),
+        }
+    }
+
+    fn receive_end(&mut self, thread: u32, slot: Slot, fd: u32) -> Result<Receive, Error> {
+        self.journal.append(thread, &Determinant::Eof { fd })?;
+        self.end_received(slot);
+        Ok(Receive::End)
+    }
+
+    /// The program was told that the stream has ended: one unit, consumed and logged like a byte. Where it has shut down reading it is told so whether that is so or not, and
+    /// nothing is consumed: the peer may not have ended yet.
+    fn end_received(&mut self, slot: Slot) {
+        let Some(connection) = self.table.get_mut(slot).filter(|connection| !connection.incoming.shut) else { return };
+        let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
+        let offset = incoming.consumed;
+        if incoming.held <= offset {
+            self.payload.push_end(stream, offset);
+        }
+        incoming.finish = Some(offset);
+        (incoming.consumed, incoming.taken) = (offset + 1, offset + 1);
+    }
+
+    fn receive_again(&mut self, slot: Slot, max: usize) -> Result<Receive, Error> {
+        let room = self.payload.room();
+        let connection = self.connection(slot)?;
+        let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
+        match self.outcome()? {
+            Determinant::Recv { len, .. } if len as usize > max => Err(self.diverged("recv asks for less than it got then")),
+            Determinant::Recv { len, .. } => {
+                let (offset, left) = (incoming.taken, len as usize - (incoming.taken - incoming.consumed) as usize);
+                let from_log = usize::try_from(incoming.in_log()).unwrap_or(usize::MAX);
+                Ok(match from_log {
+                    1.. => Receive::Take { source: Source::Log, stream, offset, len: left.min(from_log), owed: true },
+                    0 if room == 0 => Receive::Wait(Wait::Payload),
+                    0 if link == Link::Up => {
+                        connection.expect_link()?;
+                        Receive::Take { source: Source::Link, stream, offset, len: left.min(room), owed: true }
+                    }
+                    0 => Receive::Wait(Wait::Event),
+                })
+            }
+            Determinant::Eof { .. } if !incoming.shut && incoming.held <= incoming.consumed && room == 0 => {
+                Ok(Receive::Wait(Wait::Payload))
+            }
+            Determinant::Eof { .. } => {
+                self.end_received(slot);
+                self.handle_served();
+                Ok(Receive::End)
+            }
+            Determinant::Errno { errno, .. } => {
+                self.handle_served();
+                Ok(Receive::Failed(errno))
+            }
+            _ => Err(self.diverged("recv had another kind of outcome then")),
+        }
+    }
+
+    /// `shutdown` of the incoming direction. Nothing leaves.
+    pub fn shut_reading(&mut self, fd: u32) -> Result<(), Error> {
+        self.check_voice()?;
+        self.table.on(fd)?.incoming.shut = true;
+        Ok(())
+    }
+
+    /// The link had no byte for [`Receive::Take`], and never waits for one: the program has shut down reading.
+    pub fn handle_shut(&mut self, thread: u32, fd: u32) -> Result<Receive, Error> {
+        let slot = self.table.slot_of(fd)?;
+        assert!(self.connection(slot)?.incoming.shut, "only the program's own shutdown makes an end that no peer has said");
+        self.receive_end(thread, slot, fd)
+    }
+
+    /// Bytes were taken as [`Receive::Take`] said. Returns what the program is told, once all of it is there.
+    pub fn handle_received(&mut self, thread: u32, fd: u32, source: Source, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        self.handle_received_parts(thread, fd, source, std::iter::once(bytes))
+    }
+
+    /// The same for bytes that lie in several buffers of the program: one outcome.
+    pub fn handle_received_parts<'a>(
+        &mut self,
+        thread: u32,
+        fd: u32,
+        source: Source,
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Result<Option<usize>, Error> {
+        let len = parts.clone().map(<[u8]>::len).sum::<usize>();
+        if len == 0 {
+            return Err(Error::Full("empty piece of bytes"));
+        }
+        let then = match self.replay.as_ref().and_then(Replay::outcome) {
+            Some(Determinant::Recv { fd: on, len }) if on == fd => Some(u64::from(len)),
+            _ => None,
+        };
+        let len = u32::try_from(len).map_err(|_| Error::Full("length of a recv"))?;
+        let connection = self.table.on(fd)?;
+        let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
+        let offset = incoming.taken;
+        let total = offset + u64::from(len) - incoming.consumed;
+        if then.is_some_and(|then| total > then) || then.is_none() && self.replay.is_some() {
+            return Err(self.diverged("more bytes were taken than then"));
+        }
+        if then.is_none() {
+            self.journal.append(thread, &Determinant::Recv { fd, len })?;
+        }
+        if source == Source::Link {
+            let mut at = offset;
+            for part in parts.filter(|part| !part.is_empty()) {
+                self.payload.push(stream, at, part);
+                at += part.len() as u64;
+            }
+        }
+        incoming.taken += u64::from(len);
+        if then.is_some_and(|then| total < then) {
+            return Ok(None);
+        }
+        incoming.consumed = incoming.taken;
+        if then.is_some() {
+            self.handle_served();
+        }
+        Ok(Some(total as usize))
+    }
+
+    /// `read` of standard input into `room` (not empty). What is read stays in doubt until it is stable, and the terminal can repeat only what it has sent
+    /// last. So the gate comes before the system call ([`Observer::gate`]), and no more than one outcome is ever in doubt.
+    pub fn input(&mut self, thread: u32, room: &mut [u8], blocking: bool) -> Result<Input, Error> {
+        match self.consult(thread, Ask::Input, blocking)? {
+            Verdict::Live => return Ok(Input::Live),
+            Verdict::Nothing => return Ok(Input::Nothing),
+            Verdict::Wait(wait) => return Ok(Input::Wait(wait)),
+            Verdict::Outcome => {}
+        }
+        let Determinant::Input { bytes } = self.outcome()? else {
+            return Err(self.diverged("a read of standard input had another kind of outcome then"));
+        };
+        let count = bytes.len();
+        let Some(room) = room.get_mut(..count) else {
+            return Err(self.diverged("standard input is asked for less than it gave then"));
+        };
+        room.copy_from_slice(bytes);
+        self.input += count as u64;
+        self.handle_served();
+        Ok(Input::Again(count))
+    }
+
+    /// These bytes of standard input were read; none: it has ended.
+    pub fn handle_input(&mut self, thread: u32, bytes: &[u8]) -> Result<(), Error> {
+        self.journal.append(thread, &Determinant::Input { bytes })?;
+        self.input += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Bytes of standard input that the program has read, in all its incarnations.
+    pub fn input_read(&self) -> u64 {
+        self.input
+    }
+
+    /// `recv` with `MSG_PEEK` of at most `max` bytes (above 0) on `fd`: as [`Observer::receive`], but nothing is consumed, and
+    /// [`Observer::handle_peeked`] is told. The stream's end is an outcome until the program was told of it by a `recv`.
+    pub fn peek(&mut self, thread: u32, fd: u32, max: usize, blocking: bool) -> Result<Receive, Error> {
+        let slot = self.table.slot_of(fd)?;
+        if self.connection(slot)?.incoming.has_told_end() {
+            self.check_voice()?;
+            return Ok(Receive::End);
+        }
+        let verdict = self.consult(thread, Ask::Peek { fd }, blocking)?;
+        let connection = self.connection(slot)?;
+        let (stream, incoming, link) = (connection.stream_in(), &connection.incoming, connection.link);
+        let (offset, in_log) = (incoming.taken, usize::try_from(incoming.in_log()).unwrap_or(usize::MAX));
+        let (most, owed) = match verdict {
+            Verdict::Wait(wait) => return Ok(Receive::Wait(wait)),
+            Verdict::Nothing => return Ok(Receive::Nothing),
+            Verdict::Live if connection.has_no_more() => {
+                return self.handle_peeked_end(thread, fd);
+            }
+            Verdict::Live => (max, in_log > 0),
+            Verdict::Outcome => match self.outcome()? {
+                Determinant::Peek { len: 0, .. } => {
+                    self.handle_served();
+                    return Ok(Receive::End);
+                }
+                Determinant::Peek { len, .. } if len as usize > max => {
+                    return Err(self.diverged("a peek asks for less than it got then"));
+                }
+                Determinant::Peek { len, .. } => (len as usize, true),
+                _ => return Err(self.diverged("a peek had another kind of outcome then")),
+            },
+        };
+        Ok(match (in_log, link) {
+            (1.., _) => Receive::Take { source: Source::Log, stream, offset, len: most.min(in_log), owed },
+            (0, Link::Up) => {
+                connection.expect_link()?;
+                Receive::Take { source: Source::Link, stream, offset, len: most, owed }
+            }
+            (0, _) if blocking || owed => Receive::Wait(Wait::Event),
+            (0, _) => return self.handle_nothing(thread).map(|()| Receive::Nothing),
+        })
+    }
+
+    /// A look has found the end: the stream's, or that the program has shut down reading and there is nothing.
+    pub fn handle_peeked_end(&mut self, thread: u32, fd: u32) -> Result<Receive, Error> {
+        self.journal.append(thread, &Determinant::Peek { fd, len: 0 })?;
+        Ok(Receive::End)
+    }
+
+    /// So many bytes were looked at as [`Observer::peek`] said. Returns how many the program is told: all of them, or, in replay, as many
+    /// as then; none: they are not all there yet.
+    pub fn handle_peeked(&mut self, thread: u32, fd: u32, len: usize) -> Result<Option<usize>, Error> {
+        let len = u32::try_from(len).map_err(|_| Error::Full("length of a peek"))?;
+        match self.replay.as_ref().and_then(Replay::outcome) {
+            Some(Determinant::Peek { len: then, .. }) if then > len => return Ok(None),
+            Some(Determinant::Peek { len: then, .. }) => {
+                self.handle_served();
+                return Ok(Some(then as usize));
+            }
+            _ => self.journal.append(thread, &Determinant::Peek { fd, len })?,
+        }
+        Ok(Some(len as usize))
+    }
+
+    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log, the stream's end, or that the program reads no more.
+    pub fn is_readable(&self, slot: Slot) -> bool {
+        let has = |i: &Incoming| i.in_log() > 0 || i.finish == Some(i.taken) || i.shut;
+        self.table.get(slot).is_some_and(|connection| has(&connection.incoming))
+    }
+}

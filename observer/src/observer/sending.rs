@@ -1,0 +1,183 @@
+//! Calls that send, the gates that whatever leaves has to pass, and what a link is to carry.
+
+use radic_wire::determinant::{Call, Determinant};
+
+use super::answers::{Send, Transmit, Wait};
+use super::{Observer, Verdict};
+use crate::connection::{Connection, Link, Phase, Slot};
+use crate::error::Error;
+use crate::gate::Gate;
+use crate::replay::Ask;
+
+/// The system's number for "try again": the same on every Linux.
+const EAGAIN: u32 = 11;
+
+impl Observer {
+    /// Whether a `send` on `slot` would be taken, at least in part, as far as the outbox goes.
+    pub fn has_room(&self, slot: Slot) -> bool {
+        self.table.get(slot).is_none_or(|connection| self.outbox.room(&connection.outgoing.queue) > 0)
+    }
+
+    /// `send` of these bytes (at least one) on `fd`, after `done` bytes of the same call were taken. They are taken only when
+    /// everything that happened is stable (G1).
+    pub fn send(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
+        self.table.slot_of(fd)?;
+        let then = match self.consult(thread, Ask::Send { fd }, blocking)? {
+            Verdict::Wait(wait) => return Ok(Send::Wait(wait)),
+            Verdict::Outcome => Some(self.outcome()?),
+            Verdict::Live | Verdict::Nothing => None,
+        };
+        match then {
+            Some(Determinant::Errno { errno, .. }) => {
+                self.handle_served();
+                Ok(Send::Failed(errno))
+            }
+            Some(Determinant::SendPart { len, .. }) => {
+                // What is offered may be one of the call's buffers: the part ends in the first that was not taken whole.
+                let left = (len as usize).checked_sub(done).ok_or(self.diverged("send offers other pieces than then"))?;
+                // That this part is taken is in the log.
+                let sent = self.send_again(fd, &bytes[..left.min(bytes.len())], true)?;
+                if left < bytes.len() && matches!(sent, Send::Taken { whole: true, .. }) {
+                    self.handle_served();
+                }
+                Ok(sent)
+            }
+            _ if self.replay.is_some() => self.send_again(fd, bytes, blocking),
+            _ => self.send_live(thread, fd, bytes, done, blocking),
+        }
+    }
+
+    /// Then all of this was taken, so it will be now, though perhaps in pieces: the outbox may be trimmed later than it was.
+    fn send_again(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<Send, Error> {
+        Ok(match self.append(fd, bytes, blocking)? {
+            len if len == bytes.len() => Send::Taken { len, whole: true },
+            0 => Send::Wait(Wait::Outbox),
+            len => Send::Taken { len, whole: false },
+        })
+    }
+
+    fn send_live(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
+        if let Gate::Shut(position) = Gate::of(&self.journal) {
+            return Ok(Send::Wait(Wait::Stable(position)));
+        }
+        let len = self.append(fd, bytes, blocking)?;
+        if len == bytes.len() || blocking && len > 0 {
+            return Ok(Send::Taken { len, whole: len == bytes.len() });
+        }
+        if blocking {
+            return Ok(Send::Wait(Wait::Outbox));
+        }
+        // A part that was taken, or nothing: the program may act on it, so it is an outcome. It stands before these bytes.
+        let part = done + len;
+        let outcome = match u32::try_from(part).map_err(|_| Error::Full("length of a send"))? {
+            0 => Determinant::Errno { fd, call: Call::Send, errno: EAGAIN },
+            len => Determinant::SendPart { fd, len },
+        };
+        self.journal.append_before(thread, &outcome, part as u64)?;
+        Ok(if part == 0 { Send::Failed(EAGAIN) } else { Send::Taken { len, whole: true } })
+    }
+
+    /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
+    pub(super) fn append(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<usize, Error> {
+        let connection = self.table.on(fd)?;
+        let outgoing = &mut connection.outgoing;
+        if outgoing.finish.is_some() {
+            return Err(Error::Peer { connection: connection.id, what: "bytes after the end of the stream" });
+        }
+        let held = outgoing.stable.saturating_sub(outgoing.queue.end());
+        let skipped = bytes.len().min(usize::try_from(held).unwrap_or(usize::MAX));
+        if skipped > 0 {
+            self.outbox.skip(&mut outgoing.queue, skipped as u64);
+            outgoing.handle_trimmed();
+        }
+        let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
+        let again = self.replay.is_some();
+        let len = skipped + if again { self.outbox.append_again(queue, rest) } else { self.outbox.append(queue, rest) };
+        self.journal.handle_sent(len as u64);
+        if len == bytes.len() && !blocking {
+            self.journal.handle_taken();
+        }
+        Ok(len)
+    }
+
+    /// `shutdown` of the outgoing direction. It leaves like a byte, so it waits at the gate.
+    pub fn finish(&mut self, fd: u32) -> Result<Option<Wait>, Error> {
+        self.check_voice()?;
+        if self.replay.is_none()
+            && let Gate::Shut(position) = Gate::of(&self.journal)
+        {
+            return Ok(Some(Wait::Stable(position)));
+        }
+        let outgoing = &mut self.table.on(fd)?.outgoing;
+        outgoing.finish.get_or_insert(outgoing.queue.end());
+        Ok(None)
+    }
+
+    /// The gate: the position that must be stable before anything leaves, if it is shut. Not asked in replay.
+    pub fn gate(&self) -> Option<u64> {
+        match Gate::of(&self.journal) {
+            Gate::Shut(position) if self.writes_journal() => Some(position),
+            _ => None,
+        }
+    }
+
+    /// The gate of what leaves `thread` and is never asked for again: output, and what the launcher is told. Peers ask for the rest of what this process has sent, and until they
+    /// have it re-execution finds nothing and has all that it sends taken (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends
+    /// were taken. The same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the log.
+    pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
+        if let Some(replay) = &mut self.replay
+            && replay.is_taken_here(&self.journal)?
+        {
+            self.handle_served();
+        }
+        if self.phase() == Phase::Settled && self.journal.has_choices(thread) {
+            self.resume_journal();
+        }
+        if self.writes_journal() && self.journal.has_room() {
+            self.journal.record_choices(thread)?;
+        }
+        let gate = self.gate();
+        assert!(
+            gate.is_some() || !self.writes_journal() || !self.journal.has_choices(thread),
+            "all that has happened is in the log"
+        );
+        Ok(gate)
+    }
+
+    /// What may leave on the link of `slot` now.
+    pub fn poll_transmit(&self, slot: Slot) -> Option<Transmit> {
+        if self.fenced.is_some() {
+            return None;
+        }
+        let connection = self.table.get(slot)?;
+        let Connection { link: Link::Up, outgoing, .. } = connection else { return None };
+        match outgoing.sent {
+            sent if sent < outgoing.queue.end() => {
+                assert!(
+                    sent >= outgoing.queue.start(),
+                    "{sent} is to leave on the link, and kept is what follows {}",
+                    outgoing.queue.start()
+                );
+                Some(Transmit::Bytes(sent))
+            }
+            sent if Some(sent) == outgoing.finish => Some(Transmit::End),
+            _ => None,
+        }
+    }
+
+    /// The outgoing bytes from `offset`, as [`Transmit::Bytes`] named it, in pieces.
+    pub fn outgoing(&self, slot: Slot, offset: u64) -> impl Iterator<Item = &[u8]> {
+        let queue = self.table.get(slot).map(|connection| &connection.outgoing.queue);
+        queue.into_iter().flat_map(move |queue| self.outbox.pieces(queue, offset.max(queue.start())))
+    }
+
+    /// So many units left on the link of `slot` (the end is one).
+    pub fn handle_transmitted(&mut self, slot: Slot, units: u64) {
+        if let Some(connection) = self.table.get_mut(slot) {
+            let outgoing = &mut connection.outgoing;
+            outgoing.sent += units;
+            assert!(outgoing.sent <= outgoing.end(), "more left than there is");
+            self.outbox.handle_left(&mut outgoing.queue, outgoing.sent);
+        }
+    }
+}

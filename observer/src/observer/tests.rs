@@ -1,0 +1,317 @@
+//! Whole calls of one observer, whose peers and protector are played by the test.
+
+use radic_wire::determinant::ConnectionId;
+use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
+use radic_wire::log::{FromProtector, Greeting, ImageRange};
+
+use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
+use super::{Config, Observer};
+use crate::connection::{Phase, Welcome};
+use crate::error::Error;
+
+/// What `process` says first on its first connection.
+fn first_greeting(process: ProcessId, incarnation: Incarnation) -> Greeting {
+    let connection = ConnectionId { opener: process, number: 0 };
+    let (attempt, received, stable) = (0, 0, 0);
+    Greeting { process, incarnation, connection, attempt, received, stable, kept: 0, finish: None, settled: true, ends: None }
+}
+
+/// A peer that has closed its end wants nothing more. What is still sent to it is passed over and waits for no link: else a blocking `send`, which returns
+/// when the link has everything, would wait for ever.
+#[test]
+fn what_nobody_wants_waits_for_no_link() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let (me, opener) = (process(0), process(1));
+    let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+    let connection = ConnectionId { opener, number: 0 };
+    let greeting =
+        |attempt, received, stable| Greeting { attempt, received, stable, ..first_greeting(opener, Incarnation::FIRST) };
+    let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&greeting(0, 0, 0)) else { panic!("no link") };
+    observer.handle_accepted(0, 3, 4, connection, ([10, 0, 0, 1], 1).into()).unwrap();
+    let position = observer.journal().end();
+    observer.poll_journal();
+    observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+    assert_eq!(observer.send(0, 4, b"wanted", 0, true), Ok(Send::Taken { len: 6, whole: true }));
+    assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
+    observer.handle_transmitted(slot, 6);
+    // The peer greets again: it has closed its end.
+    let again = observer.handle_greeting(&greeting(1, 6, u64::MAX));
+    assert!(matches!(again, Ok(Welcome::Link(same, _)) if same == slot), "{again:?}");
+    assert_eq!(observer.send(0, 4, b"too late", 0, true), Ok(Send::Taken { len: 8, whole: true }));
+    assert_eq!(observer.poll_transmit(slot), None);
+    assert_eq!(observer.table().get(slot).unwrap().outgoing().unsent(), 0);
+    // The peer's next incarnation has not closed it yet. It will not want that, either, and is told that it is gone.
+    let next = Greeting { received: 2, attempt: 1, ..first_greeting(opener, Incarnation::restarted(1)) };
+    let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&next) else { panic!("no link") };
+    assert_eq!(answer.kept, 14);
+}
+
+/// A process that has accepted a connection of `opener` and read six bytes, which its protector does not hold.
+fn reader(opener: ProcessId) -> Observer {
+    let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+    let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+    let hello = first_greeting(opener, Incarnation::FIRST);
+    assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
+    observer.handle_accepted(0, 3, 4, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+    assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
+    assert_eq!(observer.handle_received(0, 4, Source::Link, b"wanted"), Ok(Some(6)));
+    let position = observer.journal().end();
+    observer.poll_journal();
+    observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+    observer
+}
+
+/// Until the protector has what was read of a connection, the next incarnation may want it again, though the program has closed it.
+#[test]
+fn who_has_closed_wants_what_is_not_safe() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    assert_eq!(observer.close(4), Ok(None));
+    let stable = |observer: &mut Observer, attempt| {
+        let again = Greeting { attempt, ..first_greeting(opener, Incarnation::FIRST) };
+        let Ok(Welcome::Link(_, Some(answer))) = observer.handle_greeting(&again) else { panic!("no link") };
+        answer.stable
+    };
+    assert_eq!(stable(&mut observer, 1), 0);
+    observer.handle_protector(&FromProtector::PayloadStable { position: 6 }).unwrap();
+    assert_eq!(stable(&mut observer, 2), u64::MAX);
+}
+
+/// The program has shut down reading, and is told that nothing comes. Its peer goes on, and closes later, somewhere else.
+#[test]
+fn a_shutdown_of_reading_is_no_end_of_the_stream() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    let image = observer.clone();
+    let begin = observer.journal().end();
+    observer.shut_reading(4).unwrap();
+    assert!(matches!(observer.receive(0, 4, 100, true), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
+    assert_eq!(observer.handle_shut(0, 4), Ok(Receive::End));
+    assert_eq!(observer.handle_peeked_end(0, 4), Ok(Receive::End));
+    observer.handle_broken(0);
+    assert_eq!(observer.receive(0, 4, 100, true), Ok(Receive::End), "there is no link");
+    assert_eq!(observer.peek(0, 4, 100, true), Ok(Receive::End), "there is no link");
+    assert_eq!(observer.table().get(0).unwrap().incoming().finish(), None);
+    let again = Greeting { attempt: 1, received: 0, finish: Some(50), ..first_greeting(opener, Incarnation::restarted(1)) };
+    assert!(matches!(observer.handle_greeting(&again), Ok(Welcome::Link(_, Some(Greeting { received: 6, .. })))));
+    assert!(matches!(observer.receive(0, 4, 100, true), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
+    assert_eq!(observer.handle_received(0, 4, Source::Link, b"later"), Ok(Some(5)));
+    // The next incarnation is told the same.
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    let mut next = image;
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
+    next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
+    next.shut_reading(4).unwrap();
+    assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::End));
+    assert_eq!(next.peek(0, 4, 100, true), Ok(Receive::End));
+    assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::End));
+    assert_eq!(next.peek(0, 4, 100, true), Ok(Receive::End));
+    assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::Wait(Wait::Event)), "bytes that have to come again");
+    assert_eq!(next.table().get(0).unwrap().incoming().finish(), None);
+}
+
+/// An earlier incarnation wanted nothing more, and this one does all the same. It gets an error, and no other bytes in the place of those that are gone.
+#[test]
+fn what_is_gone_is_not_passed_over() {
+    let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+    let mut observer = reader(opener);
+    let again = |attempt, kept| Greeting { attempt, kept, ..first_greeting(opener, Incarnation::FIRST) };
+    assert!(matches!(observer.handle_greeting(&again(1, 6)), Ok(Welcome::Link(..))));
+    assert!(matches!(observer.receive(0, 4, 100, false), Ok(Receive::Take { source: Source::Link, offset: 6, .. })));
+    assert!(matches!(observer.handle_greeting(&again(2, 7)), Ok(Welcome::Link(..))));
+    assert!(matches!(observer.receive(0, 4, 100, false), Err(Error::Lost { wanted: 6, kept: 7, .. })));
+    assert!(matches!(observer.peek(0, 4, 100, false), Err(Error::Lost { wanted: 6, kept: 7, .. })));
+}
+
+/// A process that found nothing three times, printed, and died; its image is of after so many of these calls.
+fn printed_after_nothing(image_after: usize) -> (Observer, u64) {
+    let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+    let mut observer = Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() });
+    let mut again = observer.clone();
+    for call in 0..3 {
+        assert_eq!(observer.ready(0, None, false, &mut []), Ok(Ready::Live));
+        observer.handle_ready(0, None, &[]).unwrap();
+        if call + 1 == image_after {
+            again = observer.clone();
+        }
+    }
+    assert_eq!(observer.gate(), None, "peers need no record");
+    let end = observer.gate_of_output(0).unwrap().expect("the output waits");
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    observer.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
+    assert_eq!(observer.gate_of_output(0), Ok(None));
+    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
+    again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    (again, end)
+}
+
+#[test]
+fn what_is_printed_after_nothing_was_found_is_printed_after_as_much() {
+    for image_after in 0..=3 {
+        let (mut again, end) = printed_after_nothing(image_after);
+        for _ in image_after..3 {
+            assert!(!again.settle());
+            assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Nothing));
+        }
+        assert_eq!(again.gate_of_output(0), Ok(None));
+        assert_eq!(again.ready(0, None, false, &mut []), Ok(Ready::Live), "an image after {image_after} calls");
+        assert_eq!(again.journal().end(), end);
+    }
+}
+
+/// A process with one connection to a peer that takes nothing.
+fn sender() -> Observer {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+    let mut observer = Observer::new(process(0), &config);
+    observer.connect(3, process(1)).unwrap().unwrap();
+    observer
+}
+
+/// A send that does not wait was taken, something was printed, and the process died before its peer had what was sent. The next incarnation has the send taken, too, and is
+/// not live before that, however much its peer lacks: if the send failed, the program would print something else.
+#[test]
+fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
+    let image = sender();
+    let mut first = image.clone();
+    assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+    assert_eq!((first.gate(), first.journal().end()), (None, 0), "peers need no record");
+    let end = first.gate_of_output(0).unwrap().expect("the output waits");
+    let log = first.poll_journal().unwrap().head.to_vec();
+    first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
+    assert_eq!(first.gate_of_output(0), Ok(None), "it is recorded once");
+    assert_eq!(first.send(0, 3, b"then", 0, true), Ok(Send::Taken { len: 4, whole: true }));
+    assert_eq!(first.gate_of_output(0), Ok(None), "a send that waits is always taken");
+    let mut again = image;
+    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
+    again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    assert_eq!(again.gate_of_output(0), Ok(None));
+    assert_eq!(again.phase(), Phase::Replaying, "before it has sent that");
+    assert_eq!(again.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+    assert_eq!(again.gate_of_output(0), Ok(None));
+    assert_eq!((again.phase(), again.left_of_log()), (Phase::Settled, 0));
+}
+
+/// The log is over, and the peer has not said how much it has. What is sent is taken whatever room there is, and that is recorded before anything is printed.
+#[test]
+fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
+    let mut first = sender();
+    first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+    assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
+    assert_eq!(first.phase(), Phase::Settled);
+    assert!(first.gate_of_output(0).unwrap().is_some());
+}
+
+/// The log of a process is over, but it is not live yet. What it prints now depends on choices that are in no log: they are recorded, and the next incarnation prints the same.
+#[test]
+fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
+    let image = sender();
+    let mut first = image.clone();
+    first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+    assert_eq!(first.gate_of_output(0), Ok(None), "it may be what it has printed before");
+    assert_eq!(first.ready(0, None, false, &mut []), Ok(Ready::Nothing), "its peer has not been reached");
+    let end = first.gate_of_output(0).unwrap().expect("the output waits");
+    let log = first.poll_journal().unwrap().head.to_vec();
+    first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
+    assert_eq!((first.gate_of_output(0), first.settle()), (Ok(None), false));
+    let mut second = image;
+    second.restart(Incarnation::restarted(2), end, Vec::new(), ImageRange::default(), 64).unwrap();
+    second.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
+    assert_eq!(second.phase(), Phase::Replaying);
+    assert_eq!(second.ready(0, None, false, &mut []), Ok(Ready::Nothing));
+    assert_eq!(second.phase(), Phase::Settled);
+}
+
+/// A program that goes by the clock finds nothing less often this time: it waits, or ends, all the same.
+#[test]
+fn who_finds_nothing_less_often_goes_on() {
+    let (mut again, _) = printed_after_nothing(0);
+    assert_eq!(again.ready(0, None, true, &mut []), Ok(Ready::Live));
+    let (mut again, _) = printed_after_nothing(0);
+    again.handle_leaving().unwrap();
+    assert!(again.settle());
+}
+
+/// A protector that has just answered learns first where each stream goes on: what was acknowledged before, or received and not shipped yet.
+#[test]
+fn a_new_protector_is_told_where_streams_go_on() {
+    let mut observer = sender();
+    let told = |observer: &mut Observer| {
+        let piece = observer.poll_payload()?;
+        Some((piece.position, piece.offset, piece.head.len() + piece.tail.len()))
+    };
+    observer.handle_received(0, 3, Source::Link, b"shipped").unwrap();
+    assert_eq!(told(&mut observer), Some((0, 0, 7)));
+    observer.handle_protector(&FromProtector::PayloadStable { position: 7 }).unwrap();
+    assert_eq!(told(&mut observer), None);
+    observer.handle_protector(&FromProtector::Welcome { journal: observer.journal().end(), payload: 7 }).unwrap();
+    assert_eq!(told(&mut observer), Some((7, 7, 0)));
+    assert_eq!(told(&mut observer), None, "once");
+}
+
+/// A peer has ended while this process was lost. What the peer had received may have gone on to others, so that much is sent again before this process is live: else it
+/// could go another way.
+#[test]
+fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
+    let mut observer = sender();
+    observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+    assert!(!observer.table().all_sent_again(), "the peer has not said how much it has");
+    let stream = observer.table().get(0).unwrap().stream_out();
+    observer.handle_left(stream.connection, 5);
+    assert!(!observer.table().all_sent_again());
+    assert_eq!(observer.send(0, 3, b"four", 0, false), Ok(Send::Taken { len: 4, whole: true }));
+    assert!(!observer.table().all_sent_again());
+    assert_eq!(observer.send(0, 3, b"five", 0, false), Ok(Send::Taken { len: 4, whole: true }));
+    assert!(observer.table().all_sent_again());
+}
+
+/// The opener has dialed a connection just before it learned that this is over on both sides. The greeting comes after the word that it is over, and makes no
+/// new connection.
+#[test]
+fn a_call_that_comes_too_late_makes_no_connection() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let opener = process(1);
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+    for is_told_twice in [false, true] {
+        let mut observer = Observer::new(process(0), &config);
+        let call = first_greeting(opener, Incarnation::FIRST);
+        let Ok(Welcome::Link(slot, _)) = observer.handle_greeting(&call) else { panic!("no link") };
+        observer.handle_accepted(0, 3, 4, call.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+        let position = observer.journal().end();
+        observer.poll_journal();
+        observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+        assert_eq!(observer.close(4), Ok(None));
+        let (mut streams, mut ended) = (Vec::new(), Vec::new());
+        let image = observer.checkpoint(&mut streams, &mut ended).unwrap().unwrap().mark.image;
+        observer.handle_protector(&FromProtector::Committed { image, oldest: image }).unwrap();
+        assert!(observer.poll_forget().is_some());
+        if is_told_twice {
+            let word = FromProtector::Forget { connection: call.connection, for_good: false };
+            observer.handle_protector(&word).unwrap();
+            assert_eq!(observer.handle_greeting(&call), Ok(Welcome::Forgotten));
+        }
+        assert_eq!(observer.poll_over(), None);
+        observer.handle_protector(&FromProtector::Forget { connection: call.connection, for_good: true }).unwrap();
+        assert!(observer.table().get(slot).is_none());
+        assert_eq!((observer.poll_over(), observer.poll_over()), (Some(call.connection), None));
+        assert_eq!(observer.handle_greeting(&call), Ok(Welcome::Refuse));
+    }
+}
+
+/// Processes of an earlier epoch are not dead everywhere at once, and know connections by the same names.
+#[test]
+fn a_process_of_an_earlier_epoch_is_refused() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let (me, peer) = (process(0), process(1));
+    let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
+    let launched = Incarnation::launched_in(Epoch { view: 4, count: 1, home: BootId(7) });
+    let mut observer = Observer::in_life(me, launched, &config);
+    let stranger = ProcessId { job: JobId::from_bits(99), ..peer };
+    observer.handle_restarted(peer, Incarnation::restarted(3));
+    assert_eq!(observer.handle_greeting(&first_greeting(peer, Incarnation::restarted(3))).unwrap(), Welcome::Refuse);
+    assert!(matches!(observer.handle_greeting(&first_greeting(peer, launched)), Ok(Welcome::Link(..))));
+    assert!(
+        matches!(observer.handle_greeting(&first_greeting(stranger, Incarnation::FIRST)), Ok(Welcome::Link(..))),
+        "epochs of another job are its own"
+    );
+}

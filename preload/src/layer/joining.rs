@@ -1,0 +1,144 @@
+//! How a process joins its node, and how its layer is made.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use radic_observer::links::Links;
+use radic_observer::session::{REPLACED, Session};
+use radic_observer::{Config, Observer};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::mac::JobKey;
+use radic_wire::process::{FromNode, Protection, ToNode};
+use radic_wire::{PROTOCOL_VERSION, login};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::{ACTIVE, LAYER, Layer};
+use crate::channel::{Channel, Identity};
+use crate::image::Images;
+use crate::input::InputPipe;
+use crate::links::Sockets;
+use crate::node::Node;
+use crate::output::Outputs;
+use crate::pmi::Pmi;
+use crate::{counters, sys};
+
+/// Bytes of the payload log in the process.
+const PAYLOAD: usize = 4 << 20;
+/// Bytes of an outbox block.
+const BLOCK: usize = 4 << 10;
+
+/// Time for the node to let a process in, in milliseconds: it may have to wait as long for a protector.
+const JOIN_MS: u64 = REPLACED.as_millis() as u64 + 10_000;
+
+/// Why this process is not protected.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The node says no.
+    #[error("{0}")]
+    Refused(String),
+    /// The node or the protector cannot be reached.
+    #[error("{what}: {error}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        error: Errno,
+    },
+}
+
+fn failed(what: &'static str) -> impl Fn(Errno) -> JoinError {
+    move |error| JoinError::System { what, error }
+}
+
+/// What the node says to a process that joins.
+pub struct Joined {
+    pub(super) node: Node,
+    pub(super) process: ProcessId,
+    pub(super) incarnation: Incarnation,
+    pub(super) key: JobKey,
+    pub(super) protector: SocketAddr,
+    /// How it is protected.
+    pub protection: Protection,
+    /// Another program ran in this process before.
+    inherited: bool,
+}
+
+/// Joins the node at this socket.
+pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
+    let mut node = Node::connect(socket).map_err(failed("the node's socket"))?;
+    let join = ToNode::Join { version: PROTOCOL_VERSION, process };
+    let answer = node.ask_within(JOIN_MS, &join, |_| true).map_err(failed("joining the node"));
+    match answer? {
+        FromNode::Joined { incarnation, key, protector, protection, inherited } => {
+            Ok(Joined { node, process, incarnation, key, protector, protection, inherited })
+        }
+        FromNode::Refused(why) => {
+            node.close();
+            Err(JoinError::Refused(why))
+        }
+        _ => Err(failed("joining the node")(Errno::PROTO)),
+    }
+}
+
+/// The connections to the protector. It may die just now: the node tells where the next one is. Bounded, as [`Layer::await_session`] is.
+fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_>) -> Result<(Channel, Channel), Errno> {
+    let deadline = sys::now() + REPLACED.as_nanos() as u64;
+    loop {
+        let journal = Channel::connect(*protector, who, login::Channel::Journal);
+        match journal.and_then(|journal| Ok((journal, Channel::connect(*protector, who, login::Channel::Bulk)?))) {
+            Ok(channels) => return Ok(channels),
+            Err(error) if sys::now() >= deadline => return Err(error),
+            Err(_) => _ = sys::wait_for(node.fd(), PollFlags::IN, 100),
+        }
+        if let Some(next) = node.next_protector()? {
+            *protector = next;
+        }
+    }
+}
+
+/// Starts the layer: from now on every call is watched.
+pub fn start(joined: Joined) -> Result<(), JoinError> {
+    let Joined { mut node, process, incarnation, key, mut protector, protection, inherited } = joined;
+    let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
+    let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
+    let observer = Observer::in_life(process, incarnation, &config);
+    counters::map().map_err(failed("memory for the counters"))?;
+    let who = Identity { process, incarnation: observer.incarnation(), key: &key };
+    let (journal, bulk) = first_channels(&mut node, &mut protector, &who).map_err(failed("the protector's log"))?;
+    let mut layer = Layer {
+        replayer: None,
+        links: Links::default(),
+        sockets: Sockets::default(),
+        outputs: Outputs::new(),
+        input: InputPipe::new(inherited),
+        pmi: Pmi::find(),
+        images: Images::new(config.connections),
+        observer,
+        node,
+        arrived: Vec::with_capacity(64),
+        names: BTreeMap::new(),
+        bound: BTreeMap::new(),
+        listeners: Vec::with_capacity(64),
+        aliases: Vec::with_capacity(16),
+        broken: Vec::with_capacity(64),
+        key,
+        foreign: Vec::new(),
+        session: Session::logged_in(protector, Duration::from_nanos(sys::now())),
+        journal,
+        bulk,
+        fresh: None,
+        session_error: Errno::TIMEDOUT,
+        lingering: Vec::with_capacity(64),
+        unsent: Vec::with_capacity(64),
+        idle: 0,
+    };
+    layer.say_hello();
+    layer.await_session();
+    layer.open_door().map_err(failed("a door for its peers"))?;
+    *LAYER.lock() = Some(layer);
+    ACTIVE.store(true, Ordering::Release);
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! What the protector gets, and the gate: waiting until it has that.
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::ending::sure;
+use super::{Layer, THREAD};
+use crate::counters::{self, Counter};
+use crate::sys;
+
+impl Layer {
+    /// Ships the journal at once.
+    pub fn ship(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.look(&self.observer);
+        }
+        if self.session.is_reading() {
+            self.look_at_log();
+        }
+        let Some(ship) = self.observer.poll_journal() else { return };
+        counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
+        if let Err(error) = self.journal.send_journal(&ship) {
+            self.reconnect(error);
+        }
+    }
+
+    /// Ships received payload, as far as the connection takes it without much waiting in memory.
+    pub fn ship_payload(&mut self) {
+        if self.replayer.is_some() {
+            return;
+        }
+        while !self.bulk.is_pressed() {
+            let Some(piece) = self.observer.poll_payload() else { break };
+            counters::add(Counter::Payload, (piece.head.len() + piece.tail.len()) as u64);
+            if let Err(error) = self.bulk.send_payload(&piece) {
+                return self.reconnect(error);
+            }
+        }
+        if let Err(error) = self.bulk.flush() {
+            self.reconnect(error);
+        }
+    }
+
+    /// G1: waits until nothing that precedes is unstable.
+    pub fn pass_gate(&mut self) {
+        if self.observer.gate().is_some() {
+            self.wait_at_gate();
+        }
+    }
+
+    /// The same for what leaves and is never asked for again: output, and what the launcher is told.
+    pub fn pass_gate_of_output(&mut self) {
+        let thread = THREAD.get();
+        // A thread without a number has not found nothing yet.
+        if thread == u32::MAX {
+            return self.pass_gate();
+        }
+        while sure(self.observer.gate_of_output(thread)).is_some() {
+            self.wait_at_gate();
+        }
+    }
+
+    fn wait_at_gate(&mut self) {
+        let since = sys::now();
+        counters::add(Counter::GateWaits, 1);
+        while self.observer.gate().is_some() {
+            self.ship();
+            if self.await_protector() {
+                self.hear_node();
+            }
+            // The session moves to the next protector here: the present one may hang, and a protector that hangs breaks no connection.
+            self.settle_down();
+            self.hear_protector(false);
+        }
+        counters::add(Counter::GateNs, sys::now() - since);
+    }
+
+    /// Waits for a word of the protector, a moment at most. True: the node has something to say, perhaps that there is another protector: a protector that is
+    /// cut off says nothing, and breaks no connection.
+    fn await_protector(&mut self) -> bool {
+        const MOMENT: u64 = 100_000_000;
+        let journal = self.journal.awaited();
+        let mut fds =
+            [PollFd::from_borrowed_fd(self.journal.fd(), journal), PollFd::from_borrowed_fd(self.node.fd(), PollFlags::IN)];
+        _ = sys::poll(&mut fds, Some(sys::span(MOMENT)));
+        let told = !fds[1].revents().is_empty();
+        if self.journal.has_unsent()
+            && let Err(error) = self.journal.flush()
+        {
+            self.reconnect(error);
+        }
+        told
+    }
+
+    /// Waits until there is room for what is received.
+    pub fn wait_for_payload(&mut self) {
+        while self.observer.payload().room() == 0 {
+            self.ship_payload();
+            let events = if self.bulk.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            let mut fds =
+                [PollFd::from_borrowed_fd(self.bulk.fd(), events), PollFd::from_borrowed_fd(self.journal.fd(), PollFlags::IN)];
+            _ = sys::poll(&mut fds, Some(sys::span(100_000_000)));
+            self.hear_protector(false);
+            self.hear_node();
+            self.settle_down();
+        }
+    }
+}

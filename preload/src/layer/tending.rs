@@ -1,0 +1,186 @@
+//! Looking after everything that waits: in passing, when a call has found nothing, when it has to wait, and when the process ends.
+
+use std::io::IoSliceMut;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use radic_observer::Wait;
+use radic_wire::determinant::StreamId;
+use radic_wire::process::ToNode;
+use rustix::event::{PollFd, PollFlags};
+
+use super::ending::sure;
+use super::held::{enter, try_enter};
+use super::{Layer, UNSENT, switch_off};
+use crate::counters::{self, Counter};
+use crate::{signals, sys};
+
+/// Empty outcomes in a row after which the process idles as far as shipping goes.
+const IDLE: u32 = 512;
+/// The same while a link is down.
+const IDLE_DOWN: u32 = 8;
+
+/// Descriptors that a waiting call listens to besides its own.
+pub const AWAITED: usize = 192;
+
+/// Something that the layer should look after was left over: called by hooks that pass through.
+pub fn tend_in_passing() {
+    if UNSENT.load(Ordering::Relaxed)
+        && let Some(mut layer) = try_enter()
+    {
+        layer.drain();
+    }
+}
+
+/// The program ends: what is to leave leaves. Afterwards every call passes through.
+pub fn leave() {
+    if let Some(mut layer) = enter() {
+        layer.leave();
+        switch_off();
+    }
+}
+
+impl Layer {
+    /// Tells peers that they need not keep connections of which an image covers the close. Some at a time: nodes keep what others do not read only up to
+    /// a bound.
+    pub(crate) fn forget_closed(&mut self) {
+        const AT_ONCE: usize = 256;
+        for _ in 0..AT_ONCE {
+            let Some(word) = self.observer.poll_forget() else { break };
+            self.say_forgettable(word);
+        }
+        for _ in 0..AT_ONCE {
+            let Some(connection) = self.observer.poll_over() else { break };
+            _ = self.node.send(&ToNode::Over { connection });
+        }
+        let table = self.observer.table();
+        self.foreign.retain(|(connection, _)| table.find_end(*connection, true).is_some());
+        self.close_forgotten();
+    }
+
+    /// Something was received: payload waits to be shipped.
+    pub fn note_received(&mut self) {
+        self.idle = 0;
+        self.tend_links_in_passing();
+        if self.observer.payload().is_due() {
+            self.ship_payload();
+            self.hear_protector(false);
+        }
+    }
+
+    /// A call found nothing. Many in a row mean that the process waits for a peer: time to look after everything.
+    pub fn note_nothing(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.handle_nothing(&self.observer);
+        }
+        counters::add(Counter::Empty, 1);
+        self.idle += 1;
+        // While a link is down the process looks after everything sooner: what it looks for may come only if it does.
+        if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
+            self.idle = 0;
+            self.check_way();
+            self.tend();
+        }
+    }
+
+    /// Looks after everything that waits.
+    pub fn tend(&mut self) {
+        self.ship();
+        if !self.observer.is_payload_shipped() || self.bulk.has_unsent() {
+            self.ship_payload();
+        }
+        self.hear_protector(false);
+        self.hear_node();
+        self.tend_links();
+        self.forget_closed();
+        self.drain();
+        if self.outputs.is_owing() {
+            self.outputs.write_again();
+        }
+        if self.session.has_to_settle() {
+            self.settle_down();
+        }
+        counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
+    }
+
+    /// The outbox fills: asks before it is full.
+    pub fn note_sent(&mut self) {
+        self.idle = 0;
+        self.tend_links_in_passing();
+        if self.observer.outbox().is_pressed() {
+            self.hear_node();
+            self.ask_stable();
+        }
+    }
+
+    /// What a waiting call listens to besides its own: the protector, the node, sockets that bytes wait for. Nothing must be left to do
+    /// when it waits: [`Layer::tend`] comes before.
+    pub fn awaited(&self) -> impl Iterator<Item = (i32, PollFlags)> {
+        let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
+        let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
+        let own = [(self.journal.fd().as_raw_fd(), self.journal.awaited()), (self.node.fd().as_raw_fd(), PollFlags::IN)];
+        own.into_iter().chain(bulk).chain(self.awaited_of_links()).chain(unsent).take(AWAITED)
+    }
+
+    /// A connection with a program that is not protected: what is said there is not logged (G7: it is told).
+    pub fn note_unprotected(&mut self, address: &SocketAddr) {
+        counters::add(Counter::Unprotected, 1);
+        if counters::get(Counter::Unprotected) == 1 {
+            self.note(&format!("a connection with {address}, where no process is protected: it will not survive a death"));
+        }
+    }
+
+    /// What a call that replays, or one that must not go on yet, waits for.
+    pub fn wait_for(&mut self, what: Wait) {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.wait_for(&mut self.observer, what);
+        }
+        match what {
+            Wait::Stable(_) => self.pass_gate(),
+            Wait::Payload => self.wait_for_payload(),
+            other => self.wait_to_catch_up(other),
+        }
+    }
+
+    /// Bytes of the protector's log, into the program's buffers.
+    pub fn fetch_payload(&mut self, stream: StreamId, offset: u64, room: &mut [IoSliceMut<'_>]) -> usize {
+        if let Some(replayer) = &mut self.replayer {
+            return replayer.fetch(stream, offset, room);
+        }
+        self.fetch_again(stream, offset, room)
+    }
+
+    /// The process ends. Everything leaves that is to leave, and the process stays until the protectors of its receivers have all of it, or the receivers want no
+    /// more: a receiver that is restarted later finds it there. It also stays until its own protector has what it has received, for it may still be brought back.
+    /// Links are made again meanwhile, and signals end it as if it were gone already. At last the node gets the counters.
+    pub fn leave(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            // The last outcome may have been a readiness set, after which nothing was received or sent.
+            replayer.look(&self.observer);
+            match self.observer.left_of_log() {
+                0 => replayer.end("the program has ended"),
+                left => replayer.end(&format!("the program has ended, {left} bytes before the end of its journal")),
+            }
+        }
+        self.write_owed_output();
+        self.pass_gate_of_output();
+        signals::end_at_once();
+        self.finish_all();
+        loop {
+            sure(self.observer.handle_leaving());
+            self.tend();
+            let may_end = self.drive_session(|session, cx| Ok(session.may_end(cx)));
+            if may_end && self.unsent.is_empty() && !self.bulk.has_unsent() {
+                break;
+            }
+            let awaited: Vec<_> = self.awaited().collect();
+            let mut fds: Vec<_> =
+                awaited.iter().map(|(fd, events)| PollFd::from_borrowed_fd(sys::borrow(*fd), *events)).collect();
+            let limit = self.due().map_or(1_000_000_000, |due| due.saturating_sub(sys::now()));
+            _ = sys::poll(&mut fds, Some(sys::span(limit)));
+        }
+        _ = self.node.send(&ToNode::Leaving(Box::new(counters::all())));
+        self.node.part();
+    }
+}
