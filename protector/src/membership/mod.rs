@@ -52,11 +52,13 @@
 mod agree;
 mod detect;
 mod found;
+mod output;
 pub mod ring;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]
 mod sim_tests;
+mod timing;
 mod views;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -65,15 +67,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agree::{Acceptor, Cut, Pending, Proposer};
-pub use detect::Evidence;
 use detect::{Probing, Suspicion, Watched};
 use found::Founding;
 use radic_wire::ids::NodeId;
-use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, Refusal, View};
+use radic_wire::membership::{Change, Departure, Member, MembershipBody, MembershipMessage, View};
 use views::Known;
-pub use views::Views;
 
 use crate::random::Random;
+
+pub use detect::Evidence;
+pub use output::{MembershipEvent, Output, Peer, Reason};
+pub use timing::Timing;
+pub use views::Views;
 
 /// Children of a node in the tree by which a decision spreads.
 pub const FAN_OUT: usize = 8;
@@ -85,207 +90,6 @@ pub const CHAIN: usize = 4;
 pub const SEEDS: usize = 3;
 /// Time between a joiner's requests.
 pub const JOIN_RETRY: Duration = Duration::from_millis(500);
-
-/// The times that govern membership.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Timing {
-    /// Time between two heartbeats.
-    pub heartbeat: Duration,
-    /// Heartbeats in a row that may be missed.
-    pub missed: u32,
-    /// Time for the machine of a suspect to take a connection: without an answer by then, it is off or cut off.
-    pub probe: Duration,
-    /// Time for a suspect whose machine has taken the connection to answer on it. A daemon that does not run for less than this
-    /// is taken for dead by no member, and not by its watcher for `heartbeat * missed` longer. A daemon that hangs for longer is
-    /// taken for dead.
-    pub answer: Duration,
-    /// Time before a request or a proposal is repeated. Repeated proposals take longer and longer, up to eight times this.
-    pub retry: Duration,
-    /// Time within which a proposer must hear a majority.
-    pub freeze: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        let ms = Duration::from_millis;
-        Timing { heartbeat: ms(100), missed: 5, probe: ms(250), answer: ms(1000), retry: ms(250), freeze: ms(500) }
-    }
-}
-
-impl Timing {
-    /// Silence after which a watched member is suspected.
-    pub fn silence(&self) -> Duration {
-        self.heartbeat * self.missed
-    }
-
-    /// Time for which a confirmed suspicion stands without being checked again.
-    pub fn evidence(&self) -> Duration {
-        self.retry * 8
-    }
-
-    /// A machine called later than this after its timeout was not running.
-    fn lateness(&self) -> Duration {
-        self.heartbeat * 2
-    }
-
-    /// Time between two looks while another member has to answer.
-    pub fn tick(&self) -> Duration {
-        self.heartbeat / 10
-    }
-
-    /// Time without an answer after which the members that a suspect watches are looked at: many times what an answer takes.
-    fn bereaves(&self) -> Duration {
-        self.probe / 4
-    }
-
-    /// Time for what a witness has found to come: it was asked when the own probe began.
-    fn hearing(&self) -> Duration {
-        self.heartbeat / 5
-    }
-
-    /// How long a member that is behind waits for the view to come by itself before it asks for it.
-    fn ask(&self) -> Duration {
-        self.heartbeat / 5
-    }
-}
-
-/// A node to send to.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Peer {
-    /// The node.
-    pub id: NodeId,
-    /// Where it listens. None if it is no member of a view that is known here: the answer may only take a link that it has opened
-    /// to this node, or be dropped.
-    pub address: Option<SocketAddr>,
-}
-
-/// Why a member is suspected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// Its heartbeats have stopped.
-    Silent,
-    /// A link to it broke.
-    LinkBroken,
-    /// Another protector wants to join under its name.
-    NameClaimed,
-    /// It did not answer when it was asked, or leads and did not do what it was asked to.
-    Unanswered,
-    /// Its watcher is dead.
-    WatcherDied,
-    /// It was confirmed dead before, and is checked again because no view has removed it since.
-    StillThere,
-}
-
-impl Reason {
-    /// Whether the suspicion is only a precaution, as the last two are, which is no news unless it is confirmed.
-    fn is_news(self) -> bool {
-        !matches!(self, Reason::WatcherDied | Reason::StillThere)
-    }
-}
-
-/// Something for the event log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MembershipEvent {
-    /// A member does not answer.
-    Suspected {
-        /// The member.
-        node: NodeId,
-        /// The reason.
-        reason: Reason,
-        /// Time since it was last heard.
-        silent: Duration,
-    },
-    /// It does answer.
-    Withdrawn {
-        /// The member.
-        node: NodeId,
-    },
-    /// It is dead as far as this member and those that it asked can tell. The next view decides.
-    Confirmed {
-        /// The member.
-        node: NodeId,
-        /// Why it was suspected.
-        reason: Reason,
-        /// What is known of it.
-        evidence: Evidence,
-    },
-    /// This machine was called late, so it accuses no member.
-    Descheduled {
-        /// How late.
-        late: Duration,
-    },
-    /// A message that no correct member of this cluster sends; it was ignored.
-    BadMessage {
-        /// The sender.
-        from: NodeId,
-        /// What is wrong.
-        what: String,
-    },
-}
-
-/// What the driver is to do.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Output {
-    /// Send this message to each of these.
-    Send {
-        /// The receivers.
-        to: Vec<Peer>,
-        /// The message.
-        message: MembershipMessage,
-    },
-    /// Send this message to the protectors that listen at these addresses.
-    SendTo {
-        /// Where.
-        seeds: Vec<SocketAddr>,
-        /// The message.
-        message: MembershipMessage,
-    },
-    /// Send a heartbeat with this view number.
-    Heartbeat {
-        /// The receiver: the watcher of this node.
-        to: Peer,
-        /// The number of this node's view.
-        view: u64,
-    },
-    /// Find out over a fresh connection whether this very member answers. Tell [`Membership::handle_probe_reached`] when its
-    /// machine has taken the connection, and [`Membership::handle_probe_result`] when it has answered, or when the connection is
-    /// refused or another boot answers. A probe without any result need not be told: this machine knows its own time.
-    Probe {
-        /// The member.
-        member: Peer,
-    },
-    /// For the event log.
-    Event(MembershipEvent),
-    /// A view was adopted. `new` holds this member.
-    ViewChanged {
-        /// The view before; none if this is the first.
-        old: Option<Arc<View>>,
-        /// The view.
-        new: Arc<View>,
-        /// The difference, removals first. If this is the first view: that this member joined.
-        why: Vec<Change>,
-    },
-    /// A joiner cannot join now, and keeps asking.
-    Refused(Refusal),
-    /// The other members have declared this one dead: the driver must kill its ranks and end. The machine does nothing any more.
-    Excluded {
-        /// The view that says so.
-        view: Arc<View>,
-    },
-    /// This member has left as it asked. The machine does nothing any more.
-    Left,
-    /// This side has no majority. Repeated when the set changes.
-    Frozen {
-        /// Members that a proposer on this side does not reach.
-        unreachable: Vec<NodeId>,
-        /// How many it reaches, itself included.
-        reachable: usize,
-        /// The majority.
-        needed: usize,
-    },
-    /// This side has a majority again.
-    Thawed,
-}
 
 /// The view, with what is often asked of it.
 #[derive(Debug)]

@@ -1,0 +1,84 @@
+//! What a log service holds for a process, as commands are told.
+
+use serde::{Deserialize, Serialize};
+
+use super::Span;
+use crate::determinant::StreamId;
+use crate::ids::{Incarnation, ProcessId};
+
+/// One of the sequences that a log service holds for a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum LogPart {
+    /// Its journal: determinants, by position.
+    Journal,
+    /// What it has received on a stream, by offset.
+    Stream(StreamId),
+    /// The image of this number, as `radic ckpt` reads it, by offset.
+    Image(u64),
+}
+
+/// What a log service holds for one process: for `radic log show`, `radic replay` and `radic status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldLog {
+    /// The process.
+    pub process: ProcessId,
+    /// Its newest incarnation.
+    pub incarnation: Incarnation,
+    /// The journal that can be read: with `keep_logs` from its beginning, else what a restart needs.
+    pub journal: Span,
+    /// Up to where the journal is acknowledged.
+    pub stable: u64,
+    /// What it received, at most [`limits::CUT_STREAMS`](crate::limits::CUT_STREAMS), in the order of their names.
+    pub streams: Vec<HeldStream>,
+    /// Images, oldest first, the one under way last.
+    pub images: Vec<HeldImage>,
+}
+
+/// A stream in a [`HeldLog`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldStream {
+    /// Which.
+    pub stream: StreamId,
+    /// The bytes that can be read.
+    pub bytes: Span,
+    /// The offset after its last byte, if it has ended.
+    pub ended: Option<u64>,
+    /// A committed image covers that the process has closed the connection: a restart needs nothing of it.
+    pub closed: bool,
+}
+
+/// An image in a [`HeldLog`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldImage {
+    /// Its number.
+    pub image: u64,
+    /// The image that it is an increment of.
+    pub parent: Option<u64>,
+    /// The journal position that it corresponds to.
+    pub cut: u64,
+    /// Its length so far, in bytes.
+    pub bytes: u64,
+    /// What became of it.
+    pub state: ImageState,
+}
+
+/// The numbers of a process's images, when it comes back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRange {
+    /// The oldest image that a later restart may take. The part of the log that only newer ones cover is still needed.
+    pub oldest: u64,
+    /// The next image has at least this number; lower ones were given.
+    pub next: u64,
+}
+
+/// What became of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageState {
+    /// It is on its way, being verified, or waits for the replica.
+    UnderWay,
+    /// A restart begins with it, or needs it for that.
+    Committed,
+    /// A newer one is committed. This one is kept because of `keep_logs`, or in case the newer one cannot be restored.
+    Superseded,
+}

@@ -1,0 +1,243 @@
+//! What an observer says to its protector.
+
+use super::{
+    CutStreams, Span, read_chunk, read_incarnation, read_option, read_span, read_stream, write_incarnation, write_option,
+    write_process, write_span, write_stream,
+};
+use crate::bytes::{Malformed, Reader, Writer};
+use crate::determinant::{ConnectionId, StreamId, read_process};
+use crate::ids::{Incarnation, ProcessId};
+
+/// From an observer to its protector. A protector forwards the same messages to its replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToProtector<'a> {
+    /// The first message of the journal's connection, and the first after it was lost.
+    Hello {
+        /// The sender.
+        process: ProcessId,
+        /// Its incarnation.
+        incarnation: Incarnation,
+        /// What the observer still has of its journal.
+        journal: Span,
+        /// What it still has of its payload log.
+        payload: Span,
+    },
+    /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
+    Journal {
+        /// Position of the first byte.
+        position: u64,
+        /// The codes.
+        bytes: &'a [u8],
+    },
+    /// Received bytes; none: to a protector that has no image, from where the stream goes on.
+    Payload {
+        /// Position in the payload log.
+        position: u64,
+        /// The stream.
+        stream: StreamId,
+        /// Offset in it of the first byte.
+        offset: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// A stream has ended; the end is one unit, in the payload log too.
+    PayloadEnd {
+        /// Position in the payload log.
+        position: u64,
+        /// The stream.
+        stream: StreamId,
+        /// The offset after its last byte.
+        offset: u64,
+    },
+    /// An image begins.
+    ImageBegin {
+        /// Its number, ascending over all incarnations.
+        image: u64,
+        /// The image that it is an increment of.
+        parent: Option<u64>,
+        /// The journal position that it corresponds to.
+        cut: u64,
+        /// Where the payload log stood.
+        payload: u64,
+        /// Where each stream stood that was being received; [`u64::MAX`]: closed, it is never read again.
+        streams: CutStreams<'a>,
+        /// Those of them of which the image covers the end, and the offset after the last byte.
+        ended: CutStreams<'a>,
+    },
+    /// A piece of the image.
+    ImageChunk {
+        /// Which.
+        image: u64,
+        /// Offset in it.
+        offset: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// The image is complete.
+    ImageEnd {
+        /// Which.
+        image: u64,
+        /// Its length, in bytes.
+        length: u64,
+    },
+    /// The image will not be completed.
+    ImageAbandoned {
+        /// Which.
+        image: u64,
+    },
+    /// To a replica: this image, which is committed at both, could not be restored.
+    ImageUseless {
+        /// Which.
+        image: u64,
+    },
+    /// How much of this stream, which the observer sends, does its receiver's protector hold?
+    AskStable {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A restarted process wants its journal from here.
+    FetchJournal {
+        /// From which position.
+        position: u64,
+    },
+    /// A restarted process wants received bytes from here.
+    FetchPayload {
+        /// Of which stream.
+        stream: StreamId,
+        /// From which offset.
+        offset: u64,
+    },
+    /// Replay is over.
+    Live,
+    /// This process has closed the connection, and a committed image covers that. The peer may forget the connection when the same holds there.
+    Forget {
+        /// The connection.
+        connection: ConnectionId,
+        /// No image of the sender has the connection any more.
+        for_good: bool,
+    },
+    /// The program has ended. No image will shorten the log any more, so the log has no bound from now on. The process stays until all that it has received is
+    /// acknowledged.
+    Closing,
+}
+
+impl<'a> ToProtector<'a> {
+    /// Writes the message.
+    pub fn write(&self, out: &mut Writer<'_>) {
+        match *self {
+            ToProtector::Hello { process, incarnation, journal, payload } => {
+                out.u8(0);
+                write_process(out, &process);
+                write_incarnation(out, incarnation);
+                write_span(out, &journal);
+                write_span(out, &payload);
+            }
+            ToProtector::Journal { position, bytes } => {
+                out.u8(1);
+                out.varint(position);
+                out.raw(bytes);
+            }
+            ToProtector::Payload { position, stream, offset, bytes } => {
+                out.u8(2);
+                out.varint(position);
+                write_stream(out, &stream);
+                out.varint(offset);
+                out.raw(bytes);
+            }
+            ToProtector::PayloadEnd { position, stream, offset } => {
+                out.u8(3);
+                out.varint(position);
+                write_stream(out, &stream);
+                out.varint(offset);
+            }
+            ToProtector::ImageBegin { image, parent, cut, payload, streams, ended } => {
+                out.u8(4);
+                out.varint(image);
+                write_option(out, parent);
+                out.varint(cut);
+                out.varint(payload);
+                streams.write(out);
+                ended.write(out);
+            }
+            ToProtector::ImageChunk { image, offset, bytes } => {
+                out.u8(5);
+                out.varint(image);
+                out.varint(offset);
+                out.raw(bytes);
+            }
+            ToProtector::ImageEnd { image, length } => {
+                out.u8(6);
+                out.varint(image);
+                out.varint(length);
+            }
+            ToProtector::ImageAbandoned { image } => {
+                out.u8(7);
+                out.varint(image);
+            }
+            ToProtector::ImageUseless { image } => {
+                out.u8(14);
+                out.varint(image);
+            }
+            ToProtector::AskStable { stream } => {
+                out.u8(8);
+                write_stream(out, &stream);
+            }
+            ToProtector::FetchJournal { position } => {
+                out.u8(9);
+                out.varint(position);
+            }
+            ToProtector::FetchPayload { stream, offset } => {
+                out.u8(10);
+                write_stream(out, &stream);
+                out.varint(offset);
+            }
+            ToProtector::Live => out.u8(11),
+            ToProtector::Closing => out.u8(13),
+            ToProtector::Forget { connection, for_good } => {
+                out.u8(12);
+                connection.write(out);
+                out.u8(u8::from(for_good));
+            }
+        }
+    }
+
+    /// Reads a message from all of `bytes`.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let from = &mut Reader::new(bytes);
+        let message = match from.u8()? {
+            0 => ToProtector::Hello {
+                process: read_process(from)?,
+                incarnation: read_incarnation(from)?,
+                journal: read_span(from)?,
+                payload: read_span(from)?,
+            },
+            1 => ToProtector::Journal { position: from.varint()?, bytes: read_chunk(from)? },
+            2 => ToProtector::Payload {
+                position: from.varint()?,
+                stream: read_stream(from)?,
+                offset: from.varint()?,
+                bytes: read_chunk(from)?,
+            },
+            3 => ToProtector::PayloadEnd { position: from.varint()?, stream: read_stream(from)?, offset: from.varint()? },
+            4 => {
+                let (image, parent) = (from.varint()?, read_option(from)?);
+                let (cut, payload) = (from.varint()?, from.varint()?);
+                let (streams, ended) = (CutStreams::read(from)?, CutStreams::read(from)?);
+                ToProtector::ImageBegin { image, parent, cut, payload, streams, ended }
+            }
+            5 => ToProtector::ImageChunk { image: from.varint()?, offset: from.varint()?, bytes: read_chunk(from)? },
+            6 => ToProtector::ImageEnd { image: from.varint()?, length: from.varint()? },
+            7 => ToProtector::ImageAbandoned { image: from.varint()? },
+            8 => ToProtector::AskStable { stream: read_stream(from)? },
+            9 => ToProtector::FetchJournal { position: from.varint()? },
+            10 => ToProtector::FetchPayload { stream: read_stream(from)?, offset: from.varint()? },
+            11 => ToProtector::Live,
+            12 => ToProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
+            13 => ToProtector::Closing,
+            14 => ToProtector::ImageUseless { image: from.varint()? },
+            _ => return Err(from.malformed("no such message")),
+        };
+        from.clone().finish()?;
+        Ok(message)
+    }
+}
