@@ -82,6 +82,25 @@ pub(crate) struct Launched {
     pub(crate) failed: Vec<Failed>,
 }
 
+impl Launched {
+    /// What came of each host, in the order of the list.
+    ///
+    /// # Errors
+    /// If no node was started that could run programs.
+    fn of(finished: impl IntoIterator<Item = (Planned, Result<plan::Ready, String>)>) -> Result<Launched> {
+        let (mut started, mut failed) = (Vec::new(), Vec::new());
+        for (host, result) in finished {
+            let name = host.host.name.to_string();
+            match result {
+                Ok(ready) => started.push(StartedNode { name, address: ready.address, role: host.role, pid: ready.pid }),
+                Err(why) => failed.push(Failed { host: name, why }),
+            }
+        }
+        ensure!(started.iter().any(|node| node.role == Role::Node), "no node was started that could run programs");
+        Ok(Launched { started, failed })
+    }
+}
+
 /// A host on which no node runs.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct Failed {

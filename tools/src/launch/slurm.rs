@@ -13,14 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
-use radic_wire::membership::Role;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::client::Cluster;
-use crate::cluster::{self, StartOptions, StartedNode};
+use crate::cluster::{self, StartOptions};
 use crate::show::report;
 
 use super::hosts::Host;
@@ -28,7 +27,7 @@ use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, Watch, What};
 use super::record::Record;
 use super::ssh::block_on;
-use super::{Failed, LaunchArgs, Launched, READY, assign_roles, order, prefix, tell};
+use super::{LaunchArgs, Launched, READY, assign_roles, order, prefix, tell};
 
 /// Time for a step to begin on all its nodes.
 const BEGIN: Duration = Duration::from_secs(60);
@@ -332,16 +331,7 @@ impl Step {
                 }
             }
         }
-        let (mut started, mut failed) = (Vec::new(), Vec::new());
-        for (host, result) in plan.finished() {
-            let name = host.host.name.to_string();
-            match result {
-                Ok(ready) => started.push(StartedNode { name, address: ready.address, role: host.role, pid: ready.pid }),
-                Err(why) => failed.push(Failed { host: name, why }),
-            }
-        }
-        ensure!(started.iter().any(|node| node.role == Role::Node), "no node was started that could run programs");
-        Ok(Launched { started, failed })
+        Launched::of(plan.finished())
     }
 
     /// Lets the nodes stay when this process has ended. The first answer shows that the word has arrived at srun, which passes it to all.

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use radic_wire::membership::Role;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::cluster::{StartedNode, quoted};
+use crate::cluster::quoted;
 
 use super::plan::{Action, Plan, Planned};
 use super::protocol::{self, Go, LINE, Order, Said, What};
@@ -206,20 +205,10 @@ impl Sessions {
 
     /// Lets all stay that have been started.
     async fn keep(&mut self, plan: Plan, record: impl FnOnce(&Launched) -> Result<()>) -> Result<Launched> {
-        let mut places = Vec::new();
-        let (mut started, mut failed) = (Vec::new(), Vec::new());
-        for (at, (host, result)) in plan.finished().into_iter().enumerate() {
-            let name = host.host.name.to_string();
-            match result {
-                Ok(ready) => {
-                    started.push(StartedNode { name, address: ready.address, role: host.role, pid: ready.pid });
-                    places.push((at, host));
-                }
-                Err(why) => failed.push(Failed { host: name, why }),
-            }
-        }
-        ensure!(started.iter().any(|node| node.role == Role::Node), "no node was started that could run programs");
-        let mut launched = Launched { started, failed };
+        let finished = plan.finished();
+        let runs = finished.iter().enumerate().filter(|(_, (_, result))| result.is_ok());
+        let places: Vec<(usize, Planned)> = runs.map(|(at, (host, _))| (at, host.clone())).collect();
+        let mut launched = Launched::of(finished)?;
         record(&launched)?;
         for (at, _) in &places {
             self.tell(*at, Go::Keep).await;
