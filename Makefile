@@ -8,7 +8,7 @@
 # make pictures  draws docs/pictures/*.svg from their descriptions
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build lint unit integration long fuzz sim chaos lives pictures clean man completions install uninstall stage deb package-test
+.PHONY: demo test check deps build format lint unit integration long fuzz sim chaos lives pictures clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -16,10 +16,11 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 demo: deps build
 	./scripts/demo.sh
 
-test: deps lint build unit sim fuzz integration
+# Simulated clusters, fuzzing and lints only compute, scenarios mostly wait. The lints come last: until scenarios are compiled, Cargo would let one wait for the other.
+test: deps format build unit
+	./scripts/beside.sh $(TARGET)/beside.log "$(MAKE) --no-print-directory sim fuzz lint" "$(MAKE) --no-print-directory integration"
 
-check:
-	$(CARGO) fmt --all --check
+check: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	$(CARGO) test --quiet --profile tests --workspace --lib --bins
 	$(TARGET)/tests/radic-sim --seeds 1..500
@@ -30,8 +31,10 @@ deps:
 build:
 	$(CARGO) build --release --workspace
 
-lint:
+format:
 	$(CARGO) fmt --all --check
+
+lint: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --document-private-items
 
@@ -39,12 +42,14 @@ lint:
 SCENARIOS := $(basename $(notdir $(wildcard tests/tests/*.rs)))
 TESTS := $(filter-out $(SCENARIOS),$(basename $(notdir $(wildcard */tests/*.rs)))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 unit:
-	$(CARGO) test --profile tests --workspace --lib --bins $(addprefix --test ,$(TESTS))
+	$(CARGO) test --profile tests --workspace --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS))
 	$(CARGO) test --profile tests --workspace --doc
 
-# One scenario at a time: each measures times on a machine that may have two cores.
+# The longest of those that run two at once come first.
+ALONE := config death protect_net
+LONGEST := protect recover matrix lives recover_many restart faults suspend recover_moments slurm
 integration: build
-	$(CARGO) test --profile tests --workspace $(addprefix --test ,$(SCENARIOS)) -- --test-threads=1 --nocapture
+	./scripts/scenarios.sh $(TARGET)/scenarios "$(ALONE)" "$(LONGEST) $(filter-out $(ALONE) $(LONGEST),$(SCENARIOS))"
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.

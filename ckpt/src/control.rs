@@ -304,6 +304,22 @@ mod tests {
         assert!(home.path().join("image").symlink_metadata().unwrap().is_file());
     }
 
+    /// A caller that is killed while it writes has no say any more.
+    #[test]
+    fn an_unfinished_file_has_no_name() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        let count = || std::fs::read_dir(home.path()).unwrap().count();
+        std::fs::write(&path, "the one before").unwrap();
+        whole::appear(&path, |mut file| {
+            std::io::Write::write_all(&mut file, b"the new one").unwrap();
+            assert_eq!((count(), std::fs::read(&path).unwrap()), (1, b"the one before".to_vec()));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((count(), std::fs::read(&path).unwrap()), (1, b"the new one".to_vec()));
+    }
+
     /// In a folder like /tmp another user may put files beforehand, with any name. What is written there would be that user's.
     #[test]
     fn a_planted_file_gets_nothing() {

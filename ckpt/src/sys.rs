@@ -4,6 +4,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the one rule is given at syscall")]
 
 use core::arch::asm;
+use core::ffi::CStr;
 
 /// A negative answer of the kernel, as a positive errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,12 @@ macro_rules! plain {
     }};
 }
 pub(crate) use plain;
+
+/// Gives the file that `path` leads to, links followed, this name in an open folder, too.
+pub fn link(path: &CStr, folder: i32, name: &CStr) -> Answer {
+    // SAFETY: both end with a zero byte, and the kernel only reads them.
+    unsafe { call!(libc::SYS_linkat, libc::AT_FDCWD, path.as_ptr(), folder, name.as_ptr(), libc::AT_SYMLINK_FOLLOW) }
+}
 
 /// Reads into `buffer`, once.
 pub fn read(fd: i32, buffer: &mut [u8]) -> Answer {

@@ -46,11 +46,21 @@ fn read(bytes: &[u8]) -> (Vec<Determinant<'_>>, usize) {
 /// Serves all outcomes of the journal to a program that asks for them in their order.
 fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
     let outcomes = all.iter().filter(|determinant| !determinant.is_position());
-    let threads = all.iter().filter_map(|one| if let Determinant::Thread { index } = one { Some(*index) } else { None });
+    let threads = all.iter().filter_map(|one| match one {
+        Determinant::Thread { index } | Determinant::Begins { index, .. } => Some(*index),
+        _ => None,
+    });
     if threads.max().is_some_and(|most| most >= THREADS) {
         return;
     }
     let mut journal = Journal::new(limits::LOG_CHUNK, THREADS as usize, limits::DETERMINANT);
+    for one in all {
+        if let Determinant::Begins { name, .. } = one
+            && journal.begin_thread(*name).is_err()
+        {
+            return;
+        }
+    }
     let mut replay = Replay::new(CUT, CUT + bytes.len() as u64, 0, 2 * limits::DETERMINANT);
     let (mut pieces, mut fed) = (pieces(bytes, seed), CUT);
     for outcome in outcomes {
@@ -68,7 +78,7 @@ fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
                     fed += piece.len() as u64;
                 }
                 // Gate A: what was sent before it then must be sent again.
-                _ => journal.handle_sent(1),
+                _ => journal.handle_sent(0, 1),
             }
             if journal.sent() > 64 {
                 return;
@@ -123,6 +133,7 @@ pub fn first() -> Inputs {
         Determinant::Eof { fd },
     ];
     let threads = [
+        Determinant::Begins { index: 2, name: 77 },
         Determinant::Thread { index: 2 },
         Determinant::Sent { bytes: 5 },
         Determinant::Errno { fd, call: Call::Recv, errno: 104 },

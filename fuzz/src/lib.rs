@@ -34,6 +34,9 @@ mod client;
 #[path = "../../ckpt/src/crc.rs"]
 mod crc;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
+#[path = "../../protector/src/fetching/mod.rs"]
+mod fetching;
+#[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
 #[path = "../../protector/src/link.rs"]
 mod link;
 #[allow(dead_code, unused_imports, reason = "not all of it is a parser")]

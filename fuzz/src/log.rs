@@ -41,7 +41,8 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     let streams = CutStreams::new(&pair).expect("two streams");
     let none = CutStreams::new(&[]).expect("no stream");
     let span = Span { start: 0, end: 0 };
-    each("hello", ToProtector::Hello { process, incarnation, journal: span, payload: span });
+    each("hello", ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(4) });
+    each("image-under-way", ToProtector::ImageUnderWay { image: 1 });
     each("journal", ToProtector::Journal { position: 0, bytes: &[0x20, 8] });
     each("payload", ToProtector::Payload { position: 0, stream, offset: 0, bytes: b"received" });
     each("payload-end", ToProtector::PayloadEnd { position: 8, stream, offset: 8 });
@@ -66,7 +67,7 @@ pub fn first() -> Inputs {
     let (stream, pair) = (stream(1), [(stream(1), 70_000)]);
     let streams = CutStreams::new(&pair).expect("one stream");
     for (name, message) in [
-        ("welcome", FromProtector::Welcome { journal: 5, payload: u64::MAX }),
+        ("welcome", FromProtector::Welcome { journal: 5, payload: u64::MAX, image: Some(300) }),
         (
             "fenced",
             FromProtector::Fenced { newest: Incarnation::launched_in(Epoch { view: 300, count: 2, home: BootId(u64::MAX) }) },

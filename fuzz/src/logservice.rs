@@ -53,8 +53,8 @@ fn key() -> JobKey {
 /// A connection, and how far it has come: what it is for, and what its records are opened with.
 struct Visit(TcpStream, Option<(Channel, Opener)>);
 
-fn speaker(rank: u32, life: u32) -> Speaker {
-    Speaker { process: process(rank), incarnation: Incarnation::restarted(life) }
+fn speaker(rank: u32, restart: u32) -> Speaker {
+    Speaker { process: process(rank), incarnation: Incarnation::restarted(restart) }
 }
 
 /// Whatever is said, each connection comes to its end, what is answered can be read, and the service goes on serving processes that behave.
@@ -63,8 +63,8 @@ pub fn check(data: &[u8]) -> bool {
     let mut input = Input(data);
     let mut connections = Vec::new();
     while !input.is_empty() && connections.len() < CONNECTIONS {
-        let (kind, life, length) = (input.u8(), input.u8(), usize::from(input.u16()));
-        connections.push(world.visit(kind, life, input.take(length)));
+        let (kind, restart, length) = (input.u8(), input.u8(), usize::from(input.u16()));
+        connections.push(world.visit(kind, restart, input.take(length)));
     }
     let answers: Vec<usize> = connections.into_iter().flatten().map(end).collect();
     world.still_serves();
@@ -82,7 +82,13 @@ impl World {
         (0..8).for_each(|rank| logs.set_replica(process(rank), None));
         let mut honest = Client::open(logs.address(), &key(), speaker(0, 0), Channel::Journal, LIMIT).expect("a log");
         let none = Span::default();
-        let hello = ToProtector::Hello { process: process(0), incarnation: Incarnation::FIRST, journal: none, payload: none };
+        let hello = ToProtector::Hello {
+            process: process(0),
+            incarnation: Incarnation::FIRST,
+            journal: none,
+            payload: none,
+            image: None,
+        };
         honest.send(&hello).expect("a service that listens");
         honest.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).expect("a service that listens");
         World { logs, honest, connections: 0, _dir: dir }
@@ -101,7 +107,7 @@ impl World {
     }
 
     /// Connects, logs in as this says, and says it. None: it was turned away meanwhile.
-    fn visit(&mut self, kind: u8, life: u8, said: &[u8]) -> Option<Visit> {
+    fn visit(&mut self, kind: u8, restart: u8, said: &[u8]) -> Option<Visit> {
         let channel = match kind & 7 {
             2 => Channel::Journal,
             3 => Channel::Bulk,
@@ -110,7 +116,7 @@ impl World {
             6 => Channel::Fetch,
             _ => Channel::Journal,
         };
-        let speaker = speaker(1, u32::from(life));
+        let speaker = speaker(1, u32::from(restart));
         let mut socket = self.connect();
         let entered = match kind & 7 {
             0 | 7 => None,

@@ -208,6 +208,9 @@ fn locals(inputs: &mut Inputs) {
 fn processes(inputs: &mut Inputs) {
     add(inputs, 6, "join", &ToNode::Join { version: 6, process: process(1) });
     let (from, to, connection) = (address(1), address(2), connection(3));
+    add(inputs, 6, "child-listens", &ToNode::ChildListens { version: 6, process: process(1), address: from });
+    add(inputs, 6, "child-accepted", &ToNode::ChildAccepted { version: 6, process: process(1), from });
+    add(inputs, 6, "child-refuses", &ToNode::ChildRefuses { version: 6, process: process(1), from });
     add(inputs, 6, "connecting", &ToNode::Connecting { ask: 1, connection, from, to });
     add(inputs, 6, "leaving", &ToNode::Leaving(Box::default()));
     add(inputs, 6, "note", &ToNode::Note("a note".into()));

@@ -40,6 +40,17 @@ pub enum Phase {
     Live,
 }
 
+/// Which peers a process waits for whose log is over (Gate B).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// None: it has not sent again itself what they have.
+    Not,
+    /// Some that it has no link to.
+    OutOfReach,
+    /// One at least that catches up itself.
+    CatchesUp,
+}
+
 /// As a stable offset: the peer has closed and wants nothing more, whatever comes. How much it received still counts (Gate B).
 const NO_MORE: u64 = u64::MAX;
 
@@ -133,7 +144,7 @@ impl Incoming {
 
     /// An incarnation is over, the sender's or this process's own: where the stream was said to end counts only if that end was received. Until then
     /// nothing depends on it, and the sender's next incarnation may end the stream elsewhere.
-    fn handle_lives_over(&mut self) {
+    fn handle_incarnations_over(&mut self) {
         let wanted = self.wanted();
         self.finish.take_if(|finish| *finish >= wanted);
     }
@@ -314,7 +325,7 @@ impl Connection {
             return Err(Error::Orphan { connection: self.id, received, sent: end });
         }
         if greeting.incarnation > self.peer_incarnation {
-            self.incoming.handle_lives_over();
+            self.incoming.handle_incarnations_over();
         }
         greeting.finish.map_or(Ok(()), |offset| self.handle_finish(offset))?;
         // A protector may hold more than its process wants again only by a mistake, which must not cost bytes.

@@ -53,6 +53,12 @@ impl Failure {
     pub fn is_fenced(&self) -> bool {
         matches!(self, Failure::Observer(Error::Fenced(_)) | Failure::Greeting { error: Error::Fenced(_), .. })
     }
+
+    /// Whether re-execution goes another way than the log, or has gone: a peer has bytes that this process has not sent again.
+    pub fn is_divergence(&self) -> bool {
+        let (Failure::Observer(error) | Failure::Greeting { error, .. }) = self else { return false };
+        matches!(error, Error::Diverged { .. } | Error::Orphan { .. })
+    }
 }
 
 /// What the decisions here are about: the process's connections, and the time.

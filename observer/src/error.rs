@@ -1,7 +1,7 @@
 //! What can go wrong. None of it comes from the program: its own mistakes get the system's errors.
 
 use radic_wire::bytes::Malformed;
-use radic_wire::determinant::ConnectionId;
+use radic_wire::determinant::{CALLS, ConnectionId};
 use radic_wire::ids::Incarnation;
 
 /// Why the observer cannot go on, or not with this call.
@@ -10,9 +10,12 @@ pub enum Error {
     /// A bound was reached that the caller should have asked about before.
     #[error("the {0} is full")]
     Full(&'static str),
-    /// A thread with a number over the bound.
-    #[error("thread {0} is over the bound on threads")]
+    /// A thread that has not begun, or a number of one that cannot be.
+    #[error("there is no thread {0}")]
     Thread(u32),
+    /// More threads at once than are watched.
+    #[error("more than {0} threads use protected sockets at once")]
+    Threads(usize),
     /// The descriptor is none of a protected connection.
     #[error("descriptor {0} is no protected connection")]
     Descriptor(u32),
@@ -66,10 +69,14 @@ pub enum Error {
         sent: u64,
     },
     /// Re-execution made another call than the log has.
-    #[error("replay diverged at journal position {position}: {what}")]
+    #[error("replay diverged at journal position {position}, where thread {thread} had the outcome of a {}: {what}", CALLS[*.call])]
     Diverged {
         /// Position of the outcome that does not fit.
         position: u64,
+        /// The number of its thread.
+        thread: u32,
+        /// The call that had it, in [`CALLS`].
+        call: usize,
         /// What does not fit.
         what: &'static str,
     },

@@ -6,6 +6,10 @@
 //! Empty outcomes that no other follows, and that sends were taken whole that do not wait, are in the log only once something
 //! leaves that no peer asks for again (`record_choices`).
 //!
+//! A thread has a name, which is the same in each incarnation, and a place in the table while it is alive. The log has a number for it, which it gets with its
+//! first outcome ([`Determinant::Begins`]) and which another thread gets after its end. So neither the order in which threads make their first calls nor
+//! the moment in which they end need be the same in replay.
+//!
 //! A ship is everything that is not shipped, hence whole determinants: a protector never holds half of one, and a log ends
 //! between two.
 
@@ -28,12 +32,28 @@ pub struct Ship<'a> {
     pub tail: &'a [u8],
 }
 
-/// Empty outcomes of a thread.
+/// A place in the table of threads.
 #[derive(Debug, Clone, Copy, Default)]
-struct Empties {
-    count: u64,
-    /// What [`Journal::all_sent`] was at the last one.
-    at: u64,
+struct Thread {
+    /// Follows from which thread created it, and as which of its threads; 0: the process's first one.
+    name: u64,
+    /// Whether the thread has not ended. A place of a thread that has ended is used again.
+    alive: bool,
+    /// What the log calls it, if it had an outcome.
+    number: Option<u32>,
+    /// Empty outcomes since its last outcome.
+    empties: u64,
+    /// Bytes that it has sent since its last outcome.
+    sent: u64,
+    /// What [`Journal::all_sent`] was at the last one, and what `sent` was.
+    at: (u64, u64),
+}
+
+/// What the log calls a thread: the name, and its place in the table if it has begun here.
+#[derive(Debug, Clone, Copy)]
+struct Number {
+    name: u64,
+    place: Option<u32>,
 }
 
 /// The log of determinants of one process.
@@ -42,22 +62,26 @@ pub struct Journal {
     ring: Ring,
     stable: u64,
     shipped: u64,
-    /// Of each thread, since its last outcome.
-    empties: Box<[Empties]>,
+    /// The threads. Not all of the memory is touched before there are so many.
+    threads: Vec<Thread>,
+    /// By the number that the log has for them. In replay a thread may be at another place than its number.
+    numbers: Vec<Option<Number>>,
+    /// Threads at once.
+    most: usize,
     /// Bytes sent since the last outcome, on all streams.
     sent: u64,
     /// Bytes sent ever.
     all_sent: u64,
     /// What `all_sent` was when a send that does not wait was last taken whole.
     taken: u64,
-    /// The thread of the last outcome.
+    /// The number of the last outcome's thread.
     thread: u32,
     /// Where an outcome is coded before it enters the ring whole.
     scratch: Box<[u8]>,
 }
 
 impl Journal {
-    /// An empty journal that keeps `capacity` bytes, for threads 0 to `threads - 1`. No outcome's code may be longer than
+    /// An empty journal that keeps `capacity` bytes, for so many threads at once; the process's first one has begun. No outcome's code may be longer than
     /// `longest` bytes ([`limits::DETERMINANT`] unless readiness sets are kept smaller).
     ///
     /// # Panics
@@ -66,8 +90,11 @@ impl Journal {
         let scratch = longest + 48;
         assert!(capacity >= 2 * scratch && capacity <= limits::LOG_CHUNK && threads > 0, "a journal of {capacity} bytes");
         let scratch = vec![0; scratch].into_boxed_slice();
-        let empties = vec![Empties::default(); threads].into_boxed_slice();
-        Journal { ring: Ring::new(capacity), stable: 0, shipped: 0, empties, sent: 0, all_sent: 0, taken: 0, thread: 0, scratch }
+        let (mut table, mut numbers) = (Vec::with_capacity(threads), Vec::with_capacity(threads));
+        table.push(Thread { alive: true, number: Some(0), ..Thread::default() });
+        numbers.push(Some(Number { name: 0, place: Some(0) }));
+        let (ring, threads, most) = (Ring::new(capacity), table, threads);
+        Journal { ring, stable: 0, shipped: 0, threads, numbers, most, sent: 0, all_sent: 0, taken: 0, thread: 0, scratch }
     }
 
     /// The position after the last outcome.
@@ -90,6 +117,122 @@ impl Journal {
         self.ring.capacity() - (self.end() - self.stable) as usize >= self.scratch.len()
     }
 
+    // ---- threads
+
+    /// A thread of this name makes its first call, or one that has begun. Its place, by which it is known here until it has ended.
+    pub fn begin_thread(&mut self, name: u64) -> Result<u32, Error> {
+        if let Some(place) = self.place_named(name) {
+            return Ok(place);
+        }
+        let place = self.threads.iter().position(|thread| !thread.alive).unwrap_or(self.threads.len());
+        if place == self.most {
+            return Err(Error::Threads(self.most));
+        }
+        // In replay the log may have had an outcome of it already, one that belongs to no call.
+        let number = self.numbers.iter().position(|number| number.is_some_and(|number| number.name == name));
+        if let Some(number) = number.and_then(|number| self.numbers[number].as_mut()) {
+            number.place = Some(place as u32);
+        }
+        if place == self.threads.len() {
+            self.threads.push(Thread::default());
+        }
+        self.threads[place] = Thread { name, alive: true, number: number.map(|number| number as u32), ..Thread::default() };
+        Ok(place as u32)
+    }
+
+    /// The thread at this place has ended: another one may have its place, and its number in the log.
+    pub fn end_thread(&mut self, place: u32) {
+        let Some(thread) = self.threads.get_mut(place as usize) else { return };
+        thread.alive = false;
+        if let Some(number) = thread.number.take() {
+            self.numbers[number as usize] = None;
+        }
+    }
+
+    /// Threads that have begun and not ended.
+    pub fn threads(&self) -> usize {
+        self.threads.iter().filter(|thread| thread.alive).count()
+    }
+
+    fn thread_at(&self, place: u32) -> Result<Thread, Error> {
+        self.threads.get(place as usize).filter(|thread| thread.alive).copied().ok_or(Error::Thread(place))
+    }
+
+    /// The thread of this name has this number in the log from here on. Any other that had it has ended then, even if it has not here.
+    fn bind(&mut self, number: u32, name: u64) {
+        let index = number as usize;
+        if index >= self.numbers.len() {
+            self.numbers.resize(index + 1, None);
+        }
+        if let Some(before) = self.numbers[index].and_then(|before| before.place) {
+            self.threads[before as usize].number = None;
+        }
+        let place = self.place_named(name);
+        if let Some(place) = place {
+            self.threads[place as usize].number = Some(number);
+        }
+        self.numbers[index] = Some(Number { name, place });
+    }
+
+    /// The place of the thread of this name, if it has begun and not ended.
+    fn place_named(&self, name: u64) -> Option<u32> {
+        self.threads.iter().position(|thread| thread.alive && thread.name == name).map(|place| place as u32)
+    }
+
+    /// The lowest number that no thread has.
+    fn free_number(&self) -> u32 {
+        self.numbers.iter().position(Option::is_none).unwrap_or(self.numbers.len()) as u32
+    }
+
+    fn place_of(&self, number: u32) -> Option<u32> {
+        self.numbers.get(number as usize).copied().flatten()?.place
+    }
+
+    /// Whether the thread at `place` is the one that the log means: by its number, and at its first outcome by its name.
+    pub(crate) fn is_thread(&self, place: u32, number: u32, begins: Option<u64>) -> bool {
+        match begins {
+            Some(name) => self.thread_at(place).is_ok_and(|thread| thread.name == name),
+            None => self.place_of(number) == Some(place),
+        }
+    }
+
+    /// Empty outcomes of the thread that the log means.
+    pub(crate) fn empties_of(&self, number: u32, begins: Option<u64>) -> u64 {
+        begins.map_or_else(|| self.place_of(number), |name| self.place_named(name)).map_or(0, |place| self.empties(place))
+    }
+
+    /// Bytes that the thread that the log means has sent since its last outcome.
+    pub(crate) fn sent_of(&self, number: u32, begins: Option<u64>) -> u64 {
+        begins.map_or_else(|| self.place_of(number), |name| self.place_named(name)).map_or(0, |place| self.sent_by(place))
+    }
+
+    /// An outcome was served from the log that stood after `sent` bytes; at a thread's first one the thread gets its number.
+    /// `own`: after so many bytes of its own thread, if the log says that. `empties`: it is that so many empty outcomes and one more were had, of which some of the thread's
+    /// may be.
+    pub(crate) fn handle_served(
+        &mut self,
+        (number, begins): (u32, Option<u64>),
+        (sent, own): (u64, Option<u64>),
+        empties: Option<u64>,
+    ) {
+        if let Some(name) = begins {
+            self.bind(number, name);
+        }
+        if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
+            thread.empties = empties.map_or(0, |empties| thread.empties.saturating_sub(empties.saturating_add(1)));
+            thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
+        }
+        self.handle_taken_served(number, sent);
+    }
+
+    /// Sends were taken ([`Determinant::Taken`]). That belongs to no call: what is counted of the thread goes on.
+    pub(crate) fn handle_taken_served(&mut self, number: u32, sent: u64) {
+        self.sent = self.sent.saturating_sub(sent);
+        self.thread = number;
+    }
+
+    // ---- outcomes
+
     /// Records an outcome of `thread`, after the empty ones and the bytes sent since the last.
     pub fn append(&mut self, thread: u32, outcome: &Determinant<'_>) -> Result<(), Error> {
         self.append_before(thread, outcome, 0)
@@ -97,14 +240,23 @@ impl Journal {
 
     /// Records an outcome that stands before the last `bytes` sent: a `send` that took a part is told with its part.
     pub(crate) fn append_before(&mut self, thread: u32, outcome: &Determinant<'_>, bytes: u64) -> Result<(), Error> {
-        let empties = self.empties.get(thread as usize).ok_or(Error::Thread(thread))?.count;
+        self.append_between(thread, outcome, bytes, bytes)
+    }
+
+    /// The same, if not all of these bytes are the thread's own.
+    fn append_between(&mut self, thread: u32, outcome: &Determinant<'_>, bytes: u64, own_bytes: u64) -> Result<(), Error> {
+        let Thread { name, number, empties, sent: own, .. } = self.thread_at(thread)?;
         if !self.has_room() {
             return Err(Error::Full("journal"));
         }
         let sent = self.sent.saturating_sub(bytes);
+        let index = number.unwrap_or_else(|| self.free_number());
+        let says_own = outcome.is_among_sends() && self.threads() > 1;
         let mut out = Writer::new(&mut self.scratch);
-        if thread != self.thread {
-            Determinant::Thread { index: thread }.write(&mut out);
+        match number {
+            None => Determinant::Begins { index, name }.write(&mut out),
+            Some(_) if index != self.thread => Determinant::Thread { index }.write(&mut out),
+            Some(_) => {}
         }
         if empties > 0 {
             Determinant::Empty { count: empties }.write(&mut out);
@@ -112,12 +264,17 @@ impl Journal {
         if sent > 0 {
             Determinant::Sent { bytes: sent }.write(&mut out);
         }
+        let own = says_own.then(|| own.saturating_sub(own_bytes));
+        own.into_iter().for_each(|bytes| Determinant::Own { bytes }.write(&mut out));
         outcome.write(&mut out);
         let length = out.finish().ok_or(Error::Full("code of one outcome"))?;
         let needed = (self.ring.end() + length as u64).saturating_sub(self.ring.capacity() as u64);
         self.ring.trim(needed.max(self.ring.start()));
         self.ring.push(&self.scratch[..length]);
-        self.handle_outcome(thread, sent);
+        match outcome {
+            Determinant::Taken if number.is_some() => self.handle_taken_served(index, sent),
+            _ => self.handle_served((index, number.is_none().then_some(name)), (sent, own), None),
+        }
         Ok(())
     }
 
@@ -144,34 +301,31 @@ impl Journal {
 
     /// The last empty outcome becomes one of the log, at its place.
     fn record_empties(&mut self, thread: u32) -> Result<(), Error> {
-        let of_thread = self.empties.get_mut(thread as usize).ok_or(Error::Thread(thread))?;
-        let Some(before) = of_thread.count.checked_sub(1) else { return Ok(()) };
-        of_thread.count = before;
-        let since = self.all_sent - of_thread.at;
-        self.append_before(thread, &Determinant::Nothing, since)
+        let Thread { empties, at, sent, .. } = self.thread_at(thread)?;
+        let Some(before) = empties.checked_sub(1) else { return Ok(()) };
+        self.threads[thread as usize].empties = before;
+        let (since, own) = (self.all_sent - at.0, sent - at.1);
+        self.append_between(thread, &Determinant::Nothing, since, own)
     }
 
-    /// Whether there can be such a thread.
-    pub(crate) fn check_thread(&self, thread: u32) -> Result<(), Error> {
-        if (thread as usize) < self.empties.len() { Ok(()) } else { Err(Error::Thread(thread)) }
-    }
-
-    /// An outcome of `thread` was recorded, or served from the log, that stood after `sent` bytes.
-    pub(crate) fn handle_outcome(&mut self, thread: u32, sent: u64) {
-        self.empties[thread as usize].count = 0;
-        self.sent = self.sent.saturating_sub(sent);
-        self.thread = thread;
+    /// A number in the log that this process cannot have.
+    pub(crate) fn check_thread(&self, number: u32) -> Result<(), Error> {
+        if (number as usize) < self.most { Ok(()) } else { Err(Error::Thread(number)) }
     }
 
     /// A call of `thread` had an empty outcome.
     pub fn handle_empty(&mut self, thread: u32) -> Result<(), Error> {
-        let empties = self.empties.get_mut(thread as usize).ok_or(Error::Thread(thread))?;
-        *empties = Empties { count: empties.count + 1, at: self.all_sent };
+        self.thread_at(thread)?;
+        let thread = &mut self.threads[thread as usize];
+        (thread.empties, thread.at) = (thread.empties + 1, (self.all_sent, thread.sent));
         Ok(())
     }
 
-    /// The program has sent so many bytes.
-    pub fn handle_sent(&mut self, bytes: u64) {
+    /// This thread has sent so many bytes.
+    pub fn handle_sent(&mut self, thread: u32, bytes: u64) {
+        if let Some(thread) = self.threads.get_mut(thread as usize) {
+            thread.sent += bytes;
+        }
         self.sent += bytes;
         self.all_sent += bytes;
     }
@@ -183,7 +337,12 @@ impl Journal {
 
     /// Empty outcomes of `thread` since its last outcome.
     pub fn empties(&self, thread: u32) -> u64 {
-        self.empties.get(thread as usize).map_or(0, |empties| empties.count)
+        self.threads.get(thread as usize).map_or(0, |thread| thread.empties)
+    }
+
+    /// Bytes that `thread` has sent since its last outcome.
+    pub fn sent_by(&self, thread: u32) -> u64 {
+        self.threads.get(thread as usize).map_or(0, |thread| thread.sent)
     }
 
     /// Bytes sent since the last outcome.
@@ -191,7 +350,7 @@ impl Journal {
         self.sent
     }
 
-    /// The thread of the last outcome.
+    /// The number of the last outcome's thread.
     pub fn thread(&self) -> u32 {
         self.thread
     }
@@ -231,6 +390,8 @@ impl Journal {
     /// Replay is over: the log ends here, and everything before is stable.
     pub(crate) fn handle_replayed(&mut self, end: u64) {
         self.ring.restart(end);
+        // Threads of which the log had an outcome, and which have made no call here.
+        self.numbers.iter_mut().for_each(|number| _ = number.take_if(|number| number.place.is_none()));
         (self.shipped, self.stable) = (end, end);
     }
 }
@@ -243,7 +404,9 @@ mod tests {
     use super::*;
 
     fn journal() -> Journal {
-        Journal::new(256, 2, 32)
+        let mut journal = Journal::new(256, 2, 32);
+        assert_eq!(journal.begin_thread(77), Ok(1));
+        journal
     }
 
     proptest! {
@@ -292,13 +455,13 @@ mod tests {
     fn places_stand_before_outcomes() {
         let mut journal = journal();
         journal.handle_empty(1).unwrap();
-        journal.handle_sent(7);
+        journal.handle_sent(0, 7);
         journal.append(1, &Determinant::Eof { fd: 4 }).unwrap();
         journal.append(1, &Determinant::Eof { fd: 5 }).unwrap();
         let ship = journal.poll_ship().unwrap();
         let mut from = Reader::new(ship.head);
         for expected in [
-            Determinant::Thread { index: 1 },
+            Determinant::Begins { index: 1, name: 77 },
             Determinant::Empty { count: 1 },
             Determinant::Sent { bytes: 7 },
             Determinant::Eof { fd: 4 },
@@ -316,15 +479,16 @@ mod tests {
         journal.record_empties(0).unwrap();
         assert_eq!(journal.end(), 0, "there are none");
         (0..2).for_each(|_| journal.handle_empty(0).unwrap());
-        journal.handle_sent(5);
+        journal.handle_sent(0, 5);
         journal.handle_empty(0).unwrap();
-        journal.handle_sent(7);
+        journal.handle_sent(0, 7);
         journal.record_empties(0).unwrap();
         journal.record_empties(0).unwrap();
         assert_eq!((journal.empties(0), journal.sent()), (0, 7));
         let ship = journal.poll_ship().unwrap();
         let mut from = Reader::new(ship.head);
-        for expected in [Determinant::Empty { count: 2 }, Determinant::Sent { bytes: 5 }, Determinant::Nothing] {
+        let (sent, own) = (Determinant::Sent { bytes: 5 }, Determinant::Own { bytes: 5 });
+        for expected in [Determinant::Empty { count: 2 }, sent, own, Determinant::Nothing] {
             assert_eq!(Determinant::read(&mut from), Ok(expected));
         }
         assert!(from.finish().is_ok());
@@ -335,16 +499,17 @@ mod tests {
     fn taken_sends_are_recorded_at_their_place() {
         let mut journal = journal();
         journal.handle_empty(0).unwrap();
-        journal.handle_sent(5);
+        journal.handle_sent(0, 5);
         journal.handle_taken();
-        journal.handle_sent(7);
+        journal.handle_sent(0, 7);
         assert!(journal.has_choices(0));
         (0..2).for_each(|_| journal.record_choices(0).unwrap());
         assert!(!journal.has_choices(0));
         assert_eq!((journal.empties(0), journal.sent()), (0, 7));
         let ship = journal.poll_ship().unwrap();
         let mut from = Reader::new(ship.head);
-        for expected in [Determinant::Nothing, Determinant::Sent { bytes: 5 }, Determinant::Taken] {
+        for expected in [Determinant::Own { bytes: 0 }, Determinant::Nothing, Determinant::Sent { bytes: 5 }, Determinant::Taken]
+        {
             assert_eq!(Determinant::read(&mut from), Ok(expected));
         }
         assert!(from.finish().is_ok());
@@ -357,5 +522,27 @@ mod tests {
         assert!(journal.handle_welcome(1).is_err());
         assert!(journal.append(2, &Determinant::Eof { fd: 1 }).is_err());
         assert!(journal.handle_empty(2).is_err());
+        assert_eq!(journal.begin_thread(78), Err(Error::Threads(2)));
+    }
+
+    /// A place and a number are used again when a thread has ended, and its empty outcomes are not those of the next one.
+    #[test]
+    fn the_bound_is_one_on_threads_that_are_alive() {
+        let mut journal = journal();
+        for name in 77..200 {
+            assert_eq!(journal.begin_thread(name), Ok(1));
+            assert_eq!((journal.empties(1), journal.threads()), (0, 2));
+            journal.handle_empty(1).unwrap();
+            if name % 3 > 0 {
+                journal.append(1, &Determinant::Eof { fd: 4 }).unwrap();
+                journal.handle_empty(1).unwrap();
+                let ship = journal.poll_ship().unwrap();
+                let (code, end) = ([ship.head, ship.tail].concat(), ship.position + (ship.head.len() + ship.tail.len()) as u64);
+                assert_eq!(Determinant::read(&mut Reader::new(&code)), Ok(Determinant::Begins { index: 1, name }));
+                journal.handle_stable(end).unwrap();
+            }
+            journal.end_thread(1);
+            assert!(journal.handle_empty(1).is_err(), "it has ended");
+        }
     }
 }

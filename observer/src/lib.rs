@@ -8,6 +8,7 @@
 //! - [`payload`]: what was received, on its way to the protector;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
 //! - [`replay`]: the log, served again (G5);
+//! - [`output`]: what was printed, and is printed once more after a restart (G3);
 //! - [`checkpoint`]: what may be forgotten, and when (G6);
 //! - [`links`]: what is done when the socket of a connection is no more;
 //! - [`session`]: the connections to the protector, the log that a restarted process reads, and the end of the process.
@@ -25,6 +26,7 @@ pub mod journal;
 pub mod links;
 mod observer;
 pub mod outbox;
+pub mod output;
 pub mod payload;
 pub mod replay;
 pub mod ring;

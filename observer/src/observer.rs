@@ -22,7 +22,7 @@ use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 
 use crate::checkpoint::Checkpoints;
-use crate::connection::{Connection, Phase, Slot, Table};
+use crate::connection::{Connection, Phase, Slot, Table, Waits};
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::outbox::Outbox;
@@ -51,7 +51,7 @@ pub struct Config {
     pub connections: usize,
     /// Descriptors are below this.
     pub descriptors: usize,
-    /// Threads that may use protected sockets, ever.
+    /// Threads that may use protected sockets at once.
     pub threads: usize,
 }
 
@@ -67,7 +67,7 @@ impl Default for Config {
             payload_pieces: 16 << 10,
             connections: 16 << 10,
             descriptors: 64 << 10,
-            threads: 64,
+            threads: 4 << 10,
         }
     }
 }
@@ -116,11 +116,11 @@ pub struct Observer {
 impl Observer {
     /// The observer of the first incarnation of `me`.
     pub fn new(me: ProcessId, config: &Config) -> Self {
-        Observer::in_life(me, Incarnation::FIRST, config)
+        Observer::as_incarnation(me, Incarnation::FIRST, config)
     }
 
     /// The observer of a process that begins as this incarnation: in a later epoch of its job that is not the first one.
-    pub fn in_life(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
+    pub fn as_incarnation(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
         let mut table = Table::new(config.connections, config.descriptors);
         table.begin(me.job, incarnation.epoch);
         Observer {
@@ -191,6 +191,11 @@ impl Observer {
         self.replay.as_ref()?.overdue(&self.journal, patience)
     }
 
+    /// Where the next outcome stands in the journal of then; live, where the journal ends.
+    pub fn log_position(&self) -> u64 {
+        self.replay.as_ref().map_or(self.journal.end(), Replay::position)
+    }
+
     /// Bytes of the journal of then that were not served yet.
     pub fn left_of_log(&self) -> u64 {
         self.replay.as_ref().map_or(0, |replay| replay.end() - replay.position())
@@ -212,6 +217,34 @@ impl Observer {
         self.replay.is_some()
             || untouched
             || self.table.iter().any(|(_, connection)| !connection.closed && connection.incoming.in_log() > 0)
+    }
+
+    /// A thread makes its first call: its place in the table of threads, by which all calls name it. [`Journal::begin_thread`].
+    pub fn begin_thread(&mut self, name: u64) -> Result<u32, Error> {
+        self.journal.begin_thread(name)
+    }
+
+    /// The thread at this place has ended, and makes no call any more.
+    pub fn end_thread(&mut self, thread: u32) {
+        self.journal.end_thread(thread);
+    }
+
+    /// What this incarnation has done towards the next outcome of its log, or, where that is over, towards Gate B: bytes sent again, and received. It grows only as long as
+    /// re-execution gets on, and is bounded: what a process sends that goes another way does not count.
+    pub fn done_again(&self) -> u64 {
+        let Some(replay) = &self.replay else { return 0 };
+        let taken: u64 = self.table.iter().map(|(_, c)| c.incoming.taken - c.incoming.consumed).sum();
+        taken + replay.sent_again(&self.journal) + self.table.sent_again()
+    }
+
+    /// The next outcome of the log, if it is here: the number of its thread, and the call that had it, in [`CALLS`](radic_wire::determinant::CALLS).
+    pub fn awaited(&self) -> Option<(u32, usize)> {
+        self.replay.as_ref()?.awaited()
+    }
+
+    /// Which peers this incarnation waits for where its log is over.
+    pub fn waits(&self) -> Waits {
+        if self.phase() == Phase::Settled { self.table.waits() } else { Waits::Not }
     }
 
     fn check_voice(&self) -> Result<(), Error> {
@@ -248,6 +281,7 @@ impl Observer {
             // Sends do not wait at Gate B: they are what it waits for.
             Served::Nothing | Served::Over if sends => return Ok(Verdict::Live),
             Served::Fetch => return Ok(Verdict::Wait(Wait::Log)),
+            Served::Turn => return Ok(Verdict::Wait(Wait::Turn)),
             Served::Nothing => Wait::Event,
             Served::Over => Wait::Peers,
         };
@@ -297,7 +331,10 @@ impl Observer {
     }
 
     fn diverged(&self, what: &'static str) -> Error {
-        Error::Diverged { position: self.replay.as_ref().map_or(0, Replay::position), what }
+        match &self.replay {
+            Some(replay) => replay.diverged(what),
+            None => Error::Diverged { position: self.journal.end(), thread: self.journal.thread(), call: 0, what },
+        }
     }
 
     fn handle_served(&mut self) {

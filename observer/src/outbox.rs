@@ -120,6 +120,13 @@ impl Outbox {
         self.append_at_most(queue, bytes, self.bytes_in(queue, free))
     }
 
+    /// The same, if it is another thread's turn in replay. The first `then` bytes are known to have been taken. The call may not
+    /// have been over, so what follows takes no more than the queue's share: the other thread needs room before this one does.
+    pub fn append_early(&mut self, queue: &mut Queue, bytes: &[u8], then: usize) -> usize {
+        let all = self.bytes_in(queue, self.next.len() - self.used);
+        self.append_at_most(queue, bytes, self.room(queue).max(then.min(all)))
+    }
+
     fn append_at_most(&mut self, queue: &mut Queue, bytes: &[u8], room: usize) -> usize {
         let mut rest = &bytes[..bytes.len().min(room)];
         while !rest.is_empty() {
@@ -265,7 +272,9 @@ mod tests {
         let mut queues = [Queue::default(), Queue::default(), Queue::default()];
         let taken = queues.each_mut().map(|queue| (0..9).map(|_| outbox.append(queue, &[0; 100])).sum::<usize>());
         assert_eq!(taken, [16, 8, 4]);
-        assert_eq!(outbox.append_again(&mut queues[0], &[0; 100]), 4, "in replay the last block too");
+        assert_eq!(outbox.append_early(&mut queues[0], &[0; 100], 0), 0, "it has its share");
+        assert_eq!(outbox.append_early(&mut queues[0], &[0; 100], 3), 3, "what was taken then");
+        assert_eq!(outbox.append_again(&mut queues[0], &[0; 100]), 1, "in replay the last block too");
         outbox.trim(&mut queues[0], 17);
         assert_eq!(outbox.append(&mut Queue::default(), &[0; 100]), 8, "half of what the trimmed one left");
     }

@@ -4,14 +4,22 @@
 //! (docs/design.md: a strict index of calls is brittle, a queue for each descriptor loses the batches of readiness). What the
 //! program asks in between gets an empty outcome, so the pattern of calls around an outcome may differ.
 //!
+//! Several threads: the outcomes of all of them are served in the order in which they were recorded. A thread that comes to the place of its next outcome
+//! before the others have had theirs waits its turn ([`Served::Turn`]), also in a call that does not wait: if it were told that there is nothing, it would hear that more
+//! often than then. The log is read ahead for the place of that outcome, as far as it is here.
+//!
 //! Gate A: an outcome is served only after the bytes sent before it then have been sent again. Gate B (after the log ends, until
 //! every connection has sent again what its peer has) needs the connections, so it is in [`crate::Observer`].
 
-use radic_wire::bytes::Reader;
-use radic_wire::determinant::{Call, Determinant, StreamId};
+use radic_wire::bytes::{Malformed, Reader};
+use radic_wire::determinant::{CALLS, Call, Determinant, StreamId};
 
 use crate::error::Error;
 use crate::journal::Journal;
+
+/// How often a call that does not wait is made to wait for its turn while the log does not go on. After that it finds nothing: in a program that goes by the clock another
+/// thread may wait for what this one does next. The caller waits about half a millisecond each time.
+const TURNS: u32 = 20_000;
 
 /// What the program asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +74,21 @@ pub enum Ask {
 }
 
 impl Ask {
+    /// That a call with this question, which waits, waits for what did not happen then.
+    fn waits_in_vain(self) -> &'static str {
+        match self {
+            Ask::Recv { .. } => "now it is in a recv that waits",
+            Ask::Peek { .. } => "now it is in a recv with MSG_PEEK that waits",
+            Ask::Accept { .. } => "now it is in an accept that waits",
+            Ask::Bind { .. } => "now it is in a bind",
+            Ask::Target { .. } | Ask::Connect { .. } => "now it is in a connect",
+            Ask::SoError { .. } => "now it is in a getsockopt of SO_ERROR",
+            Ask::Input => "now it is in a read of standard input that waits",
+            Ask::Ready { .. } => "now it is in a poll, select or epoll_wait that waits",
+            Ask::Send { .. } => "now it is in a send that waits",
+        }
+    }
+
     /// Whether `outcome` answers this.
     fn fits(self, outcome: &Determinant<'_>) -> bool {
         match (self, *outcome) {
@@ -101,6 +124,8 @@ pub enum Served {
     Outcome,
     /// Nothing yet: the program is told that there is nothing, or waits if it waits.
     Nothing,
+    /// The outcomes of other threads come first: even a call that does not wait waits for its turn.
+    Turn,
     /// The log must be fetched further: [`Replay::wanted`].
     Fetch,
     /// The log is over.
@@ -109,9 +134,14 @@ pub enum Served {
 
 #[derive(Debug, Clone, Copy)]
 struct Head {
+    /// The number of its thread.
     thread: u32,
+    /// The name of its thread, if this is its first outcome.
+    begins: Option<u64>,
     empties: u64,
     sent: u64,
+    /// Bytes that its own thread had sent, if the log says so.
+    own: Option<u64>,
     /// Where the outcome's own code begins and ends, from `at` on.
     code: (usize, usize),
 }
@@ -121,6 +151,29 @@ impl Head {
     fn is_open(&self, journal: &Journal) -> bool {
         journal.sent() >= self.sent
     }
+
+    /// Whether a call of this thread that does not wait is at the outcome's place, as far as the thread alone decides that: it has found nothing as often as then, and
+    /// has sent as much.
+    fn is_reached(&self, journal: &Journal, thread: u32, sends: bool) -> bool {
+        let has_sent = self.own.is_none_or(|own| journal.sent_by(thread) >= own);
+        if sends { has_sent } else { journal.empties(thread) >= self.empties }
+    }
+
+    /// Empty outcomes of its thread until now.
+    fn empties(&self, journal: &Journal) -> u64 {
+        journal.empties_of(self.thread, self.begins)
+    }
+}
+
+/// The next outcome of one thread, as far as the log is here.
+#[derive(Debug, Clone, Copy)]
+enum Ahead {
+    /// It is here; if it is that of a send: the descriptor, and how many bytes were taken.
+    Here(Head, Option<(u32, u32)>),
+    /// It may be in what has not come yet.
+    Coming,
+    /// There is none, or it is too far ahead to be read.
+    Unknown,
 }
 
 /// The log of a process that re-executes, from its cut to its end.
@@ -137,6 +190,10 @@ pub struct Replay {
     starved: bool,
     /// The thread of the outcome before, as the log's own order has it.
     thread: u32,
+    /// What was found out last about a thread whose turn it is not, by its place. It holds until the log goes on.
+    ahead: Option<(u32, Ahead)>,
+    /// How often a call was made to wait for its turn since the log went on last.
+    turns: u32,
 }
 
 /// An outcome that is not asked for: re-execution goes another way.
@@ -144,12 +201,25 @@ pub struct Replay {
 pub struct Overdue {
     /// Its position in the journal.
     pub position: u64,
-    /// Its thread.
+    /// The number of its thread.
     pub thread: u32,
+    /// The call that had it then, in [`CALLS`].
+    pub call: usize,
     /// Empty outcomes of that thread since the last outcome, now and then.
     pub empties: (u64, u64),
     /// Bytes sent since the last outcome, now and then (Gate A).
     pub sent: (u64, u64),
+}
+
+impl std::fmt::Display for Overdue {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Overdue { position, thread, call, empties, sent } = *self;
+        write!(
+            to,
+            "replay diverged at journal position {position}, where thread {thread} had the outcome of a {}: it has found nothing {} times since, and then {} times; {} bytes were sent since, and then {}",
+            CALLS[call], empties.0, empties.1, sent.0, sent.1
+        )
+    }
 }
 
 impl Replay {
@@ -160,7 +230,7 @@ impl Replay {
     pub fn new(position: u64, end: u64, thread: u32, buffer: usize) -> Self {
         assert!(position <= end, "a log from {position} to {end}");
         let buffer = vec![0; buffer].into_boxed_slice();
-        Replay { buffer, at: 0, filled: 0, position, end, head: None, starved: false, thread }
+        Replay { buffer, at: 0, filled: 0, position, end, head: None, starved: false, thread, ahead: None, turns: 0 }
     }
 
     /// Where the log ends.
@@ -197,7 +267,7 @@ impl Replay {
         let length = bytes.len().min(self.buffer.len() - self.filled);
         self.buffer[self.filled..self.filled + length].copy_from_slice(&bytes[..length]);
         self.filled += length;
-        self.starved = false;
+        (self.starved, self.ahead) = (false, None);
         Ok(())
     }
 
@@ -206,25 +276,100 @@ impl Replay {
         if self.head.is_some() || self.at == self.filled {
             return Ok(());
         }
-        let mut head = Head { thread: self.thread, empties: 0, sent: 0, code: (0, 0) };
-        let mut from = Reader::new(&self.buffer[self.at..self.filled]);
-        let read = loop {
-            let start = from.at();
-            match Determinant::read(&mut from) {
-                Ok(Determinant::Thread { index }) => head.thread = index,
-                Ok(Determinant::Empty { count }) => head.empties = count,
-                Ok(Determinant::Sent { bytes }) => head.sent = bytes,
-                Ok(_) => break Ok((start, from.at())),
-                Err(malformed) => break Err(malformed),
-            }
-        };
-        match read {
-            Ok(code) => self.head = Some(Head { code, ..head }),
+        match self.head_at(self.at, self.thread) {
+            Ok(head) => self.head = Some(head),
             // Perhaps only its rest is not here yet.
             Err(_) if self.next_position() < self.end && self.filled - self.at < self.buffer.len() => self.starved = true,
             Err(source) => return Err(Error::Journal { position: self.position, source }),
         }
         Ok(())
+    }
+
+    /// The outcome whose code begins there, after one of this thread.
+    fn head_at(&self, at: usize, thread: u32) -> Result<Head, Malformed> {
+        let mut head = Head { thread, begins: None, empties: 0, sent: 0, own: None, code: (0, 0) };
+        let mut from = Reader::new(&self.buffer[at..self.filled]);
+        loop {
+            let start = from.at();
+            match Determinant::read(&mut from)? {
+                Determinant::Thread { index } => (head.thread, head.begins) = (index, None),
+                Determinant::Begins { index, name } => (head.thread, head.begins) = (index, Some(name)),
+                Determinant::Empty { count } => head.empties = count,
+                Determinant::Sent { bytes } => head.sent = bytes,
+                Determinant::Own { bytes } => head.own = Some(bytes),
+                _ => return Ok(Head { code: (start, from.at()), ..head }),
+            }
+        }
+    }
+
+    fn outcome_at(&self, at: usize, head: &Head) -> Option<Determinant<'_>> {
+        Determinant::read(&mut Reader::new(&self.buffer[at + head.code.0..at + head.code.1])).ok()
+    }
+
+    /// The next outcome of a thread, as far as the log is here.
+    fn look_ahead(&mut self, journal: &Journal, thread: u32) -> Ahead {
+        if let Some((_, known)) = self.ahead.filter(|(of, _)| *of == thread) {
+            return known;
+        }
+        let ahead = self.find_ahead(journal, thread);
+        self.ahead = Some((thread, ahead));
+        ahead
+    }
+
+    fn find_ahead(&self, journal: &Journal, thread: u32) -> Ahead {
+        let (mut at, mut before) = (self.at, self.thread);
+        // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has sent since: so it does not wait there.
+        let (mut empties, mut own) = (0, 0);
+        while at < self.filled
+            && let Ok(head) = self.head_at(at, before)
+            && let Some(outcome) = self.outcome_at(at, &head)
+        {
+            // What belongs to no call is no place for a thread.
+            if outcome != Determinant::Taken {
+                match (journal.is_thread(thread, head.thread, head.begins), outcome) {
+                    // The log may be anything, also too much for a sum.
+                    (true, Determinant::Nothing) => {
+                        empties = head.empties.saturating_add(1).saturating_add(empties);
+                        own = head.own.unwrap_or(0).saturating_add(own);
+                    }
+                    (true, _) => {
+                        let (empties, own) = (head.empties.saturating_add(empties), head.own.map(|of| of.saturating_add(own)));
+                        return Ahead::Here(Head { empties, own, ..head }, outcome.sends_on());
+                    }
+                    // Another thread has its number from here on: it has ended.
+                    (false, _) if head.begins.is_some() && journal.is_thread(thread, head.thread, None) => return Ahead::Unknown,
+                    (false, _) => {}
+                }
+            }
+            (at, before) = (at + head.code.1, head.thread);
+        }
+        let is_coming = self.next_position() < self.end && self.filled - self.at < self.buffer.len();
+        if is_coming { Ahead::Coming } else { Ahead::Unknown }
+    }
+
+    /// Whether a call that does not wait has come to the place of its thread's next outcome, and others come first.
+    fn must_wait(&mut self, journal: &Journal, thread: u32, ask: Ask) -> bool {
+        let is_reached = match (self.look_ahead(journal, thread), ask) {
+            (Ahead::Here(head, sent), Ask::Send { fd }) => {
+                let is_this = head.own.is_some() && sent.is_some_and(|sent| sent.0 == fd);
+                is_this && head.is_reached(journal, thread, true)
+            }
+            (Ahead::Here(head, _), _) => head.is_reached(journal, thread, false),
+            (Ahead::Coming, _) => true,
+            (Ahead::Unknown, _) => false,
+        };
+        let waits = is_reached && self.turns < TURNS;
+        self.turns += u32::from(waits);
+        waits
+    }
+
+    /// How many bytes were taken of the send that waits for its turn, if that was found out last ([`Served::Turn`]): other threads may have had outcomes in the midst
+    /// of that call, after some of its bytes.
+    pub(crate) fn part_ahead(&self, thread: u32) -> usize {
+        match self.ahead {
+            Some((of, Ahead::Here(_, Some((_, taken))))) if of == thread => taken as usize,
+            _ => 0,
+        }
     }
 
     /// What the log has for this question of `thread`. A `blocking` call cannot be told that there is nothing, so it gets its
@@ -237,31 +382,67 @@ impl Replay {
         let Some(head) = self.head else { return Ok(Served::Fetch) };
         let outcome = self.outcome().ok_or(Error::Protector("the log changed under replay"))?;
         let gate_a = head.is_open(journal);
-        if outcome == Determinant::Taken {
-            // It belongs to no call, so its thread has not been checked yet.
-            journal.check_thread(head.thread)?;
-            return Ok(if gate_a { Served::Outcome } else { Served::Nothing });
+        // The log may be anything.
+        journal.check_thread(head.thread)?;
+        // That sends were taken belongs to no call, and no thread's turn ends with it.
+        let is_taken = outcome == Determinant::Taken;
+        // Its thread may have found nothing then before its turn, as here.
+        let is_passed = outcome == Determinant::Nothing && head.empties(journal) > head.empties;
+        if (is_taken || is_passed) && gate_a {
+            return Ok(Served::Outcome);
         }
-        let at_its_place = head.thread == thread
-            && gate_a
-            && (blocking || matches!(ask, Ask::Send { .. }) || journal.empties(thread) >= head.empties);
+        let sends = matches!(ask, Ask::Send { .. });
+        let is_turn = is_taken || journal.is_thread(thread, head.thread, head.begins);
+        let is_reached = blocking && !sends || head.is_reached(journal, thread, sends);
+        let at_its_place = is_turn && gate_a && is_reached;
         if at_its_place && ask.fits(&outcome) {
             return Ok(Served::Outcome);
         }
-        if at_its_place && blocking && !matches!(ask, Ask::Send { .. }) {
+        if at_its_place && blocking && !sends {
             // This thread's next outcome answers another question, which it cannot ask before this one is answered.
-            return Err(Error::Diverged { position: self.position, what: "a blocking call waits for what did not happen then" });
+            return Err(self.diverged(ask.waits_in_vain()));
+        }
+        // At its turn a thread waits only for what another one sends.
+        let others = !is_turn || !gate_a && journal.threads() > 1;
+        if others && (sends || !blocking) && self.must_wait(journal, thread, ask) {
+            return Ok(Served::Turn);
         }
         Ok(Served::Nothing)
+    }
+
+    /// That re-execution goes another way, at the next outcome.
+    pub(crate) fn diverged(&self, what: &'static str) -> Error {
+        let (thread, call) = self.awaited().unwrap_or((self.thread, 0));
+        Error::Diverged { position: self.position, thread, call, what }
+    }
+
+    /// The next outcome, if it is here: the number of its thread, and the call that had it, in [`CALLS`].
+    pub fn awaited(&self) -> Option<(u32, usize)> {
+        Some((self.head?.thread, self.outcome()?.call()))
+    }
+
+    /// How many bytes `thread` is known to have sent before the next outcome, which is another thread's. None: that is its own, or not known.
+    /// What is sent beyond that was sent later then, or never: it must leave room in the outbox for the thread whose turn it is.
+    pub(crate) fn had_sent(&self, journal: &Journal, thread: u32) -> Option<u64> {
+        let head = self.head.filter(|head| !journal.is_thread(thread, head.thread, head.begins))?;
+        let left = head.sent.saturating_sub(journal.sent());
+        let own = head.own.unwrap_or(0).saturating_sub(journal.sent_of(head.thread, head.begins));
+        Some(left.saturating_sub(own))
+    }
+
+    /// Bytes that were sent again towards Gate A of the next outcome: no more than that asks for, for a process that goes another way may send for ever.
+    pub fn sent_again(&self, journal: &Journal) -> u64 {
+        self.head.map_or(0, |head| journal.sent().min(head.sent))
     }
 
     /// Whether the next outcome should have been asked for long ago: so many more calls of its thread found nothing than then. What it waits for.
     pub fn overdue(&self, journal: &Journal, patience: u64) -> Option<Overdue> {
         let head = self.head?;
-        let (empties, sent) = (journal.empties(head.thread), journal.sent());
+        let (empties, sent) = (head.empties(journal), journal.sent());
         (empties > head.empties.saturating_add(patience)).then_some(Overdue {
             position: self.position,
             thread: head.thread,
+            call: self.outcome()?.call(),
             empties: (empties, head.empties),
             sent: (sent, head.sent),
         })
@@ -269,7 +450,7 @@ impl Replay {
 
     /// Whether the image has that call already: it stands between the call and what was printed then.
     pub fn is_before_image(&self, journal: &Journal) -> bool {
-        self.head.is_some_and(|head| journal.empties(head.thread) > head.empties)
+        self.head.is_some_and(|head| head.empties(journal) > head.empties)
     }
 
     /// Whether the next outcome was recorded only for what left after it; not if it is not here.
@@ -286,14 +467,20 @@ impl Replay {
 
     /// The outcome that was offered.
     pub fn outcome(&self) -> Option<Determinant<'_>> {
-        let (start, end) = self.head?.code;
-        Determinant::read(&mut Reader::new(&self.buffer[self.at + start..self.at + end])).ok()
+        self.outcome_at(self.at, &self.head?)
     }
 
     /// The outcome was given to the program, whole.
     pub fn handle_served(&mut self, journal: &mut Journal) {
+        let (is_taken, is_nothing) = (self.outcome() == Some(Determinant::Taken), self.outcome() == Some(Determinant::Nothing));
         let Some(head) = self.head.take() else { return };
-        journal.handle_outcome(head.thread, head.sent);
+        if is_taken && head.begins.is_none() {
+            journal.handle_taken_served(head.thread, head.sent);
+        } else {
+            let empties = is_nothing.then_some(head.empties);
+            journal.handle_served((head.thread, head.begins), (head.sent, head.own), empties);
+        }
+        (self.ahead, self.turns) = (None, 0);
         self.thread = head.thread;
         self.at += head.code.1;
         self.position += head.code.1 as u64;
@@ -353,15 +540,72 @@ mod tests {
         })
     }
 
+    /// What a thread of a program does next.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Does {
+        FindNothing,
+        Send(u64),
+        Receive,
+    }
+
+    fn does() -> impl Strategy<Value = Does> {
+        prop_oneof![Just(Does::FindNothing), (1u64..9).prop_map(Does::Send), Just(Does::Receive)]
+    }
+
     fn journal() -> Journal {
-        Journal::new(8192, THREADS as usize, 32)
+        let mut journal = Journal::new(8192, THREADS as usize, 32);
+        (1..THREADS).for_each(|thread| assert_eq!(journal.begin_thread(u64::from(thread) + 70), Ok(thread)));
+        journal
+    }
+
+    /// Threads that begin in another order than then, and end at another moment: each gets its own outcomes, and the counts of a thread are not those of the next one.
+    #[test]
+    fn a_number_means_the_thread_of_then() {
+        let mut then = Journal::new(8192, 4, 32);
+        let record = |journal: &mut Journal, name, fd| {
+            let thread = journal.begin_thread(name).unwrap();
+            journal.handle_empty(thread).unwrap();
+            journal.append(thread, &Determinant::Recv { fd, len: 1 }).unwrap();
+            thread
+        };
+        let steps = [(91, 1), (92, 2), (91, 3), (93, 4), (94, 5), (93, 6), (92, 7)];
+        for (name, fd) in steps {
+            let thread = record(&mut then, name, fd);
+            if fd == 3 || fd == 5 {
+                then.end_thread(thread);
+            }
+        }
+        let ship = then.poll_ship().unwrap();
+        let log = [ship.head, ship.tail].concat();
+        let (mut now, mut replay) = (Journal::new(8192, 5, 32), Replay::new(0, log.len() as u64, 0, log.len()));
+        replay.handle_log(0, &log).unwrap();
+        assert_eq!((now.begin_thread(92), now.begin_thread(91)), (Ok(1), Ok(2)));
+        for (name, fd) in steps {
+            let thread = now.begin_thread(name).unwrap();
+            let mut offer = |journal: &Journal, thread| replay.offer(journal, thread, Ask::Recv { fd }, false).unwrap();
+            assert_eq!(offer(&now, thread), Served::Nothing, "{name} has found nothing before");
+            now.handle_empty(thread).unwrap();
+            let waits = |served| matches!(served, Served::Nothing | Served::Turn);
+            assert!((0..5).all(|other| other == thread || waits(offer(&now, other))));
+            assert_eq!(offer(&now, thread), Served::Outcome, "{name}");
+            replay.handle_served(&mut now);
+            assert_eq!(now.empties(thread), 0);
+            // Another moment than then.
+            if name == 94 {
+                for name in [91, 94] {
+                    let ended = now.begin_thread(name).unwrap();
+                    now.end_thread(ended);
+                }
+            }
+        }
+        assert_eq!(replay.offer(&now, 0, Ask::Recv { fd: 1 }, false), Ok(Served::Over));
     }
 
     fn record(steps: &[Step]) -> Vec<u8> {
         let mut journal = journal();
         for step in steps {
             (0..step.empties).for_each(|_| journal.handle_empty(step.thread).unwrap());
-            journal.handle_sent(step.sent);
+            journal.handle_sent(step.thread, step.sent);
             journal.append(step.thread, &Determinant::Recv { fd: step.fd, len: 1 }).unwrap();
         }
         let ship = journal.poll_ship().map(|ship| [ship.head, ship.tail].concat());
@@ -399,8 +643,13 @@ mod tests {
                         journal.handle_empty(thread).unwrap();
                         let step = &steps[next];
                         if journal.sent() < step.sent {
-                            journal.handle_sent((step.sent - journal.sent()).min(100));
+                            journal.handle_sent(step.thread, (step.sent - journal.sent()).min(100));
                         }
+                    }
+                    Served::Turn => {
+                        fetch(&mut replay, &log, most);
+                        let step = &steps[next];
+                        journal.handle_sent(step.thread, step.sent.saturating_sub(journal.sent()));
                     }
                     Served::Outcome => {
                         let step = &steps[next];
@@ -416,6 +665,50 @@ mod tests {
             prop_assert_eq!(next, steps.len());
         }
 
+        /// Threads that do then and now the same, each for itself, in whatever order they come to it: each finds nothing as often as then, and then has its outcome.
+        #[test]
+        fn each_thread_finds_nothing_as_often_as_then(
+            does in prop::collection::vec((0..THREADS, does()), 0..60), order in prop::collection::vec(0..THREADS, 1..60), most in 1usize..40,
+        ) {
+            let mut then = journal();
+            for (thread, does) in &does {
+                match *does {
+                    Does::FindNothing => then.handle_empty(*thread).unwrap(),
+                    Does::Send(bytes) => then.handle_sent(*thread, bytes),
+                    Does::Receive => then.append(*thread, &Determinant::Recv { fd: *thread, len: 1 }).unwrap(),
+                }
+            }
+            let log = then.poll_ship().map(|ship| [ship.head, ship.tail].concat()).unwrap_or_default();
+            let (mut now, mut replay) = (journal(), Replay::new(0, log.len() as u64, 0, 512));
+            let mut left: Vec<Vec<Does>> = (0..THREADS)
+                .map(|thread| does.iter().rev().filter(|does| does.0 == thread).map(|does| does.1).collect())
+                .collect();
+            for thread in order.iter().copied().cycle().take(1_000).chain((0..THREADS).cycle().take(2_000)) {
+                let Some(does) = left[thread as usize].last().copied() else { continue };
+                if let Does::Send(bytes) = does {
+                    now.handle_sent(thread, bytes);
+                    left[thread as usize].pop();
+                    continue;
+                }
+                match replay.offer(&now, thread, Ask::Recv { fd: thread }, false).unwrap() {
+                    Served::Turn | Served::Fetch => fetch(&mut replay, &log, most),
+                    Served::Nothing => {
+                        prop_assert_eq!(does, Does::FindNothing, "thread {}", thread);
+                        now.handle_empty(thread).unwrap();
+                        left[thread as usize].pop();
+                    }
+                    Served::Outcome => {
+                        prop_assert_eq!(does, Does::Receive, "thread {}", thread);
+                        replay.handle_served(&mut now);
+                        left[thread as usize].pop();
+                    }
+                    // What was found after the last outcome of all is in no log.
+                    Served::Over => _ = left[thread as usize].pop(),
+                }
+            }
+            prop_assert!(left.iter().all(Vec::is_empty), "{:?}", left);
+        }
+
         #[test]
         fn a_broken_log_is_an_error(log in prop::collection::vec(any::<u8>(), 1..200)) {
             let (mut replay, journal) = (Replay::new(0, log.len() as u64, 0, 64), journal());
@@ -423,7 +716,7 @@ mod tests {
                 match replay.offer(&journal, 0, Ask::Recv { fd: 1 }, false) {
                     Ok(Served::Fetch) => fetch(&mut replay, &log, 64),
                     Ok(Served::Outcome) => replay.handle_served(&mut self::journal()),
-                    Ok(Served::Nothing | Served::Over) | Err(_) => break,
+                    Ok(Served::Nothing | Served::Turn | Served::Over) | Err(_) => break,
                 }
             }
         }

@@ -43,6 +43,10 @@ pub enum Counter {
     Unprotected,
     Different,
     Replayed,
+    Again,
+    Waits,
+    Awaited,
+    Looks,
 }
 
 /// Maps the page.

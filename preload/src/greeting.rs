@@ -30,7 +30,7 @@ const TO: usize = 8 + 4 + 1 + 24;
 pub struct To {
     pub process: ProcessId,
     /// None: any incarnation, at a listener of the program's, where the process learns from its node which one calls. At a door, and as an answer: this incarnation alone.
-    pub life: Option<Incarnation>,
+    pub incarnation: Option<Incarnation>,
 }
 
 impl To {
@@ -38,8 +38,8 @@ impl To {
         let mut out = [0; TO];
         out[..8].copy_from_slice(&self.process.job.bits().to_le_bytes());
         out[8..12].copy_from_slice(&self.process.rank.0.to_le_bytes());
-        out[12] = u8::from(self.life.is_some());
-        let Incarnation { epoch, restart } = self.life.unwrap_or_default();
+        out[12] = u8::from(self.incarnation.is_some());
+        let Incarnation { epoch, restart } = self.incarnation.unwrap_or_default();
         out[13..21].copy_from_slice(&epoch.view.to_le_bytes());
         out[21..25].copy_from_slice(&epoch.count.to_le_bytes());
         out[25..33].copy_from_slice(&epoch.home.0.to_le_bytes());
@@ -155,12 +155,12 @@ mod tests {
     }
 
     fn me() -> To {
-        To { process: process(7, 4), life: Some(Incarnation::restarted(1)) }
+        To { process: process(7, 4), incarnation: Some(Incarnation::restarted(1)) }
     }
 
     /// What was said to a process, said once more.
     #[test]
-    fn a_greeting_that_was_overheard_greets_no_other_process_job_or_life() {
+    fn a_greeting_that_was_overheard_greets_no_other_process_job_or_incarnation() {
         let cluster = ClusterKey::from_bytes([1; 32]);
         let say = |to: To, me: To| {
             let (one, other) = pair();
@@ -168,9 +168,9 @@ mod tests {
             write(other.as_fd(), &key(to, &greeting().connection), to, &greeting()).unwrap();
             Incoming::default().read(one.as_fd(), me, |connection| key(me, connection)).map(|greeting| greeting.is_some())
         };
-        let lives = [None, Some(Incarnation::FIRST), Some(Incarnation::restarted(1)), Some(Incarnation::restarted(2))];
+        let incarnations = [None, Some(Incarnation::FIRST), Some(Incarnation::restarted(1)), Some(Incarnation::restarted(2))];
         let all = [process(7, 3), process(7, 4), process(7, 5), process(8, 4)]
-            .map(|process| lives.map(|life| To { process, life }))
+            .map(|process| incarnations.map(|incarnation| To { process, incarnation }))
             .concat();
         for (to, me) in all.iter().flat_map(|to| all.iter().map(move |me| (*to, *me))) {
             assert_eq!(say(to, me), if to == me { Ok(true) } else { Err(Errno::ACCESS) }, "to {to:?}, heard by {me:?}");

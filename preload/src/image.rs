@@ -166,13 +166,6 @@ impl Layer {
         }
         result
     }
-
-    /// The protector has committed an image.
-    pub fn handle_committed(&mut self, image: u64) {
-        if self.drive_images(|images, _| images.handle_committed(image)) {
-            counters::add(Counter::Committed, 1);
-        }
-    }
 }
 
 /// Registers with the engine. Once, at the start.
@@ -278,6 +271,8 @@ fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun
         return Err(NotBegun::at_no_cost(format!("the connection for the image: {error}")));
     }
     images.machine.handle_begun(number);
+    // If the session is lost, the next hello says it.
+    _ = layer.journal.send(&ToProtector::ImageUnderWay { image: number });
     let fd = connection.as_raw_fd();
     images.connection = Some(connection);
     let parent = parent.map_or(0, |parent| parent.engine);

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::layer::{self, Held, Layer, sure};
-use crate::ops::{clip_mut, wait};
+use crate::ops::{clip_mut, take_turns, takes_turns, wait};
 use crate::output::{Pipe, pipe_of};
 use crate::sys;
 
@@ -61,13 +61,13 @@ impl Layer {
 
 /// `read` and its kin. None: the descriptor is not this pipe; the call passes through.
 pub fn read(fd: i32, parts: &mut [IoSliceMut<'_>]) -> Option<Result<usize, Errno>> {
-    let layer = layer::enter()?;
+    let mut layer = layer::enter()?;
     layer.input.pipe.filter(|pipe| pipe_of(fd) == Some(*pipe))?;
     let total: usize = parts.iter().map(|part| part.len()).sum();
     if total == 0 {
         return Some(Ok(0));
     }
-    Some(Reading { fd, thread: layer::thread(), most: total.min(limits::INPUT) }.run(layer, parts))
+    Some(Reading { fd, thread: layer.thread(), most: total.min(limits::INPUT) }.run(layer, parts))
 }
 
 struct Reading {
@@ -104,8 +104,8 @@ impl Reading {
                     layer = self.wait(layer)?;
                 }
                 Input::Nothing => return Err(Errno::AGAIN),
-                Input::Wait(Wait::Event) => layer = self.wait(layer)?,
-                Input::Wait(other) => layer.wait_for(other),
+                Input::Wait(Wait::Event) if !takes_turns(&layer) => layer = self.wait(layer)?,
+                Input::Wait(other) => layer = take_turns(layer, other)?,
             }
         }
     }

@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use radic_observer::Observer;
 use radic_observer::connection::Slot;
@@ -39,35 +39,52 @@ use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
 use crate::session::Channels;
+use crate::threads;
 
-pub use ending::{end_process, fail, sure};
-pub use held::{Held, adopt, enter, enter_for_connection, enter_if_free, try_enter};
+pub use ending::{diverged, end_process, fail, sure};
+pub use held::{Held, adopt, enter, enter_again, enter_for_connection, enter_if_free, rest, try_enter};
 pub use joining::{JoinError, Joined, join, start};
 pub use sending::make_room;
 pub use tending::{AWAITED, leave, tend_in_passing};
 
-static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// How far the process is, as its calls see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Phase {
+    /// Every call passes through: this process is not protected, or is a child of one that is.
+    Off,
+    /// Calls are watched.
+    Active,
+    /// The process is at its end, and all of it is safe. The kernel ends its threads in a moment.
+    Left,
+}
+
+static PHASE: AtomicU8 = AtomicU8::new(Phase::Off as u8);
 /// A checkpoint is wanted and has not begun.
 static DUE: AtomicBool = AtomicBool::new(false);
 /// Some connection has bytes that its socket has not taken: calls that pass through look after them too.
 static UNSENT: AtomicBool = AtomicBool::new(false);
 static LAYER: Lock<Option<Layer>> = Lock::new(None);
-static THREADS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    static THREAD: Cell<u32> = const { Cell::new(u32::MAX) };
     /// This thread is inside the layer: a signal's handler that calls a hook finds it so.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// This thread has ended the process, or has waited once for the kernel to do so: it goes on.
+    static LEAVES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether calls are watched at all.
 pub fn is_active() -> bool {
-    ACTIVE.load(Ordering::Relaxed)
+    PHASE.load(Ordering::Relaxed) == Phase::Active as u8
 }
 
-/// Lets every call pass through from now on: this is a child, or the process ends.
+fn set_phase(phase: Phase) {
+    PHASE.store(phase as u8, Ordering::Release);
+}
+
+/// Lets every call pass through from now on: this is a child, or the process ends at once.
 pub fn switch_off() {
-    ACTIVE.store(false, Ordering::Relaxed);
+    set_phase(Phase::Off);
 }
 
 /// Whether the calling thread is inside the layer.
@@ -83,17 +100,6 @@ pub fn want_checkpoint() {
 /// Takes the wish for a checkpoint.
 pub fn take_wish() -> bool {
     DUE.swap(false, Ordering::Relaxed)
-}
-
-/// The number of the calling thread.
-pub fn thread() -> u32 {
-    let number = THREAD.get();
-    if number != u32::MAX {
-        return number;
-    }
-    let number = THREADS.fetch_add(1, Ordering::Relaxed);
-    THREAD.set(number);
-    number
 }
 
 /// A connection that the program has closed before all of its bytes had left.
@@ -176,6 +182,11 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// The calling thread's place in the observer's table of threads.
+    pub fn thread(&mut self) -> u32 {
+        threads::place(&mut self.observer)
+    }
+
     /// Whether this process catches up with a log: sockets that its program makes meanwhile have no peer yet.
     pub fn is_replayed(&self) -> bool {
         self.replayer.is_some() || self.observer.is_replaying()

@@ -6,7 +6,8 @@
 //! - `layer`: one process's [`radic_observer::Observer`] and the connections that it drives; `channel`, `node`: to its protector's log and to its own
 //!   node; `greeting`, `links`: between processes; `image`: checkpoints, by [`radic_ckpt`];
 //!   `replay`: a restored process that is replayed alone; `restart`: one that goes on; `output`, `pmi`: what else leaves the process.
-//! - `fds`: what each descriptor is; `counters`; `lock`; `sys`: system calls that no hook sees; `signals`; `memory`: a heap at a far address.
+//! - `fds`: what each descriptor is; `counters`; `lock`; `sys`: system calls that no hook sees; `signals`; `threads`;
+//!   `memory`: a heap at a far address.
 //!
 //! Rules inside a user's program: no thread of ours, not its heap, `errno` as the C library leaves it, no panic across the boundary (the library is
 //! built with panic = abort), every function behind us found by the constructor. Children run unprotected.
@@ -17,6 +18,7 @@
 extern crate radic_ckpt_preload as _;
 
 pub mod channel;
+mod child;
 pub mod counters;
 pub mod fds;
 mod greeting;
@@ -42,3 +44,5 @@ mod signals;
 mod start;
 mod swap;
 pub mod sys;
+#[allow(unsafe_code)]
+mod threads;

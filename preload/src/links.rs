@@ -204,7 +204,7 @@ impl Layer {
 
     /// The address of a greeting to this incarnation of this process.
     fn to_me(&self) -> To {
-        To { process: self.observer.process(), life: Some(self.observer.incarnation()) }
+        To { process: self.observer.process(), incarnation: Some(self.observer.incarnation()) }
     }
 
     /// Greetings of visitors. A visitor that gives its socket up while its greeting waits for the gate is none any more.
@@ -286,7 +286,7 @@ impl Layer {
             _ => greeting,
         };
         let key = self.greeting_key(&greeting.connection);
-        let to = To { process, life: Some(incarnation) };
+        let to = To { process, incarnation: Some(incarnation) };
         if greeting::write(dialed.greeter.fd.as_fd(), &key, to, &greeting).is_err() {
             self.drive(|links, cx| {
                 links.handle_socket_gone(cx, socket);
@@ -315,7 +315,7 @@ impl Layer {
         let written = install.answer.map_or(Ok(()), |answer| {
             let key = self.greeting_key(&answer.connection);
             let process = self.observer.table().get(slot).map_or(answer.process, |connection| connection.peer);
-            greeting::write(socket.as_fd(), &key, To { process, life: Some(install.peer) }, &answer)
+            greeting::write(socket.as_fd(), &key, To { process, incarnation: Some(install.peer) }, &answer)
         });
         self.plug(slot, socket, install);
         if let Err(error) = written {

@@ -120,7 +120,7 @@ mod tests {
 
     /// A nudge's handler looks whether another thread is in the layer, and must not let a third one in by that.
     #[test]
-    fn who_finds_it_held_leaves_it_held() {
+    fn a_thread_that_finds_it_held_leaves_it_held() {
         let lock = Lock::new(());
         let guard = lock.lock();
         for _ in 0..2 {

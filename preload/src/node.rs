@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use radic_wire::codec;
 use radic_wire::frame::{self, FrameReader};
-use radic_wire::process::{FRAME, FromNode, ToNode, restored_socket};
+use radic_wire::process::{FRAME, FromNode, TEXT, ToNode, restored_socket};
 use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -21,6 +22,9 @@ const ANSWER_MS: u64 = 10_000;
 const PART_MS: u64 = 2_000;
 /// Time for it to take a message.
 const WRITE_MS: u64 = 10_000;
+
+/// The number of the connection of a process that has come back; -1: it has none.
+static APPOINTED: AtomicI32 = AtomicI32::new(-1);
 
 /// The connection.
 #[derive(Debug)]
@@ -71,6 +75,11 @@ impl Node {
         &mut self.fd
     }
 
+    /// This is the connection by which [`say_diverged`] speaks.
+    pub(crate) fn appoint(&self) {
+        APPOINTED.store(if self.mute { -1 } else { sys::number(&self.fd) }, Ordering::Relaxed);
+    }
+
     /// Gives up the connection.
     pub fn close(self) {
         sys::close_own(self.fd);
@@ -79,6 +88,7 @@ impl Node {
     /// Nothing is said to the node from now on: it is that of another process, which this one is a copy of.
     pub fn fall_silent(&mut self) {
         self.mute = true;
+        self.appoint();
     }
 
     /// Sends a message.
@@ -175,6 +185,24 @@ impl Node {
                 Some(other) => self.waiting.push_back(other),
                 None => sys::wait_for(self.fd.as_fd(), PollFlags::IN, ms)?,
             }
+        }
+    }
+}
+
+/// The last word of a process that goes another way than its log, said by whatever call finds that out; the layer is held. Waits until the node ends the process, a while at
+/// most.
+pub fn say_diverged(why: &str) {
+    const ENDED_MS: u64 = 10_000;
+    let fd = APPOINTED.load(Ordering::Relaxed);
+    if fd < 0 {
+        return;
+    }
+    let why = why.chars().take(TEXT / 4).collect();
+    if let Ok(body) = codec::encode(&ToNode::Diverged(why), FRAME) {
+        let mut out = Vec::with_capacity(body.len() + frame::HEADER);
+        frame::encode_into(&mut out, &body, FRAME);
+        if sys::send_all(sys::borrow(fd), &out, WRITE_MS).is_ok() {
+            _ = sys::wait_for(sys::borrow(fd), PollFlags::HUP, ENDED_MS);
         }
     }
 }

@@ -37,11 +37,11 @@ struct Conversation {
     fences: u64,
     initialized: bool,
     finalized: bool,
-    /// When the library had said `init`, if `MPI_Init` has not returned since.
+    /// When the program was started, or its library had said `init`, if `MPI_Init` has not returned since.
     starting: Option<u64>,
 }
 
-/// Time that `MPI_Init` may take. A library that was started otherwise never tells that it is through.
+/// Time until `MPI_Init` begins, and that it may take. A program may never call it, and a library that was started otherwise never tells that it is through.
 const STARTING_NS: u64 = 30_000_000_000;
 
 /// Whether a line is this command.
@@ -96,11 +96,11 @@ impl Conversation {
 }
 
 impl Pmi {
-    /// The connection on the descriptor that the environment names, if there is one.
-    pub fn find() -> Self {
+    /// The connection on the descriptor that the environment names, if there is one. The program may be linked with an MPI library: then it is about to begin `MPI_Init`.
+    pub fn find(is_linked: bool) -> Self {
         let named = std::env::var("PMI_FD").ok().and_then(|text| text.parse().ok());
         let fd = named.filter(|fd| *fd >= 0 && fds::kind(*fd) == Kind::Other && fds::set(*fd, Kind::Pmi, true));
-        Pmi { fd, conversation: Conversation::default() }
+        Pmi { fd, conversation: Conversation { starting: is_linked.then(sys::now), ..Conversation::default() } }
     }
 
     /// The program's descriptor.
@@ -124,7 +124,8 @@ impl Pmi {
         self.conversation.starting = None;
     }
 
-    /// Whether the program is in the middle of `MPI_Init`: what happens there cannot be done again by one process alone (docs/design.md).
+    /// Whether the program is in the middle of `MPI_Init`, or before it: what happens there cannot be done again by one process alone (docs/design.md). So an image that is
+    /// made now would be of no use as soon as other ranks have passed it.
     pub fn is_starting(&self) -> bool {
         self.conversation.starting.is_some_and(|since| sys::now() < since + STARTING_NS)
     }

@@ -20,8 +20,8 @@
 //! | `pmi` | a new connection under the old number ([`crate::pmi`]) |
 //! | `LAYER`'s lock | held by the checkpoint's handler; adopted and freed by `image::restored` |
 //! | `HEAP`, `EPOLLS`, `FULL`, `STREAMS` locks | as they were: the thread that holds one is restored, too, in the middle of holding it |
-//! | `INSIDE`, `THREAD`, `THREADS` | hold: threads are the same |
-//! | `ACTIVE`, `UNSENT`, `DUE` | `ACTIVE` holds; `UNSENT` off; a checkpoint that is wanted still is |
+//! | `INSIDE`, `LEAVES`, all of [`crate::threads`] | hold: threads are the same |
+//! | `PHASE`, `UNSENT`, `DUE` | `PHASE` holds; `UNSENT` off; a checkpoint that is wanted still is |
 //! | `fds::KINDS` | hold for the program's; the layer's own are set again |
 //! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`ready::replaced`) |
 //! | `LOGGED`, `CHANGES`, `looked` | hold: they follow from the program's calls |
@@ -41,7 +41,7 @@ use rustix::event::PollFd;
 use rustix::io::Errno;
 
 use crate::fds::{self, Kind};
-use crate::layer::{Layer, fail, sure};
+use crate::layer::{Layer, diverged, fail, sure};
 use crate::node::Node;
 use crate::replay::Replayer;
 use crate::sys;
@@ -98,6 +98,7 @@ impl Layer {
             _ => return Err(("its node says something else", Errno::PROTO)),
         };
         std::mem::replace(&mut self.node, node).close();
+        self.node.appoint();
         self.begin_again(*restart);
         self.open_door().map_err(failed("it has no door for its peers"))?;
         self.ask_foreign_keys();
@@ -141,7 +142,7 @@ impl Layer {
     pub(crate) fn wait_to_catch_up(&mut self, what: Wait) {
         match what {
             Wait::Log => self.wait_for_journal(),
-            Wait::Peers | Wait::Event => self.wait_for_peers(),
+            Wait::Peers | Wait::Event | Wait::Turn => self.wait_for_peers(),
             other => fail(&format!("replay waits for {other:?}")),
         }
     }
@@ -158,7 +159,7 @@ impl Layer {
     /// The program finds nothing. In replay: does it go another way?
     pub(crate) fn check_way(&self) {
         if let Some(overdue) = self.observer.overdue(PATIENCE) {
-            fail(&format!("replay diverged, it goes another way: {overdue:?}"));
+            diverged(&overdue.to_string());
         }
     }
 
@@ -170,7 +171,10 @@ impl Layer {
             return Ok(());
         }
         if rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok() {
-            fail(&format!("replay diverged: descriptor {fd}, which was free for an accept then, is open"));
+            let (thread, position) = (self.observer.awaited().map_or(0, |(thread, _)| thread), self.observer.log_position());
+            diverged(&format!(
+                "replay diverged at journal position {position}, where thread {thread} had the outcome of an accept: descriptor {fd}, which was free then, is open"
+            ));
         }
         let Some(arrived) = arrived else { return crate::ops::descriptor::place(fd) };
         let socket = sys::own(arrived.fd);

@@ -49,7 +49,7 @@ impl Layer {
                     self.note_lost(said);
                 }
                 Action::LogIn(address) => self.begin_login(address),
-                Action::Use => self.use_channels(),
+                Action::Use { is_another } => self.use_channels(is_another),
                 Action::Checkpoint => want_checkpoint(),
                 Action::Live { events } => {
                     // Before the node hears that the process is live: from then on the node awaits no report.
@@ -88,11 +88,13 @@ impl Layer {
     }
 
     /// The log's connections are others now: what came on the old ones counts no more.
-    fn use_channels(&mut self) {
+    fn use_channels(&mut self, is_another: bool) {
         let Some((journal, bulk)) = self.fresh.take() else { return };
         std::mem::replace(&mut self.journal, journal).close();
         std::mem::replace(&mut self.bulk, bulk).close();
-        self.drive_images(|images, cx| images.handle_protector_lost(cx.observer));
+        if is_another {
+            self.drive_images(|images, cx| images.handle_another_protector(cx.observer));
+        }
         self.say_hello();
     }
 
@@ -169,23 +171,19 @@ impl Layer {
     /// Handles what was read, until `is_enough`. What follows a welcome, and what the node says meanwhile, is left to the program's next call: a wish for an image would
     /// be met before the program has begun.
     fn take_messages(&mut self, is_enough: impl Fn(&Session) -> bool) -> Result<(), Errno> {
-        let mut committed = None;
+        let (mut is_committed, mut may_forget) = (false, false);
         while !is_enough(&self.session) {
             let Some(message) = self.journal.next_message()? else { break };
-            match message {
-                FromProtector::WholeWanted => self.images.machine.handle_whole_wanted(),
-                FromProtector::Committed { image, .. } => committed = Some(image),
-                FromProtector::ImageRefused { image } => self.images.machine.handle_refused(image),
-                _ => {}
-            }
+            is_committed |= self.images.machine.handle_protector(&message);
+            may_forget |= matches!(message, FromProtector::Committed { .. });
             let mut cx = Context { observer: &mut self.observer, now: Duration::from_nanos(sys::now()) };
             sure(self.session.handle_protector(&mut cx, &message));
         }
         self.carry_out_session();
-        // What a refusal leads to.
+        // What a commit or a refusal leads to.
         self.drive_images(|_, _| ());
-        if let Some(image) = committed {
-            self.handle_committed(image);
+        counters::add(Counter::Committed, u64::from(is_committed));
+        if may_forget {
             self.forget_closed();
         }
         Ok(())
@@ -203,6 +201,10 @@ impl Layer {
         if let Some(log_end) = self.session.log_end() {
             // Its node looks whether it gets on.
             counters::set(Counter::Replayed, log_end.saturating_sub(self.observer.left_of_log()));
+            counters::set(Counter::Again, self.observer.done_again());
+            counters::set(Counter::Waits, self.observer.waits() as u64);
+            let awaited = self.observer.awaited().map_or(0, |(thread, call)| u64::from(thread) << 8 | (call as u64 + 1));
+            counters::set(Counter::Awaited, awaited);
         }
         self.drive_session(|session, cx| {
             session.look_at_log(cx);

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::process::{Protect, variable};
 
-use crate::{hooks, image, layer, memory, sys};
+use crate::{child, hooks, image, layer, memory, sys};
 
 /// Runs before `main`, and after the constructors of the libraries that the program needs.
 #[used]
@@ -23,12 +23,13 @@ extern "C" fn construct() {
     radic_ckpt::leave_out(memory::secrets());
     radic_ckpt_preload::construct();
     let Some(process) = process() else { return say("RADIC_JOB or RADIC_RANK is missing or malformed") };
+    child::set_home(socket.as_bytes(), process);
     match layer::join(socket.as_bytes(), process) {
         Ok(joined) if joined.protection.protect == Protect::On => {
             image::register();
             hooks::identity::learn();
             radic_ckpt_preload::refuse_io_uring();
-            if let Err(error) = layer::start(joined) {
+            if let Err(error) = layer::start(joined, hooks::mpi::is_linked()) {
                 layer::fail(&error.to_string());
             }
             if let (Err(why), Some(mut layer)) = (hooks::stdio::watch_streams(), layer::enter()) {
@@ -39,7 +40,7 @@ extern "C" fn construct() {
         }
         Ok(_) => {}
         // The node has told its log why; a child says nothing here, in the middle of its parent's output.
-        Err(layer::JoinError::Refused(_)) => {}
+        Err(layer::JoinError::Refused(_)) => child::begin(),
         Err(error) => layer::fail(&error.to_string()),
     }
 }

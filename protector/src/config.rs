@@ -18,6 +18,8 @@ use crate::membership::Timing;
 
 /// Longest configuration file, in bytes.
 const FILE_LIMIT: u64 = 64 << 10;
+/// Where the page is, if --http names no port.
+const HTTP_PORT: u16 = 7118;
 /// In the cluster's directory, where each node has its own.
 const NODES: &str = "nodes";
 
@@ -128,6 +130,14 @@ pub struct Settings {
     /// one that computes has ten times as long [default: three times the time between two checkpoints, at least 60]
     #[arg(long, env = "RADIC_REPLAY_LIMIT", value_name = "SECONDS")]
     pub replay_limit: Option<u64>,
+    /// Time, in seconds, for the jobs with ranks on this node to make a checkpoint when the daemon is told to end (SIGTERM, SIGINT), before it leaves the cluster
+    /// and its ranks go on at other nodes; a second signal ends the wait. Without it they go on from their last checkpoint [default: 0]
+    #[arg(long, env = "RADIC_GRACE", value_name = "SECONDS")]
+    pub grace: Option<u64>,
+    /// Serve a page and OpenMetrics (/metrics) over HTTP on this address, which may lack its port (7118): to look at only, and only with a token of
+    /// `radic web`. What is sent is not encrypted: beyond this machine use ssh -L or a proxy with TLS [default: no page]
+    #[arg(long, env = "RADIC_HTTP", value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:7118", value_parser = parse_http)]
+    pub http: Option<SocketAddr>,
     /// How log lines look, on stderr [default: text]
     #[arg(long, env = "RADIC_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -173,6 +183,10 @@ pub struct Config {
     pub timing: Timing,
     /// Time that a process which is catching up may wait without progress. If None, the node computes it.
     pub replay_limit: Option<Duration>,
+    /// Time for checkpoints before the node leaves.
+    pub grace: Duration,
+    /// Where the page and the metrics are, if anywhere.
+    pub http: Option<SocketAddr>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Which lines are logged.
@@ -251,6 +265,8 @@ impl Settings {
             heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
             missed: self.missed.or(file.missed),
             replay_limit: self.replay_limit.or(file.replay_limit),
+            grace: self.grace.or(file.grace),
+            http: self.http.or(file.http),
             log_format: self.log_format.or(file.log_format),
             log_level: self.log_level.or(file.log_level),
             ..self
@@ -259,17 +275,8 @@ impl Settings {
 
     /// Fills in the defaults and checks the ranges.
     pub fn complete(self) -> Result<Config, ConfigError> {
-        let listen = match &self.listen {
-            None => SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)),
-            Some(listen) => listen
-                .resolve_here(&addresses())
-                .map_err(|error| ConfigError::Name { name: listen.clone(), error: error.to_string() })?,
-        };
-        let advertise = self.advertise.unwrap_or(listen.ip());
-        if advertise.is_unspecified() {
-            let remedy = format!("{listen} is every address of this machine: say which one the others reach, with --advertise");
-            return Err(ConfigError::Missing { what: "the node's address", remedy });
-        }
+        let (listen, advertise) = self.addresses()?;
+        let role = self.role()?;
         let dir = self.dir.or_else(default_dir).ok_or_else(|| ConfigError::Missing {
             what: "the cluster's directory",
             remedy: "HOME is not set: give --dir or RADIC_CLUSTER".to_owned(),
@@ -284,6 +291,8 @@ impl Settings {
         if let Some(seconds) = self.replay_limit {
             in_range("replay-limit", seconds, 1..=604_800, "1 to 604800 seconds")?;
         }
+        let grace = self.grace.unwrap_or(0);
+        in_range("grace", grace, 0..=86_400, "0 to 86400 seconds")?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let slots = self.slots.unwrap_or(cores);
         in_range("slots", slots, 1..=65_536, "1 to 65536")?;
@@ -294,12 +303,6 @@ impl Settings {
         }
         let log_memory = self.log_memory.unwrap_or(32);
         in_range("log-memory", log_memory, 1..=1024, "1 to 1024 MiB")?;
-        let role = match (self.spare.unwrap_or(false), self.witness.unwrap_or(false)) {
-            (true, true) => return Err(ConfigError::Both("spare", "witness")),
-            (true, false) => Role::Spare,
-            (false, true) => Role::Witness,
-            (false, false) => Role::Node,
-        };
         let name = self.name.map_or_else(host_name, Ok)?;
         let store = self.store.unwrap_or_else(|| node_dir(&dir, &name).join("store"));
         Ok(Config {
@@ -318,10 +321,37 @@ impl Settings {
             slots,
             timing: Timing { heartbeat: Duration::from_millis(heartbeat), missed, ..Timing::default() },
             replay_limit: self.replay_limit.map(Duration::from_secs),
+            grace: Duration::from_secs(grace),
+            http: self.http,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             log_level,
             own_session: self.own_session,
         })
+    }
+
+    /// Where the node listens, and by which address the others reach it.
+    fn addresses(&self) -> Result<(SocketAddr, IpAddr), ConfigError> {
+        let listen = match &self.listen {
+            None => SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)),
+            Some(listen) => listen
+                .resolve_here(&addresses())
+                .map_err(|error| ConfigError::Name { name: listen.clone(), error: error.to_string() })?,
+        };
+        let advertise = self.advertise.unwrap_or(listen.ip());
+        if advertise.is_unspecified() {
+            let remedy = format!("{listen} is every address of this machine: say which one the others reach, with --advertise");
+            return Err(ConfigError::Missing { what: "the node's address", remedy });
+        }
+        Ok((listen, advertise))
+    }
+
+    fn role(&self) -> Result<Role, ConfigError> {
+        match (self.spare.unwrap_or(false), self.witness.unwrap_or(false)) {
+            (true, true) => Err(ConfigError::Both("spare", "witness")),
+            (true, false) => Ok(Role::Spare),
+            (false, true) => Ok(Role::Witness),
+            (false, false) => Ok(Role::Node),
+        }
     }
 }
 
@@ -360,11 +390,21 @@ impl Config {
             heartbeat_ms: Some(self.timing.heartbeat.as_millis() as u64),
             missed: Some(self.timing.missed),
             replay_limit: self.replay_limit.map(|limit| limit.as_secs()),
+            grace: Some(self.grace.as_secs()),
+            http: self.http,
             log_format,
             log_level: Some(self.log_level.clone()),
             ..Settings::default()
         })
     }
+}
+
+fn parse_http(text: &str) -> Result<SocketAddr, String> {
+    let with_port = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, HTTP_PORT));
+    let why = format!(
+        "it is an address and a port, like 127.0.0.1:{HTTP_PORT} or [::1]:{HTTP_PORT}; 0.0.0.0 is every address of this machine"
+    );
+    text.parse().or_else(|_| with_port()).map_err(|_| why)
 }
 
 fn node_dir(dir: &Path, name: &NodeName) -> PathBuf {

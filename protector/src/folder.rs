@@ -5,11 +5,9 @@
 //! what is in it is opened by that descriptor and never through a link: what becomes of the folder's name meanwhile does not
 //! matter.
 
-use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -188,14 +186,20 @@ impl Folder {
 
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> Result<bool, FolderError> {
+        Ok(self.names()?.is_empty())
+    }
+
+    /// The names of what is in it; what is no text stands there with other characters in its place.
+    pub fn names(&self) -> Result<Vec<String>, FolderError> {
         let failed = |error| failed("read the folder", self.path.clone(), error);
+        let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd).map_err(failed)? {
-            let name = OsString::from_vec(entry.map_err(failed)?.file_name().to_bytes().to_vec());
+            let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
             if name != "." && name != ".." {
-                return Ok(false);
+                names.push(name);
             }
         }
-        Ok(true)
+        Ok(names)
     }
 
     /// A new file for this user only. There must be nothing of this name, not even a link.

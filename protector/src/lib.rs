@@ -4,6 +4,8 @@
 //! - [`store`]: the logs and images of the processes it protects;
 //! - [`logserver`]: what decides about those, by which connections they come and go;
 //! - [`logs`]: the service that drives it: sockets, files, threads of its own;
+//! - [`fetching`]: what decides how images come to a node that brings a process back;
+//! - [`peers`]: what decides about connections with other protectors;
 //! - [`link`]: reliable messages across broken connections;
 //! - [`daemon`]: what drives them: sockets, processes, signals, the clock;
 //! - [`config`]: flags, environment and file;
@@ -16,12 +18,14 @@
 pub mod address;
 pub mod config;
 pub mod daemon;
+pub mod fetching;
 pub mod folder;
 pub mod link;
 pub mod logs;
 pub mod logserver;
 pub mod membership;
 pub mod node;
+pub mod peers;
 pub mod pmi;
 mod random;
 pub mod store;

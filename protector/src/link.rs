@@ -2,7 +2,8 @@
 //!
 //! The sender numbers messages from 1 and keeps each until it is acknowledged; on a new connection the receiver says what it has,
 //! and the sender goes on from there. So a message is handled exactly once while both ends live, whatever happens to the
-//! connections between them. No sockets here: [`crate::daemon`] moves the bytes.
+//! connections between them. No sockets here: [`crate::peers`] decides when there is
+//! a connection.
 
 use std::collections::VecDeque;
 
@@ -11,7 +12,7 @@ use radic_wire::limits;
 use radic_wire::peer::{LinkFrame, PeerMessage};
 
 /// Why a link cannot go on. Either way the peer is treated as lost.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// Too much waits for the peer.
     #[error("{messages} messages and {bytes} bytes wait for it: over the limit")]
@@ -84,6 +85,11 @@ impl LinkSender {
         let frame = self.queue.get(self.written)?;
         self.written += 1;
         Some(frame)
+    }
+
+    /// Whether every frame that waits was written to the connection of now.
+    pub fn is_written(&self) -> bool {
+        self.written == self.queue.len()
     }
 
     /// Whether nothing waits for the receiver.

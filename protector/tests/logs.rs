@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 use proptest::prelude::*;
 use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
+use radic_protector::fetching::{Fetch, FetchError, Source, WRONG_CODE};
 use radic_protector::logs::client::Client;
-use radic_protector::logs::{self, BadImage, Config, Event, FetchError, Images, Logs, What, check_code, fetch};
+use radic_protector::logs::{self, Config, Event, Logs, What, check_code};
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};
@@ -89,7 +90,7 @@ impl Service {
         let speaker = speaker(rank);
         let mut observer = Observer { speaker, journal: self.open(speaker, Channel::Journal) };
         observer.send(&hello(speaker, 0, 0));
-        observer.expect("Welcome { journal: 0, payload: 0 }");
+        observer.expect("Welcome { journal: 0, payload: 0, image: None }");
         observer.expect("ImageWanted");
         observer
     }
@@ -196,7 +197,7 @@ fn numbers(restart: &Restart) -> Vec<u64> {
 fn hello(speaker: Speaker, journal: u64, payload: u64) -> ToProtector<'static> {
     let span = |end| Span { start: 0, end };
     let (journal, payload) = (span(journal), span(payload));
-    ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload }
+    ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload, image: None }
 }
 
 fn begin<'a>(image: u64, parent: Option<u64>, cut: u64, streams: &'a [(StreamId, u64)]) -> ToProtector<'a> {
@@ -252,7 +253,7 @@ fn a_process_of_which_the_node_has_not_told_waits() {
     assert_eq!(service.logs.list(stranger.process).blocking_recv().unwrap(), None, "it was heard");
     service.logs.set_replica(stranger.process, None);
     let mut observer = Observer { speaker: stranger, journal: client };
-    observer.expect("Welcome { journal: 0, payload: 0 }");
+    observer.expect("Welcome { journal: 0, payload: 0, image: None }");
 }
 
 #[test]
@@ -317,7 +318,7 @@ fn what_memory_does_not_hold_comes_back_from_files() {
 }
 
 #[test]
-fn an_older_life_is_told_and_not_listened_to() {
+fn an_older_incarnation_is_told_and_not_listened_to() {
     let service = Service::start(|_| ());
     let mut old = service.observer(0);
     let process = old.speaker.process;
@@ -336,7 +337,7 @@ fn an_older_life_is_told_and_not_listened_to() {
     let new = Speaker { process, incarnation: Incarnation::restarted(1) };
     let mut new = Observer { speaker: new, journal: service.open(new, Channel::Journal) };
     new.send(&hello(new.speaker, 3, 0));
-    new.expect("Welcome { journal: 3, payload: 0 }");
+    new.expect("Welcome { journal: 3, payload: 0, image: Some(0) }");
     new.expect_committed(0);
     new.journal(3, b"d");
     new.expect("JournalStable { position: 4 }");
@@ -350,7 +351,7 @@ fn a_lost_connection_is_made_again_and_the_old_one_is_closed() {
     before.expect("JournalStable { position: 3 }");
     let mut after = Observer { speaker: before.speaker, journal: service.open(before.speaker, Channel::Journal) };
     after.send(&hello(before.speaker, 5, 0));
-    after.expect("Welcome { journal: 3, payload: 0 }");
+    after.expect("Welcome { journal: 3, payload: 0, image: None }");
     after.expect("ImageWanted");
     assert!(before.journal.receive().is_err());
     after.journal(3, b"de");
@@ -371,7 +372,7 @@ fn closed(mut socket: TcpStream) -> bool {
 }
 
 #[test]
-fn who_has_not_the_key_is_not_heard() {
+fn a_caller_without_the_key_is_not_heard() {
     let mut service = Service::start(|_| ());
     let address = service.logs.address();
     // The key of another cluster, and that of another job.
@@ -637,7 +638,7 @@ proptest! {
 }
 
 /// The process as it is about to begin anew.
-fn next_life(of: Speaker) -> Speaker {
+fn next_incarnation(of: Speaker) -> Speaker {
     Speaker { incarnation: of.incarnation.next(), ..of }
 }
 
@@ -651,7 +652,7 @@ fn lost_process(pages: usize) -> (Service, Speaker, Vec<(u64, u64)>) {
         service.image(speaker, &begin(number, parent, 0, &[]), &image(number + 1, number, pages));
         observer.expect_committed(number);
     }
-    let next = next_life(speaker);
+    let next = next_incarnation(speaker);
     let restart = service.logs.fence(next.process, next.incarnation).blocking_recv().unwrap().unwrap();
     assert_eq!(numbers(&restart), [0, 1, 2, 3]);
     (service, next, restart.images)
@@ -665,12 +666,26 @@ fn content(mut file: fs::File) -> Vec<u8> {
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 
+/// One image (number, length), from there, or why it cannot be had.
+fn obtain(
+    source: Source,
+    key: &JobKey,
+    speaker: Speaker,
+    image: (u64, u64),
+    dir: &Path,
+    given_up: &AtomicBool,
+) -> Result<fs::File, FetchError> {
+    let mut wanted = Fetch::new(Duration::ZERO, speaker, source, None, vec![image]);
+    let only = |mut files: Vec<fs::File>| files.pop().ok_or_else(|| "there is none".to_owned());
+    logs::fetch(&mut wanted, Instant::now(), key, dir, given_up, only).map_err(|error| error.cause().clone())
+}
+
 #[test]
-fn only_the_life_that_is_to_begin_fetches_what_is_there() {
+fn only_the_incarnation_that_is_to_begin_fetches_what_is_there() {
     let (service, speaker, images) = lost_process(500);
     let to = tempfile::tempdir().unwrap();
     let fetch = |key: &JobKey, speaker, image| {
-        fetch(service.logs.address(), key, speaker, image, to.path(), &WANTED).map(drop).unwrap_err()
+        obtain(Source::At(service.logs.address()), key, speaker, image, to.path(), &WANTED).map(drop).unwrap_err()
     };
     // Nor with the key that every process of the job has.
     for other in [JobKey::derive_for_nodes(&ClusterKey::from_bytes([9; 32]), job()), key()] {
@@ -688,6 +703,7 @@ fn only_the_life_that_is_to_begin_fetches_what_is_there() {
         assert!(matches!(fetch(&nodes_key(), speaker, wrong), FetchError::NotHeld(..)), "{wrong:?}");
     }
     let nowhere = std::path::Path::new("/proc");
-    let error = self::fetch(service.logs.address(), &nodes_key(), speaker, images[0], nowhere, &WANTED).unwrap_err().to_string();
+    let error =
+        obtain(Source::At(service.logs.address()), &nodes_key(), speaker, images[0], nowhere, &WANTED).unwrap_err().to_string();
     assert!(error.contains("no room for image 0 of") && error.contains("/proc"), "{error}");
 }

@@ -44,17 +44,36 @@ fn check_config(config: &Config) -> ExitCode {
     }
 }
 
-fn run(config: Config) -> ExitCode {
+fn run(mut config: Config) -> ExitCode {
     if config.own_session
         && let Err(error) = nix::unistd::setsid()
     {
         return fail(&ConfigError::Missing { what: "a session of its own", remedy: error.to_string() });
     }
     start_log(&config);
+    if let Err(error) = start_web(&mut config) {
+        return fail(&error);
+    }
     match daemon::run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&format!("{error:#}")),
     }
+}
+
+/// The page and the metrics, if they are wanted. From now on the configuration names the address that was got.
+fn start_web(config: &mut Config) -> Result<(), Box<dyn std::error::Error>> {
+    let Some(address) = config.http else { return Ok(()) };
+    let key = ClusterKey::load(&config.key, nix::unistd::geteuid().as_raw())?;
+    let (listener, address) = radic_web::bind(address)?;
+    config.http = Some(address);
+    tracing::info!(%address, "a page and metrics are served; `radic web` makes a token for them");
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "what the page and the metrics say is not encrypted on the network");
+    }
+    let settings =
+        radic_web::Settings { node_dir: config.node_dir(), store: config.store.clone(), key, interval: radic_web::INTERVAL };
+    radic_web::start(listener, settings)?;
+    Ok(())
 }
 
 fn start_log(config: &Config) {

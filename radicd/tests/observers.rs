@@ -160,7 +160,7 @@ fn finish(mut talk: Talk) -> (String, i32) {
     let mut output: BTreeMap<(Rank, OutputStream), Vec<u8>> = BTreeMap::new();
     loop {
         match talk.hear().expect("the job's end") {
-            Reply::Attached { .. } | Reply::StdinFrom(_) => {}
+            Reply::Attached { .. } | Reply::StdinFrom(_) | Reply::Notice(_) => {}
             Reply::Output { rank, stream, data, .. } => {
                 output.entry((rank, stream)).or_default().extend_from_slice(&data);
                 // The job may have ended: then the connection has, after its last word.
@@ -307,7 +307,7 @@ fn logging() {
         let speaker = Speaker { process: me.process, incarnation };
         let mut log = Client::open(protector, &key, speaker, Channel::Journal, PATIENCE).unwrap();
         let (journal, payload) = (Span::default(), Span::default());
-        log.send(&ToProtector::Hello { process: me.process, incarnation, journal, payload }).unwrap();
+        log.send(&ToProtector::Hello { process: me.process, incarnation, journal, payload, image: None }).unwrap();
         log.send(&ToProtector::Journal { position: 0, bytes: JOURNAL }).unwrap();
         let stable = FromProtector::JournalStable { position: JOURNAL.len() as u64 };
         while FromProtector::read(&log.receive().unwrap()).unwrap() != stable {}
@@ -388,7 +388,7 @@ fn child_and_exec() {
 }
 
 #[test]
-fn a_child_is_refused_and_another_program_begins_anew() {
+fn a_child_is_refused_and_another_program_restarts() {
     let radicd = Radicd::start(true);
     let (output, code) = finish(radicd.run("child_and_exec"));
     assert_eq!(code, 0, "{output}");
@@ -438,6 +438,7 @@ fn a_process_s_counters_are_read_from_its_memory() {
     // SAFETY: the mapping is that long, writable, aligned to pages, and has no other owner.
     unsafe { std::slice::from_raw_parts_mut(memory.cast::<u64>(), words.len()) }.copy_from_slice(&words);
     let read = radic_protector::daemon::counters::read(std::process::id()).expect("they are there");
-    assert_eq!((read.bytes_in, read.replayed), (1, counters::WORDS as u64));
+    let words: [u64; counters::WORDS] = words[1..].try_into().expect("as many words");
+    assert_eq!((read.bytes_in, read), (1, Counters::from_words(&words)));
     assert_eq!(radic_protector::daemon::counters::read(0), None);
 }

@@ -59,6 +59,8 @@ pub struct Setup {
     pub witness: bool,
     /// Slots of each, if not the default.
     pub slots: Option<u32>,
+    /// Seconds for checkpoints before a node leaves, if not none. Of logical nodes only.
+    pub grace: Option<u32>,
     /// Whether the switch between nodes in namespaces is the test's own, which can be a bad one.
     pub frames: bool,
 }
@@ -66,7 +68,7 @@ pub struct Setup {
 impl Setup {
     /// Nodes of a kind.
     pub fn new(kind: Kind, nodes: usize) -> Self {
-        Setup { kind, nodes, spares: 0, witness: false, slots: None, frames: false }
+        Setup { kind, nodes, spares: 0, witness: false, slots: None, grace: None, frames: false }
     }
 
     /// With so many spares.
@@ -82,6 +84,11 @@ impl Setup {
     /// On a switch of the test's own.
     pub fn frames(self) -> Self {
         Setup { frames: true, ..self }
+    }
+
+    /// With so many seconds of grace.
+    pub fn grace(self, seconds: u32) -> Self {
+        Setup { grace: Some(seconds), ..self }
     }
 
     /// With so many slots each.
@@ -145,7 +152,9 @@ impl Cluster {
         let slots = setup.slots.map(|slots| format!("--slots={slots}"));
         let args = ["cluster", "start", "--nodes", &nodes, "--spares", &spares];
         let witness = setup.witness.then_some("--witness");
-        self.radic(args.into_iter().chain(slots.as_deref()).chain(witness)).limit(Duration::from_secs(40)).run().expect(0);
+        let grace = setup.grace.map(|seconds| format!("--grace={seconds}"));
+        let flags = [slots.as_deref(), grace.as_deref(), witness].into_iter().flatten();
+        self.radic(args.into_iter().chain(flags)).limit(Duration::from_secs(40)).run().expect(0);
     }
 
     fn start_namespaces(&mut self, setup: &Setup) {
@@ -280,6 +289,7 @@ impl Cluster {
             "LOG_MEMORY",
             "LOG",
             "CONFIG",
+            "HTTP",
         ] {
             invocation = invocation.env_remove(format!("RADIC_{variable}"));
         }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 /// Most words of ARCHITECTURE.md: what an engineer reads in ten minutes, pictures included.
 const WORDS: usize = 3_000;
 /// Where a path in a document begins.
-const ROOTS: [&str; 14] = [
+const ROOTS: [&str; 16] = [
     "ckpt",
+    "contrib",
     "docs",
     "fuzz",
     "observer",
@@ -17,6 +18,7 @@ const ROOTS: [&str; 14] = [
     "scripts",
     "tests",
     "tools",
+    "web",
     "wire",
     "Makefile",
     "Cargo.toml",
@@ -33,7 +35,22 @@ fn read(path: &Path) -> String {
 
 /// Every document of the repository.
 fn documents() -> Vec<PathBuf> {
-    let folders = ["", "docs", "ckpt", "fuzz", "observer", "pmi", "preload", "protector", "tests", "tests/sim", "tools", "wire"];
+    let folders = [
+        "",
+        "docs",
+        "ckpt",
+        "fuzz",
+        "observer",
+        "pmi",
+        "preload",
+        "protector",
+        "tests",
+        "tests/sim",
+        "tools",
+        "web",
+        "wire",
+        "contrib",
+    ];
     let files = folders.iter().flat_map(|folder| fs::read_dir(root().join(folder)).expect("a folder of documents"));
     let paths = files.map(|file| file.expect("its name").path());
     paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()

@@ -99,6 +99,24 @@ impl Slurm {
         sbatch.stdout().trim().to_owned()
     }
 
+    /// Submits a script of the repository with arguments, in a folder that is also its home and has its temporary files. Options win over those in the script. The
+    /// result is its job's number.
+    pub fn submit_file(&self, cluster: &Cluster, script: &str, home: &Path, options: &[&str], arguments: &[&str]) -> String {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the repository").join(script);
+        let radic = program("radic");
+        let folder = radic.parent().expect("it is in a folder").display().to_string();
+        let path = format!("{folder}:{}", std::env::var("PATH").unwrap_or_default());
+        let output = format!("--output={}", self.folder.join("out.%j").display());
+        let sbatch = self.command(cluster, "sbatch", &["--parsable", &output]).args(options).args([script]).args(arguments);
+        let sbatch = sbatch.env("PATH", path).env("HOME", home).env("TMPDIR", home).dir(home).run().expect(0);
+        sbatch.stdout().trim().to_owned()
+    }
+
+    /// What its controller has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("slurmctld.log")).unwrap_or_default()
+    }
+
     /// What the script of a job has printed so far.
     pub fn said(&self, job: &str) -> String {
         fs::read_to_string(self.folder.join(format!("out.{job}"))).unwrap_or_default()

@@ -153,12 +153,12 @@ impl Run {
         while !self.has_ended() && Instant::now() < deadline {
             let status = self.cluster.status_at("n1");
             let now = self.targets(&status);
-            let is_anew =
+            let is_restart =
                 |then: &ProcessInfo| now.iter().all(|p| p.rank != then.rank || (&p.node, p.pid) != (&then.node, then.pid));
             let job = status.jobs.iter().find(|job| job.job == self.id);
             // A rank that crashes twice before its first checkpoint ends its job, as documented.
             let has_image = |process: &ProcessInfo| process.counters.as_ref().is_some_and(|counters| counters.committed > 0);
-            if hit.iter().all(is_anew)
+            if hit.iter().all(is_restart)
                 && now.iter().all(has_image)
                 && job.is_none_or(|job| job.degraded.is_empty() && job.running == job.ranks)
             {

@@ -202,9 +202,9 @@ fn images_are_damaged(replicas: usize, stores: usize, random: &mut Random) {
     let seen = case.end(&what);
     let copied = seen.count(EventName::Store, "its replica's copy is taken");
     let refused = seen.count(EventName::Lost, "image ");
-    let anew = seen.count(EventName::Restart, "");
+    let restarts = seen.count(EventName::Restart, "");
     let expected = if stores < replicas { (0, true, 0) } else { (1, false, 1) };
-    assert_eq!((refused, copied > 0, anew), expected, "{what}: refused, copied, restarted; {seen:#?}");
+    assert_eq!((refused, copied > 0, restarts), expected, "{what}: refused, copied, restarted; {seen:#?}");
 }
 
 #[test]
@@ -350,11 +350,11 @@ fn a_log_for_which_there_is_no_room_waits_for_it() {
         let left: Vec<&str> = all.into_iter().filter(|node| !dies || *node != victim).collect();
         clear(&case.cluster, &left);
         // The first image at its next protector may have found no room: there is another one.
-        let anew = (0..RANKS).find(|rank| dies && HOSTS[*rank] != victim && protector(*rank) == victim);
-        let (mut well, mut again) = (false, anew.is_none());
+        let restarts = (0..RANKS).find(|rank| dies && HOSTS[*rank] != victim && protector(*rank) == victim);
+        let (mut well, mut again) = (false, restarts.is_none());
         case.events.expect("the log to be written, and the rank that lost its protector to have another", SOON, |e| {
             well |= e.event == EventName::Store && e.text.contains("can be written again");
-            again |= e.event == EventName::Reprotected && e.rank.map(|rank| rank.0 as usize) == anew;
+            again |= e.event == EventName::Reprotected && e.rank.map(|rank| rank.0 as usize) == restarts;
             well && again
         });
         let seen = case.end(&format!("no room for logs{}", if dies { ", and a death" } else { "" }));

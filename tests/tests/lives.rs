@@ -3,7 +3,10 @@
 //! `make lives RESTORES=10000`, for as many restores; each job has a seed of its own, which is printed before it: `make lives SEED=N` begins with that one.
 #![forbid(unsafe_code)]
 
-use std::thread::sleep;
+use std::num::NonZero;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::thread::{available_parallelism, panicking, scope, sleep};
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
@@ -16,7 +19,7 @@ use radic_wire::ids::JobId;
 use radic_wire::local::ProcessInfo;
 
 /// Images in quick succession: as soon as a process is live, and all the time.
-const FLAGS: &str = "--protect on --ckpt-interval 0.06";
+const FLAGS: &str = "--protect on --ckpt-interval 0.15";
 /// Time for one job, which gets on only between deaths.
 const LIMIT: Duration = Duration::from_secs(1200);
 /// Restores when nothing else is said: some of each library.
@@ -125,22 +128,58 @@ fn run(library: &Library, program: (&str, &[&str]), most: usize, random: &mut Ra
 }
 
 #[test]
-fn every_image_of_a_later_life_restores() {
+fn every_image_of_a_later_incarnation_restores() {
     let number =
         |name| std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")));
     let wanted = number("RADIC_RESTORES").unwrap_or(SAMPLE as u64) as usize;
     let first = Random::from_environment().number();
     let first = number("RADIC_SEED").unwrap_or(first >> 16);
-    let (begun, mut restores) = (Instant::now(), 0);
-    for seed in first.. {
-        let mut random = Random::new(seed);
-        let library = [&MPICH, &INTEL, &OPENMPI][(seed % 3) as usize];
-        let program = PROGRAMS[random.below(PROGRAMS.len())];
-        println!("seed {seed}: {} {}", library.name, program.0);
-        restores += run(library, program, OF_A_JOB.min(wanted.div_ceil(3)), &mut random);
-        println!("{restores} of {wanted} restores, {:.0} s", begun.elapsed().as_secs_f64());
-        if restores >= wanted && (seed + 1 - first) >= 3 {
-            return;
+    let progress = Progress { wanted, first, begun: Instant::now(), next: AtomicU64::new(first), restores: AtomicUsize::new(0) };
+    let at_once = available_parallelism().map_or(1, NonZero::get);
+    scope(|threads| {
+        for _ in 0..at_once {
+            threads.spawn(|| progress.work());
+        }
+    });
+}
+
+/// What the jobs of one run have done together: as many run at once as there are processors.
+struct Progress {
+    wanted: usize,
+    first: u64,
+    begun: Instant,
+    /// The seed of the next job.
+    next: AtomicU64,
+    restores: AtomicUsize,
+}
+
+/// A worker. One that fails lets the others begin no other job.
+struct Working<'a>(&'a Progress);
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.restores.fetch_add(self.0.wanted, Relaxed);
+        }
+    }
+}
+
+impl Progress {
+    /// Runs one job after the other until there were enough restores, and one job of each library.
+    fn work(&self) {
+        let _working = Working(self);
+        loop {
+            let seed = self.next.fetch_add(1, Relaxed);
+            if self.restores.load(Relaxed) >= self.wanted && seed >= self.first + 3 {
+                return;
+            }
+            let mut random = Random::new(seed);
+            let library = [&MPICH, &INTEL, &OPENMPI][(seed % 3) as usize];
+            let program = PROGRAMS[random.below(PROGRAMS.len())];
+            println!("seed {seed}: {} {}", library.name, program.0);
+            let restores = run(library, program, OF_A_JOB.min(self.wanted.div_ceil(3)), &mut random);
+            let all = self.restores.fetch_add(restores, Relaxed) + restores;
+            println!("seed {seed}: {restores} restores; {all} of {}, {:.0} s", self.wanted, self.begun.elapsed().as_secs_f64());
         }
     }
 }

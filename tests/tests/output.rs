@@ -232,7 +232,7 @@ fn each_line_comes_once_though_the_terminal_s_node_dies() {
     for kind in Kind::all() {
         let cluster = Cluster::start(kind, 4);
         let script = format!("exec seq -f \"$RADIC_RANK %.0f\" {COUNT}");
-        // n1 would be a protector, too: a rank that executes another program while its protector dies is lost (issue 5).
+        // n1 protects no rank here: only the terminal is to lose its protector.
         let mut job = cluster.job(2, "--nodes n3,n4", &sh(&script)).start();
         let victim = cluster.protector("n1");
         job.until("a good part of the output", |out, _| (out.len() > 200_000).then_some(()));

@@ -13,8 +13,8 @@ use radic_tests::command::Invocation;
 use radic_tests::library::{compiled, script};
 use radic_tests::netns;
 use radic_tests::protection::{ON, Protected};
-use radic_tests::recovery::is_long;
-use radic_tests::redis::{self, free_fixed_port, free_port};
+use radic_tests::recovery::{events_of, is_long};
+use radic_tests::redis::{self, free_port};
 use radic_tests::{Finished, Running};
 use radic_wire::event::{Event, EventName};
 use serde::Deserialize;
@@ -281,12 +281,12 @@ fn checkpoints_in_the_middle_of_select() {
 
 /// A caller is told that no protected process is there, because the listener is only about to listen, and gets a connection a moment later: this is protected like any other.
 #[test]
-fn who_calls_until_somebody_listens_is_protected() {
+fn a_caller_that_calls_until_a_process_listens_is_protected() {
     let calls = if is_long() { 5000 } else { 500 };
     for kind in Kind::all() {
         let cluster = Cluster::start(kind, 2);
         let (address, port) = match kind {
-            Kind::Logical => ("127.0.0.1".to_owned(), free_fixed_port()),
+            Kind::Logical => ("127.0.0.1".to_owned(), free_port()),
             // The second node has rank 1.
             Kind::Namespaces => (netns::address(1).to_string(), "7000".to_owned()),
         };
@@ -301,6 +301,29 @@ fn who_calls_until_somebody_listens_is_protected() {
         cluster.assert_idle();
         cluster.stop();
     }
+}
+
+/// The rank that listens never accepts: its children do. What callers say first to a protected process is nothing for these.
+#[test]
+fn children_take_connections_as_without_protection() {
+    const CALLS: &str = "40";
+    let cluster = Cluster::start(Kind::Logical, 2);
+    for how in ["accept", "epoll", "poll", "select", "exec"] {
+        let port = free_port();
+        let program = ["python3", &script("prefork.py"), &port, how, CALLS];
+        let finished = cluster.job(2, ON, &program).limit(LIMIT).run().expect(0);
+        let said = finished.stdout();
+        assert!(said.contains("server [0, 0]\n") && said.contains(&format!("client {CALLS} answers")), "{how}: {finished}");
+        let words = finished.stderr();
+        assert_eq!(words.matches("takes connections at").count(), 1, "the terminal is told once: {finished}");
+        let job = cluster.status().jobs.last().expect("it has run").job;
+        let is_told = |event: &Event| event.event == EventName::Unprotected && event.text.contains("takes connections at");
+        let told = events_of(&cluster, job).into_iter().filter(is_told).count();
+        assert_eq!(told, 1, "once for each rank");
+        println!("children that wait by {how}: {}", said.replace('\n', ", "));
+    }
+    cluster.assert_idle();
+    cluster.stop();
 }
 
 const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 2000 -c 20 -d 300 --csv";

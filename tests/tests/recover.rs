@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
     self, FLAGS, HOSTS, LIMIT, PLAIN, PROGRAMS, RANKS, SOON, cluster, command_of, expect_same, first_checkpoints, is_long,
-    result, start, story, strike,
+    result, rounds, start, story, strike,
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
@@ -262,4 +263,20 @@ fn a_node_that_hangs_is_fenced() {
     case.cluster.radic(["inject", "pause-node", "n3", "3"]).run().expect(0);
     let events = case.end("a node that hangs for 3 s");
     assert_eq!(placed(&events, "s1"), 1, "its new incarnation was not ended by the old node's end: {events:#?}");
+}
+
+/// An image of before `MPI_Init` would be of no use as soon as another rank has passed it, and would only be in the way of the first one that protects.
+#[test]
+fn the_first_image_is_that_of_mpi_init() {
+    for library in [&MPICH, &INTEL, &OPENMPI] {
+        let cluster = cluster(Kind::Logical, 0);
+        let mut events = cluster.events_at("n1");
+        let flags = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval 3600";
+        let job = start(library, &cluster, flags, &rounds(library, "--rounds 600 --pause 1"));
+        let id = first_checkpoints(&mut events, RANKS);
+        job.wait().expect(0);
+        let images = Protected::of(&cluster, id, RANKS).sum(|counters| counters.checkpoints);
+        assert_eq!(images, RANKS as u64, "{}: one image of each rank", library.name);
+        cluster.stop();
+    }
 }

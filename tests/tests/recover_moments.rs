@@ -294,9 +294,9 @@ fn a_node_and_its_protector_die() {
         assert!(!job.ends_within(after), "{what}: the job is too short");
         cluster.kill(protector);
         let finished = expect_same(&cluster, job, due, &what);
-        let anew = events_of(&cluster, id).iter().filter(|e| e.event == EventName::Restart).count();
-        println!("{what}: {:.2} s; it restarted from its beginning {anew} times", finished.elapsed.as_secs_f64());
-        assert!(anew == 1 || !after.is_zero(), "{what}: it has not restarted from its beginning, and nothing was lost");
+        let restarts = events_of(&cluster, id).iter().filter(|e| e.event == EventName::Restart).count();
+        println!("{what}: {:.2} s; it restarted from its beginning {restarts} times", finished.elapsed.as_secs_f64());
+        assert!(restarts == 1 || !after.is_zero(), "{what}: it has not restarted from its beginning, and nothing was lost");
         cluster.assert_idle();
         cluster.stop();
     }

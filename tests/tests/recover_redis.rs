@@ -59,7 +59,7 @@ fn survives(kind: Kind, node: &str, spares: usize, counted: u32, after: Duration
 
 /// A client that connects while the node of the listener dies, is lost, or is brought back, reaches the listener all the same, only a moment later.
 #[test]
-fn who_calls_a_process_that_is_lost_waits_for_it() {
+fn a_call_to_a_process_that_is_lost_waits_for_it() {
     /// Calls, one after the other: some seconds.
     const CALLS: u32 = 2_000;
     let mut random = Random::from_environment();

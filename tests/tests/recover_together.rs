@@ -47,7 +47,7 @@ fn any_library(random: &mut Random) -> &'static Library {
 }
 
 /// How often a job has restarted from its beginning.
-fn begun_anew(cluster: &Cluster, job: JobId) -> usize {
+fn count_restarts(cluster: &Cluster, job: JobId) -> usize {
     events_of(cluster, job).iter().filter(|e| e.event == EventName::Restart).count()
 }
 
@@ -63,11 +63,11 @@ fn die_at_once(library: &Library, replicas: u8, nodes: &[&str], after: Duration)
     assert!(!job.ends_within(after), "{what}: the job is too short");
     nodes.iter().for_each(|node| cluster.kill(node));
     let finished = expect_same(&cluster, job, &due, &what);
-    let anew = begun_anew(&cluster, id);
-    println!("{what}: {:.2} s; it restarted from its beginning {anew} times", finished.elapsed.as_secs_f64());
+    let restarts = count_restarts(&cluster, id);
+    println!("{what}: {:.2} s; it restarted from its beginning {restarts} times", finished.elapsed.as_secs_f64());
     cluster.assert_idle();
     cluster.stop();
-    anew
+    restarts
 }
 
 /// Each node is protected by the next one: n2 by n3, and so on; n5 by n1.
@@ -108,14 +108,14 @@ fn die_during_recovery(library: &Library, replicas: u8, event: EventName, next: 
     events.expect(&what, SOON, |e| e.event == event && e.job.is_none_or(|job| job == id));
     protector.signal(rustix::process::Signal::KILL);
     let finished = expect_same(&cluster, job, &due, &what);
-    let anew = begun_anew(&cluster, id);
-    println!("{what}: {:.2} s; it restarted from its beginning {anew} times", finished.elapsed.as_secs_f64());
+    let restarts = count_restarts(&cluster, id);
+    println!("{what}: {:.2} s; it restarted from its beginning {restarts} times", finished.elapsed.as_secs_f64());
     // With one replica n4 has the only log of n3's rank until that is protected elsewhere, and n3 had that of n2's. With two, the job also restarts from its beginning if a copy is
     // needed while a rank catches up with the log at n4.
     // And a rank that is live again may have left the log at n4, and have no image at its next protector yet: it is degraded, as docs/guarantees.md says.
     let may_be_degraded = next == "s1" && event == EventName::Live;
     let is_kept = matches!(next, "s1" | "n5") && !may_be_degraded || replicas == 2 && next == "n2";
-    assert!(anew == 0 || !is_kept, "{what}: nothing was lost, and it restarted from its beginning");
+    assert!(restarts == 0 || !is_kept, "{what}: nothing was lost, and it restarted from its beginning");
     cluster.assert_idle();
     cluster.stop();
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, program};
 use radic_tests::library::MPICH;
@@ -11,6 +11,8 @@ use radic_tests::slurm::{self, Slurm};
 use radic_wire::event::{Event, EventName};
 
 const SOON: Duration = Duration::from_secs(30);
+/// Time for one piece of a job.
+const LONG: Duration = Duration::from_secs(120);
 
 /// A cluster's folder and a Slurm; none if this machine has none. Why is printed.
 fn setup() -> Option<(Cluster, Slurm)> {
@@ -161,4 +163,50 @@ fn the_script_s_node_is_lost_and_the_allocation_ends_with_the_job() {
     assert!(shown.stdout().contains("iteration 3000"), "{shown}");
     process::eventually(SOON, "the allocation to end", || slurm.state(&cluster, &job).starts_with("CANCELLED"));
     assert!(!slurm.said(&job).contains("never"), "{}", slurm.said(&job));
+}
+
+/// The script of packaging/slurm, as a user would submit it. The end of the time is not waited for: the signal that Slurm would send before it is sent.
+#[test]
+fn a_job_in_three_pieces_of_a_batch_system() {
+    let Some((cluster, slurm)) = setup() else { return };
+    let program = MPICH.program("jacobi");
+    let command = [&*program, "--size", "800", "--iterations", "600", "--progress", "2", "--alone", "0"];
+    cluster.radic(["cluster", "start", "--nodes", "3"]).run().expect(0);
+    let due = MPICH.job(&cluster, 4, "--protect none", &command).limit(LONG).run().expect(0).stdout();
+    cluster.radic(["cluster", "stop"]).run().expect(0);
+    let home = cluster.dir().join("home");
+    fs::create_dir(&home).unwrap();
+    let job = slurm.submit_file(&cluster, "packaging/slurm/chained.sh", &home, &["--time=30"], &command);
+    let wait = |goal: &str, is_there: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + LONG;
+        while !is_there() {
+            assert!(
+                Instant::now() < deadline && slurm.state(&cluster, &job) != "FAILED",
+                "waited for {goal}, and job {job} is {} and has said:\n{}\n--- slurmctld\n{}",
+                slurm.state(&cluster, &job),
+                slurm.said(&job),
+                slurm.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    for piece in 0..2 {
+        let before = slurm.said(&job).matches("iteration").count();
+        wait("the piece to get on", &|| slurm.said(&job).matches("iteration").count() > before + 5);
+        slurm.command(&cluster, "scancel", &["--batch", "--signal=USR1", &job]).run().expect(0);
+        wait("the job to be suspended", &|| slurm.said(&job).matches("is suspended (").count() == piece + 1);
+        wait("the job to be queued again", &|| slurm.state(&cluster, &job) == "PENDING");
+        // It would wait for two minutes. In the second of its end slurmd would refuse it, as revoked: the end has no finer time.
+        let pending = Instant::now();
+        wait("another second", &|| pending.elapsed() > Duration::from_secs(2));
+        slurm.command(&cluster, "scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]).run().expect(0);
+    }
+    wait("the script to have ended well", &|| slurm.state(&cluster, &job) == "COMPLETED");
+    let said = slurm.said(&job);
+    let lines = |text: &str| {
+        text.lines().filter(|line| due.lines().any(|due| due == *line)).map(|line| format!("{line}\n")).collect::<String>()
+    };
+    assert_eq!(lines(&said), due, "{said}");
+    assert_eq!(said.matches("goes on from").count(), 2, "{said}");
+    assert!(!home.join(format!("radic-{job}")).exists(), "the folder goes with the job");
 }

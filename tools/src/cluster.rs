@@ -1,6 +1,7 @@
 //! `radic cluster start` and `radic cluster stop`: a whole cluster of logical nodes on this machine, and what [`crate::launch`] needs of this
 //! on other ones.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
@@ -55,6 +56,7 @@ pub(crate) struct StartOptions {
     pub(crate) witness: bool,
     pub(crate) slots: Option<u32>,
     pub(crate) heartbeat_ms: Option<u64>,
+    pub(crate) grace: Option<u64>,
 }
 
 /// A node that was started.
@@ -97,7 +99,7 @@ pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Launche
 fn start_here(cluster: &Cluster, options: &StartOptions) -> Result<Vec<StartedNode>> {
     let radicd = find_radicd()?;
     // From here on an interrupt must not leave half a cluster behind.
-    let mut signals = Signals::block().context("cannot wait for signals")?;
+    let mut signals = Signals::block(None).context("cannot wait for signals")?;
     let mut started = Vec::new();
     let result = start_all(cluster, &radicd, options, &mut signals, &mut started);
     if let Err(e) = result {
@@ -197,7 +199,15 @@ fn start_all(
     let names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), Role::Spare)));
     let mut names = names.chain(options.witness.then(|| ("w1".to_owned(), Role::Witness)));
     let spawn = |name: &str, role, join, signals: &mut Signals| {
-        let wanted = Protector { listen: LOOPBACK, name, role, join, slots: options.slots, heartbeat_ms: options.heartbeat_ms };
+        let wanted = Protector {
+            listen: LOOPBACK,
+            name,
+            role,
+            join,
+            slots: options.slots,
+            heartbeat_ms: options.heartbeat_ms,
+            grace: options.grace,
+        };
         let command = wanted.command(cluster, radicd)?;
         check_interrupt(signals)?;
         let child = signals.unblocked(|| spawn(command, name, role)).context("signals")??;
@@ -225,6 +235,7 @@ pub(crate) struct Protector<'a> {
     pub(crate) join: Option<SocketAddr>,
     pub(crate) slots: Option<u32>,
     pub(crate) heartbeat_ms: Option<u64>,
+    pub(crate) grace: Option<u64>,
 }
 
 impl Protector<'_> {
@@ -242,6 +253,7 @@ impl Protector<'_> {
         });
         command.args(self.slots.map(|slots| format!("--slots={slots}")));
         command.args(self.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
+        command.args(self.grace.map(|seconds| format!("--grace={seconds}")));
         // What the environment says about one protector is not meant for all of these.
         for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
             command.env_remove(variable);
@@ -495,7 +507,7 @@ pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
     let _lock = folder.as_ref().map(lock).transpose()?;
     let alive = processes(cluster);
-    let names: Vec<String> = alive.iter().map(|process| process.name.clone()).collect();
+    let names = names_of(&alive);
     let unseen: Vec<String> = names.iter().filter(|name| !cluster.node_dir(name).join("pid").exists()).cloned().collect();
     let elsewhere = match end_by_request(cluster, &names) {
         Ok(elsewhere) => elsewhere,
@@ -524,7 +536,7 @@ pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
         // It ends already, as another one has told it, or it does not answer.
         signal(&alive, Signal::TERM);
     }
-    let nodes = alive.len();
+    let nodes = names_of(&alive).len();
     let killed = wait_or_kill(alive)?;
     let dir = cluster.node_dir(name);
     match fs::remove_dir_all(&dir) {
@@ -536,13 +548,19 @@ pub(crate) fn stop_only(cluster: &Cluster, name: &str) -> Result<Stopped> {
     Ok(Stopped { nodes, killed, elsewhere: Vec::new(), unseen: Vec::new() })
 }
 
+/// The nodes of these processes, each once. A process that a protector has just forked looks like the protector until it executes its own program.
+fn names_of(processes: &[Process]) -> Vec<String> {
+    let names: BTreeSet<&String> = processes.iter().map(|process| &process.name).collect();
+    names.into_iter().cloned().collect()
+}
+
 /// Waits for the end of protectors that were asked to end. The names of those that had to be killed.
 fn wait_or_kill(mut alive: Vec<Process>) -> Result<Vec<String>> {
     // Those that the others cannot reach get a signal.
     wait_gone(&mut alive, CLEAN)?;
     signal(&alive, Signal::TERM);
     wait_gone(&mut alive, TERMINATE)?;
-    let killed = alive.iter().map(|p| p.name.clone()).collect();
+    let killed = names_of(&alive);
     signal(&alive, Signal::KILL);
     wait_gone(&mut alive, KILLED)?;
     ensure!(alive.is_empty(), "{} protectors did not end even by SIGKILL: they hang in the kernel", alive.len());
@@ -589,6 +607,12 @@ pub(crate) fn wait_gone(processes: &mut Vec<Process>, limit: Duration) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_protector_that_forks_is_counted_once() {
+        let process = |name: &str| Process { name: name.to_owned(), fd: std::fs::File::open("/dev/null").unwrap().into() };
+        assert_eq!(names_of(&["n2", "n1", "n2"].map(process)), ["n1", "n2"]);
+    }
 
     #[test]
     fn only_the_cluster_s_own_protectors_are_recognised() {

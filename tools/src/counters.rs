@@ -72,6 +72,10 @@ fn sum(all: impl Iterator<Item = Counters>) -> Counters {
         different: a.different.saturating_add(b.different),
         // Places in journals: there is no sum of them.
         replayed: 0,
+        again: 0,
+        waits: 0,
+        awaited: 0,
+        looks: 0,
         ..a
     })
 }

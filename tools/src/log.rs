@@ -226,7 +226,9 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
         Determinant::Taken => ("taken", json!({})),
         Determinant::Empty { count } => ("empty", json!({ "count": count })),
         Determinant::Sent { bytes } => ("sent", json!({ "bytes": bytes })),
+        Determinant::Own { bytes } => ("own", json!({ "bytes": bytes })),
         Determinant::Thread { index } => ("thread", json!({ "index": index })),
+        Determinant::Begins { index, name } => ("begins", json!({ "index": index, "name": format!("{name:016x}") })),
     }
 }
 

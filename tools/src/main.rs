@@ -40,6 +40,8 @@ mod show;
 mod spare;
 mod suspend;
 mod terminal;
+mod top;
+mod web;
 
 #[derive(Parser)]
 #[command(
@@ -118,8 +120,9 @@ enum Command {
         Every file is verified before anything starts. The cluster needs the key that the old one had (see `radic key`), and its nodes the \
         program, its libraries and its files, under the same paths. Output goes on behind the last byte that a terminal had printed; \
         standard input is read from this terminal from now on. \
-        The folder stays: as long as the job does not run it can be resumed from there again.")]
-    Resume(suspend::ResumeArgs),
+        The folder stays, and says from now on that the job has gone on: as long as the job does not run it can be resumed from there again by this command, \
+        but `radic run --resume-from` wants --resume-again for that.")]
+    Resume(suspend::resume::ResumeArgs),
     /// Look at the logs of protected ranks
     #[command(subcommand)]
     Log(log::LogCommand),
@@ -153,6 +156,17 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Watch nodes, jobs, ranks and events on one screen
+    #[command(after_help = "Examples:\n  radic top\n  radic top 4f3c --interval 0.5\n  radic top --once\n\n\
+        Enter opens a job's ranks and a rank's streams, Esc goes back, s sorts, / filters, ? explains keys and columns, q leaves. Only what `radic status` tells is \
+        asked for: no rank is stopped or slowed. NO_COLOR in the environment turns colours off.")]
+    Top(top::TopArgs),
+    /// Print the address of the page that radicd serves (`radicd --http`), with a token for it
+    #[command(after_help = "Examples:\n  radic web\n  radic web --token --for 365d > /etc/prometheus/radic.token\n  \
+        curl -H \"Authorization: Bearer $(radic web --token)\" http://127.0.0.1:7118/metrics\n\n\
+        The token is made from the cluster's key, so it is taken by every node, and until its time is over or the cluster has another key. Whoever has it can look at \
+        everything, and change nothing.")]
+    Web(web::WebArgs),
     /// Show what has happened, on all nodes
     #[command(after_help = "Example:\n  radic events --follow --json\n\nWith --json each event is one line.")]
     Events {
@@ -217,6 +231,9 @@ enum ClusterCommand {
         /// Time between two heartbeats, in milliseconds [default: 100]
         #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
         heartbeat_ms: Option<u64>,
+        /// Time for the jobs on a node to make a checkpoint when its daemon gets SIGTERM, in seconds, before the node leaves [default: 0]
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+        grace: Option<u64>,
         #[command(flatten)]
         launch: launch::LaunchArgs,
         /// The cluster's directory, the same on every host; the same as --cluster
@@ -282,17 +299,19 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Run(args) => return run::run(&cluster, &args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Attach { job, label } => {
-            return session::attach(&cluster, cluster.connect(None)?, &Request::Attach { job }, label);
+            return session::attach(&cluster, cluster.connect(None)?, &Request::Attach { job }, label, None);
         }
         Command::Kill { job } => kill::kill(&cluster, &job)?,
         Command::Checkpoint { job, format } => return counters::checkpoint(&cluster, job, format.json),
         Command::Suspend(args) => suspend::suspend(&cluster, &args)?,
-        Command::Resume(args) => return suspend::resume(&cluster, &args),
+        Command::Resume(args) => return suspend::resume::resume(&cluster, &args),
         Command::Log(command) => log::dispatch(&cluster, command)?,
         Command::Replay(args) => replay::replay(&cluster, args)?,
         Command::Jobs { all, format } => show::jobs(&cluster, all, format.json)?,
         Command::Nodes { format } => show::nodes(&cluster, format.json)?,
         Command::Status { format } => show::status(&cluster, format.json)?,
+        Command::Top(args) => top::top(&cluster, &args)?,
+        Command::Web(args) => web::web(&cluster, &args)?,
         Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
         Command::Ckpt(command) => return ckpt::dispatch(command),
         Command::Bench(command) => bench::dispatch(&cluster, &command)?,
@@ -325,9 +344,9 @@ fn make_key(path: &std::path::Path) -> Result<()> {
 
 fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
     match command {
-        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, launch, dir, format } => {
+        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, grace, launch, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let options = cluster::StartOptions { nodes: nodes.unwrap_or(0), spares, witness, slots, heartbeat_ms };
+            let options = cluster::StartOptions { nodes: nodes.unwrap_or(0), spares, witness, slots, heartbeat_ms, grace };
             let launched = match &launch.hosts {
                 Some(hosts) => launch::start_hosts(&cluster, hosts, &launch, &options)?,
                 None if launch.slurm => launch::slurm::start(&cluster, &launch, &options)?,

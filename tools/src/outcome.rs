@@ -33,6 +33,10 @@ pub(crate) fn explain(outcome: &Outcome) -> Option<String> {
              radic: `radic nodes` shows what is left, and `radic events` what happened; run the job again to use the other nodes",
             ranks_text(ranks)
         ),
+        EndReason::RankLost { rank, node, why } => format!(
+            "rank {rank} on {node} cannot go on ({why}), so the job was ended.\n\
+             radic: `radic events` shows what happened; run the job again"
+        ),
         EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
         EndReason::Killed => "the job was killed".into(),
         EndReason::Suspended => "the job is suspended; `radic resume` goes on with it".into(),
@@ -51,6 +55,7 @@ pub(crate) fn in_short(outcome: &Outcome) -> String {
         EndReason::Aborted { code, .. } => format!("abort {code}"),
         EndReason::NotFinalized { rank, .. } => format!("rank {rank} left"),
         EndReason::NodeLost { node, .. } => format!("lost {node}"),
+        EndReason::RankLost { rank, .. } => format!("lost rank {rank}"),
         EndReason::LaunchFailed { .. } => "not started".into(),
         EndReason::Killed => "killed".into(),
         EndReason::Suspended => "suspended".into(),

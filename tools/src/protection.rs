@@ -190,7 +190,7 @@ fn parse_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     (value.is_finite() && (0.0..1e18).contains(&value)).then_some(value as u64)
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("", 1)];
     let seconds = parse_unit(text, &units).filter(|seconds| *seconds > 0);
     seconds.map(Duration::from_secs).ok_or_else(|| "a time is written like 90s, 30m, 24h or 30d".into())

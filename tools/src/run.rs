@@ -14,6 +14,7 @@ use radic_wire::ids::NodeName;
 use radic_wire::job::{JobSpec, MapBy, exit_code};
 use radic_wire::local::{ClusterStatus, NodeState, Reply, Request};
 use radic_wire::membership::Role;
+use radic_wire::process::Protect;
 use serde::Serialize;
 use serde_bytes::ByteBuf;
 
@@ -21,18 +22,23 @@ use crate::client::{self, Cluster};
 use crate::outcome::Usage;
 use crate::protection::{Decision, ProtectionArgs};
 use crate::show::{print, print_json, report};
+use crate::suspend::content::{self, Saved, Source};
+use crate::suspend::load_key;
+use crate::suspend::on_signal::{OnSignal, OnSignalArgs};
+use crate::suspend::resume::Resume;
 use crate::{doctor, mpi, session};
 
 /// Flags of `radic run`.
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  radic run -n 4 -- ./ring\n  radic run -n 8 --label --nodes n1,n2 -- python -m mpi4py.bench helloworld\n  \
-    radic run -n 4 --explain -- ./ring\n\n\
+    radic run -n 4 --explain -- ./ring\n  \
+    radic run -n 4 --resume-from DIR --suspend-to DIR --suspend-on USR1 -- ./ring     # the same line again and again\n\n\
     Standard input goes to rank 0. SIGINT, SIGTERM, SIGQUIT, SIGUSR1 and SIGUSR2 go to every rank; three interrupts within 5 s \
     end the job. SIGTSTP and SIGCONT stop and continue only this command. If the terminal dies, the job goes on: `radic attach` \
     shows it again.\n\n\
     The exit code is the first non-zero one of a rank (128 + n for signal n), or that of MPI_Abort; 113 if a node died that \
-    hosted ranks that were not protected, or could not be brought back; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
+    hosted ranks that were not protected, or could not be brought back; 114 if the job was suspended; 125 if RADIC itself failed; 126 and 127 if the program cannot be executed or found."
 )]
 pub(crate) struct RunArgs {
     /// How many ranks [default: SLURM_NTASKS in an allocation of Slurm]
@@ -69,10 +75,18 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "explain")]
     json: bool,
     /// Start the job, print its name and leave it alone
-    #[arg(long, conflicts_with = "label")]
+    #[arg(long, conflicts_with_all = ["label", "suspend_to"])]
     detach: bool,
     #[command(flatten)]
     protection: ProtectionArgs,
+    #[command(flatten)]
+    on_signal: OnSignalArgs,
+    /// Go on with the job that is suspended in this folder; start the program if the folder is absent or empty, or if that job has ended with code 0 since
+    #[arg(long, value_name = "DIR", conflicts_with = "detach", help_heading = "Suspension")]
+    resume_from: Option<PathBuf>,
+    /// With --resume-from: go on from there also if the job has done so before and was not suspended again; what it has done since is done twice
+    #[arg(long, requires = "resume_from", help_heading = "Suspension")]
+    resume_again: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -121,19 +135,71 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
     if let Some(warning) = decision.warning() {
         report(&format!("radic: warning: {warning}"));
     }
+    if let Some((dir, source, saved)) = suspended(cluster, args, &program)? {
+        let on_signal = args.on_signal.decide(cluster, Some(dir))?;
+        report(&format!("radic: job {} goes on from {}", saved.job(), dir.display()));
+        let resume = Resume { dir, nodes: &args.nodes, label: args.label, again: args.resume_again, must_mark: true };
+        return resume.go_on(cluster, &load_key(cluster)?, &source, saved, on_signal);
+    }
+    let on_signal = on_signal(cluster, args, &decision)?;
     let size = size(cluster, args)?;
     let spec = job_spec(args, size, &here, &program, inherited, &plan, &decision)?;
     spec.validate().context("this job cannot be started")?;
     let mut connection = cluster.connect(None)?;
     let request = Request::Run { spec: Box::new(spec), attach: !args.detach };
     if !args.detach {
-        return session::attach(cluster, connection, &request, args.label);
+        return session::attach(cluster, connection, &request, args.label, on_signal);
     }
     match connection.ask(&request, session::START)? {
         Reply::Attached { job, .. } => print(&format!("{job}\n"))?,
         other => return Err(connection.unexpected(&other).into()),
     }
     Ok(0)
+}
+
+/// What is to suspend a job that starts.
+fn on_signal(cluster: &Cluster, args: &RunArgs, decision: &Decision) -> Result<Option<OnSignal>> {
+    ensure!(
+        !args.on_signal.is_given() || decision.protection.protect == Protect::On,
+        "--suspend-to: a job without protection has no checkpoints, so it cannot be suspended; `radic doctor -- PROGRAM` says what stands in the way"
+    );
+    args.on_signal.decide(cluster, None)
+}
+
+/// The job that `--resume-from` means; none: the program is to be started.
+fn suspended<'a>(cluster: &Cluster, args: &'a RunArgs, program: &Path) -> Result<Option<(&'a Path, Source, Saved)>> {
+    let Some(dir) = args.resume_from.as_deref() else { return Ok(None) };
+    let look = Source::look(dir, || load_key(cluster));
+    let found = look.context("--resume-from: restore the folder, or remove it to start from the beginning")?;
+    let why = match &found {
+        None => "holds no suspended job".to_owned(),
+        Some((_, saved)) => match &saved.mark {
+            Some(mark) if mark.is_finished() => format!("held job {}, which {}", saved.job(), mark.text()),
+            Some(mark) if !args.resume_again => bail!(content::resumed(dir, saved.job(), mark)),
+            _ => {
+                check_same(args, program, saved).with_context(|| format!("--resume-from {}", dir.display()))?;
+                return Ok(found.map(|(source, saved)| (dir, source, saved)));
+            }
+        },
+    };
+    report(&format!("radic: {} {why}: the program starts from its beginning", dir.display()));
+    Ok(None)
+}
+
+/// Whether the suspended job is what this command line would start.
+fn check_same(args: &RunArgs, program: &Path, saved: &Saved) -> Result<()> {
+    let (job, spec) = (saved.job(), &saved.manifest.suspension.ward.spec);
+    let same = spec.program == program.as_os_str().as_bytes()
+        && spec.args.iter().skip(1).map(|word| &word[..]).eq(args.command.iter().skip(1).map(|word| word.as_bytes()));
+    let what = "`radic resume` goes on with it; to start from the beginning, remove the folder or name another";
+    ensure!(same, "job {job} is suspended there, which is `{}`, not what this command line says; {what}", spec.command_line());
+    ensure!(
+        args.n.is_none_or(|n| n == spec.ranks),
+        "job {job} is suspended there, which has {} ranks, and -n is {}; {what}",
+        spec.ranks,
+        args.n.unwrap_or_default()
+    );
+    Ok(())
 }
 
 /// What `--explain --json` prints.

@@ -22,6 +22,8 @@ use crate::feed::{Feed, Lost};
 use crate::ledger::Ledger;
 use crate::outcome;
 use crate::printer::Printer;
+use crate::show::report;
+use crate::suspend::on_signal::{OnSignal, Said, Suspender};
 use crate::terminal::{Input, Output, Signals, Typed, WriteError};
 
 /// Time that starting a job may take.
@@ -72,24 +74,44 @@ enum Ending {
     Abandoned,
 }
 
+/// How the terminal's time with a job was over.
+pub(crate) struct Shown {
+    /// The exit code.
+    pub(crate) code: u8,
+    /// How the job ended; none: it may go on.
+    pub(crate) outcome: Option<Outcome>,
+}
+
 /// Sends `request`, a `Run` or an `Attach`, and stays with the job until it ends. The result is the exit code.
-pub(crate) fn attach(cluster: &Cluster, mut connection: Connection, request: &Request, label: bool) -> Result<u8> {
+pub(crate) fn attach(
+    cluster: &Cluster,
+    mut connection: Connection,
+    request: &Request,
+    label: bool,
+    on_signal: Option<OnSignal>,
+) -> Result<u8> {
     // Before the request: an interrupt from here on is one for the job.
-    let signals = Signals::block().context("cannot wait for signals")?;
+    let signals = Signals::block(on_signal.as_ref().map(|on| on.signal)).context("cannot wait for signals")?;
     connection.send(request)?;
-    let mut session = Session::new(cluster, connection, signals, label);
+    let mut session = Session::new(cluster, connection, signals, label, on_signal);
     session.protected = matches!(request, Request::Run { spec, .. } if spec.protection.protect == Protect::On);
     let ending = session.run();
     let job = session.job.take().map(|(job, _)| job);
     // From here on the signals are deadly again: what follows may take a moment.
     drop(session);
-    finish(cluster, job, ending?)
+    Ok(finish(cluster, job, ending?)?.code)
 }
 
 /// Stays with a job of which the protector has just said on this connection, by `reply`, that it runs.
-pub(crate) fn attached(cluster: &Cluster, connection: Connection, reply: Reply) -> Result<u8> {
-    let signals = Signals::block().context("cannot wait for signals")?;
-    let mut session = Session::new(cluster, connection, signals, false);
+pub(crate) fn attached(
+    cluster: &Cluster,
+    connection: Connection,
+    reply: Reply,
+    label: bool,
+    on_signal: Option<OnSignal>,
+) -> Result<Shown> {
+    let signals = Signals::block(on_signal.as_ref().map(|on| on.signal)).context("cannot wait for signals")?;
+    let mut session = Session::new(cluster, connection, signals, label, on_signal);
     session.protected = true;
     let ending = match session.handle_reply(reply)? {
         Some(ending) => Ok(ending),
@@ -100,20 +122,20 @@ pub(crate) fn attached(cluster: &Cluster, connection: Connection, reply: Reply) 
     finish(cluster, job, ending?)
 }
 
-fn finish(cluster: &Cluster, job: Option<JobId>, ending: Ending) -> Result<u8> {
-    match ending {
-        Ending::Ended(outcome) => Ok(outcome::exit_code(outcome.code)),
+fn finish(cluster: &Cluster, job: Option<JobId>, ending: Ending) -> Result<Shown> {
+    let code = match ending {
+        Ending::Ended(outcome) => return Ok(Shown { code: outcome::exit_code(outcome.code), outcome: Some(outcome) }),
         Ending::TakenOver => {
             eprintln!("radic: the job is shown at another terminal now; its end will be reported there");
-            Ok(outcome::exit_code(exit_code::RADIC))
+            outcome::exit_code(exit_code::RADIC)
         }
-        Ending::Detached => Ok(signal_code(Signal::SIGHUP)),
+        Ending::Detached => signal_code(Signal::SIGHUP),
         Ending::OutputClosed => {
             // As SIGPIPE would have ended a program whose reader wants no more.
             if let Some(job) = job {
                 cluster.ask(&Request::Kill { job: job.to_string() }, client::ANSWER)?;
             }
-            Ok(signal_code(Signal::SIGPIPE))
+            signal_code(Signal::SIGPIPE)
         }
         Ending::Abandoned => {
             let left = match job {
@@ -121,9 +143,10 @@ fn finish(cluster: &Cluster, job: Option<JobId>, ending: Ending) -> Result<u8> {
                 None => "the job may be starting: see `radic jobs`".into(),
             };
             eprintln!("radic: not waiting any longer; {left}");
-            Ok(signal_code(Signal::SIGINT))
+            signal_code(Signal::SIGINT)
         }
-    }
+    };
+    Ok(Shown { code, outcome: None })
 }
 
 /// The exit code of a shell for a command that a signal ended.
@@ -134,6 +157,7 @@ fn signal_code(signal: Signal) -> u8 {
 /// What `poll` found.
 struct Ready {
     signals: bool,
+    suspender: bool,
     socket: bool,
     outlets: [bool; 2],
     input: PollFlags,
@@ -164,10 +188,21 @@ struct Session<'a> {
     /// Carries `Kill`; kept until the end, as closing it might be taken for a change of mind.
     killer: Option<Connection>,
     outcome: Option<Outcome>,
+    /// The signal that suspends the job, and what has become of it.
+    on_signal: Option<OnSignal>,
+    suspending: Suspending,
+}
+
+/// Whether this terminal suspends its job.
+enum Suspending {
+    No,
+    /// As soon as there is a job.
+    Wanted,
+    Begun(Suspender),
 }
 
 impl<'a> Session<'a> {
-    fn new(cluster: &'a Cluster, connection: Connection, signals: Signals, label: bool) -> Self {
+    fn new(cluster: &'a Cluster, connection: Connection, signals: Signals, label: bool, on_signal: Option<OnSignal>) -> Self {
         let output = Output::new();
         Session {
             cluster,
@@ -188,6 +223,8 @@ impl<'a> Session<'a> {
             hinted: false,
             killer: None,
             outcome: None,
+            on_signal,
+            suspending: Suspending::No,
         }
     }
 
@@ -196,7 +233,12 @@ impl<'a> Session<'a> {
             while let Some(piece) = self.printer.poll_piece() {
                 self.output.push(piece);
             }
+            let told = match &mut self.suspending {
+                Suspending::Begun(suspender) if self.outcome.is_some() => suspender.is_told(Instant::now()),
+                _ => true,
+            };
             if self.output.is_empty()
+                && told
                 && let Some(outcome) = self.outcome.take()
             {
                 return Ok(Ending::Ended(outcome));
@@ -213,6 +255,9 @@ impl<'a> Session<'a> {
             && let Some(ending) = self.handle_signals()?
         {
             return Ok(Some(ending));
+        }
+        if ready.suspender {
+            self.handle_suspender();
         }
         for outlet in (0..2).filter(|i| ready.outlets[*i]) {
             if let Some(ending) = self.handle_writable(outlet)? {
@@ -269,14 +314,21 @@ impl<'a> Session<'a> {
             add(stream.is_some(), PollFd::new(fd, PollFlags::POLLOUT))
         });
         let input = add(wants_input && !background, PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
+        let suspender = match &self.suspending {
+            Suspending::Begun(suspender) => Some(suspender),
+            _ => None,
+        };
+        let said = suspender.and_then(|suspender| add(true, PollFd::new(suspender.as_fd(), PollFlags::POLLIN)));
         let pulse = self.has_pulse().then(|| self.pulse.due());
-        let due = self.printer.poll_timeout().into_iter().chain(self.answer_by).chain(pulse).min();
+        let told = suspender.and_then(Suspender::due);
+        let due = self.printer.poll_timeout().into_iter().chain(self.answer_by).chain(pulse).chain(told).min();
         let limit = due.map(|due| due.saturating_duration_since(Instant::now())).into_iter();
         let limit = limit.chain(background.then_some(BACKGROUND)).min();
         client::poll_fds(&mut fds, limit).context("waiting for the job")?;
         let events = |index: Option<usize>| index.and_then(|i| fds[i].revents()).unwrap_or(PollFlags::empty());
         Ok(Ready {
             signals: !events(Some(0)).is_empty(),
+            suspender: !events(said).is_empty(),
             socket: !events(socket).is_empty(),
             outlets: outlets.map(|i| !events(i).is_empty()),
             input: events(input),
@@ -287,6 +339,10 @@ impl<'a> Session<'a> {
         while let Some(signal) = self.signals.next().context("reading signals")? {
             if signal == Signal::SIGHUP {
                 return Ok(Some(Ending::Detached));
+            }
+            if self.is_to_suspend(signal) {
+                self.begin_suspending();
+                continue;
             }
             // The job is over; only its output is still to be read, by a reader that takes its time.
             if let Some(outcome) = self.outcome.take() {
@@ -303,6 +359,46 @@ impl<'a> Session<'a> {
             }
         }
         Ok(None)
+    }
+
+    fn is_to_suspend(&self, signal: Signal) -> bool {
+        self.on_signal.as_ref().is_some_and(|on| on.signal == signal)
+    }
+
+    fn begin_suspending(&mut self) {
+        let (Some(on), None) = (&self.on_signal, &self.outcome) else { return };
+        self.suspending = match (std::mem::replace(&mut self.suspending, Suspending::No), &self.job) {
+            (begun @ Suspending::Begun(_), _) => {
+                self.printer.handle_message(&format!("radic: {}: the job is being suspended already", on.signal));
+                begun
+            }
+            (_, None) => Suspending::Wanted,
+            (_, Some((job, _))) => {
+                let (signal, dir) = (on.signal, on.dir.display());
+                self.printer.handle_message(&format!("radic: {signal}: suspending job {job} into {dir}"));
+                match Suspender::begin(self.cluster, *job, on) {
+                    Ok(suspender) => Suspending::Begun(suspender),
+                    Err(error) => {
+                        self.printer.handle_message(&format!("radic: it cannot be suspended, and goes on: {error}"));
+                        Suspending::No
+                    }
+                }
+            }
+        };
+    }
+
+    fn handle_suspender(&mut self) {
+        let Suspending::Begun(suspender) = &mut self.suspending else { return };
+        let mut is_over = false;
+        for said in suspender.said() {
+            match said {
+                Said::Line(line) => self.printer.handle_message(&line),
+                Said::Over => is_over = true,
+            }
+        }
+        if is_over {
+            self.suspending = Suspending::No;
+        }
     }
 
     fn handle_interrupt(&mut self) -> Option<Ending> {
@@ -415,6 +511,7 @@ impl<'a> Session<'a> {
             }
             Reply::Output { rank, stream, offset, data } => self.handle_output(rank, stream, offset, &data)?,
             Reply::StdinFrom(from) => self.handle_input_wanted(from)?,
+            Reply::Notice(text) => report(&format!("radic: warning: {text}")),
             Reply::TakenOver => return Ok(Some(Ending::TakenOver)),
             Reply::Ended(outcome) => self.handle_ended(outcome),
             Reply::Error(text) => return Err(ClientError::Refused(text).into()),
@@ -474,6 +571,9 @@ impl<'a> Session<'a> {
             self.printer
                 .handle_message(&format!("radic: {dropped} bytes of earlier output were dropped: they were not read in time"));
         }
+        if matches!(self.suspending, Suspending::Wanted) {
+            self.begin_suspending();
+        }
         self.send_early()
     }
 
@@ -515,6 +615,7 @@ impl<'a> Session<'a> {
             client::poll_fds(&mut fds, Some(REATTACH_PAUSE)).context("waiting for a protector")?;
             match self.signals.next().context("reading signals")? {
                 Some(Signal::SIGHUP) => return Ok(Some(Ending::Detached)),
+                Some(signal) if self.is_to_suspend(signal) => self.begin_suspending(),
                 Some(Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT) => return Ok(Some(Ending::Abandoned)),
                 Some(signal) => self.early.push(signal),
                 None => {}

@@ -161,8 +161,8 @@ fn nodes_table(nodes: &[NodeInfo]) -> String {
 fn jobs_table(jobs: &[JobInfo]) -> String {
     let mut table = Table::new(&["JOB", "STATE", ">RANKS", "NODES", ">TIME", "COMMAND"]);
     for job in jobs {
-        let lives = if job.degraded.is_empty() { "running" } else { "degraded" };
-        let state = job.outcome.as_ref().map_or_else(|| lives.to_owned(), outcome::in_short);
+        let incarnations = if job.degraded.is_empty() { "running" } else { "degraded" };
+        let state = job.outcome.as_ref().map_or_else(|| incarnations.to_owned(), outcome::in_short);
         let ranks = if job.running < job.ranks && job.outcome.is_none() {
             format!("{}/{}", job.running, job.ranks)
         } else {
@@ -249,7 +249,7 @@ impl Table {
 }
 
 /// Text from elsewhere, without what could play tricks on a terminal.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -278,7 +278,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// Milliseconds since 1970 as ISO 8601 in UTC.
-fn utc(ms: u64) -> String {
+pub(crate) fn utc(ms: u64) -> String {
     let (s, ms) = (ms / 1000, ms % 1000);
     let (days, s) = (s / 86_400, s % 86_400);
     // Days are counted in eras of 400 years that begin on a 1st of March, so that the leap day is the last of its year.

@@ -34,10 +34,12 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    pub(crate) fn block() -> nix::Result<Self> {
+    /// One that is wanted in any case is not left ignored.
+    pub(crate) fn block(wanted: Option<Signal>) -> nix::Result<Self> {
         // Not those that are ignored: while it is blocked, such a signal would be queued all the same.
         let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
-        let set = SigSet::from_iter(SIGNALS.into_iter().filter(|signal| ignored & (1 << (*signal as u32 - 1)) == 0));
+        let is_heard = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) == 0 || Some(*signal) == wanted;
+        let set = SigSet::from_iter(SIGNALS.into_iter().filter(is_heard));
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), Some(&mut before))?;

@@ -148,7 +148,7 @@ fn programs_for_other_machines_cannot() {
 }
 
 #[test]
-fn who_becomes_somebody_else_cannot() {
+fn a_program_that_becomes_another_user_cannot() {
     let folder = Folder::new();
     let program = folder.gcc("program", MAIN, &[]);
     let mode = |mode| fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Why bytes are not a message, or a message does not become bytes.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// The encoded message would be longer than the channel's limit.
     #[error("a message of {size} bytes is over the limit of {limit}")]

@@ -4,8 +4,8 @@
 //! byte holds the kind in its low four bits and the argument in its high four; 15 there means that a varint of (argument - 15)
 //! follows. So a plain recv is 2 to 4 bytes, and a readiness set of one descriptor 4.
 //!
-//! Three kinds are no outcomes but say where the next one belongs: [`Determinant::Thread`], [`Determinant::Empty`] and
-//! [`Determinant::Sent`]. They stand before it, in this order, each only when it says something.
+//! Five kinds are no outcomes but say where the next one belongs: [`Determinant::Begins`] or [`Determinant::Thread`], [`Determinant::Empty`],
+//! [`Determinant::Sent`] and [`Determinant::Own`]. They stand before it, in this order, each only when it says something.
 //!
 //! The decoder is strict: bytes that it accepts are exactly those that the encoder writes for what it returns.
 
@@ -345,17 +345,95 @@ pub enum Determinant<'a> {
         /// How many.
         bytes: u64,
     },
+    /// So many of these bytes were sent by the outcome's own thread since its last outcome. Only before an outcome that stands between two sends
+    /// ([`Determinant::is_among_sends`]), and only if the process has several threads: another thread may send at any time, so the sum does not say between which two sends
+    /// of this thread it stands.
+    Own {
+        /// How many.
+        bytes: u64,
+    },
     /// What follows happened on this thread; at the beginning it is 0.
     Thread {
-        /// The thread's number in its process, in the order of creation.
+        /// The thread's number: the one that it was given by `Begins`, or 0 for the process's first thread.
         index: u32,
     },
+    /// The first outcome of a thread follows. The thread has this number from here on; a thread that had it before has ended.
+    Begins {
+        /// The number.
+        index: u32,
+        /// The thread's name. It follows from which thread created it, and as which of its threads, so it is the same in each incarnation.
+        name: u64,
+    },
 }
+
+/// The calls of the program that have outcomes, as a message names them.
+pub const CALLS: [&str; 17] = [
+    "no call",
+    "recv",
+    "recv with MSG_PEEK",
+    "accept",
+    "bind",
+    "connect",
+    "getsockopt of SO_ERROR",
+    "poll, select or epoll_wait",
+    "send",
+    "read of standard input",
+    "call that found nothing",
+    "recv that failed",
+    "send that failed",
+    "accept that failed",
+    "connect that failed",
+    "poll, select or epoll_wait that failed",
+    "bind that failed",
+];
 
 impl<'a> Determinant<'a> {
     /// Whether it says where the next outcome belongs, instead of being one.
     pub fn is_position(&self) -> bool {
-        matches!(self, Determinant::Empty { .. } | Determinant::Sent { .. } | Determinant::Thread { .. })
+        matches!(
+            self,
+            Determinant::Empty { .. }
+                | Determinant::Sent { .. }
+                | Determinant::Own { .. }
+                | Determinant::Thread { .. }
+                | Determinant::Begins { .. }
+        )
+    }
+
+    /// Whether its place is between two sends of its thread, and the thread's other calls do not say where.
+    pub fn is_among_sends(&self) -> bool {
+        self.sends_on().is_some() || *self == Determinant::Nothing
+    }
+
+    /// The descriptor, and how many bytes were taken, if it is the outcome of a send.
+    pub fn sends_on(&self) -> Option<(u32, u32)> {
+        match *self {
+            Determinant::SendPart { fd, len } => Some((fd, len)),
+            Determinant::Errno { fd, call: Call::Send, .. } => Some((fd, 0)),
+            _ => None,
+        }
+    }
+
+    /// Which call of the program has such an outcome: its place in [`CALLS`], for a message.
+    pub fn call(&self) -> usize {
+        match self {
+            Determinant::Recv { .. } | Determinant::Eof { .. } => 1,
+            Determinant::Peek { .. } => 2,
+            Determinant::Accept { .. } => 3,
+            Determinant::Bound { .. } => 4,
+            Determinant::Target { .. } | Determinant::Connected { .. } => 5,
+            Determinant::SoError { .. } => 6,
+            Determinant::Ready { .. } => 7,
+            Determinant::SendPart { .. } | Determinant::Taken => 8,
+            Determinant::Input { .. } => 9,
+            Determinant::Nothing => 10,
+            Determinant::Errno { call, .. } => 11 + *call as usize,
+            Determinant::Empty { .. }
+            | Determinant::Sent { .. }
+            | Determinant::Own { .. }
+            | Determinant::Thread { .. }
+            | Determinant::Begins { .. } => 0,
+        }
     }
 
     /// Writes its code: at most [`limits::DETERMINANT`] bytes.
@@ -414,6 +492,15 @@ impl<'a> Determinant<'a> {
             }
             Determinant::Nothing => head(out, 15, 0),
             Determinant::Taken => head(out, 15, 1),
+            Determinant::Begins { index, name } => {
+                head(out, 15, 2);
+                out.varint(u64::from(index));
+                out.varint(name);
+            }
+            Determinant::Own { bytes } => {
+                head(out, 15, 3);
+                out.varint(bytes);
+            }
         }
     }
 
@@ -468,6 +555,8 @@ impl<'a> Determinant<'a> {
             }
             _ if arg == 0 => Determinant::Nothing,
             _ if arg == 1 => Determinant::Taken,
+            _ if arg == 2 => Determinant::Begins { index: narrow(from)?, name: from.varint()? },
+            _ if arg == 3 => Determinant::Own { bytes: from.varint()? },
             _ => return Err(from.malformed("no such determinant")),
         })
     }
@@ -582,6 +671,8 @@ mod tests {
                 Determinant::Empty { count: big },
                 Determinant::Sent { bytes: big },
                 Determinant::Thread { index: a },
+                Determinant::Begins { index: a, name: big },
+                Determinant::Own { bytes: big },
             ] {
                 check(determinant)?;
             }

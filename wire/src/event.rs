@@ -86,6 +86,8 @@ event_names! {
     Lost = "lost",
     /// A process that was brought back has ended before it lived again.
     Death = "death",
+    /// The node has chosen the time between checkpoints of a job that leaves it to the node.
+    Interval = "interval",
 }
 
 /// One event.

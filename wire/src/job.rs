@@ -320,6 +320,15 @@ pub enum EndReason {
         /// What was seen.
         why: String,
     },
+    /// A rank cannot be brought back, and the job does not begin anew; or what it has written is lost. Its node need not be.
+    RankLost {
+        /// The rank.
+        rank: Rank,
+        /// Where it was, or was to be.
+        node: NodeName,
+        /// What was seen.
+        why: String,
+    },
     /// A rank could not be started.
     LaunchFailed {
         /// The rank.

@@ -36,7 +36,9 @@ pub mod peer;
 pub mod process;
 pub mod record;
 pub mod replay;
+pub mod since;
 pub mod suspension;
+pub mod token;
 
 /// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 18;
+pub const PROTOCOL_VERSION: u16 = 21;

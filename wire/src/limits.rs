@@ -84,5 +84,9 @@ pub const ASKS: usize = 4_096;
 pub const NOTES: u32 = 64;
 /// Processes in one answer to `radic status`: they fit in a [`LOCAL_FRAME`].
 pub const PROCESSES_SHOWN: usize = 8_192;
+/// Pairs of ranks in one answer that tells how much each rank has sent to each: they fit in a [`LOCAL_FRAME`].
+pub const PAIRS_SHOWN: usize = 131_072;
+/// Streams in one node's part of that answer: they fit in a [`PEER_FRAME`].
+pub const FLOWS_SHOWN: usize = 131_072;
 /// Most ended processes of which a protector remembers the last counters.
 pub const PROCESSES_ENDED: usize = 1_024;

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::event::Event;
-use crate::ids::{JobId, NodeName, Rank};
+use crate::ids::{JobId, NodeName, ProcessId, Rank};
 use crate::job::{JobInfo, JobSpec, Outcome, OutputStream, Placement};
 use crate::log::{HeldLog, LogPart};
 use crate::membership::Role;
+use crate::peer::Report;
 use crate::process::{Counters, Protect};
 use crate::suspension::{Resumption, Suspension};
 
@@ -90,6 +91,10 @@ pub enum Request {
     BeginResumed(Box<Resumption>),
     /// The state of the cluster.
     Status,
+    /// The state of the answering node alone: no other node is asked. The answer is `Node`.
+    Node,
+    /// How much has each rank of a job sent to each? The answer is `Traffic`.
+    Traffic(JobId),
     /// Events, oldest first; then `Done`, unless they are followed.
     Events {
         /// Go on as they happen.
@@ -161,12 +166,18 @@ pub enum Reply {
     Suspending(Box<Suspension>),
     /// To `Resume`: where the log service of each rank's protector-to-be listens.
     Resuming(Vec<SocketAddr>),
+    /// Something for the user to know while the job runs.
+    Notice(String),
     /// Another terminal has attached to the job; this one gets no more.
     TakenOver,
     /// The job has ended, and nothing of it is left.
     Ended(Outcome),
     /// To `Status`.
     Status(ClusterStatus),
+    /// To `Node`.
+    Node(Box<NodeStatus>),
+    /// To `Traffic`.
+    Traffic(Traffic),
     /// To `Log`: by which node it is held, and what.
     Log(NodeName, HeldLog),
     /// To `ReadLog`: at most [`crate::limits::LOG_CHUNK`] bytes; none at the end of what is held.
@@ -313,4 +324,41 @@ pub struct ClusterStatus {
     pub jobs: Vec<JobInfo>,
     /// Protected processes, running ones and some that have ended.
     pub processes: Vec<ProcessInfo>,
+}
+
+/// The state of one node, as its own protector knows it: what its metrics are made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// The node.
+    pub node: NodeName,
+    /// What it is for.
+    pub role: Role,
+    /// Ranks that `--map-by slot` places there before it goes to the next node.
+    pub slots: u32,
+    /// Where its daemon serves its page and metrics, if it does.
+    pub http: Option<SocketAddr>,
+    /// Its view's number; 0 while it has none.
+    pub view: u64,
+    /// Whether its side has no majority.
+    pub frozen: bool,
+    /// How many members its view has of each role.
+    pub members: Vec<(Role, u32)>,
+    /// The ranks it hosts, and the resident memory of its protector.
+    pub report: Report,
+    /// What its log service holds of processes, at most [`crate::limits::PROCESSES_SHOWN`].
+    pub held: Vec<(ProcessId, LogSizes)>,
+    /// The longest time between two checkpoints of a rank that it hosts, for each job that makes them by itself, in milliseconds.
+    pub intervals: Vec<(JobId, u64)>,
+}
+
+/// The bytes that the ranks of a job have received from each other on connections that are held: those that are open, and those that
+/// were closed since their receiver's last checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Sender, receiver, bytes; at most [`crate::limits::PAIRS_SHOWN`].
+    pub pairs: Vec<(Rank, Rank, u64)>,
+    /// Bytes from processes that are no ranks of the job, or of which the sender is not known.
+    pub others: u64,
+    /// Whether something is missing: there was more than one answer holds, or a node did not answer.
+    pub partial: bool,
 }

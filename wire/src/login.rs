@@ -22,7 +22,7 @@ use crate::mac::{JobKey, MAC, Purpose};
 use crate::record::{self, Cover, Opener, Sealer};
 
 /// First bytes of a login; another one whenever what follows changes.
-const MAGIC: [u8; 8] = *b"RADICLG2";
+const MAGIC: [u8; 8] = *b"RADICLG3";
 /// Bytes of a nonce.
 pub const NONCE: usize = 16;
 /// Bytes of what a login says.

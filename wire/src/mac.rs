@@ -74,6 +74,8 @@ pub enum Purpose {
     Suspension,
     /// The first message of a login: its sender has the key, or has overheard a process that has it.
     Login,
+    /// A token for the daemon's page and metrics.
+    Token,
 }
 
 impl JobKey {
@@ -90,6 +92,11 @@ impl JobKey {
     /// The key with which `job` is signed when it is suspended: no process has it.
     pub fn derive_for_suspension(cluster: &ClusterKey, job: JobId) -> Self {
         JobKey::derived("radic 2026-11 job key of suspensions", cluster.secret(), &job.bits().to_le_bytes())
+    }
+
+    /// The key of the tokens with which the daemon's page and metrics are read: of no job, and no process has it.
+    pub(crate) fn derive_for_tokens(cluster: &ClusterKey) -> Self {
+        JobKey::derived("radic 2026-11 key of tokens", cluster.secret(), &[])
     }
 
     fn derived(context: &'static str, secret: &[u8; 32], of: &[u8]) -> Self {

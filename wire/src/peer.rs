@@ -4,6 +4,8 @@
 //! other's own connection back. Each such [`Purpose::Link`] is made reliable across broken connections by sequence numbers: see
 //! the protector's `link` module.
 
+mod questions;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,12 +15,14 @@ use serde_bytes::ByteBuf;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
 use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
-use crate::job::{ExitStatus, JobInfo, JobSpec, Outcome, OutputStream, Placement};
-use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
-use crate::log::{HeldLog, ImageRange, LogPart};
+use crate::job::{ExitStatus, JobSpec, Outcome, OutputStream, Placement};
+use crate::local::Fault;
+use crate::log::ImageRange;
 use crate::membership::{Member, MembershipMessage};
-use crate::process::{Place, Protection, StreamEnd};
+use crate::process::StreamEnd;
+
 use crate::suspension::{Resumption, Suspension};
+pub use questions::{Answer, Flow, Query, Report};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -414,6 +418,17 @@ pub enum ToHome {
     },
 }
 
+/// What of a protected rank is not protected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Unprotected {
+    /// A child of it.
+    Child,
+    /// A child of it that takes connections at a listener of the rank's.
+    ServingChild,
+    /// A connection with a process that is not protected.
+    Peer,
+}
+
 /// What a host says of its ranks to the job's home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromHost {
@@ -456,6 +471,13 @@ pub enum FromHost {
         status: ExitStatus,
         /// How far it had come with MPI.
         phase: MpiPhase,
+    },
+    /// something of a rank is not protected: the terminal is told of the first of each kind.
+    Unprotected {
+        /// Of what kind.
+        kind: Unprotected,
+        /// What, for people.
+        text: String,
     },
     /// its ranks are stopped, and where each was first launched; or why they are not.
     Frozen(Result<Vec<(Rank, IpAddr)>, String>),
@@ -505,7 +527,7 @@ pub struct HostReport {
     /// Its ranks, if all of them are in the next fence.
     pub waiting: Vec<Rank>,
     /// It was told to end all of this, for the job restarts from the beginning.
-    pub anew: bool,
+    pub restarts: bool,
 }
 
 /// From a job's home to a host.
@@ -556,7 +578,7 @@ pub enum ToHost {
         /// SIGKILL at once.
         kill: bool,
         /// It restarts from the beginning: a home that takes over before all ranks are ended is to go on with that.
-        anew: bool,
+        restarts: bool,
     },
 }
 
@@ -591,6 +613,8 @@ pub enum ToSession {
     },
     /// Send the next piece of standard input, from this offset on; none: the offset is not known.
     StdinFrom(Option<u64>),
+    /// Something for the user to know while the job runs.
+    Notice(String),
     /// To `Suspend`, after the output that no terminal has printed: all ranks are stopped; or why they are not.
     Frozen(Result<Box<Suspension>, String>),
     /// Another terminal has attached; this one gets no more.
@@ -608,170 +632,6 @@ pub enum StdinWanted {
     From(u64),
     /// Not known: a program that ran in this process before has read of it, too.
     Unknown,
-}
-
-/// A question to a protector.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Query {
-    /// What do you host, and which jobs are you the home of?
-    Report,
-    /// Which events do you remember?
-    Events,
-    /// Which port was published under this name?
-    LookupName(String),
-    /// Forget this published name.
-    UnpublishName {
-        /// The job that published it: no other may.
-        job: JobId,
-        /// The name.
-        name: String,
-    },
-    /// Which process of yours listens there? It is going to be called.
-    Listener {
-        /// The caller's connection.
-        connection: ConnectionId,
-        /// Its end.
-        from: SocketAddr,
-        /// Where it calls.
-        to: SocketAddr,
-    },
-    /// Which process of yours, other than this one, listens there as its callers see it, and really elsewhere?
-    Claim {
-        /// The process that has got this address from the kernel.
-        process: ProcessId,
-        /// The address.
-        address: SocketAddr,
-    },
-    /// Up to which offset do you hold the bytes that this process receives on this stream?
-    Stable {
-        /// The stream.
-        stream: StreamId,
-        /// The process that receives it.
-        receiver: ProcessId,
-        /// The epoch of the job: what is held of an earlier one is of another stream, whatever its name.
-        epoch: Epoch,
-    },
-    /// The process begins anew (exec): forget its log and images.
-    ForgetProcess(ProcessId),
-    /// How much do you hold of each process that you protect?
-    Sizes,
-    /// What do you hold of this process?
-    Log(ProcessId),
-    /// Some bytes of that, from this position on.
-    ReadLog {
-        /// The process.
-        process: ProcessId,
-        /// Of which part.
-        part: LogPart,
-        /// From where.
-        position: u64,
-    },
-    /// Where is this process?
-    Where(ProcessId),
-    /// Have you anything of this job, as a part of which you would want another home for it?
-    Knows(JobId),
-    /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
-    Release(ProcessId),
-    /// You are my stand-in: this is where processes go on, as soon as you have answered.
-    Stand(JobId, Box<Standing>),
-    /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
-    Revive(JobId, Protection),
-    /// Where has this process ended that stream?
-    Final {
-        /// The stream.
-        stream: StreamId,
-        /// The process that sends it.
-        sender: ProcessId,
-    },
-    /// Make checkpoints of your ranks of this job. The answer comes when they are committed.
-    Checkpoint(JobId),
-    /// Could you have this fault?
-    Fault(Fault),
-    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, obey no order for this incarnation of it, or an earlier one, that may still be under way.
-    Hosts(ProcessId, Incarnation),
-}
-
-/// An answer to a [`Query`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
-    /// To `Fault`: if not, why.
-    Fault(Result<(), String>),
-    /// To `Report`.
-    Report(Report),
-    /// To `Events`, oldest first.
-    Events(Vec<Event>),
-    /// To `LookupName` (the port) and `UnpublishName` (what it was).
-    Name(Option<String>),
-    /// To `Listener`. The process that asked may have given up; then it withdraws what it has announced.
-    Listener {
-        /// The caller's connection.
-        connection: ConnectionId,
-        /// Its end.
-        from: SocketAddr,
-        /// The process that listens, if one does.
-        process: Option<ProcessId>,
-        /// It has moved: where to connect instead.
-        at: Option<SocketAddr>,
-        /// A process that may have listened there is about to be back.
-        away: bool,
-        /// The view of the node that answers: the deaths that it knows of.
-        view: u64,
-    },
-    /// To `Claim`.
-    Claim {
-        /// The process that listens, if one does.
-        holder: Option<ProcessId>,
-        /// A process that may have listened there is about to be back.
-        away: bool,
-        /// The view of the node that answers: the deaths that it knows of.
-        view: u64,
-    },
-    /// To `Stable`; 0 if nothing is known of it.
-    Stable(u64),
-    /// To `ForgetProcess`.
-    Forgotten,
-    /// To `Sizes`: at most [`crate::limits::PROCESSES_SHOWN`].
-    Sizes(Vec<(ProcessId, LogSizes)>),
-    /// To `Log`.
-    Log(Option<HeldLog>),
-    /// To `ReadLog`: at most [`crate::limits::LOG_CHUNK`] bytes, none at the end of what is held; or why there are none.
-    LogBytes(Result<ByteBuf, String>),
-    /// To `Checkpoint`.
-    Checkpoints(Vec<RankCheckpoint>),
-    /// To `Release`.
-    Released,
-    /// To `Stand`.
-    Stood,
-    /// To `Revive`: if it cannot, why.
-    Revived(Result<(), String>),
-    /// To `Where`.
-    Where {
-        /// None: it is not here.
-        place: Option<Place>,
-        /// This is its job's home, and was told that it has ended. Of one that is brought back, to print what it has printed, others know more.
-        ended: bool,
-    },
-    /// To `Knows`.
-    Knows(bool),
-    /// To `Final`: none, if it has not, or is not known here.
-    Final(Option<StreamEnd>),
-    /// To `Hosts`: if so, the protector of that node.
-    Hosts(Option<NodeId>),
-}
-
-/// What a protector says of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
-    /// The ranks it hosts.
-    pub ranks: Vec<RankInfo>,
-    /// Its protected processes, running ones and some that have ended.
-    pub processes: Vec<ProcessInfo>,
-    /// The jobs it is the home of, ended ones too.
-    pub jobs: Vec<JobInfo>,
-    /// Its resident memory, in bytes.
-    pub memory: u64,
-    /// Its process id.
-    pub pid: u32,
 }
 
 #[cfg(test)]

@@ -152,6 +152,14 @@ declare_counters! {
     different,
     /// Where a process that was brought back stands in the journal that it catches up with, or ended to; 0: it was not.
     replayed,
+    /// Bytes that it has sent again, and received, towards the next outcome of that journal, or towards what its peers have. It has no more than that to do.
+    again,
+    /// While it catches up: 1: it waits for peers that it does not reach; 2: it waits for a peer that is catching up itself; 0: for neither.
+    waits,
+    /// While it catches up: 256 times the thread of the next outcome, and 1 more than the call that had it ([`crate::determinant::CALLS`]); 0: none is known.
+    awaited,
+    /// While it catches up: how often a call that waits has looked whether its outcome is the next one.
+    looks,
 }
 
 /// Where a process's counters lie in its own memory, for its node's protector to read: a magic number, then [`Counters`] as 64-bit words in the
@@ -200,6 +208,35 @@ pub enum ToNode {
     Pmi {
         /// The process that it is.
         process: ProcessId,
+    },
+    /// A child of a rank, which speaks of one thing on a connection, is about to take connections at this listener. If that is one of the rank's, which
+    /// the child has inherited, no caller finds the rank there from now on. The answer is `Inherited`.
+    ChildListens {
+        /// [`crate::PROTOCOL_VERSION`] of the library.
+        version: u16,
+        /// The rank's process.
+        process: ProcessId,
+        /// The listener's address.
+        address: SocketAddr,
+    },
+    /// A child of a rank has accepted a connection at an inherited listener: which process is calling? The answer is `Caller`. One that is protected was told to call the
+    /// rank's process, before it was known that the child takes connections.
+    ChildAccepted {
+        /// [`crate::PROTOCOL_VERSION`] of the library.
+        version: u16,
+        /// The rank's process.
+        process: ProcessId,
+        /// The other end.
+        from: SocketAddr,
+    },
+    /// A child of a rank sends away the protected caller from there, which has greeted: it is told that its connection is over. The answer is `Caller`.
+    ChildRefuses {
+        /// [`crate::PROTOCOL_VERSION`] of the library.
+        version: u16,
+        /// The rank's process.
+        process: ProcessId,
+        /// The other end.
+        from: SocketAddr,
     },
     /// The address where peers dial this process when a link has broken. Sent once, after the welcome.
     Door(SocketAddr),
@@ -339,6 +376,8 @@ pub enum ToNode {
     },
     /// Something the log should know, once.
     Note(String),
+    /// A process that catches up goes another way than its log: why. It waits until its node ends it.
+    Diverged(String),
     /// The process ends; its last counters.
     Leaving(Box<Counters>),
 }
@@ -381,6 +420,8 @@ pub enum FromNode {
         /// The question's number.
         ask: u64,
     },
+    /// To `ChildListens`: whether it is a listener of the rank's.
+    Inherited(bool),
     /// To `Claim`.
     Claimed {
         /// The question's number.

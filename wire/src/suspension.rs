@@ -46,7 +46,7 @@ pub struct Suspension {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumption {
     /// Of each rank, the incarnation that was suspended.
-    pub lives: Vec<Incarnation>,
+    pub incarnations: Vec<Incarnation>,
 }
 
 /// A piece of output that no terminal has printed.

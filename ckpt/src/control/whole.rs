@@ -1,9 +1,10 @@
 //! Images in files: makes whole ones of increments and packed ones, and files that appear only when they are right.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use crate::image::chain::{Candidates, Merged, header_of, merge};
 use crate::image::format::{Codec, RECORD_BYTES, Record};
 use crate::image::meta::Process;
 use crate::image::{FormatError, Header, ImageError, Meta, Reader, Sink, WriteSink, is_at_end};
+use crate::sys;
 use crate::trusted::{self, Owners};
 
 /// Told now and then how far long work has come: bytes done, and bytes in all where that is known.
@@ -26,43 +28,67 @@ pub(super) fn appear<T>(path: &Path, write: impl FnOnce(&File) -> Result<T, Cont
     Ok(result)
 }
 
-/// A new file of the caller's own, beside the one that it becomes. It is removed unless it is finished.
+/// A new file of the caller's own. It has no name until it is finished: if the caller is killed, nothing stays behind. Where the file system has no such files it has
+/// a name beside the one that it gets, and is removed unless it is finished.
 struct Unfinished {
     /// The folder, which is the same one to the end, whatever its name comes to mean.
     folder: File,
-    temporary: OsString,
+    /// The name of now.
+    temporary: Option<OsString>,
     name: OsString,
     file: File,
-    is_finished: bool,
 }
 
 impl Unfinished {
     fn create(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
         let folder = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(folder(path))?;
-        let mut temporary = name.clone();
-        temporary.push(format!(".{:016x}.partial", crate::identity::new_id()));
-        // No other user may read what was in memory. So a file, or a link, that is there already is not taken: it is another user's, or in use.
+        // No other user may read what was in memory.
         let mut options = File::options();
-        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(place(&folder, &temporary))?;
-        Ok(Self { folder, temporary, name, file, is_finished: false })
+        options.read(true).write(true).mode(0o600);
+        let (file, temporary) = match options.clone().custom_flags(libc::O_TMPFILE).open(place(&folder, OsStr::new("."))) {
+            Ok(file) => (file, None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
+                let temporary = temporary(&name);
+                // A file, or a link, that is there already is not taken: it is another user's, or in use.
+                let file = options.create_new(true).custom_flags(libc::O_NOFOLLOW).open(place(&folder, &temporary))?;
+                (file, Some(temporary))
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self { folder, temporary, name, file })
     }
 
     fn finish(mut self) -> io::Result<()> {
         self.file.sync_all()?;
-        std::fs::rename(place(&self.folder, &self.temporary), place(&self.folder, &self.name))?;
-        self.is_finished = true;
+        if self.temporary.is_none() {
+            // A file cannot be given a name that another one has, only be renamed to it.
+            let temporary = temporary(&self.name);
+            let file = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+            let name = CString::new(temporary.as_bytes())?;
+            sys::link(&file, self.folder.as_raw_fd(), &name).map_err(|error| io::Error::from_raw_os_error(error.0))?;
+            self.temporary = Some(temporary);
+        }
+        let temporary = self.temporary.as_deref().expect("the file has a name by now");
+        std::fs::rename(place(&self.folder, temporary), place(&self.folder, &self.name))?;
+        self.temporary = None;
         self.folder.sync_all()
     }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if !self.is_finished {
-            let _ = std::fs::remove_file(place(&self.folder, &self.temporary));
+        if let Some(temporary) = &self.temporary {
+            let _ = std::fs::remove_file(place(&self.folder, temporary));
         }
     }
+}
+
+/// The name of an unfinished file.
+fn temporary(name: &OsStr) -> OsString {
+    let mut temporary = name.to_owned();
+    temporary.push(format!(".{:016x}.partial", crate::identity::new_id()));
+    temporary
 }
 
 /// A file in an open folder.

@@ -256,7 +256,7 @@ impl Images {
     }
 
     /// The next image is a whole one.
-    pub fn begin_anew(&mut self) {
+    pub fn restart_job(&mut self) {
         self.last = 0;
     }
 

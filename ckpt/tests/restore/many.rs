@@ -38,7 +38,7 @@ fn one(program: &Path, place: &Path, expected: &str, most: u32, random: &mut Ran
         std::thread::sleep(Duration::from_micros(random.below(30_000)));
         let way = WAYS[random.below(WAYS.len() as u64) as usize];
         if images.layers() == LAYERS {
-            images.begin_anew();
+            images.restart_job();
         }
         let image = match images.save(pid, way) {
             Ok(image) => image,

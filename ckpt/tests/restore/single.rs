@@ -285,7 +285,7 @@ fn saves_of_what_becomes_another(program: &Path) -> u32 {
     let mut process = Process::start("execs", command.arg("1000").env("LD_PRELOAD", library()).stdin(Stdio::null()));
     let (mut images, mut saved) = (Images::new(), 0);
     while process.ended_within(Duration::ZERO).is_none() {
-        images.begin_anew();
+        images.restart_job();
         saved += u32::from(images.save(process.child.id() as i32, Way::Stop).is_ok());
     }
     let status = process.wait();

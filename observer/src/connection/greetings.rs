@@ -5,7 +5,7 @@ use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::log::Greeting;
 
 use super::table::Table;
-use super::{Connection, Link, Me, Outgoing, Phase, Slot};
+use super::{Connection, Link, Me, Outgoing, Phase, Slot, Waits};
 use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::payload::PayloadLog;
@@ -120,6 +120,20 @@ impl Table {
         connection.handle_finish(offset)
     }
 
+    /// Bytes that were sent again of what the peers have received, on all connections: no more than that counts.
+    pub fn sent_again(&self) -> u64 {
+        self.iter().map(|(_, c)| c.outgoing.end().min(c.outgoing.peer_has)).sum()
+    }
+
+    /// Which peers Gate B waits for, if it is not this process itself that has not sent again what they have.
+    pub fn waits(&self) -> Waits {
+        let open = || self.iter().map(|(_, c)| c).filter(|c| !c.offered && !c.forgettable.1);
+        if open().any(|c| c.link == Link::Up && !c.outgoing.peer_settled) {
+            return Waits::CatchesUp;
+        }
+        if open().any(|c| c.link != Link::Up) { Waits::OutOfReach } else { Waits::Not }
+    }
+
     /// Gate B: whether every connection has been reached and was sent again at least what its peer has.
     pub fn all_sent_again(&self) -> bool {
         let sent_again = |o: &Outgoing| o.peer_settled && o.end() >= o.peer_has;
@@ -163,7 +177,7 @@ impl Table {
         }
         self.restarted.insert(process, incarnation);
         for connection in self.iter_mut().filter(|c| c.peer == process && c.peer_incarnation < incarnation) {
-            connection.incoming.handle_lives_over();
+            connection.incoming.handle_incarnations_over();
             connection.dropped = connection.link != Link::Down;
             connection.link = Link::Down;
         }
@@ -175,7 +189,7 @@ impl Table {
             connection.link = Link::Down;
             let (held, finish) = held(connection.stream_in());
             let incoming = &mut connection.incoming;
-            incoming.handle_lives_over();
+            incoming.handle_incarnations_over();
             incoming.held = incoming.held.max(held);
             incoming.finish = incoming.finish.or(finish);
         }

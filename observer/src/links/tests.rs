@@ -328,7 +328,7 @@ fn a_stranger_to_the_connection_is_refused_and_a_contradiction_is_fatal() {
 }
 
 #[test]
-fn a_restart_makes_all_links_anew_and_forgets_what_was_under_way() {
+fn a_restart_makes_all_links_again_and_forgets_what_was_under_way() {
     let (mut one, _, slot, _) = pair();
     one.breaks(slot);
     let old = one.dials();

@@ -14,6 +14,9 @@ pub enum Wait {
     Outbox,
     /// Bytes of the stream, an event on the descriptors, a new link: what the program itself waits for.
     Event,
+    /// The calls of other threads come first: let them make theirs, without the layer, and ask again after at most half a millisecond. A call that does not wait waits for
+    /// this, too.
+    Turn,
     /// More of the log: [`Observer::wanted_log`](super::Observer::wanted_log).
     Log,
     /// The log is over, but not every connection has sent again what its peer has: dial, and let peers dial.

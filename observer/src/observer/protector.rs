@@ -17,7 +17,8 @@ impl Observer {
             Some(replay) if !self.resumed => Span { start: self.journal.end(), end: replay.end() },
             _ => self.journal.span(),
         };
-        ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload }
+        let image = self.checkpoints.under_way().map(|mark| mark.image);
+        ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload, image }
     }
 
     /// Journal to be shipped, at once.
@@ -65,7 +66,7 @@ impl Observer {
     pub fn handle_protector(&mut self, message: &FromProtector<'_>) -> Result<(), Error> {
         match *message {
             // During replay its hello was not about the journal that is being replayed.
-            FromProtector::Welcome { journal, payload } => {
+            FromProtector::Welcome { journal, payload, .. } => {
                 if self.writes_journal() {
                     self.journal.handle_welcome(journal)?;
                 }

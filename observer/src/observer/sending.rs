@@ -23,6 +23,7 @@ impl Observer {
     pub fn send(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
         self.table.slot_of(fd)?;
         let then = match self.consult(thread, Ask::Send { fd }, blocking)? {
+            Verdict::Wait(Wait::Turn) => return self.send_before_turn(thread, fd, bytes, done),
             Verdict::Wait(wait) => return Ok(Send::Wait(wait)),
             Verdict::Outcome => Some(self.outcome()?),
             Verdict::Live | Verdict::Nothing => None,
@@ -36,20 +37,33 @@ impl Observer {
                 // What is offered may be one of the call's buffers: the part ends in the first that was not taken whole.
                 let left = (len as usize).checked_sub(done).ok_or(self.diverged("send offers other pieces than then"))?;
                 // That this part is taken is in the log.
-                let sent = self.send_again(fd, &bytes[..left.min(bytes.len())], true)?;
+                let sent = self.send_again(thread, fd, &bytes[..left.min(bytes.len())], true)?;
                 if left < bytes.len() && matches!(sent, Send::Taken { whole: true, .. }) {
                     self.handle_served();
                 }
                 Ok(sent)
             }
-            _ if self.replay.is_some() => self.send_again(fd, bytes, blocking),
+            _ if self.replay.is_some() => self.send_again(thread, fd, bytes, blocking),
             _ => self.send_live(thread, fd, bytes, done, blocking),
         }
     }
 
+    /// The outcome of this send comes after those of other threads, which may depend on what was taken of it then.
+    fn send_before_turn(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize) -> Result<Send, Error> {
+        let taken = self.replay.as_ref().map_or(0, |replay| replay.part_ahead(thread));
+        let part = &bytes[..taken.saturating_sub(done).min(bytes.len())];
+        if part.is_empty() {
+            return Ok(Send::Wait(Wait::Turn));
+        }
+        Ok(match self.send_again(thread, fd, part, true)? {
+            Send::Taken { len, whole } => Send::Taken { len, whole: whole && len == bytes.len() },
+            other => other,
+        })
+    }
+
     /// Then all of this was taken, so it will be now, though perhaps in pieces: the outbox may be trimmed later than it was.
-    fn send_again(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<Send, Error> {
-        Ok(match self.append(fd, bytes, blocking)? {
+    fn send_again(&mut self, thread: u32, fd: u32, bytes: &[u8], blocking: bool) -> Result<Send, Error> {
+        Ok(match self.append(thread, fd, bytes, blocking)? {
             len if len == bytes.len() => Send::Taken { len, whole: true },
             0 => Send::Wait(Wait::Outbox),
             len => Send::Taken { len, whole: false },
@@ -60,7 +74,7 @@ impl Observer {
         if let Gate::Shut(position) = Gate::of(&self.journal) {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
-        let len = self.append(fd, bytes, blocking)?;
+        let len = self.append(thread, fd, bytes, blocking)?;
         if len == bytes.len() || blocking && len > 0 {
             return Ok(Send::Taken { len, whole: len == bytes.len() });
         }
@@ -78,7 +92,7 @@ impl Observer {
     }
 
     /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
-    pub(super) fn append(&mut self, fd: u32, bytes: &[u8], blocking: bool) -> Result<usize, Error> {
+    pub(super) fn append(&mut self, thread: u32, fd: u32, bytes: &[u8], blocking: bool) -> Result<usize, Error> {
         let connection = self.table.on(fd)?;
         let outgoing = &mut connection.outgoing;
         if outgoing.finish.is_some() {
@@ -91,9 +105,16 @@ impl Observer {
             outgoing.handle_trimmed();
         }
         let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
-        let again = self.replay.is_some();
-        let len = skipped + if again { self.outbox.append_again(queue, rest) } else { self.outbox.append(queue, rest) };
-        self.journal.handle_sent(len as u64);
+        let len = skipped
+            + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {
+                None => self.outbox.append(queue, rest),
+                Some(None) => self.outbox.append_again(queue, rest),
+                Some(Some(then)) => {
+                    let then = usize::try_from(then).unwrap_or(usize::MAX).saturating_sub(skipped);
+                    self.outbox.append_early(queue, rest, then)
+                }
+            };
+        self.journal.handle_sent(thread, len as u64);
         if len == bytes.len() && !blocking {
             self.journal.handle_taken();
         }

@@ -63,7 +63,7 @@ fn reader(opener: ProcessId) -> Observer {
 
 /// Until the protector has what was read of a connection, the next incarnation may want it again, though the program has closed it.
 #[test]
-fn who_has_closed_wants_what_is_not_safe() {
+fn a_process_that_has_closed_wants_what_is_not_safe() {
     let opener = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
     let mut observer = reader(opener);
     assert_eq!(observer.close(4), Ok(None));
@@ -224,7 +224,7 @@ fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
 
 /// A program that goes by the clock finds nothing less often this time: it waits, or ends, all the same.
 #[test]
-fn who_finds_nothing_less_often_goes_on() {
+fn a_replay_that_finds_nothing_less_often_goes_on() {
     let (mut again, _) = printed_after_nothing(0);
     assert_eq!(again.ready(0, None, true, &mut []), Ok(Ready::Live));
     let (mut again, _) = printed_after_nothing(0);
@@ -244,7 +244,7 @@ fn a_new_protector_is_told_where_streams_go_on() {
     assert_eq!(told(&mut observer), Some((0, 0, 7)));
     observer.handle_protector(&FromProtector::PayloadStable { position: 7 }).unwrap();
     assert_eq!(told(&mut observer), None);
-    observer.handle_protector(&FromProtector::Welcome { journal: observer.journal().end(), payload: 7 }).unwrap();
+    observer.handle_protector(&FromProtector::Welcome { journal: observer.journal().end(), payload: 7, image: None }).unwrap();
     assert_eq!(told(&mut observer), Some((7, 7, 0)));
     assert_eq!(told(&mut observer), None, "once");
 }
@@ -305,7 +305,7 @@ fn a_process_of_an_earlier_epoch_is_refused() {
     let (me, peer) = (process(0), process(1));
     let config = Config { outbox_blocks: 8, connections: 4, descriptors: 16, ..Config::default() };
     let launched = Incarnation::launched_in(Epoch { view: 4, count: 1, home: BootId(7) });
-    let mut observer = Observer::in_life(me, launched, &config);
+    let mut observer = Observer::as_incarnation(me, launched, &config);
     let stranger = ProcessId { job: JobId::from_bits(99), ..peer };
     observer.handle_restarted(peer, Incarnation::restarted(3));
     assert_eq!(observer.handle_greeting(&first_greeting(peer, Incarnation::restarted(3))).unwrap(), Welcome::Refuse);
@@ -314,4 +314,40 @@ fn a_process_of_an_earlier_epoch_is_refused() {
         matches!(observer.handle_greeting(&first_greeting(stranger, Incarnation::FIRST)), Ok(Welcome::Link(..))),
         "epochs of another job are its own"
     );
+}
+
+/// A thread that stood in the midst of a `send`, because the outbox had no more for its stream, gets little further on the way back
+/// before the outcomes of another thread that came then: that thread needs room.
+#[test]
+fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
+    let process = |rank| ProcessId { job: JobId::from_bits(1), rank: Rank(rank) };
+    let config = Config { outbox_blocks: 8, outbox_block: 4, connections: 4, descriptors: 16, threads: 2, ..Config::default() };
+    let mut observer = Observer::new(process(0), &config);
+    for (rank, fd) in [(1, 4), (2, 5)] {
+        let hello = first_greeting(process(rank), Incarnation::FIRST);
+        assert!(matches!(observer.handle_greeting(&hello), Ok(Welcome::Link(..))));
+        observer.handle_accepted(0, 3, fd, hello.connection, ([10, 0, 0, 1], 1).into()).unwrap();
+    }
+    let stable = |observer: &mut Observer| {
+        let position = observer.journal().end();
+        observer.poll_journal();
+        observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+    };
+    stable(&mut observer);
+    let (image, begin) = (observer.clone(), observer.journal().end());
+    let stalled = [7; 100];
+    assert_eq!(observer.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: 16, whole: false }), "half of the outbox");
+    assert_eq!(observer.send(1, 4, &stalled[16..], 16, true), Ok(Send::Wait(Wait::Outbox)));
+    assert_eq!(observer.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));
+    assert!(matches!(observer.receive(0, 5, 100, false), Ok(Receive::Take { source: Source::Link, .. })));
+    assert_eq!(observer.handle_received(0, 5, Source::Link, b"answer"), Ok(Some(6)));
+    let log = observer.poll_journal().unwrap().head.to_vec();
+    let mut next = image;
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
+    next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
+    let sent = 16 + 4;
+    assert_eq!(next.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: sent, whole: false }), "as much as was sent then");
+    assert_eq!(next.send(1, 4, &stalled[sent..], sent, true), Ok(Send::Wait(Wait::Outbox)));
+    assert_eq!(next.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));
+    assert!(matches!(next.receive(0, 5, 100, true), Ok(Receive::Take { .. } | Receive::Wait(_))));
 }

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use radic_wire::limits;
+use radic_wire::log::FromProtector;
 use radic_wire::process::ToNode;
 
 use crate::{Context, Observer};
@@ -177,8 +178,27 @@ impl Images {
         self.answer(Err(why));
     }
 
-    /// The protector has committed this image. Whether it is the one that was under way.
-    pub fn handle_committed(&mut self, image: u64) -> bool {
+    /// What the protector says, on the connection of the journal that is in use. Whether the image that was under way is committed.
+    pub fn handle_protector(&mut self, message: &FromProtector<'_>) -> bool {
+        match *message {
+            FromProtector::Welcome { image, .. } => self.handle_welcome(image),
+            FromProtector::Committed { image, .. } => return self.handle_committed(image),
+            FromProtector::ImageRefused { image } => self.handle_refused(image),
+            FromProtector::WholeWanted => self.whole = true,
+            _ => {}
+        }
+        false
+    }
+
+    /// The protector has this image as its newest. It may be one that this process has not heard of yet: then it says next that it is committed. Upon any other one
+    /// no increment is made: the protector has lost what it had.
+    fn handle_welcome(&mut self, newest: Option<u64>) {
+        if newest.is_none() || newest != self.under_way() {
+            self.committed.take_if(|last| newest != Some(last.parent.image));
+        }
+    }
+
+    fn handle_committed(&mut self, image: u64) -> bool {
         let Some(done) = self.end(image) else { return false };
         self.committed = done.engine.map(|engine| Committed { parent: Parent { image, engine }, layers: done.layers });
         self.whole &= done.layers > 1;
@@ -186,17 +206,12 @@ impl Images {
         true
     }
 
-    /// The protector has refused this image: the next one is a whole one.
-    pub fn handle_refused(&mut self, image: u64) {
+    /// The next image is a whole one.
+    fn handle_refused(&mut self, image: u64) {
         if self.end(image).is_some() {
             self.committed = None;
             self.end_with(image, Err("the protector has refused the image".to_owned()));
         }
-    }
-
-    /// The increments have become longer than what they are upon.
-    pub fn handle_whole_wanted(&mut self) {
-        self.whole = true;
     }
 
     /// The process has come back from an image: what was under way, and asked for, was another incarnation's.
@@ -205,8 +220,8 @@ impl Images {
         self.actions.clear();
     }
 
-    /// The protector is lost, and its images with it.
-    pub fn handle_protector_lost(&mut self, observer: &mut Observer) {
+    /// Another protector takes the log from now on: the images that the one before has are of no use any more.
+    pub fn handle_another_protector(&mut self, observer: &mut Observer) {
         self.abandon(observer);
         self.committed = None;
         self.refusals = Refusals::default();
@@ -343,7 +358,7 @@ mod tests {
         let mut side = Side::new();
         side.commit(1);
         assert_eq!(side.commit(2), Some(Some(1)));
-        side.images.handle_whole_wanted();
+        side.images.handle_protector(&FromProtector::WholeWanted);
         assert_eq!(side.begin(3), Some(None));
         side.images.handle_saved(103);
         // It was lost on its way: the one before it is still the newest, and a whole one is wanted still.
@@ -358,11 +373,32 @@ mod tests {
         side.commit(1);
         assert_eq!(side.begin(2), Some(Some(1)));
         side.images.handle_request(7);
-        side.images.handle_refused(2);
+        side.images.handle_protector(&FromProtector::ImageRefused { image: 2 });
         assert_eq!(side.commit(3), Some(None));
         assert_eq!(side.actions(), [Action::Want, answer(7, Ok(3))], "what was refused began before the request");
-        side.images.handle_protector_lost(&mut side.observer);
+        side.images.handle_another_protector(&mut side.observer);
         assert_eq!(side.commit(4), Some(None));
+    }
+
+    /// The connections to the protector broke, and it is the same one.
+    #[test]
+    fn what_the_protector_still_has_is_built_upon() {
+        let welcome = |newest| FromProtector::Welcome { journal: 0, payload: 0, image: newest };
+        let mut side = Side::new();
+        side.commit(1);
+        side.images.handle_protector(&welcome(Some(1)));
+        assert_eq!(side.begin(2), Some(Some(1)));
+        side.images.handle_saved(102);
+        // Its commit was not heard: it is said after the welcome.
+        side.images.handle_protector(&welcome(Some(2)));
+        assert!(side.images.handle_protector(&FromProtector::Committed { image: 2, oldest: 1 }));
+        assert_eq!(side.begin(3), Some(Some(2)));
+        side.images.handle_protector(&welcome(Some(2)));
+        assert_eq!(side.images.under_way(), Some(3), "it goes on, over its own connection");
+        // The protector has begun anew, and has nothing.
+        side.images.handle_protector(&welcome(None));
+        side.images.handle_protector(&FromProtector::ImageRefused { image: 3 });
+        assert_eq!(side.begin(4), Some(None));
     }
 
     #[test]
@@ -416,7 +452,8 @@ mod tests {
         Committed(bool),
         Refused,
         Whole,
-        ProtectorLost,
+        AnotherProtector,
+        Welcome(usize),
         Restored,
         Later(u64),
     }
@@ -431,7 +468,8 @@ mod tests {
             4 => any::<bool>().prop_map(Step::Committed),
             1 => Just(Step::Refused),
             1 => Just(Step::Whole),
-            1 => Just(Step::ProtectorLost),
+            1 => Just(Step::AnotherProtector),
+            1 => (0usize..4).prop_map(Step::Welcome),
             1 => Just(Step::Restored),
             1 => (0u64..100_000).prop_map(Step::Later),
         ]
@@ -467,10 +505,17 @@ mod tests {
                             committed = Some(image);
                         }
                     }
-                    Step::Refused => side.images.handle_refused(number),
-                    Step::Whole => side.images.handle_whole_wanted(),
-                    Step::ProtectorLost => {
-                        side.images.handle_protector_lost(&mut side.observer);
+                    Step::Refused => _ = side.images.handle_protector(&FromProtector::ImageRefused { image: number }),
+                    Step::Whole => _ = side.images.handle_protector(&FromProtector::WholeWanted),
+                    Step::Welcome(newest) => {
+                        let newest = [None, committed, side.images.under_way(), Some(number + 1)][newest];
+                        let welcome = FromProtector::Welcome { journal: 0, payload: 0, image: newest };
+                        prop_assert!(!side.images.handle_protector(&welcome));
+                        // What the protector has, and what it has not.
+                        committed = if newest == side.images.under_way() { committed } else { committed.filter(|_| newest == committed) };
+                    }
+                    Step::AnotherProtector => {
+                        side.images.handle_another_protector(&mut side.observer);
                         committed = None;
                     }
                     Step::Restored => {

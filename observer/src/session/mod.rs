@@ -52,8 +52,11 @@ pub enum Action {
     /// Log in at this address, on two connections of the process's present incarnation; then [`Session::handle_logged_in`] or [`Session::handle_login_failed`].
     /// Connections that are in use stay in use. A login that is still under way is given up.
     LogIn(SocketAddr),
-    /// The connections of the last login are in use from now on. Those before are closed, and the image that was under way on them is abandoned. Say hello on both.
-    Use,
+    /// The connections of the last login are in use from now on, and those before are closed. Say hello on both.
+    Use {
+        /// It is another protector than the one that took the log last: the images there, and the one that is under way, are of no use any more.
+        is_another: bool,
+    },
     /// A checkpoint is wanted.
     Checkpoint,
     /// The process lives: it has caught up with its log, after so many outcomes. The engine is told first, then the node ([`ToNode::Live`]).
@@ -90,8 +93,8 @@ pub struct Session {
     move_at: Duration,
     /// Since when no protector takes the log.
     lost: Option<Duration>,
-    /// The next welcome is one after a loss or a move: an image is made at once.
-    renews: bool,
+    /// The protector that took the log last.
+    welcomed: Option<SocketAddr>,
     /// Of a process that was restarted: what it still wants of its log.
     reader: Option<LogReader>,
     /// Since the process is at its end.
@@ -111,7 +114,7 @@ impl Session {
             moving: None,
             move_at: Duration::ZERO,
             lost: None,
-            renews: false,
+            welcomed: None,
             reader: None,
             leaving: None,
             asked: BTreeSet::new(),
@@ -188,6 +191,7 @@ impl Session {
 
     /// The node names a protector. The one that is in use may be dead; if it is not, it is left as soon as the process needs nothing of it.
     pub fn handle_named(&mut self, cx: &mut Context<'_>, address: SocketAddr) {
+        let was_to_leave = self.next.is_some() || self.moving.is_some();
         self.moving.take_if(|moving| *moving != address);
         self.next = Some(address).filter(|address| *address != self.protector && self.moving != Some(*address));
         self.move_at = Duration::ZERO;
@@ -195,19 +199,23 @@ impl Session {
         if self.may_move() && matches!(self.phase, Phase::LoggingIn { .. } | Phase::Greeting { .. }) {
             self.phase = Phase::Lost { due: cx.now };
         }
+        // The protector that was to be left may have let this process go, and keeps it only after a new hello.
+        if was_to_leave && address == self.protector && self.phase == Phase::Up {
+            self.lose(cx);
+        }
     }
 
     /// Both connections of the login that was asked for last are there.
     pub fn handle_logged_in(&mut self, cx: &mut Context<'_>) {
         if let Some(moving) = self.moving.take() {
-            (self.protector, self.renews) = (moving, true);
+            self.protector = moving;
             self.lost.get_or_insert(cx.now);
         } else if !matches!(self.phase, Phase::LoggingIn { .. }) {
             return;
         }
         self.phase = Phase::Greeting { until: cx.now + LOGIN };
         self.reader.iter_mut().for_each(LogReader::handle_reconnected);
-        self.actions.push_back(Action::Use);
+        self.actions.push_back(Action::Use { is_another: self.welcomed != Some(self.protector) });
     }
 
     /// The login that was asked for last has failed.
@@ -231,7 +239,7 @@ impl Session {
     fn lose(&mut self, cx: &mut Context<'_>) {
         let due = if self.phase == Phase::Up { cx.now } else { cx.now + RETRY };
         self.next = self.next.or(self.moving.take());
-        (self.phase, self.renews) = (Phase::Lost { due }, true);
+        self.phase = Phase::Lost { due };
         self.lost.get_or_insert(cx.now);
     }
 
@@ -277,10 +285,7 @@ impl Session {
     }
 
     fn handle_welcome(&mut self) {
-        (self.phase, self.lost) = (Phase::Up, None);
-        if std::mem::take(&mut self.renews) {
-            self.actions.push_back(Action::Checkpoint);
-        }
+        (self.phase, self.lost, self.welcomed) = (Phase::Up, None, Some(self.protector));
         if self.leaving.is_some() {
             // Perhaps another protector than the one that heard it.
             self.actions.push_back(Action::Say(ToProtector::Closing));

@@ -30,8 +30,8 @@ impl Side {
     fn up() -> Side {
         let mut side = Side::new(Session::new(at(1)));
         assert_eq!(side.tick(Duration::ZERO), [Action::LogIn(at(1))]);
-        assert_eq!(side.logs_in(), [Action::Use]);
-        assert_eq!(side.is_welcomed(), [], "the first welcome wants no image");
+        assert_eq!(side.logs_in(), [Action::Use { is_another: true }]);
+        assert_eq!(side.is_welcomed(), []);
         side
     }
 
@@ -52,7 +52,7 @@ impl Side {
     }
 
     fn is_welcomed(&mut self) -> Vec<Action> {
-        let welcome = FromProtector::Welcome { journal: self.observer.journal().end(), payload: 0 };
+        let welcome = FromProtector::Welcome { journal: self.observer.journal().end(), payload: 0, image: None };
         let (result, actions) = self.drive(|session, cx| session.handle_protector(cx, &welcome));
         result.expect("a welcome");
         assert!(self.session.is_up());
@@ -70,7 +70,7 @@ impl Side {
 }
 
 #[test]
-fn a_lost_protector_is_tried_again_until_another_is_named_and_then_an_image_is_made() {
+fn a_lost_protector_is_tried_again_until_another_is_named() {
     let mut side = Side::up();
     side.loses();
     assert_eq!(side.tick(Duration::ZERO), [Action::LogIn(at(1))], "at once");
@@ -78,9 +78,27 @@ fn a_lost_protector_is_tried_again_until_another_is_named_and_then_an_image_is_m
     assert_eq!(side.tick(Duration::ZERO), [], "then after a pause");
     side.hears_of(2);
     assert_eq!(side.tick(RETRY), [Action::LogIn(at(2))]);
-    assert_eq!(side.logs_in(), [Action::Use]);
-    assert_eq!(side.is_welcomed(), [Action::Checkpoint]);
+    assert_eq!(side.logs_in(), [Action::Use { is_another: true }]);
+    assert_eq!(side.is_welcomed(), []);
     assert_eq!(side.session.protector(), at(2));
+}
+
+#[test]
+fn one_whose_connections_broke_is_no_other_one() {
+    let mut side = Side::up();
+    for _ in 0..2 {
+        side.loses();
+        side.tick(Duration::ZERO);
+        assert_eq!(side.logs_in(), [Action::Use { is_another: false }]);
+        assert_eq!(side.is_welcomed(), []);
+    }
+    // One that has welcomed nothing has not taken the log.
+    side.hears_of(2);
+    side.tick(Duration::ZERO);
+    assert_eq!(side.logs_in(), [Action::Use { is_another: true }]);
+    side.hears_of(1);
+    side.tick(Duration::ZERO);
+    assert_eq!(side.logs_in(), [Action::Use { is_another: false }]);
 }
 
 #[test]
@@ -116,8 +134,8 @@ fn a_named_protector_is_moved_to_while_the_old_one_is_in_use() {
     assert!(side.session.is_up());
     assert_eq!(side.tick(Duration::ZERO), []);
     assert_eq!(side.tick(MOVE_AGAIN), [Action::LogIn(at(2))]);
-    assert_eq!(side.logs_in(), [Action::Use]);
-    assert_eq!(side.is_welcomed(), [Action::Checkpoint]);
+    assert_eq!(side.logs_in(), [Action::Use { is_another: true }]);
+    assert_eq!(side.is_welcomed(), []);
     assert_eq!((side.session.protector(), side.session.has_to_settle()), (at(2), false));
 }
 
@@ -131,8 +149,13 @@ fn the_last_that_was_named_is_the_one() {
     assert_eq!(side.logs_in(), [], "that login is of no use any more");
     assert_eq!(side.tick(Duration::ZERO), [Action::LogIn(at(3))]);
     side.hears_of(1);
-    assert_eq!(side.logs_in(), [], "it stays where it is");
-    assert_eq!(side.tick(MOVE_AGAIN), []);
+    assert_eq!(side.logs_in(), [], "that login is of no use any more");
+    // It may have let this process go when another one was named.
+    assert_eq!(side.tick(Duration::ZERO), [Action::LogIn(at(1))]);
+    assert_eq!(side.logs_in(), [Action::Use { is_another: false }]);
+    assert_eq!(side.is_welcomed(), []);
+    side.hears_of(1);
+    assert_eq!(side.tick(MOVE_AGAIN), [], "it stays where it is");
     // The one of now is lost in the middle of a move.
     side.hears_of(4);
     side.tick(Duration::ZERO);
@@ -196,5 +219,5 @@ fn a_process_that_ends_says_so_and_waits_until_all_is_safe() {
     side.loses();
     side.tick(Duration::ZERO);
     side.logs_in();
-    assert_eq!(side.is_welcomed(), [Action::Checkpoint, Action::Say(ToProtector::Closing)]);
+    assert_eq!(side.is_welcomed(), [Action::Say(ToProtector::Closing)]);
 }

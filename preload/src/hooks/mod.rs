@@ -71,6 +71,7 @@ pub mod poll;
 pub mod process;
 pub mod socket;
 pub mod stdio;
+pub mod thread;
 
 use std::ffi::c_int;
 
@@ -90,6 +91,7 @@ pub fn resolve(mut found: impl FnMut(&'static str, *const ())) {
     process::resolve(&mut found);
     socket::resolve(&mut found);
     stdio::resolve(&mut found);
+    thread::resolve(&mut found);
     real::resolve(&mut found);
 }
 
@@ -127,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    const SOURCES: [&str; 9] = [
+    const SOURCES: [&str; 10] = [
         include_str!("descriptor.rs"),
         include_str!("exit.rs"),
         include_str!("identity.rs"),
@@ -137,6 +139,7 @@ mod tests {
         include_str!("process.rs"),
         include_str!("socket.rs"),
         include_str!("stdio.rs"),
+        include_str!("thread.rs"),
     ];
 
     fn resolved() -> Vec<(&'static str, *const ())> {

@@ -88,6 +88,11 @@ fn next(name: &CStr) -> *mut c_void {
     search.found
 }
 
+/// Whether an MPI library is loaded, as it is from the start in a program that is linked with one.
+pub fn is_linked() -> bool {
+    !next(c"MPI_Init").is_null()
+}
+
 struct Search<'a> {
     name: &'a CStr,
     found: *mut c_void,

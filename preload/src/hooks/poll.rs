@@ -8,6 +8,7 @@ use radic_wire::limits::READY_FDS;
 use rustix::io::Errno;
 
 use super::finish_int;
+use crate::child;
 use crate::fds;
 use crate::layer;
 use crate::ops::epolls::Operation;
@@ -156,6 +157,9 @@ fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -
     let event_there = if operation_of == Some(Operation::Delete) { None } else { pointers::read(event) };
     let (events, word) = event_there.map_or((0, 0), |event| (event.events, event.u64));
     // What the kernel refuses whatever we know: it says how.
+    if operation_of == Some(Operation::Add) && child::is_child() {
+        child::wait_for_callers(fd);
+    }
     let ours = operation_of.filter(|operation| event_there.is_some() || *operation == Operation::Delete);
     let result = ours.and_then(|operation| ready::control(epoll, operation, fd, events, word))?;
     Some(finish_int(result, |()| 0))
@@ -178,6 +182,9 @@ unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_
         return None;
     }
     let fds = if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count as usize) } };
+    if child::is_child() {
+        fds.iter().for_each(|entry| child::wait_for_callers(entry.fd));
+    }
     let result = ready::poll(fds, limit)?;
     Some(finish_int(result, number))
 }
@@ -241,7 +248,7 @@ impl Sets {
 
 /// Selects, if one of the descriptors is protected.
 unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -> Option<Result<usize, Errno>> {
-    if !layer::is_active() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
+    if !layer::is_active() && !child::is_child() || !(0..=fds::DESCRIPTORS as c_int).contains(&count) {
         return None;
     }
     let bytes = (count as usize).div_ceil(BITS) * size_of::<c_ulong>();
@@ -251,6 +258,10 @@ unsafe fn selected(count: c_int, sets: [*mut fd_set; 3], mut limit: Limit<'_>) -
     let deadline = limit.time.map(|time| sys::now().saturating_add(time));
     let sets = Sets { count, sets: sets.map(<*mut fd_set>::cast) };
     let mut entries = unsafe { sets.asked() };
+    if child::is_child() {
+        entries.iter().for_each(|entry| child::wait_for_callers(entry.fd));
+        return None;
+    }
     loop {
         let over = limit.time == Some(0);
         let told = match ready::poll(&mut entries, limit)? {

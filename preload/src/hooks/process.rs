@@ -12,7 +12,7 @@ use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use crate::fds::{self, Kind};
 use crate::ops::ready;
 use crate::real;
-use crate::{layer, memory, sys};
+use crate::{child, layer, memory, sys};
 
 hooks! {
     // A child that shared its parent's memory would use the layer as if it were its parent, so this is a fork: POSIX allows that.
@@ -101,6 +101,7 @@ unsafe extern "C" fn in_parent() {
 /// There is one thread now, and it is no rank's.
 unsafe extern "C" fn in_child() {
     layer::switch_off();
+    child::begin();
     memory::leave();
     memory::forget_secrets();
     ready::leave();

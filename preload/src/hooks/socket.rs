@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::{finish_int, is_connection};
+use crate::child;
 use crate::fds::{self, Kind, Mark};
 use crate::layer;
 use crate::ops::accept::Accepted;
@@ -144,10 +145,17 @@ unsafe fn write_address(from: &SocketAddr, address: *mut sockaddr, length: *mut 
 /// Accepts a connection, if `fd` is a protected listener.
 unsafe fn accepted(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> Option<c_int> {
     let known = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    if fds::kind(fd) != Kind::Listener || flags & !known != 0 {
+    if flags & !known != 0 {
         return None;
     }
-    let result = ops::accept::accept(fd, SocketFlags::from_bits_retain(flags as u32))?;
+    let flags = SocketFlags::from_bits_retain(flags as u32);
+    let result = if child::is_child() {
+        child::accept(fd, flags)?
+    } else if fds::kind(fd) == Kind::Listener {
+        ops::accept::accept(fd, flags)?
+    } else {
+        return None;
+    };
     Some(finish_int(result, |Accepted { fd, peer }| {
         if !address.is_null() && unsafe { tell_address(fd, &peer, address, length) } != 0 {
             // As in the kernel: the connection is lost.

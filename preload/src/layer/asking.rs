@@ -79,6 +79,7 @@ impl Layer {
             FromNode::Peer { .. }
             | FromNode::Announced { .. }
             | FromNode::Claimed { .. }
+            | FromNode::Inherited(_)
             | FromNode::GreetingKey { .. }
             | FromNode::Caller { .. } => fail("its node answers what no call has asked"),
             FromNode::Joined { .. } | FromNode::Refused(_) | FromNode::Restart(_) => {}

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use radic_observer::Failure;
 
 use super::switch_off;
-use crate::sys;
+use crate::{node, sys};
 
 /// Ends the process at once.
 pub fn end_process(code: i32) -> ! {
@@ -27,6 +27,12 @@ pub fn fail(what: &str) -> ! {
     end_process(125)
 }
 
+/// Ends a process that catches up, because it goes another way than its log. Its node is told why, for it decides what becomes of the process, and it is the node that ends it.
+pub fn diverged(why: &str) -> ! {
+    node::say_diverged(why);
+    fail(why)
+}
+
 /// Ends the process for an error of the observer. If another incarnation speaks for it, its end must not look like an exit: a home that does not know yet that this node was taken
 /// for lost would end the job. A crash is judged by the protector, which knows. The process prints nothing then: that would stand in the place of what the other incarnation prints.
 fn fail_with(failure: &Failure) -> ! {
@@ -34,6 +40,9 @@ fn fail_with(failure: &Failure) -> ! {
         switch_off();
         // The kernel's word for it: the program may have another one.
         _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+    if failure.is_divergence() {
+        diverged(&failure.to_string());
     }
     fail(&failure.to_string())
 }

@@ -4,10 +4,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 
 use super::ending::fail;
-use super::{DUE, INSIDE, LAYER, Layer, is_active};
+use super::{DUE, INSIDE, LAYER, LEAVES, Layer, PHASE, Phase, is_active, set_phase};
+use rustix::io::Errno;
+
 use crate::lock::Guard;
 use crate::signals::Hold;
-use crate::{image, restart};
+use crate::{image, restart, sys};
 
 /// The layer, held.
 pub struct Held {
@@ -53,7 +55,8 @@ pub fn enter() -> Option<Held> {
     // Before the lock: a signal's handler that comes between the two would wait for its own thread.
     INSIDE.set(true);
     let mut guard = LAYER.lock();
-    if guard.is_none() {
+    // Another thread may have ended the process while this one waited for the lock.
+    if guard.is_none() || !is_active() {
         INSIDE.set(false);
         return None;
     }
@@ -61,9 +64,41 @@ pub fn enter() -> Option<Held> {
     Some(Held { guard: Some(guard), signals: None })
 }
 
+/// The layer again, for a call that has waited without it.
+pub fn enter_again() -> Result<Held, Errno> {
+    enter().ok_or_else(|| {
+        rest();
+        Errno::INTR
+    })
+}
+
+/// If the process is at its end: the calling thread does nothing more. It waits for the kernel, which ends all threads as soon as the one that ends the process has run the
+/// last destructors. Its connections have ended already, so what it found out now it would not find out without RADIC. A destructor that waits for this thread gets it after
+/// `REST_NS`, once.
+pub fn rest() -> bool {
+    const REST_NS: u64 = 1_000_000_000;
+    let left = PHASE.load(Ordering::Acquire) == Phase::Left as u8;
+    if left && !LEAVES.get() && !INSIDE.get() {
+        LEAVES.set(true);
+        let until = sys::now() + REST_NS;
+        while let Some(left) = until.checked_sub(sys::now()).filter(|left| *left > 0) {
+            _ = sys::poll(&mut [], Some(sys::span(left)));
+        }
+    }
+    left
+}
+
+/// The process is at its end, by this thread. Nothing of the layer is touched any more.
+pub(super) fn end(layer: Held) {
+    LEAVES.set(true);
+    set_phase(Phase::Left);
+    drop(layer);
+}
+
 /// The layer, for a call on a protected connection. A signal's handler that has interrupted the layer in its own thread can neither wait for it nor go by it: what it
 /// sent would be in no outbox, what it received in no log.
 pub fn enter_for_connection() -> Option<Held> {
+    rest();
     if is_active() && INSIDE.get() {
         fail("a signal's handler uses a protected connection while the program is in the middle of a call about one");
     }

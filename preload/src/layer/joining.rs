@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use radic_observer::links::Links;
@@ -15,7 +14,7 @@ use radic_wire::{PROTOCOL_VERSION, login};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::{ACTIVE, LAYER, Layer};
+use super::{LAYER, Layer, Phase, set_phase};
 use crate::channel::{Channel, Identity};
 use crate::image::Images;
 use crate::input::InputPipe;
@@ -99,12 +98,12 @@ fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_
     }
 }
 
-/// Starts the layer: from now on every call is watched.
-pub fn start(joined: Joined) -> Result<(), JoinError> {
+/// Starts the layer: from now on every call is watched. Whether the program is linked with an MPI library is asked for by the hooks.
+pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     let Joined { mut node, process, incarnation, key, mut protector, protection, inherited } = joined;
     let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
     let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
-    let observer = Observer::in_life(process, incarnation, &config);
+    let observer = Observer::as_incarnation(process, incarnation, &config);
     counters::map().map_err(failed("memory for the counters"))?;
     let who = Identity { process, incarnation: observer.incarnation(), key: &key };
     let (journal, bulk) = first_channels(&mut node, &mut protector, &who).map_err(failed("the protector's log"))?;
@@ -114,7 +113,7 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
         sockets: Sockets::default(),
         outputs: Outputs::new(),
         input: InputPipe::new(inherited),
-        pmi: Pmi::find(),
+        pmi: Pmi::find(is_linked),
         images: Images::new(config.connections),
         observer,
         node,
@@ -139,6 +138,6 @@ pub fn start(joined: Joined) -> Result<(), JoinError> {
     layer.await_session();
     layer.open_door().map_err(failed("a door for its peers"))?;
     *LAYER.lock() = Some(layer);
-    ACTIVE.store(true, Ordering::Release);
+    set_phase(Phase::Active);
     Ok(())
 }

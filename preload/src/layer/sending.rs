@@ -159,6 +159,7 @@ impl Layer {
         _ = fds::set(moved.as_raw_fd(), Kind::Own, true);
         fds::clear(number);
         _ = sys::give(std::mem::replace(fd, moved));
+        self.node.appoint();
         Ok(())
     }
 

@@ -2,10 +2,10 @@
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::Layer;
 use super::ending::sure;
-use super::{Layer, THREAD};
 use crate::counters::{self, Counter};
-use crate::sys;
+use crate::{sys, threads};
 
 impl Layer {
     /// Ships the journal at once.
@@ -49,11 +49,8 @@ impl Layer {
 
     /// The same for what leaves and is never asked for again: output, and what the launcher is told.
     pub fn pass_gate_of_output(&mut self) {
-        let thread = THREAD.get();
-        // A thread without a number has not found nothing yet.
-        if thread == u32::MAX {
-            return self.pass_gate();
-        }
+        // A thread that has made no call has not found nothing yet.
+        let Some(thread) = threads::known() else { return self.pass_gate() };
         while sure(self.observer.gate_of_output(thread)).is_some() {
             self.wait_at_gate();
         }

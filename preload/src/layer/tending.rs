@@ -11,8 +11,8 @@ use radic_wire::process::ToNode;
 use rustix::event::{PollFd, PollFlags};
 
 use super::ending::sure;
-use super::held::{enter, try_enter};
-use super::{Layer, UNSENT, switch_off};
+use super::held::{self, enter, try_enter};
+use super::{Layer, UNSENT};
 use crate::counters::{self, Counter};
 use crate::{signals, sys};
 
@@ -37,7 +37,7 @@ pub fn tend_in_passing() {
 pub fn leave() {
     if let Some(mut layer) = enter() {
         layer.leave();
-        switch_off();
+        held::end(layer);
     }
 }
 

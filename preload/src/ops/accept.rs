@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
 use super::address::{self, plain};
 use super::connect::{begin, flags_say_blocking, refused};
-use super::wait;
+use super::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::greeting::{self, To};
@@ -48,7 +48,7 @@ pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
 }
 
 /// The addresses of a listener: a socket for all addresses of IPv6 takes those of IPv4 too, unless it was told not to.
-fn listened_at(fd: i32, told: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+pub fn listened_at(fd: i32, told: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let both = told.is_ipv6() && told.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
     let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), told.port()));
     std::iter::once(plain(told)).chain(v4)
@@ -105,9 +105,9 @@ pub struct Accepted {
 
 /// `accept4` with these flags. None: it passes through.
 pub fn accept(listener: i32, flags: SocketFlags) -> Option<Result<Accepted, Errno>> {
-    let layer = layer::enter()?;
+    let mut layer = layer::enter()?;
     let blocking = fds::is_blocking(listener);
-    Some(Accepting { listener, flags, blocking, thread: layer::thread() }.run(layer))
+    Some(Accepting { listener, flags, blocking, thread: layer.thread() }.run(layer))
 }
 
 struct Accepting {
@@ -143,8 +143,8 @@ impl Accepting {
                     layer.note_nothing();
                     return Err(Errno::AGAIN);
                 }
-                Accept::Wait(Wait::Event) => layer = self.wait(layer)?,
-                Accept::Wait(other) => layer.wait_for(other),
+                Accept::Wait(Wait::Event) if !takes_turns(&layer) => layer = self.wait(layer)?,
+                Accept::Wait(other) => layer = take_turns(layer, other)?,
             }
         }
     }
@@ -152,7 +152,7 @@ impl Accepting {
     fn wait(&self, layer: Held) -> Result<Held, Errno> {
         match wait(layer, &[(self.listener, PollFlags::IN)], None) {
             Err(Errno::INTR) => {
-                let mut layer = layer::enter().ok_or(Errno::INTR)?;
+                let mut layer = layer::enter_again()?;
                 Err(self.failed(&mut layer, Errno::INTR))
             }
             other => other,
@@ -292,7 +292,7 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
 
 /// Reads the greeting of a new connection. None: the other end is gone, or says something else than its node did.
 fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
-    let me = To { process: layer.observer.process(), life: None };
+    let me = To { process: layer.observer.process(), incarnation: None };
     let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection)) {
         // Two threads of the opener may have called at once: only the greeting says which connection this is.
         Ok(hello) if hello.connection.opener == connection.opener => hello,

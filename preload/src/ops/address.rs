@@ -5,21 +5,18 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 
+use radic_observer::Address;
 use radic_observer::replay::Ask;
-use radic_observer::{Address, Wait};
 use radic_wire::determinant::{Call, Determinant};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::process::{FromNode, ToNode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::ask_until_back;
+use super::{ask_until_back, take_turns};
 use crate::fds::{self, Kind};
 use crate::layer::{self, Held, Layer, sure};
 use crate::sys;
-
-/// Time that a thread waits before it looks again whether its outcome is the next one, in nanoseconds.
-const TURN_NS: u64 = 1_000_000;
 
 /// Whether this is a TCP socket.
 pub fn is_tcp(fd: i32) -> bool {
@@ -91,7 +88,7 @@ pub fn record<'a, T: Copy>(
     found: Result<T, Errno>,
     outcome: impl FnOnce(T) -> Determinant<'a>,
 ) -> Result<T, Errno> {
-    let thread = layer::thread();
+    let thread = layer.thread();
     match found {
         Ok(value) => sure(layer.observer.handle_outcome(thread, &outcome(value))),
         Err(error) => sure(layer.observer.handle_failed(thread, fd as u32, call, error.raw_os_error() as u32)),
@@ -109,23 +106,14 @@ pub struct Then {
 
 /// What the log says. None: the system is to be asked.
 pub fn consult(mut layer: Held, ask: Ask) -> Result<(Held, Option<Then>), Errno> {
-    let thread = layer::thread();
+    let thread = layer.thread();
     loop {
         match sure(layer.observer.address(thread, ask)) {
             Address::Live => return Ok((layer, None)),
             Address::Again(address, peer) => return Ok((layer, Some(Then { address, peer }))),
             Address::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
-            Address::Wait(Wait::Event) => layer = step_aside(layer)?,
-            Address::Wait(other) => layer.wait_for(other),
+            Address::Wait(other) => layer = take_turns(layer, other)?,
         }
-    }
-}
-
-/// Lets other threads go on: their outcomes come first.
-fn step_aside(layer: Held) -> Result<Held, Errno> {
-    match super::wait(layer, &[], Some(sys::now() + TURN_NS)) {
-        Err(_) => layer::enter().ok_or(Errno::INTR),
-        layer => layer,
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::address::{self, Outcome, plain};
-use super::{ask_until_back, pause, wait};
+use super::{ask_until_back, pause, take_turns, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
 use crate::greeting::{self, To};
@@ -50,7 +50,7 @@ pub fn connect(fd: i32, to: Option<SocketAddr>) -> Option<Result<(), Errno>> {
         Ok(found) => found,
         Err(error) => return Some(Err(error)),
     };
-    let (thread, blocking) = (layer::thread(), flags_say_blocking(fd));
+    let (thread, blocking) = (layer.thread(), flags_say_blocking(fd));
     match with {
         With::Peer(peer) => Some(Connecting { fd, to, local, peer, again, thread, blocking }.run(layer)),
         With::Nobody(result) => {
@@ -142,10 +142,10 @@ fn find_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<(Sock
 fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Result<(Held, Option<Result<(), Errno>>), Errno> {
     layer.pass_gate();
     let (blocking, socket) = (flags_say_blocking(fd), sys::borrow(fd));
-    let (life, returned) = (layer.observer.incarnation(), layer.links.returned());
+    let (incarnation, returned) = (layer.observer.incarnation(), layer.links.returned());
     let until = sys::now() + if blocking { send_limit(fd) } else { LINK_NS };
     let (mut layer, link) = link(layer, fd, to, blocking, until, blocking)?;
-    if layer.observer.incarnation() != life {
+    if layer.observer.incarnation() != incarnation {
         return Ok((layer, None));
     }
     let (made, result) = match link {
@@ -235,7 +235,7 @@ fn await_link(mut layer: Held, fd: i32, until: u64, may_end: bool) -> Result<(He
             }
             Err(error) => error,
         };
-        layer = layer::enter().ok_or(Errno::INTR)?;
+        layer = layer::enter_again()?;
         if error == Errno::INTR && may_end {
             return Ok((layer, Link::Open(Some(error))));
         }
@@ -283,7 +283,8 @@ pub(super) fn refused(layer: &mut Layer, fd: i32, call: Call) -> Option<Errno> {
             "it has {size} connections, counting closed ones that no checkpoint covers yet: more of them fail with ENFILE"
         ));
     }
-    sure(layer.observer.handle_failed(layer::thread(), fd as u32, call, Errno::NFILE.raw_os_error() as u32));
+    let thread = layer.thread();
+    sure(layer.observer.handle_failed(thread, fd as u32, call, Errno::NFILE.raw_os_error() as u32));
     layer.ship();
     Some(Errno::NFILE)
 }
@@ -332,7 +333,7 @@ impl Connecting {
                 Ready::Outcome(0) => return self.again(&mut layer),
                 Ready::Outcome(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
                 Ready::Wait(other) => {
-                    layer.wait_for(other);
+                    layer = take_turns(layer, other)?;
                     continue;
                 }
                 Ready::Set(_) => return Err(Errno::INVAL),
@@ -369,13 +370,13 @@ impl Connecting {
                 }
             }
             layer.pass_gate();
-            let (life, returned) = (layer.observer.incarnation(), layer.links.returned());
+            let (incarnation, returned) = (layer.observer.incarnation(), layer.links.returned());
             // It never waits for as long as the kernel would for a machine that says nothing: that one may be dead, and the peer elsewhere.
             let (at, until) = (self.peer.at.unwrap_or(self.to), sys::now() + LINK_NS);
             let (mut held, linked) = link(layer, self.fd, at, self.blocking, until, false)?;
             held.pass_gate(); // Another thread may have learnt something meanwhile.
             layer = held;
-            if layer.observer.incarnation() != life {
+            if layer.observer.incarnation() != incarnation {
                 return Ok((layer, None));
             }
             let linked = match linked {
@@ -400,7 +401,7 @@ impl Connecting {
     fn greet(&self, layer: &mut Layer) -> Result<(), Errno> {
         let Ok(slot) = self.open(layer) else { layer::fail("the gate has shut again during connect") };
         let Some(hello) = layer.hello(slot) else { layer::fail("a new connection has no greeting") };
-        let to = To { process: self.peer.process, life: None };
+        let to = To { process: self.peer.process, incarnation: None };
         if let Err(error) = greeting::write(sys::borrow(self.fd), &layer.greeting_key(&hello.connection), to, &hello) {
             layer.link_ended(slot, reset(error));
         }

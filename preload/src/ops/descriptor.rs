@@ -12,6 +12,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use super::take_turns;
 use crate::fds::{self, Kind, Mark};
 use crate::layer::{self, Layer, Names, sure};
 use crate::links::reset;
@@ -185,12 +186,15 @@ pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
     let mut layer = layer::enter()?;
     let fd = layer.primary(fd);
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;
-    let thread = layer::thread();
+    let thread = layer.thread();
     loop {
         match sure(layer.observer.ask(thread, Ask::SoError { fd: fd as u32 }, true)) {
             Ready::Live => break,
             Ready::Outcome(errno) => return Some(Ok(errno as i32)),
-            Ready::Wait(other) => layer.wait_for(other),
+            Ready::Wait(other) => match take_turns(layer, other) {
+                Ok(held) => layer = held,
+                Err(error) => return Some(Err(error)),
+            },
             Ready::Nothing | Ready::Set(_) => return Some(Err(Errno::INVAL)),
         }
     }

@@ -10,9 +10,11 @@ pub mod socket;
 
 use std::io::{IoSlice, IoSliceMut};
 
+use radic_observer::Wait;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use crate::counters::{self, Counter};
 use crate::layer::{self, Held, Layer};
 use crate::sys;
 
@@ -32,24 +34,54 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     let mut polled = [(0, PollFlags::empty()); layer::AWAITED + 4];
     let all = fds.iter().copied().chain(layer.awaited());
     let count = polled.iter_mut().zip(all).map(|(to, from)| *to = from).count();
-    let until = deadline.into_iter().chain(layer.due()).min();
+    let turn = turn(&layer).map(|turn| sys::now() + turn);
+    let until = deadline.into_iter().chain(layer.due()).chain(turn).min();
     drop(layer);
     let left = until.map(|until| until.saturating_sub(sys::now()));
     let polled = ready::wait_for(&polled[..count], left, &signals.mask());
-    let mut layer = layer::enter().ok_or(Errno::INTR)?;
+    let mut layer = layer::enter_again()?;
     layer.give_signals(signals);
     match polled {
         Ok(0) if deadline.is_some_and(|deadline| deadline <= sys::now()) => Err(Errno::TIMEDOUT),
-        Err(Errno::INTR) if crate::signals::all_restart() => Ok(layer),
+        // In replay the log has the signals that ended calls.
+        Err(Errno::INTR) if layer.observer.is_replaying() || crate::signals::all_restart() => Ok(layer),
         Err(error) => Err(error),
         Ok(_) => Ok(layer),
+    }
+}
+
+/// How long a call of a process that catches up waits at most before it looks again, in nanoseconds; none: for events only. Its outcome may be the next one of the log as soon
+/// as another thread has got its own, or has sent again what Gate B waits for; of neither the kernel tells.
+fn turn(layer: &Layer) -> Option<u64> {
+    const TURN_NS: u64 = 500_000;
+    layer.observer.is_replaying().then(|| {
+        counters::add(Counter::Looks, 1);
+        TURN_NS
+    })
+}
+
+/// Whether this process catches up, and what its calls come to is in its log: what the kernel has for them is for later. A call that looked at its own descriptor would find it
+/// ready, ask again, and keep the layer from the thread that comes first.
+pub fn takes_turns(layer: &Layer) -> bool {
+    layer.observer.is_replaying() && layer.replayer.is_none()
+}
+
+/// Waits for what the observer has said, for a call that goes on then. Where other threads may have to make their calls first the layer is not held meanwhile.
+pub fn take_turns(mut layer: Held, what: Wait) -> Result<Held, Errno> {
+    match (what, turn(&layer)) {
+        (Wait::Turn, Some(turn)) => wait_awhile(layer, &[], sys::now() + turn),
+        (Wait::Event | Wait::Peers, Some(turn)) if takes_turns(&layer) => wait_awhile(layer, &[], sys::now() + turn),
+        _ => {
+            layer.wait_for(what);
+            Ok(layer)
+        }
     }
 }
 
 /// The same for a call that goes on when the time is over, or a signal came: neither is an outcome of it.
 pub fn wait_awhile(layer: Held, fds: &[(i32, PollFlags)], until: u64) -> Result<Held, Errno> {
     match wait(layer, fds, Some(until)) {
-        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter().ok_or(Errno::INTR),
+        Err(Errno::TIMEDOUT | Errno::INTR) => layer::enter_again(),
         other => other,
     }
 }

@@ -16,12 +16,13 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::epolls::{Epoll, Epolls, Operation, Watch};
+use super::take_turns;
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::hooks::poll::kernel;
 use crate::layer::{self, Held, Layer, sure};
 use crate::lock::Lock;
-use crate::sys;
+use crate::{sys, threads};
 
 #[cfg(test)]
 mod tests;
@@ -172,7 +173,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
         layer::tend_in_passing();
         return None;
     }
-    let Some(layer) = layer::enter() else { return Some(pass(epoll, events, limit)) };
+    let Some(mut layer) = layer::enter() else { return Some(pass(epoll, events, limit)) };
     let logged = is_logged(&layer, epoll);
     if !logged && !must_tend(&layer, limit) {
         drop(layer);
@@ -180,7 +181,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
     }
     let room = events.len().min(READY_FDS);
     let asked = Asked::Epoll { epoll, events: &mut events[..room] };
-    Some(Waiting { asked, limit, logged, thread: layer::thread(), deadline: None }.run(layer))
+    Some(Waiting { asked, limit, logged, thread: layer.thread(), deadline: None }.run(layer))
 }
 
 /// Without the layer: only the program's words are put in.
@@ -212,7 +213,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
         layer::tend_in_passing();
         return None;
     }
-    let layer = layer::enter()?;
+    let mut layer = layer::enter()?;
     let logged = kinds().any(|(fd, kind)| match kind {
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => is_logged(&layer, fd),
@@ -221,7 +222,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     if !logged && !must_tend(&layer, limit) {
         return None;
     }
-    Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer::thread(), deadline: None }.run(layer))
+    Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer.thread(), deadline: None }.run(layer))
 }
 
 /// Whether a peer may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
@@ -325,8 +326,10 @@ impl Asked<'_> {
             Asked::Poll { fds } => fds.iter().map(|entry| named(entry.fd)).collect(),
         };
         let (then, now, which) = (then.join(", "), now.join(", "), self.epoll());
-        let outcome = layer.observer.replayed();
-        format!("replay diverged at outcome {outcome}: ready then: {then}; asked about now (epoll {which:?}): {now}")
+        let (position, thread) = (layer.observer.log_position(), threads::known().unwrap_or(0));
+        format!(
+            "replay diverged before journal position {position}, in a poll, select or epoll_wait of thread {thread}: ready then: {then}; asked about now (epoll {which:?}): {now}"
+        )
     }
 
     /// What to wait for: the program's own.
@@ -475,6 +478,10 @@ impl Waiting<'_> {
                         layer = self.wait(layer)?;
                         continue;
                     }
+                    Again::Turn => {
+                        layer = take_turns(layer, Wait::Turn)?;
+                        continue;
+                    }
                     Again::Now => continue,
                 }
             }
@@ -500,7 +507,7 @@ impl Waiting<'_> {
             Ready::Live => return None,
             Ready::Set(count) => match self.asked.show(&room[..count]) {
                 Some(count) => Again::Over(Ok(count)),
-                None => layer::fail(&self.asked.differs(layer, &room[..count])),
+                None => layer::diverged(&self.asked.differs(layer, &room[..count])),
             },
             Ready::Outcome(errno) => Again::Over(Err(Errno::from_raw_os_error(errno as i32))),
             Ready::Nothing => {
@@ -508,6 +515,8 @@ impl Waiting<'_> {
                 Again::Over(Ok(0))
             }
             Ready::Wait(Wait::Event) => Again::Wait,
+            Ready::Wait(Wait::Turn) => Again::Turn,
+            Ready::Wait(Wait::Peers) if layer.replayer.is_none() => Again::Wait,
             Ready::Wait(other) => {
                 layer.wait_for(other);
                 Again::Now
@@ -533,7 +542,7 @@ impl Waiting<'_> {
         }
         let starved = STARVED.load(Ordering::Relaxed);
         // What is writable for the kernel only would end the wait at once.
-        let mut set = if starved { Vec::new() } else { self.asked.awaited() };
+        let mut set = if starved || super::takes_turns(&layer) { Vec::new() } else { self.asked.awaited() };
         set.extend(layer.awaited().map(|(fd, events)| pollfd { fd, events: events.bits() as i16, revents: 0 }));
         let mut left = self.left();
         if starved {
@@ -543,13 +552,18 @@ impl Waiting<'_> {
             let due = due.saturating_sub(sys::now());
             left = Some(left.map_or(due, |left| left.min(due)));
         }
+        if let Some(turn) = super::turn(&layer) {
+            left = Some(left.map_or(turn, |left| left.min(turn)));
+        }
         drop(layer);
         let mask = self.limit.mask.copied().unwrap_or_else(|| signals.mask());
         let polled = kernel::poll_within(&mut set, left, Some(&mask));
-        let mut layer = layer::enter().ok_or(Errno::INTR)?;
+        let mut layer = layer::enter_again()?;
         layer.give_signals(signals);
         match polled {
             Ok(_) => Ok(layer),
+            // In replay the log has the signals that ended calls.
+            Err(Errno::INTR) if layer.observer.is_replaying() => Ok(layer),
             Err(error) => Err(self.failed(&mut layer, error)),
         }
     }
@@ -587,6 +601,8 @@ impl Waiting<'_> {
 enum Again {
     Over(Result<usize, Errno>),
     Wait,
+    /// After the calls of other threads.
+    Turn,
     Now,
 }
 
@@ -627,14 +643,14 @@ fn relieve(layer: &mut Layer) {
         let slot = layer.observer.table().slot_of(layer.primary(*fd) as u32);
         let starved = slot.is_ok_and(|slot| !layer.observer.has_room(slot));
         if !starved {
-            report_anew(&epolls, *fd);
+            report_restart(&epolls, *fd);
         }
         starved
     });
     STARVED.store(!full.connections.is_empty(), Ordering::Relaxed);
 }
 
-fn report_anew(epolls: &Epolls, fd: i32) {
+fn report_restart(epolls: &Epolls, fd: i32) {
     let edge = |watch: &Watch| watch.events & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 == libc::EPOLLET as u32;
     for (epoll, table) in epolls.all() {
         if let Some((key, watch)) = table.of(fd).filter(|(_, watch)| edge(watch)) {

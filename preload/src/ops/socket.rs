@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 
-use super::{clip, clip_mut, pieces, wait, wait_awhile};
+use super::{clip, clip_mut, pieces, take_turns, takes_turns, wait, wait_awhile};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Mark};
 use crate::layer::{self, Held, Layer, sure};
@@ -47,13 +47,13 @@ impl How {
 
 /// `recv` and its kin. None: the layer does not watch; the call passes through.
 pub fn receive(fd: i32, buffers: &mut [IoSliceMut<'_>], how: How) -> Option<Result<usize, Errno>> {
-    let layer = layer::enter_for_connection()?;
+    let mut layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
     if layer.observer.table().slot_of(fd as u32).is_err() {
         return None; // Closed by another thread meanwhile.
     }
     let total = buffers.iter().map(|buffer| buffer.len()).sum();
-    Some(Receiving { fd, how, thread: layer::thread(), total, filled: 0, told: 0, deadline: None }.run(layer, buffers))
+    Some(Receiving { fd, how, thread: layer.thread(), total, filled: 0, told: 0, deadline: None }.run(layer, buffers))
 }
 
 struct Receiving {
@@ -104,8 +104,8 @@ impl Receiving {
                 Receive::Nothing if waits => layer = self.wait(layer)?,
                 Receive::Nothing => return self.after_nothing(&mut layer),
                 Receive::Wait(Wait::Payload) => layer.wait_for_payload(),
-                Receive::Wait(Wait::Event) => layer = self.wait(layer)?,
-                Receive::Wait(other) => layer.wait_for(other),
+                Receive::Wait(Wait::Event) if !takes_turns(&layer) => layer = self.wait(layer)?,
+                Receive::Wait(other) => layer = take_turns(layer, other)?,
             }
         }
     }
@@ -214,7 +214,7 @@ impl Receiving {
         }
         match wait(layer, &[(self.fd, PollFlags::IN)], self.deadline) {
             Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
-                let mut layer = layer::enter().ok_or(Errno::INTR)?;
+                let mut layer = layer::enter_again()?;
                 if error == Errno::TIMEDOUT {
                     self.nothing(&mut layer).map(|_| layer)
                 } else {
@@ -242,13 +242,17 @@ enum Taken {
 
 /// `send` and its kin. None: the layer does not watch.
 pub fn send(fd: i32, buffers: &[IoSlice<'_>], flags: i32) -> Option<Result<usize, Errno>> {
-    let layer = layer::enter_for_connection()?;
+    if layer::rest() {
+        // The connection has ended, and what this would send no peer gets: as if the kernel had ended the process just after the call.
+        return Some(Ok(buffers.iter().map(|buffer| buffer.len()).sum()));
+    }
+    let mut layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;
     let waits = fds::is_blocking(fd) && flags & libc::MSG_DONTWAIT == 0;
     let limited = waits && fds::has(fd, Mark::SendLimit);
     let deadline = if limited { deadline(fd, sockopt::Timeout::Send) } else { None };
-    let sending = Sending { fd, slot, thread: layer::thread(), waits, deadline, done: 0 };
+    let sending = Sending { fd, slot, thread: layer.thread(), waits, deadline, done: 0 };
     let result = sending.run(layer, buffers);
     if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::PIPE);
@@ -324,7 +328,7 @@ impl Sending {
                 Ok(held) => layer = held,
                 Err(error @ (Errno::TIMEDOUT | Errno::INTR)) => {
                     let told = if error == Errno::TIMEDOUT { Errno::AGAIN } else { Errno::INTR };
-                    let mut layer = layer::enter().ok_or(told)?;
+                    let mut layer = layer::enter_again()?;
                     sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Send, told.raw_os_error() as u32));
                     layer.ship();
                     return Err(told);
@@ -387,7 +391,7 @@ impl Sending {
                     layer.transmit(self.slot);
                     layer = wait_for_room(layer)?;
                 }
-                Send::Wait(other) => layer.wait_for(other),
+                Send::Wait(other) => layer = take_turns(layer, other)?,
             }
         }
         Ok((layer, true))

@@ -54,7 +54,7 @@ fn what_the_program_has_set_is_set_on_the_next_socket() {
 
 /// `frames` (in tests/) shows why: resets that only one side got let the other one wait for its answer for ever.
 #[test]
-fn whoever_dials_asks_whether_the_other_side_is_there_and_the_program_need_not_know() {
+fn the_dialing_side_asks_whether_the_other_one_is_there_and_the_program_need_not_know() {
     let (_listener, at) = listen(Ipv4Addr::LOCALHOST.into()).unwrap();
     let ((programs, _far), dialed) = (pair(), dial(&at).unwrap());
     let every = std::time::Duration::from_secs(1);

@@ -24,14 +24,14 @@ const MOST_SAID: usize = 300;
 #[derive(Debug)]
 pub struct Return {
     process: ProcessId,
-    life: Incarnation,
+    restart: Incarnation,
     began: Instant,
     /// Where it reports its death, or why it cannot.
     report: Result<PathBuf, String>,
 }
 
 /// A path for the report of this incarnation's death: in a folder for this user only, where nothing has this name.
-pub fn make_room(store: &Path, process: ProcessId, life: Incarnation) -> Result<PathBuf, String> {
+pub fn make_room(store: &Path, process: ProcessId, restart: Incarnation) -> Result<PathBuf, String> {
     let folder = store.join(FOLDER);
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
     match DirBuilder::new().mode(0o700).create(&folder) {
@@ -43,7 +43,7 @@ pub fn make_room(store: &Path, process: ProcessId, life: Incarnation) -> Result<
         return Err(format!("{} is not a folder for the protector's user only (mode 0700): remove it", folder.display()));
     }
     remove_oldest(&folder).map_err(failed)?;
-    let path = folder.join(format!("{}-{}-{}.{ENDING}", process.job, process.rank, life));
+    let path = folder.join(format!("{}-{}-{}.{ENDING}", process.job, process.rank, restart));
     remove(&path).map_err(failed)?;
     Ok(path)
 }
@@ -77,8 +77,8 @@ fn remove(path: &Path) -> io::Result<()> {
 
 impl Return {
     /// It begins.
-    pub fn new(process: ProcessId, life: Incarnation, report: Result<PathBuf, String>) -> Return {
-        Return { process, life, began: Instant::now(), report }
+    pub fn new(process: ProcessId, restart: Incarnation, report: Result<PathBuf, String>) -> Return {
+        Return { process, restart, began: Instant::now(), report }
     }
 
     /// How long it has lasted.
@@ -119,9 +119,9 @@ impl Return {
         let said: String = said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_SAID).collect();
         let said = said.trim();
         let said = if said.is_empty() { String::new() } else { format!("; it said: {said}") };
-        let (rank, life, seconds) = (self.process.rank, self.life, after.as_secs_f64());
+        let (rank, restart, seconds) = (self.process.rank, self.restart, after.as_secs_f64());
         format!(
-            "rank {rank}, incarnation {life}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}"
+            "rank {rank}, incarnation {restart}: died {end} {seconds:.3} s after it was brought back, before it lived: {what}{said}"
         )
     }
 }
@@ -226,10 +226,10 @@ mod tests {
     #[test]
     fn the_oldest_reports_go() {
         let store = tempfile::tempdir().unwrap();
-        for life in 0..2 * MOST as u32 {
-            let path = make_room(store.path(), id(), Incarnation::restarted(life)).unwrap();
+        for restart in 0..2 * MOST as u32 {
+            let path = make_room(store.path(), id(), Incarnation::restarted(restart)).unwrap();
             let file = File::create(path).unwrap();
-            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(life.into())).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(restart.into())).unwrap();
         }
         let left: Vec<_> = fs::read_dir(store.path().join(FOLDER)).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left.len(), MOST);

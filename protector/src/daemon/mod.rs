@@ -5,12 +5,14 @@
 //! threads: starting processes (`launcher`), sending heartbeats (`beats`), images (`restores`), logs, and looking at folders.
 //! What is done here is done in slices (`rounds`).
 
+pub mod asking;
 mod beats;
 mod commands;
 pub mod counters;
 mod deaths;
 pub mod faults;
 mod folders;
+mod grace;
 pub mod keeper;
 mod launcher;
 mod local;
@@ -21,6 +23,7 @@ mod processes;
 mod refusals;
 mod restores;
 mod rounds;
+mod sockets;
 mod stores;
 mod sys;
 mod wire;
@@ -37,7 +40,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use radic_wire::event::EventName;
-use radic_wire::ids::{BootId, NodeId};
+use radic_wire::ids::{BootId, NodeId, NodeName};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::Request;
 use radic_wire::membership::Member;
@@ -52,7 +55,7 @@ use self::commands::ForCommands;
 use self::launcher::{Done, Launcher};
 use self::local::{Clients, Connected, Handover, Reception};
 use self::observers::ForObservers;
-use self::peers::Peers;
+use self::peers::PeerSockets;
 pub use self::processes::NOT_PERMITTED;
 use self::processes::Processes;
 use self::refusals::Refusals;
@@ -109,7 +112,7 @@ struct Daemon {
     ready: mpsc::Receiver<Ready>,
     done: mpsc::UnboundedReceiver<Done>,
     refusals: Rc<Refusals>,
-    peers: Peers,
+    peers: PeerSockets,
     commands: Clients<ForCommands>,
     observers: Clients<ForObservers>,
     processes: Processes,
@@ -168,6 +171,7 @@ fn node_config(
         activity: counters::activity,
         replay_limit: config.replay_limit,
         refuse_fault: faults::refuse,
+        http: config.http,
         key,
     }
 }
@@ -207,9 +211,10 @@ impl Daemon {
         spawn_local(local::accept(process, observers.clone()));
         spawn_local(local::accept(restored, observers));
         let (restores, ready) = Restores::new(key.clone(), config.store);
-        spawn_local(leave_on_signal(input_sender.clone())?);
+        let leaving = Leaving { folder: folder.clone(), name: config.name.clone(), grace: config.grace };
+        spawn_local(leaving.on_signal(input_sender.clone())?);
         let senders = (input_sender.clone(), urgent_sender);
-        let peers = Peers::start(me, key, listener, &timing, senders, refusals.clone());
+        let peers = PeerSockets::start(me, key, listener, &timing, senders, refusals.clone());
         let peers = peers.context("the sender of heartbeats gets no thread")?;
         Ok(Daemon {
             rounds: Rounds::new(heartbeat),
@@ -352,7 +357,7 @@ impl Daemon {
             let (what, begun) = (rounds::of_output(&output), Instant::now());
             match output {
                 Output::Send(to, message) => self.peers.send(&to, message),
-                Output::SendToSeed(seed, message) => self.peers.send_to_seed(seed, message),
+                Output::SendToSeed(seed, message) => self.peers.send_to_seed(seed, &message),
                 Output::Heartbeat(to, view) => self.peers.heartbeat(&to, view),
                 Output::Probe(member) => self.peers.probe(member),
                 Output::Reply(client, reply) => self.commands.send(client.0, reply),
@@ -482,18 +487,43 @@ async fn accept<T, F: Future<Output = io::Result<T>>>(what: &str, mut next: impl
     }
 }
 
-fn leave_on_signal(inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
-    Ok(async move {
-        loop {
+/// How the daemon leaves when it is told to end.
+struct Leaving {
+    folder: Arc<Folder>,
+    name: NodeName,
+    grace: Duration,
+}
+
+impl Leaving {
+    /// Waits for SIGTERM or SIGINT. A second one ends the grace.
+    fn on_signal(self, inputs: mpsc::Sender<Input>) -> Result<impl Future<Output = ()>> {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+        let mut next = async move || {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            _ = inputs.send(Input::Leave).await;
-        }
-    })
+        };
+        Ok(async move {
+            next().await;
+            if !self.grace.is_zero() {
+                let note = |text: String| inputs.send(Input::Note(EventName::Note, text));
+                let grace = self.grace.as_secs();
+                _ = note(format!("{} leaves within {grace} s: the jobs here make a checkpoint before that", self.name)).await;
+                tokio::select! {
+                    said = grace::checkpoint(self.folder.clone(), self.name.clone(), self.grace) => {
+                        _ = note(format!("{} leaves: {said}", self.name)).await;
+                    }
+                    () = next() => {}
+                }
+            }
+            loop {
+                _ = inputs.send(Input::Leave).await;
+                next().await;
+            }
+        })
+    }
 }
 
 /// Logs a signal for the ranks of a job where it comes by: at the terminal's node, at the job's home, at its hosts (the last two

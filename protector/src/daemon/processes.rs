@@ -185,7 +185,7 @@ impl Processes {
                 }
             }
             HostOutput::Signal(rank, signal) => {
-                let ends = matches!(signal, libc::SIGKILL | libc::SIGTERM);
+                let ends = RestoreOrder::is_given_up_by(signal);
                 if let Some(process) = self.processes.get_mut(&id(rank)).filter(|_| ends) {
                     process.forget_return();
                 }
@@ -328,7 +328,10 @@ impl Processes {
         let order = ready.order().clone();
         let damage = ready.damage.into_iter().map(|text| Input::StoreEvent(EventName::Store, Some(order.process), text));
         let mut inputs: Vec<Input> = damage.collect();
-        inputs.push(Input::Fetched(order.process, ready.result.map(|image| self.restore(order, image, ready.report))));
+        inputs.push(Input::Fetched(
+            order.process,
+            ready.result.map(|image| self.restore(order, image, ready.report)).map_err(|error| error.to_string()),
+        ));
         inputs
     }
 

@@ -143,7 +143,9 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
     let open = |channel| Client::open(logs.address(), &key, speaker, channel, LIMIT).unwrap();
     let mut journal = open(Channel::Journal);
     let (process, incarnation) = (speaker.process, speaker.incarnation);
-    journal.send(&ToProtector::Hello { process, incarnation, journal: Span::default(), payload: Span::default() }).unwrap();
+    journal
+        .send(&ToProtector::Hello { process, incarnation, journal: Span::default(), payload: Span::default(), image: None })
+        .unwrap();
     for (number, bytes) in images.iter().enumerate() {
         let image = number as u64;
         let (parent, streams) = (image.checked_sub(1), CutStreams::new(&[]).unwrap());

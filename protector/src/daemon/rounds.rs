@@ -163,7 +163,7 @@ pub fn of_input(input: &Input) -> &'static str {
         Input::Message(_, PeerMessage::ToHost(..)) => "a message to a job's host",
         Input::Message(..) => "a message",
         Input::Heartbeat(..) => "a heartbeat",
-        Input::LinkBroken(_) => "a broken connection",
+        Input::LinkBroken(_) | Input::LinkLost(_) => "a broken connection",
         Input::ProbeReached(_) | Input::ProbeResult(..) => "a probe",
         Input::Client(..) | Input::ClientGone(_) => "a command",
         Input::Spawned(..) => "a start",

@@ -5,7 +5,7 @@ use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::LogSizes;
-use radic_wire::peer::Answer;
+use radic_wire::peer::{Answer, Flow};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_local;
 
@@ -61,6 +61,7 @@ impl Stores {
                 self.answer(node, number, self.logs.stable_of(process, epoch, stream), Answer::Stable);
             }
             StoreOrder::Sizes(node, number, jobs) => self.answer_sizes(node, number, jobs),
+            StoreOrder::Flows(node, number, job) => self.answer_flows(node, number, job),
             StoreOrder::List(node, number, process) => self.answer(node, number, self.logs.list(process), Answer::Log),
             StoreOrder::Read(node, number, process, part, position, most) => {
                 let read = self.logs.read(process, part, position, most);
@@ -99,6 +100,25 @@ impl Stores {
             };
             let sizes = sizes.into_iter().map(|(process, status)| (process, sizes_of(status))).collect();
             _ = inputs.send(Input::StoreAnswer(node, number, Answer::Sizes(sizes))).await;
+        });
+    }
+
+    /// One process after the other, so that logs that arrive meanwhile do not wait for all of them.
+    fn answer_flows(&self, node: NodeId, number: u64, job: JobId) {
+        let (inputs, logs) = (self.inputs.clone(), self.logs.clone());
+        spawn_local(async move {
+            let mut flows = Vec::new();
+            for (receiver, _) in logs.status(job).await.unwrap_or_default() {
+                let held = logs.list(receiver).await.ok().flatten();
+                let streams = held.into_iter().flat_map(|held| held.streams);
+                flows.extend(streams.map(|held| Flow { receiver, stream: held.stream, bytes: held.bytes.end }));
+                if flows.len() > limits::FLOWS_SHOWN {
+                    // The node that asks sees by the number that some are missing.
+                    flows.truncate(limits::FLOWS_SHOWN);
+                    break;
+                }
+            }
+            _ = inputs.send(Input::StoreAnswer(node, number, Answer::Flows(flows))).await;
         });
     }
 

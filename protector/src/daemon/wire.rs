@@ -1,21 +1,18 @@
-//! Sockets under the authenticated channel, and the first two messages on it.
+//! Sockets under the authenticated channel. What is said over it decides [`crate::peers`].
 
 use std::io;
 use std::time::Duration;
 
 use radic_wire::channel::{Channel, ChannelError};
-use radic_wire::codec::{self, CodecError};
+use radic_wire::codec::CodecError;
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
-use radic_wire::peer::{Hello, Welcome};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Time to establish a TCP connection.
-const CONNECT: Duration = Duration::from_millis(1000);
+use crate::peers::Gone;
+
 /// Bytes read at once from a peer that has not proved that it holds the key, and from one that has.
 const UNPROVEN: usize = 512;
 const PROVEN: usize = 16 << 10;
@@ -38,12 +35,22 @@ pub enum WireError {
     /// The peer took too long.
     #[error("no answer within {0:?}")]
     Slow(Duration),
-    /// The peer said no.
-    #[error("refused by the peer: {0}")]
-    Refused(String),
     /// The peer does what no protector does.
     #[error("{0}")]
     Protocol(String),
+}
+
+impl WireError {
+    /// How a connection that this has ended is gone, for [`crate::peers`].
+    pub fn gone(&self) -> Gone {
+        match self {
+            WireError::Closed => Gone::Ended,
+            WireError::Io(error) => Gone::Broke(error.to_string()),
+            WireError::Channel(_) | WireError::Codec(_) | WireError::Slow(_) | WireError::Protocol(_) => {
+                Gone::Fault(self.to_string())
+            }
+        }
+    }
 }
 
 /// An authenticated connection. The channel's two directions share their state, so one task owns both halves.
@@ -51,89 +58,70 @@ pub struct Connection {
     reader: OwnedReadHalf,
     writer: OwnedWriteHalf,
     channel: Channel,
+    /// Records, and how many of their bytes were written.
+    unsent: (Vec<u8>, usize),
     /// What is read at once: little before the peer has proved itself.
     buffer: Vec<u8>,
 }
 
 impl Connection {
-    /// Connects and says hello; the answer is the peer's welcome. `within` bounds the whole.
-    pub async fn connect(
-        address: std::net::SocketAddr,
-        key: &ClusterKey,
-        hello: &Hello,
-        within: Duration,
-    ) -> Result<(Connection, Welcome), WireError> {
-        let connect = async {
-            let socket =
-                tokio::time::timeout(CONNECT, TcpStream::connect(address)).await.map_err(|_| WireError::Slow(CONNECT))??;
-            Connection::greet(socket, key, hello).await
-        };
-        tokio::time::timeout(within, connect).await.unwrap_or(Err(WireError::Slow(within)))
+    /// The connecting side, when the peer's machine has taken the connection.
+    pub fn initiator(socket: TcpStream, key: &ClusterKey) -> Result<Connection, WireError> {
+        Connection::new(socket, Channel::initiator(key, limits::PEER_FRAME))
     }
 
-    /// The connecting side, when the peer's machine has taken the connection: says hello; the answer is the peer's welcome. The
-    /// caller bounds the time.
-    pub async fn greet(socket: TcpStream, key: &ClusterKey, hello: &Hello) -> Result<(Connection, Welcome), WireError> {
-        let mut connection = Connection::new(socket, Channel::initiator(key, limits::PEER_FRAME))?;
-        connection.send(hello).await?;
-        let welcome: Welcome = connection.receive().await?;
-        match welcome.refused {
-            Some(reason) => Err(WireError::Refused(reason)),
-            None => Ok((connection, welcome)),
-        }
-    }
-
-    /// The accepting side: waits for the hello. The caller bounds the time.
-    pub async fn accept(socket: TcpStream, key: &ClusterKey) -> Result<(Connection, Hello), WireError> {
-        let mut connection = Connection::new(socket, Channel::responder(key, limits::PEER_FRAME))?;
-        let hello = connection.receive().await?;
-        assert!(connection.channel.is_confirmed(), "a message came out of a channel whose peer has not proved itself");
-        Ok((connection, hello))
+    /// The accepting side.
+    pub fn responder(socket: TcpStream, key: &ClusterKey) -> Result<Connection, WireError> {
+        Connection::new(socket, Channel::responder(key, limits::PEER_FRAME))
     }
 
     fn new(socket: TcpStream, channel: Channel) -> Result<Connection, WireError> {
         socket.set_nodelay(true)?;
         let (reader, writer) = socket.into_split();
-        Ok(Connection { reader, writer, channel, buffer: vec![0; UNPROVEN] })
+        Ok(Connection { reader, writer, channel, unsent: (Vec::new(), 0), buffer: vec![0; UNPROVEN] })
     }
 
-    /// Sends a message.
-    pub async fn send<T: Serialize>(&mut self, message: &T) -> Result<(), WireError> {
-        let frame = codec::encode(message, limits::PEER_FRAME)?;
-        self.send_encoded(&frame).await
-    }
-
-    /// Sends a message that is encoded already.
-    pub async fn send_encoded(&mut self, frame: &[u8]) -> Result<(), WireError> {
+    /// Sends a frame.
+    pub async fn send(&mut self, frame: &[u8]) -> Result<(), WireError> {
         self.channel.send(frame);
         self.flush().await
     }
 
+    /// Cancelling it loses nothing: what was not written is written by the next call.
     async fn flush(&mut self) -> Result<(), WireError> {
-        let output = self.channel.take_output();
-        Ok(self.writer.write_all(&output).await?)
+        loop {
+            let (records, written) = &mut self.unsent;
+            if *written == records.len() {
+                (*records, *written) = (self.channel.take_output(), 0);
+            }
+            if records.is_empty() {
+                return Ok(());
+            }
+            match self.writer.write(&records[*written..]).await? {
+                0 => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                count => *written += count,
+            }
+        }
     }
 
-    /// The next message. Cancelling it loses nothing.
-    pub async fn receive<T: DeserializeOwned>(&mut self) -> Result<T, WireError> {
+    /// The next frame. Cancelling it loses nothing.
+    pub async fn receive(&mut self) -> Result<Vec<u8>, WireError> {
         loop {
-            if let Some(message) = self.poll_message()? {
-                return Ok(message);
+            if let Some(frame) = self.poll_frame()? {
+                return Ok(frame);
             }
             // The handshake's own answer has to go out before the peer can go on.
-            if self.channel.has_output() {
-                self.flush().await?;
-            }
+            self.flush().await?;
             self.fill().await?;
         }
     }
 
-    /// A message that has come already.
-    pub fn poll_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
-        match self.channel.poll_message()? {
-            Some(frame) => Ok(Some(codec::decode(&frame, limits::PEER_FRAME)?)),
-            None => Ok(None),
-        }
+    /// A frame that has come already.
+    pub fn poll_frame(&mut self) -> Result<Option<Vec<u8>>, WireError> {
+        let frame = self.channel.poll_message()?;
+        let is_proved = frame.is_none() || self.channel.is_confirmed();
+        assert!(is_proved, "a message came out of a channel whose peer has not proved itself");
+        Ok(frame)
     }
 
     /// Waits for bytes and takes them in.
@@ -157,9 +145,10 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use radic_wire::PROTOCOL_VERSION;
+    use radic_wire::codec;
     use radic_wire::ids::{BootId, NodeId};
     use radic_wire::membership::{Member, Role};
-    use radic_wire::peer::Purpose;
+    use radic_wire::peer::{Hello, Purpose};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -180,10 +169,10 @@ mod tests {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).await?;
             let channel = Channel::initiator_of(PROTOCOL_VERSION + 1, &key, limits::PEER_FRAME);
             let mut connection = Connection::new(socket, channel)?;
-            connection.send(&hello()).await?;
-            connection.receive::<Welcome>().await
+            connection.send(&codec::encode(&hello(), limits::PEER_FRAME).unwrap()).await?;
+            connection.receive().await
         };
-        let take = async { Connection::accept(listener.accept().await.unwrap().0, &key).await.map(|(_, hello)| hello) };
+        let take = async { Connection::responder(listener.accept().await.unwrap().0, &key)?.receive().await };
         let (dialed, taken) = tokio::join!(dial, take);
         for error in [dialed.unwrap_err(), taken.unwrap_err()] {
             let text = error.to_string();

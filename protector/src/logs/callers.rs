@@ -9,7 +9,6 @@ use radic_wire::login::{LOGIN, Login, NONCE, WISH};
 use radic_wire::record::Cover;
 
 use super::connection::{Came, Connection, Interest, Partial, Stage};
-use super::fetch::Fetch;
 use super::service::Service;
 use crate::logserver::{ConnectionNumber, Gone, Next, Reading};
 use crate::store::Speaker;
@@ -269,7 +268,7 @@ impl Service {
         }
     }
 
-    /// An image is wanted: the connection goes to a thread of its own, which this one's rounds do not wait for.
+    /// An image is wanted: the connection rests until the image's turn has come.
     fn take_wish(&mut self, number: ConnectionNumber) {
         let body = self.connections.get_mut(&number).and_then(Connection::opener).map(|opener| opener.next_body()).transpose();
         let wish: &[u8; WISH] = match body.map(|body| body.flatten().map(<&[u8; WISH]>::try_from)) {
@@ -279,12 +278,10 @@ impl Service {
             Err(error) => return self.lose(number, Gone::Fault(&error.to_string())),
         };
         let image = u64::from_le_bytes(*wish);
-        let Some((process, bytes)) = self.server.handle_wish(self.now(), number, image) else { return };
-        let Some(connection) = self.connections.remove(&number) else { return };
-        self.stop_watching(&connection);
-        let (socket, Some(sealer)) = connection.into_sender() else { return };
-        if !self.fetches.begin(Fetch::new(socket, sealer, process, image, bytes)) {
-            self.server.handle_not_sent(self.now());
+        if self.server.handle_wish(self.now(), number, image)
+            && let Some(connection) = self.connections.get(&number)
+        {
+            self.stop_watching(connection);
         }
     }
 

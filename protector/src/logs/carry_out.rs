@@ -14,6 +14,7 @@ use radic_wire::login::{Channel, Login};
 use super::callers::random;
 use super::connection::{Connection, Interest, Stage};
 use super::disk::{Done, Order};
+use super::send::Sender;
 use super::service::{Fencing, Service};
 use super::verify::{BadImage, Task, Verdict};
 use super::{Answer, Request};
@@ -59,6 +60,7 @@ impl Service {
             Action::RemoveProcess(process) => self.ask_disk(Order::RemoveProcess(process)),
             Action::RemoveJob(job) => self.ask_disk(Order::RemoveJob(job)),
             Action::Verify(verification) => self.ask_verifier(Task(verification)),
+            Action::SendImage(number, process, image, bytes) => self.send_image(number, process, image, bytes),
             Action::Tell(event) => self.tell(event),
             Action::Fenced(process, incarnation, restart) => {
                 let is_this = |of: &mut Fencing| (of.0, of.1) == (process, incarnation);
@@ -93,6 +95,19 @@ impl Service {
             self.lose(number, Gone::Broke(&error.to_string()));
         }
         Ok(())
+    }
+
+    /// The connection goes to a thread of its own, for which this one's rounds do not wait.
+    fn send_image(&mut self, number: ConnectionNumber, process: ProcessId, image: u64, bytes: Option<u64>) {
+        let sender = self.connections.remove(&number).map(Connection::into_sender);
+        let sending = match sender {
+            Some((socket, Some(sealer))) => self.sending.begin(number, Sender::new(socket, sealer, process, image, bytes)),
+            _ => Err(io::ErrorKind::NotConnected.into()),
+        };
+        if sending.is_err() {
+            // Its connection is closed, which its receiver notices.
+            self.server.handle_image_sent(self.now(), number);
+        }
     }
 
     // ---- what the node asks
@@ -164,7 +179,10 @@ impl Service {
                 self.server.handle_write_failed(now, ticket, process, &why);
             }
             Done::Well(process) => self.server.handle_well(process),
-            Done::Sent(number) => self.fetches.handle_sent(number),
+            Done::Sent(number) => {
+                self.sending.handle_sent(number);
+                self.server.handle_image_sent(now, number);
+            }
             Done::Fetched(number, file, position, Ok(bytes)) => {
                 self.server.handle_read(now, number, file, position, Ok(&bytes));
             }

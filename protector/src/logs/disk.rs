@@ -74,7 +74,7 @@ pub enum Done {
     Well(ProcessId),
     /// Bytes for the observer on this connection.
     Fetched(u64, File, u64, io::Result<Vec<u8>>),
-    /// An image was sent, or not: the fetch with this number is over.
+    /// An image was sent on the connection with this number, or not.
     Sent(u64),
 }
 

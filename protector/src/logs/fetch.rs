@@ -1,333 +1,203 @@
-//! Whole images for nodes that bring processes back. Here: a thread for each image that is being sent, of which there are few at
-//! once. There: [`fetch()`], which blocks; or [`Images::open`], where the log service is the node's own.
-//!
-//! An image that is being sent is an open file: a commit that deletes its name takes nothing away. The receiver checks its code
-//! over what it has received, so it is not read twice for that.
+//! Fetching the images of a process that is brought back: drives a [`Fetch`], with a socket, files and the clock of its thread.
 
-use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::FallocateFlags;
-use radic_wire::ids::ProcessId;
-use radic_wire::login::{Channel, NOT_HELD, OFFER};
-use radic_wire::mac::{JobKey, MAC};
-use radic_wire::record::{HEAD, OVERHEAD, Opener, RECORD, Sealer};
+use radic_wire::login::Channel;
+use radic_wire::mac::{Code, JobKey, MAC};
+use radic_wire::record::Opener;
 
 use super::client::Client;
-use super::disk::{Done, Waker};
 use super::files::image_path;
-use super::verify::{self, BadImage};
+use super::verify;
+use crate::fetching::{Fetch, FetchAction, FetchError, LOGIN};
 use crate::store::Speaker;
 
-/// Images that are sent at once.
-const AT_ONCE: usize = 4;
-/// Images that may wait for that.
-const WAITING: usize = 1_024;
-/// Bytes that the receiver reads at once.
+/// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
 /// A directory in memory, of bounded size.
 pub const MEMORY: &str = "/dev/shm";
-/// Time in which nothing may come or go. While others are sent before it, an image waits.
-const SILENCE: Duration = Duration::from_secs(30);
-/// Time after which a waiting thread looks whether its image is still wanted.
+/// Time after which a waiting thread looks whether its images are still wanted.
 const LOOK: Duration = Duration::from_millis(250);
-/// Time to connect and log in.
-const LOGIN: Duration = Duration::from_secs(3);
 
-/// Why an image could not be had.
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    /// The connection.
-    #[error("the log service at {0}: {1}")]
-    Service(SocketAddr, io::Error),
-    /// It was replaced, or never there.
-    #[error("the log service at {0} does not hold image {1}, or not with the length that was said")]
-    NotHeld(SocketAddr, u64),
-    /// It is not what was stored.
-    #[error("image {0}: {1}")]
-    Bad(u64, BadImage),
-    /// There is nowhere to put it.
-    #[error("there is no room for image {image} of {bytes} bytes in {}: {error}", .dir.display())]
-    Room {
-        /// Its number.
-        image: u64,
-        /// Its length.
-        bytes: u64,
-        /// Where it was to go.
-        dir: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// The image is not wanted any more.
-    #[error("given up")]
-    GivenUp,
-}
-
-/// An image that the node at the other end of the socket wants.
-#[derive(Debug)]
-pub struct Fetch {
-    socket: TcpStream,
-    sealer: Sealer,
-    process: ProcessId,
-    image: u64,
-    /// Its length. None if it is not held.
-    bytes: Option<u64>,
-}
-
-impl Fetch {
-    pub fn new(socket: TcpStream, sealer: Sealer, process: ProcessId, image: u64, bytes: Option<u64>) -> Self {
-        Fetch { socket, sealer, process, image, bytes }
-    }
-
-    /// Sends the image, or that there is none. An error is the receiver's: it is gone, or takes nothing.
-    fn send(mut self, dir: &Path) -> io::Result<()> {
-        self.socket.set_nonblocking(false)?;
-        self.socket.set_write_timeout(Some(SILENCE))?;
-        let path = image_path(dir, self.process, self.image);
-        let Some((mut file, bytes, code)) = self.bytes.and_then(|bytes| open(&path, bytes)) else {
-            return self.send_record(&mut offer(NOT_HELD, [0; MAC]), false);
-        };
-        self.send_record(&mut offer(bytes, code), false)?;
-        let mut record = vec![0; OVERHEAD + RECORD.min(bytes as usize)];
-        let mut left = bytes;
-        while left > 0 {
-            let body = left.min(RECORD as u64) as usize;
-            file.read_exact(&mut record[HEAD..HEAD + body])?;
-            self.send_record(&mut record[..OVERHEAD + body], false)?;
-            left -= body as u64;
-        }
-        self.send_record(&mut record[..OVERHEAD], true)?;
-        self.socket.shutdown(Shutdown::Write)
-    }
-
-    fn send_record(&mut self, record: &mut [u8], is_last: bool) -> io::Result<()> {
-        self.sealer.seal(record, is_last);
-        (&self.socket).write_all(record)
-    }
-}
-
-fn open(path: &Path, bytes: u64) -> Option<(fs::File, u64, [u8; MAC])> {
-    let (file, code) = (fs::File::open(path).ok()?, verify::read_code(path).ok()?);
-    (file.metadata().ok()?.len() == bytes).then_some((file, bytes, code))
-}
-
-/// The record of an offer, to be sealed.
-fn offer(bytes: u64, code: [u8; MAC]) -> [u8; OVERHEAD + OFFER] {
-    let mut out = [0; OVERHEAD + OFFER];
-    let (length, rest) = out[HEAD..HEAD + OFFER].split_at_mut(8);
-    length.copy_from_slice(&bytes.to_le_bytes());
-    rest.copy_from_slice(&code);
-    out
-}
-
-/// The images that are being sent.
-#[derive(Debug)]
-pub struct Fetches {
-    dir: PathBuf,
-    done: Sender<Done>,
-    waker: Waker,
-    next: u64,
-    /// Each with its socket, so that it can be ended.
-    running: HashMap<u64, (JoinHandle<()>, TcpStream)>,
-    waiting: VecDeque<Fetch>,
-}
-
-impl Fetches {
-    pub fn new(dir: PathBuf, done: Sender<Done>, waker: Waker) -> Self {
-        Fetches { dir, done, waker, next: 0, running: HashMap::new(), waiting: VecDeque::new() }
-    }
-
-    /// Sends an image as soon as its turn has come. Returns false if it will not be sent.
-    pub fn begin(&mut self, fetch: Fetch) -> bool {
-        if self.running.len() < AT_ONCE {
-            return self.start(fetch).is_ok();
-        }
-        let has_room = self.waiting.len() < WAITING;
-        self.waiting.extend(has_room.then_some(fetch));
-        has_room
-    }
-
-    fn start(&mut self, fetch: Fetch) -> io::Result<()> {
-        let (number, socket) = (self.next, fetch.socket.try_clone()?);
-        self.next += 1;
-        let (dir, done, waker) = (self.dir.clone(), self.done.clone(), self.waker.clone());
-        let thread = thread::Builder::new().name("logs fetch".into()).spawn(move || {
-            // The receiver knows what became of it, and says so.
-            _ = fetch.send(&dir);
-            _ = done.send(Done::Sent(number));
-            waker.wake();
-        })?;
-        self.running.insert(number, (thread, socket));
-        Ok(())
-    }
-
-    /// An image is sent, or its receiver gone: the next ones begin.
-    pub fn handle_sent(&mut self, number: u64) {
-        // Its thread has nothing left to do.
-        self.running.remove(&number).into_iter().for_each(|(thread, _)| _ = thread.join());
-        while self.running.len() < AT_ONCE
-            && let Some(fetch) = self.waiting.pop_front()
-        {
-            // Where there is no thread for it, its connection is closed, which its receiver notices.
-            _ = self.start(fetch);
-        }
-    }
-
-    /// The service ends.
-    pub fn end(&mut self) {
-        self.waiting.clear();
-        for (_, (thread, socket)) in self.running.drain() {
-            _ = socket.shutdown(Shutdown::Both);
-            _ = thread.join();
-        }
-    }
-}
-
-/// Where the images of a process that is to be brought back are.
-#[derive(Debug, Clone)]
-pub enum Images {
-    /// In the directory of this node's own log service.
-    Here(PathBuf),
-    /// At this log service; they go into files without names in this directory.
-    At(SocketAddr, PathBuf),
-}
-
-impl Images {
-    /// Opens this image (number, length), or fetches it: verified, at its beginning. `speaker` is the incarnation that is about
-    /// to begin.
-    pub fn open(&self, key: &JobKey, speaker: Speaker, image: (u64, u64), given_up: &AtomicBool) -> Result<fs::File, FetchError> {
-        match self {
-            Images::Here(dir) => {
-                let path = image_path(dir, speaker.process, image.0);
-                verify::open_verified(&path, key, speaker.process, image.0).map_err(|error| FetchError::Bad(image.0, error))
-            }
-            Images::At(service, dir) => fetch(*service, key, speaker, image, dir, given_up),
-        }
-    }
-
-    /// A directory with room for images.
-    pub fn dir(&self) -> &Path {
-        let (Images::Here(dir) | Images::At(_, dir)) = self;
-        dir
-    }
-}
-
-/// Fetches an image (number, length) from the log service at `from` into a file without a name in `dir`, or in memory if that is
-/// full: verified, at its beginning.
-pub fn fetch(
-    from: SocketAddr,
+/// Fetches the images of a process, and gives what `assemble` makes of their files: open, verified, each at its beginning. `dir`
+/// is the directory of this node's log service: its own images are there, and others go into files without names in it, or in
+/// memory if it is full.
+pub fn fetch<T>(
+    wanted: &mut Fetch,
+    begun: Instant,
     key: &JobKey,
-    speaker: Speaker,
-    image: (u64, u64),
     dir: &Path,
     given_up: &AtomicBool,
-) -> Result<fs::File, FetchError> {
-    let (number, bytes) = image;
-    let no_room = |error| FetchError::Room { image: number, bytes, dir: dir.to_owned(), error };
-    let failed = |error| FetchError::Service(from, error);
-    let mut client = Client::open(from, key, speaker, Channel::Fetch, LOGIN).map_err(failed)?;
-    client.send_bytes(&number.to_le_bytes()).map_err(failed)?;
-    client.socket().set_read_timeout(Some(LOOK)).map_err(failed)?;
-    let (socket, opener) = client.into_receiver();
-    let mut receiver = Receiver { socket, opener, piece: vec![0; PIECE], given_up };
-    let mut body = Vec::with_capacity(RECORD);
-    receiver.next_body(&mut body).map_err(|error| error.of(from))?;
-    let offer: [u8; OFFER] = body[..].try_into().map_err(|_| FetchError::NotHeld(from, number))?;
-    let (length, code) = offer.split_at(8);
-    if length != bytes.to_le_bytes() || bytes == NOT_HELD {
-        return Err(FetchError::NotHeld(from, number));
-    }
-    let file = reserved(dir, bytes).map_err(no_room)?;
-    let mut sum = verify::begin(key, speaker.process, number);
-    let mut left = bytes;
-    while receiver.next_body(&mut body).map_err(|error| error.of(from))? {
-        left = left.checked_sub(body.len() as u64).ok_or(FetchError::NotHeld(from, number))?;
-        sum.update(&body);
-        (&file).write_all(&body).map_err(no_room)?;
-    }
-    if left > 0 {
-        return Err(FetchError::NotHeld(from, number));
-    }
-    if sum.finish() != *code {
-        return Err(FetchError::Bad(number, BadImage::Code));
-    }
-    io::Seek::rewind(&mut &file).map_err(no_room)?;
-    Ok(file)
-}
-
-/// Why nothing more is received.
-enum Ended {
-    Io(io::Error),
-    GivenUp,
-}
-
-impl Ended {
-    fn of(self, service: SocketAddr) -> FetchError {
-        match self {
-            Ended::Io(error) => FetchError::Service(service, error),
-            Ended::GivenUp => FetchError::GivenUp,
+    assemble: impl FnOnce(Vec<fs::File>) -> Result<T, String>,
+) -> Result<T, FetchError> {
+    let (mut assemble, mut assembled) = (Some(assemble), None);
+    let (speaker, (way, image, code, files)) = (wanted.speaker(), Default::default());
+    let mut driver = Driver { begun, key, dir, speaker, way, image, code, files };
+    loop {
+        match wanted.poll_action() {
+            Some(FetchAction::Assemble) => {
+                let files = std::mem::take(&mut driver.files);
+                let assemble = assemble.take().expect("images are put together once");
+                wanted.handle_assembled(assemble(files).map(|process| assembled = Some(process)));
+            }
+            Some(FetchAction::Over(result)) => return result.map(|()| assembled.expect("what succeeds was put together")),
+            Some(action) => driver.act(wanted, action),
+            None if given_up.load(Ordering::Relaxed) => wanted.handle_given_up(),
+            None => driver.wait(wanted),
         }
     }
 }
 
-struct Receiver<'a> {
+/// The connection to a log service.
+enum Way {
+    /// This node is logged in.
+    Admitted(Client),
+    /// The image is asked for.
+    Receiving(Connection),
+}
+
+struct Connection {
     socket: TcpStream,
     opener: Opener,
     piece: Vec<u8>,
-    given_up: &'a AtomicBool,
 }
 
-impl Receiver<'_> {
-    /// Puts the body of the next record into `body`. False: the last one has come.
-    fn next_body(&mut self, body: &mut Vec<u8>) -> Result<bool, Ended> {
-        body.clear();
-        while !self.opener.has_ended() {
-            let next = self.opener.next_body().map_err(|error| Ended::Io(io::Error::new(ErrorKind::InvalidData, error)))?;
-            if let Some(next) = next {
-                body.extend_from_slice(next);
-                if !body.is_empty() {
-                    return Ok(true);
-                }
-                continue;
-            }
-            let came = self.read()?;
-            self.opener.push(&self.piece[..came]);
-        }
-        Ok(false)
+struct Driver<'a> {
+    /// The machine's time is that since then.
+    begun: Instant,
+    key: &'a JobKey,
+    dir: &'a Path,
+    speaker: Speaker,
+    way: Option<Way>,
+    /// The image on its way, as far as it has come, and the code of that.
+    image: Option<fs::File>,
+    code: Option<Code>,
+    files: Vec<fs::File>,
+}
+
+impl Driver<'_> {
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
     }
 
-    /// At least one byte of the piece.
-    fn read(&mut self) -> Result<usize, Ended> {
-        let end = Instant::now() + SILENCE;
-        loop {
-            if self.given_up.load(Ordering::Relaxed) {
-                return Err(Ended::GivenUp);
+    fn act(&mut self, wanted: &mut Fetch, action: FetchAction) {
+        match action {
+            FetchAction::Open(image) => {
+                let path = image_path(self.dir, self.speaker.process, image);
+                let opened = verify::open_verified(&path, self.key, self.speaker.process, image);
+                let result = opened.map(|file| self.files.push(file)).map_err(|error| error.to_string());
+                wanted.handle_opened(self.now(), result);
             }
-            match self.socket.read(&mut self.piece) {
-                Ok(0) => return Err(Ended::Io(io::Error::new(ErrorKind::UnexpectedEof, "it has closed the connection"))),
-                Ok(count) => return Ok(count),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    if Instant::now() >= end {
-                        let text = format!("it has sent nothing for {SILENCE:?}");
-                        return Err(Ended::Io(io::Error::new(ErrorKind::TimedOut, text)));
-                    }
+            FetchAction::Dial(service, speaker) => match Client::open(service, self.key, speaker, Channel::Fetch, LOGIN) {
+                Ok(client) => {
+                    self.way = Some(Way::Admitted(client));
+                    wanted.handle_admitted(self.now());
                 }
-                Err(error) => return Err(Ended::Io(error)),
+                Err(error) => wanted.handle_gone(self.now(), &error.to_string()),
+            },
+            FetchAction::Ask(image) => {
+                if let Err(error) = self.ask(image) {
+                    wanted.handle_gone(self.now(), &error.to_string());
+                }
             }
+            FetchAction::Reserve(image, bytes) => match reserved(self.dir, bytes) {
+                Ok(file) => {
+                    (self.image, self.code) = (Some(file), Some(verify::begin(self.key, self.speaker.process, image)));
+                }
+                Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
+            },
+            FetchAction::Keep => self.files.extend(self.image.take()),
+            FetchAction::Close => (self.way, self.image, self.code) = (None, None, None),
+            FetchAction::Assemble | FetchAction::Over(_) => {}
+        }
+    }
+
+    fn ask(&mut self, image: u64) -> io::Result<()> {
+        let Some(Way::Admitted(mut client)) = self.way.take() else { return Err(ErrorKind::NotConnected.into()) };
+        client.send_bytes(&image.to_le_bytes())?;
+        client.socket().set_read_timeout(Some(LOOK))?;
+        let (socket, opener) = client.into_receiver();
+        self.way = Some(Way::Receiving(Connection { socket, opener, piece: vec![0; PIECE] }));
+        Ok(())
+    }
+
+    fn no_room(&self, error: &io::Error) -> String {
+        format!("in {}: {error}", self.dir.display())
+    }
+
+    /// Something comes, or time passes.
+    fn wait(&mut self, wanted: &mut Fetch) {
+        if let Err(error) = self.take(wanted) {
+            wanted.handle_gone(self.now(), &error.to_string());
+        }
+        wanted.handle_timeout(self.now());
+    }
+
+    /// Hands over the next piece that has come, or reads.
+    fn take(&mut self, wanted: &mut Fetch) -> io::Result<()> {
+        let now = self.now();
+        let Some(Way::Receiving(connection)) = &mut self.way else {
+            let due = wanted.poll_timeout().unwrap_or(now);
+            // Only the time to ask a replica again is waited for without a connection.
+            thread::sleep(due.saturating_sub(now).min(LOOK));
+            return Ok(());
+        };
+        let next = connection.opener.next_body().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        match next {
+            Some([]) => {}
+            Some(body) if wanted.awaits_offer() => wanted.handle_offer(now, body),
+            Some(body) => {
+                let (Some(file), Some(code)) = (&mut self.image, &mut self.code) else { return Ok(()) };
+                code.update(body);
+                let count = body.len() as u64;
+                match file.write_all(body) {
+                    Ok(()) => wanted.handle_bytes(now, count),
+                    Err(error) => wanted.handle_no_room(now, self.no_room(&error)),
+                }
+            }
+            None => {
+                if connection.opener.has_ended() {
+                    self.end(wanted);
+                } else {
+                    connection.read()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, wanted: &mut Fetch) {
+        let code = self.code.take().map_or([0; MAC], Code::finish);
+        match self.image.as_mut().map_or(Ok(()), io::Seek::rewind) {
+            Ok(()) => wanted.handle_end(self.now(), &code),
+            Err(error) => wanted.handle_no_room(self.now(), self.no_room(&error)),
         }
     }
 }
 
+impl Connection {
+    /// Reads what has come. Nothing may have.
+    fn read(&mut self) -> io::Result<()> {
+        match self.socket.read(&mut self.piece) {
+            Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "it has closed the connection")),
+            Ok(count) => {
+                self.opener.push(&self.piece[..count]);
+                Ok(())
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
 /// A file without a name that has room for this many bytes: in this directory, or in [`MEMORY`] if there is no room. A full disk
 /// stops checkpoints, but should not stop a process from being brought back.
 fn reserved(dir: &Path, bytes: u64) -> io::Result<fs::File> {

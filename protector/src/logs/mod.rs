@@ -30,7 +30,8 @@
 //! | `carry_out` | what the log server wants done, what the node asks, what the other threads have done | `logs` |
 //! | `disk`, `files` | writing, reading, retrying; names, segments, the directory's lock | `logs disk` |
 //! | `verify` | checksums and codes of images | `logs verify` |
-//! | `fetch` | whole images for nodes that bring processes back: sending, receiving, opening | `logs fetch`, the caller's |
+//! | `send` | whole images to nodes that bring processes back | `logs send` |
+//! | `fetch` | the same on such a node: drives a [`crate::fetching::Fetch`] | the caller's |
 //! | [`client`] | a blocking client for tests, tools and measurements | |
 //!
 //! # What an observer has to know
@@ -82,6 +83,7 @@ mod connection;
 mod disk;
 mod fetch;
 mod files;
+mod send;
 mod service;
 mod verify;
 
@@ -96,7 +98,7 @@ use radic_wire::process::Protection;
 use radic_wire::record::Cover;
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::fetch::{FetchError, Images, MEMORY, fetch};
+pub use self::fetch::{MEMORY, fetch};
 pub use self::verify::{BadImage, check_code};
 pub use crate::logserver::{Event, Status, What};
 use crate::store::{NoRestart, Restart};

@@ -26,8 +26,8 @@ use tokio::sync::{mpsc as tokio_mpsc, oneshot};
 
 use super::connection::{Connection, Interest, Watch};
 use super::disk::{self, Done, Order, Waker};
-use super::fetch::Fetches;
 use super::files::{self, Files};
+use super::send::Sending;
 use super::verify::{self, Task, Verdict};
 use super::{Answer, Config, Event, Logs, Request, StartError};
 use crate::logserver::{self, ConnectionNumber, Gone, LogServer, Reading, What};
@@ -149,7 +149,7 @@ pub struct Service {
     /// The node's questions what a restart needs, until the log is stable.
     pub fences: Vec<Fencing>,
     /// Images on their way to nodes that bring processes back.
-    pub fetches: Fetches,
+    pub sending: Sending,
     events: tokio_mpsc::Sender<Event>,
     pub scratch: Vec<u8>,
 }
@@ -169,7 +169,7 @@ impl Service {
         urgent.add(&bulk.0, EpollEvent::new(EpollFlags::EPOLLIN, BULK))?;
         let (orders, order_receiver) = mpsc::channel();
         let (done_sender, done) = mpsc::channel();
-        let fetches = Fetches::new(config.dir.clone(), done_sender.clone(), waker.clone());
+        let sending = Sending::new(config.dir.clone(), done_sender.clone(), waker.clone());
         let files = Files::new(config.dir.clone(), config.durable);
         let wake = waker.clone();
         let disk =
@@ -200,7 +200,7 @@ impl Service {
             verdicts,
             requests,
             fences: Vec::new(),
-            fetches,
+            sending,
             events,
             scratch: vec![0; SCRATCH],
         })
@@ -211,7 +211,7 @@ impl Service {
         while self.round(&mut ready) {}
         // The workers end when no more orders can come.
         (self.orders, self.tasks) = (None, None);
-        self.fetches.end();
+        self.sending.end();
         self.workers.drain(..).for_each(|worker| _ = worker.join());
     }
 

@@ -16,6 +16,7 @@ use radic_wire::mac::{Code, JobKey, MAC, Purpose};
 
 use super::disk::Waker;
 use super::files::{code_path, image_path};
+use crate::fetching::WRONG_CODE;
 use crate::logserver::Verification;
 
 /// Bytes that are read at once.
@@ -37,7 +38,7 @@ pub enum BadImage {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// Its code is not there or not that of these bytes.
-    #[error("its code is not that of this cluster, process and content: it is not restored")]
+    #[error("{}", WRONG_CODE)]
     Code,
 }
 

@@ -45,7 +45,11 @@ impl LogServer {
         let result = self.store.handle_message(speaker, &message);
         match message {
             // Also where it was refused: a fenced incarnation is told so on this connection.
-            ToProtector::Hello { .. } => self.greet(connection, speaker),
+            ToProtector::Hello { .. } => {
+                self.greet(connection, speaker);
+                self.look_for_image(speaker.process);
+            }
+            ToProtector::ImageUnderWay { .. } => self.look_for_image(speaker.process),
             // Payload may have waited for a commit that does not come.
             ToProtector::Closing => self.freed = true,
             _ => {}
@@ -101,6 +105,14 @@ impl LogServer {
 
     // ---- images
 
+    /// An image that a process has under way, and that can begin on no connection any more, is refused: the process would wait for it for ever.
+    pub(super) fn look_for_image(&mut self, process: ProcessId) {
+        let may_begin = |role: Role| matches!(role, Role::Image(speaker, None) if speaker.process == process);
+        if self.store.awaits_image(process) && !self.connections.values().any(|connection| may_begin(connection.role)) {
+            self.store.refuse_announced(process);
+        }
+    }
+
     fn begin_image(
         &mut self,
         connection: ConnectionNumber,
@@ -155,23 +167,5 @@ impl LogServer {
     fn set_image(&mut self, connection: ConnectionNumber, speaker: Speaker, image: u64, offset: u64) {
         let caller = self.connections.get_mut(&connection);
         caller.into_iter().for_each(|caller| caller.role = Role::Image(speaker, Some((image, offset))));
-    }
-
-    /// A node wants an image of the process that it brings back. Returns the process, and the length of the image if it is held;
-    /// then the connection is the driver's. Returns None if the connection was closed.
-    pub fn handle_wish(&mut self, now: Duration, connection: ConnectionNumber, image: u64) -> Option<(ProcessId, Option<u64>)> {
-        self.now = now;
-        let Some(Role::Fetcher(process)) = self.role(connection) else {
-            self.refuse(connection, Reason::Protocol("it wants an image, and has not said so before"));
-            return None;
-        };
-        self.forget(connection, "an image is sent on it");
-        Some((process, self.store.committed_image(process, image)))
-    }
-
-    /// An image that is wanted is not sent: too many are at once.
-    pub fn handle_not_sent(&mut self, now: Duration) {
-        self.now = now;
-        self.tell_intruder("an image was not sent: too many are wanted at once");
     }
 }

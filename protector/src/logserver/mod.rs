@@ -12,6 +12,7 @@
 //! | `messages` | what a frame means on a connection of its role, and where the answers of a process go |
 //! | `chain` | which process is forwarded to which replica, when it is dialed again, which log server leads and which follows |
 //! | `jobs` | what the node orders and asks: jobs, fences, forgetting |
+//! | `sending` | which images are sent to nodes that bring processes back, and which wait |
 //! | `effects` | what the store wants done, what the disk and the verifier have done |
 //!
 //! # A connection
@@ -26,12 +27,13 @@
 //!
 //! [`Config::connections`], [`limits::HANDSHAKES`] of them unproven, each for [`limits::HANDSHAKE_MS`]; [`Config::processes`];
 //! [`Config::writing`] bytes on their way to files; 1 MiB of answers for a connection before it is not read any more; 4 MiB for a
-//! replica before payload and images of its process are not read.
+//! replica before payload and images of its process are not read; 4 images that are sent at once, and 1,024 that wait.
 
 mod chain;
 mod effects;
 mod jobs;
 mod messages;
+mod sending;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +49,7 @@ use radic_wire::process::Protection;
 
 use self::chain::{Link, Replica};
 use self::effects::Writing;
+use self::sending::Sending;
 use crate::store::{self, File, NoRestart, Restart, Speaker, Store, StoreError, Usage, Write};
 
 /// Bytes of answers that may wait for a connection, those that are being read from files included, before nothing more is read
@@ -158,6 +161,9 @@ pub enum Reason {
     /// It forwards for a process that speaks here itself, or this node is no member yet.
     #[error("its process speaks here itself, or this node is no member yet")]
     Early,
+    /// Too many images are wanted at once.
+    #[error("too many images are wanted at once")]
+    Busy,
     /// An image is complete, or is not wanted any more.
     #[error("it has ended")]
     Ended,
@@ -248,6 +254,9 @@ pub enum Action {
     RemoveJob(JobId),
     /// Verify an image; then [`LogServer::handle_verdict`].
     Verify(Verification),
+    /// Answer the node that waits on this connection by an [`Offer`](crate::fetching::Offer) of this image, which is held with this
+    /// length, if it is; send the image, and close the connection. Then [`LogServer::handle_image_sent`].
+    SendImage(ConnectionNumber, ProcessId, u64, Option<u64>),
     /// Tell the node.
     Tell(Event),
     /// Tell the node the result of [`LogServer::fence`]: what a restart as this incarnation needs.
@@ -387,6 +396,7 @@ pub struct LogServer {
     /// Processes with files that cannot be written, and why.
     unwell: HashMap<ProcessId, String>,
     next_intruder: Duration,
+    sending: Sending,
 }
 
 impl LogServer {
@@ -420,6 +430,7 @@ impl LogServer {
             writing: 0,
             unwell: HashMap::new(),
             next_intruder: Duration::ZERO,
+            sending: Sending::default(),
         }
     }
 
@@ -702,6 +713,7 @@ impl LogServer {
                 self.store.refuse_image(speaker.process, image);
             }
             Role::Dialed(process) | Role::Replica(process) => self.handle_replica_lost(process, connection, why),
+            Role::Image(speaker, None) => self.look_for_image(speaker.process),
             Role::Bulk(_) | Role::Image(..) | Role::Fetcher(_) => {}
         }
         true

@@ -19,8 +19,8 @@ fn process(rank: u32) -> ProcessId {
     ProcessId { job: JobId::from_bits(7), rank: Rank(rank) }
 }
 
-fn speaker(rank: u32, life: u32) -> Speaker {
-    Speaker { process: process(rank), incarnation: Incarnation::restarted(life) }
+fn speaker(rank: u32, restart: u32) -> Speaker {
+    Speaker { process: process(rank), incarnation: Incarnation::restarted(restart) }
 }
 
 fn at(ms: u64) -> Duration {
@@ -36,8 +36,14 @@ fn encoded(message: &radic_wire::log::ToProtector<'_>) -> Vec<u8> {
 }
 
 fn hello(speaker: Speaker) -> Vec<u8> {
+    hello_with_image(speaker, None)
+}
+
+/// With an image under way.
+fn hello_with_image(speaker: Speaker, image: Option<u64>) -> Vec<u8> {
     let Speaker { process, incarnation } = speaker;
-    encoded(&radic_wire::log::ToProtector::Hello { process, incarnation, journal: Span::default(), payload: Span::default() })
+    let (journal, payload) = (Span::default(), Span::default());
+    encoded(&radic_wire::log::ToProtector::Hello { process, incarnation, journal, payload, image })
 }
 
 /// Everything that is to be done.
@@ -143,18 +149,88 @@ fn image_begin(image: u64) -> Vec<u8> {
 
 /// The first image of rank 0.
 fn commit_an_image(server: &mut LogServer, connection: ConnectionNumber) {
+    begin_an_image(server, connection);
+    finish_an_image(server, connection);
+    assert!(server.store().can_restart(process(0)));
+}
+
+fn begin_an_image(server: &mut LogServer, connection: ConnectionNumber) {
     assert_eq!(connect(server, connection, speaker(0, 0), Channel::Image), Next::Read);
     _ = server.handle_frame(at(2), connection, &image_begin(0));
+}
+
+/// What is answered meanwhile.
+fn finish_an_image(server: &mut LogServer, connection: ConnectionNumber) -> Vec<String> {
+    let mut answers = Vec::new();
     _ = server.handle_image_bytes(at(2), connection, b"an image");
     server.handle_image_end(at(2), connection);
     while let Some(action) = server.poll_action() {
         match action {
             Action::Write(ticket, _) => server.handle_written(at(2), ticket),
             Action::Verify(verification) => server.handle_verdict(at(2), verification, Ok(())),
+            Action::Answer(_, _, answer) => answers.push(shown(&answer)),
             _ => {}
         }
     }
-    assert!(server.store().can_restart(process(0)));
+    answers
+}
+
+fn shown(answer: &[u8]) -> String {
+    format!("{:?}", radic_wire::log::FromProtector::read(answer).expect("a message"))
+}
+
+/// What the server says to processes.
+fn answers(server: &mut LogServer) -> Vec<String> {
+    let answer = |action| if let Action::Answer(_, _, answer) = action { Some(shown(&answer)) } else { None };
+    actions(server).into_iter().filter_map(answer).collect()
+}
+
+/// The connection of the journal breaks while an image is on its way over another one.
+#[test]
+fn an_image_outlives_the_connection_of_the_journal() {
+    let mut server = server();
+    assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
+    begin_an_image(&mut server, 2);
+    server.handle_closed(at(2), 1, Gone::Ended);
+    assert_eq!(connect(&mut server, 3, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(3), 3, &hello_with_image(speaker(0, 0), Some(0))), Next::Answer);
+    assert_eq!(answers(&mut server)[2..], ["Welcome { journal: 0, payload: 0, image: None }", "ImageWanted"]);
+    assert!(finish_an_image(&mut server, 2).contains(&"Committed { image: 0, oldest: 0 }".to_owned()));
+    // Had that answer been lost, too:
+    server.handle_closed(at(4), 3, Gone::Ended);
+    assert_eq!(connect(&mut server, 4, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(4), 4, &hello_with_image(speaker(0, 0), Some(0))), Next::Answer);
+    let due = ["Welcome { journal: 0, payload: 0, image: Some(0) }", "Committed { image: 0, oldest: 0 }"];
+    assert_eq!(answers(&mut server), due);
+}
+
+/// The process would wait for it for ever, and make no other one.
+#[test]
+fn an_image_whose_connection_breaks_before_it_has_begun_is_refused() {
+    let under_way = encoded(&radic_wire::log::ToProtector::ImageUnderWay { image: 7 });
+    for breaks_first in [false, true] {
+        let mut server = server();
+        assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
+        assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
+        assert_eq!(connect(&mut server, 2, speaker(0, 0), Channel::Image), Next::Read);
+        answers(&mut server);
+        if breaks_first {
+            server.handle_closed(at(2), 2, Gone::Ended);
+        }
+        assert_eq!(server.handle_frame(at(2), 1, &under_way), Next::Read);
+        if !breaks_first {
+            assert_eq!(answers(&mut server), [""; 0], "it is about to begin");
+            server.handle_closed(at(2), 2, Gone::Ended);
+        }
+        server.handle_round();
+        assert_eq!(answers(&mut server), ["ImageRefused { image: 7 }"]);
+    }
+    // It broke before the connection of the journal did, and the refusal was lost with that.
+    let mut server = server();
+    assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(2), 1, &hello_with_image(speaker(0, 0), Some(7))), Next::Answer);
+    assert!(answers(&mut server).contains(&"ImageRefused { image: 7 }".to_owned()));
 }
 
 fn fenced(server: &mut LogServer) -> Vec<Action> {
@@ -262,6 +338,44 @@ fn what_a_role_does_not_allow_closes_its_connection() {
     assert!(matches!(closed(&mut server)[..], [(5, Reason::Malformed(_))]));
 }
 
+/// Nodes that want image 0 of rank 0, on these connections.
+fn wish(server: &mut LogServer, connections: std::ops::Range<ConnectionNumber>) {
+    for number in connections {
+        assert_eq!(connect(server, number, speaker(0, 1), Channel::Fetch), Next::Read);
+        assert!(server.handle_wish(at(3), number, 0));
+        assert_eq!(server.role(number), None, "it counts no more among the connections");
+    }
+}
+
+fn sent(server: &mut LogServer) -> Vec<ConnectionNumber> {
+    let send = |action| match action {
+        Action::SendImage(connection, of, 0, Some(_)) if of == process(0) => Some(connection),
+        _ => None,
+    };
+    actions(server).into_iter().filter_map(send).collect()
+}
+
+#[test]
+fn few_images_are_sent_at_once_and_the_others_in_turn() {
+    let mut server = server();
+    assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
+    assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
+    commit_an_image(&mut server, 2);
+    server.fence(at(3), process(0), Incarnation::restarted(1));
+    _ = actions(&mut server);
+    wish(&mut server, 10..16);
+    assert_eq!(sent(&mut server), [10, 11, 12, 13]);
+    server.handle_image_sent(at(4), 12);
+    assert_eq!(sent(&mut server), [14]);
+    // A driver that says so twice starts no more than one in its place.
+    server.handle_image_sent(at(4), 12);
+    assert_eq!(sent(&mut server), []);
+    wish(&mut server, 16..16 + 1_023);
+    assert_eq!(connect(&mut server, 5_000, speaker(0, 1), Channel::Fetch), Next::Read);
+    assert!(!server.handle_wish(at(3), 5_000, 0));
+    assert_eq!(closed(&mut server), [(5_000, Reason::Busy)]);
+}
+
 /// What may happen to a server.
 #[derive(Debug, Clone)]
 enum Happens {
@@ -291,11 +405,11 @@ enum Happens {
 
 fn happens() -> impl Strategy<Value = Happens> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..40);
-    let (rank, life) = (|| 0u32..3, || 0u32..4);
+    let (rank, restart) = (|| 0u32..3, || 0u32..4);
     prop_oneof![
         6 => Just(Happens::Accepted),
-        8 => (rank(), life(), 0usize..5).prop_map(|(rank, life, channel)| Happens::Proven(rank, life, channel)),
-        8 => (rank(), life()).prop_map(|(rank, life)| Happens::Hello(rank, life)),
+        8 => (rank(), restart(), 0usize..5).prop_map(|(rank, restart, channel)| Happens::Proven(rank, restart, channel)),
+        8 => (rank(), restart()).prop_map(|(rank, restart)| Happens::Hello(rank, restart)),
         2 => bytes().prop_map(Happens::Frame),
         4 => (0u64..60, bytes()).prop_map(|(position, bytes)| Happens::Journal(position, bytes)),
         3 => (0u64..3).prop_map(Happens::ImageBegin),
@@ -306,7 +420,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         3 => Just(Happens::Connected),
         2 => (0usize..3_000_000).prop_map(Happens::Sent),
         4 => (rank(), prop::option::of(1u16..3)).prop_map(|(rank, port)| Happens::Replica(rank, port)),
-        2 => (rank(), life()).prop_map(|(rank, life)| Happens::Fence(rank, life)),
+        2 => (rank(), restart()).prop_map(|(rank, restart)| Happens::Fence(rank, restart)),
         1 => rank().prop_map(Happens::LetGo),
         1 => rank().prop_map(Happens::TakeOver),
         1 => rank().prop_map(Happens::RemoveProcess),
@@ -335,6 +449,7 @@ fn carry_out(server: &mut LogServer, now: Duration, next: &mut ConnectionNumber,
             }
             Action::Verify(of) => server.handle_verdict(now, of, if well { Ok(()) } else { Err("damaged".into()) }),
             Action::Close(connection, _) => assert_eq!(server.role(connection), None, "what is to be closed is forgotten"),
+            Action::SendImage(connection, ..) => server.handle_image_sent(now, connection),
             _ => {}
         }
     }
@@ -347,12 +462,12 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
             *next += 1;
             _ = server.handle_accepted(at, *next);
         }
-        Happens::Proven(rank, life, channel) if server.role(connection) == Some(Role::Unproven) => {
-            _ = server.handle_proven(at, connection, speaker(rank, life), CHANNELS[channel]);
+        Happens::Proven(rank, restart, channel) if server.role(connection) == Some(Role::Unproven) => {
+            _ = server.handle_proven(at, connection, speaker(rank, restart), CHANNELS[channel]);
         }
         Happens::Proven(..) => {}
-        Happens::Hello(rank, life) if server.may_read(connection) => {
-            _ = server.handle_frame(at, connection, &hello(speaker(rank, life)));
+        Happens::Hello(rank, restart) if server.may_read(connection) => {
+            _ = server.handle_frame(at, connection, &hello(speaker(rank, restart)));
         }
         Happens::Hello(..) => {}
         Happens::Frame(bytes) => _ = server.handle_frame(at, connection, &bytes),
@@ -373,7 +488,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
             _ = server.may_go_on(connection);
         }
         Happens::Replica(rank, port) => server.set_replica(at, process(rank), port.map(|port| ([10, 0, 0, 2], port).into())),
-        Happens::Fence(rank, life) => server.fence(at, process(rank), Incarnation::restarted(life)),
+        Happens::Fence(rank, restart) => server.fence(at, process(rank), Incarnation::restarted(restart)),
         Happens::LetGo(rank) => server.let_go(process(rank)),
         Happens::TakeOver(rank) => server.take_over(process(rank)),
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),

@@ -313,6 +313,18 @@ impl Membership {
         self.pursue();
     }
 
+    /// What was sent to `id` will not all arrive. Whatever else is known of it, this member cannot be one beside it any more, and says that it is dead.
+    pub fn handle_link_lost(&mut self, now: Duration, id: NodeId) {
+        if !self.enter(now) {
+            return;
+        }
+        self.link_broken(&id);
+        if id != self.me.id {
+            self.want(Change::Dead(id), true);
+        }
+        self.pursue();
+    }
+
     /// The machine of `id` has taken the connection of an [`Output::Probe`]; its protector has not answered yet.
     pub fn handle_probe_reached(&mut self, now: Duration, id: NodeId) {
         if !self.enter(now) {

@@ -45,6 +45,10 @@ enum Event {
         from: NodeId,
         view: u64,
     },
+    /// What was sent to that node will not all arrive.
+    Lost {
+        id: NodeId,
+    },
     Broken {
         id: NodeId,
     },
@@ -321,6 +325,12 @@ impl Sim {
         self.schedule(ms(1), b, Event::Broken { id: ida.clone() });
     }
 
+    /// Link `a` to `b` is full: `a` can have nothing delivered to `b` any more.
+    pub(super) fn lose_link(&mut self, a: usize, b: usize) {
+        let id = self.id(b);
+        self.schedule(ms(1), a, Event::Lost { id });
+    }
+
     /// Cuts the network: the nodes in `apart` are on the other side. What is sent across is lost, or held until the cut heals.
     pub(super) fn cut(&mut self, apart: &[usize], hold: bool) {
         for place in 0..self.nodes.len() {
@@ -396,6 +406,7 @@ impl Sim {
             Event::Message { from, message } => node.machine.handle_message(now, from, MembershipMessage::clone(&message)),
             Event::Heartbeat { from, view } => node.machine.handle_heartbeat(now, from, view),
             Event::Broken { id } => node.machine.handle_link_broken(now, id),
+            Event::Lost { id } => node.machine.handle_link_lost(now, id),
             Event::Probe { by } => self.answer_probe(place, by, true),
             Event::Reached { id } => node.machine.handle_probe_reached(now, id),
             Event::Probed { id, alive } => node.machine.handle_probe_result(now, id, alive),

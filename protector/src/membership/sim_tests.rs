@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use radic_wire::ids::NodeId;
 use radic_wire::membership::{Ballot, Change, MembershipBody, MembershipMessage, Proposal, Refusal, Role, View};
 
 use super::sim::{CALM, Network, Sim, State, member, ms};
@@ -556,6 +557,16 @@ fn a_broken_link_alone_kills_no_member() {
     let suspected =
         |(_, event): &(_, MembershipEvent)| matches!(event, MembershipEvent::Suspected { reason: Reason::LinkBroken, .. });
     assert!(sim.nodes.iter().any(|node| node.events.iter().any(suspected)), "the watchers noticed");
+}
+
+#[test]
+fn a_member_to_which_a_link_is_lost_leaves_though_it_lives() {
+    let mut sim = Sim::formed(16, 5);
+    let (sender, receiver) = (sim.id(1), sim.id(3));
+    sim.lose_link(1, 3);
+    sim.run_until(ms(1_000), "the receiver's departure", |sim| sim.newest().members.len() == 4);
+    let members: Vec<NodeId> = sim.newest().members.iter().map(|member| member.id.clone()).collect();
+    assert!(members.contains(&sender) && !members.contains(&receiver), "{members:?}");
 }
 
 #[test]

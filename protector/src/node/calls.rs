@@ -95,13 +95,17 @@ pub(super) enum Purpose {
     /// incarnation.
     Hosts {
         process: ProcessId,
-        life: Incarnation,
+        incarnation: Incarnation,
         host: NodeId,
     },
     /// The checkpoints of a job with this many ranks.
     Checkpoint(ClientId, u32),
     /// How much is held of the processes of this status.
     Sizes(ClientId, Box<ClusterStatus>),
+    /// The state of this node alone: how much its own log service holds.
+    Node(ClientId),
+    /// How much each rank of a job has sent to each.
+    Traffic(ClientId),
     /// A suspended job is about to go on.
     Revive(ClientId, Box<Suspension>),
     /// What is held of a process.
@@ -174,13 +178,15 @@ impl Node {
         match purpose {
             Purpose::Status(client) => self.finish_status(now, client, answers),
             Purpose::Sizes(client, status) => self.finish_sizes(client, *status, answers),
+            Purpose::Node(client) => self.finish_node(now, client, answers),
+            Purpose::Traffic(client) => self.finish_traffic(client, answers, !waiting.is_empty()),
             Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, (&answers, &waiting), wanted),
             Purpose::Events(client) => self.finish_events(client, answers),
             Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
             Purpose::Anew { observer, process, node, then, until } => {
                 // A node that is no member any more holds nothing that will be asked for.
                 let silent = Some(node).filter(|node| answers.is_empty() && self.is_member(node));
-                self.finish_anew(now, until, (observer, process), silent, then);
+                self.finish_from_nothing(now, until, (observer, process), silent, then);
             }
             Purpose::Where { observer, process, ask, other } => {
                 self.finish_where((observer, process, ask), other, answers.values());
@@ -206,9 +212,9 @@ impl Node {
                 let known = !answers.is_empty() || !self.is_member(&stand_in);
                 self.finish_stand(now, &target, order, known);
             }
-            Purpose::Hosts { process, life, host } => {
+            Purpose::Hosts { process, incarnation, host } => {
                 let of = |answer: &Answer| if let Answer::Hosts(has) = answer { Some(has.clone()) } else { None };
-                self.finish_hosts(now, process, life, &host, answers.values().find_map(of));
+                self.finish_hosts(now, process, incarnation, &host, answers.values().find_map(of));
             }
             Purpose::Listener { observer, process, ask, call } => {
                 self.finish_look_up(now, (observer, process, ask, call), &answers, waiting, lost);

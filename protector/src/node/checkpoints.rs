@@ -2,6 +2,7 @@
 //! checkpoint` asks. The processes make them; the node tells them when.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use radic_wire::event::EventName;
@@ -10,6 +11,8 @@ use radic_wire::local::RankCheckpoint;
 use radic_wire::peer::{Answer, PeerMessage};
 use radic_wire::process::{Counters, FromNode, Interval, Protect};
 
+use super::events::About;
+use super::host::Host;
 use super::{Node, Output};
 
 /// Time that a checkpoint on request may take. A large image on a slow disk takes minutes.
@@ -52,6 +55,46 @@ pub(super) struct Waiting {
     pub(super) deadline: Duration,
 }
 
+/// What the node chooses for `--ckpt-interval auto`, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) interval: Duration,
+    /// The mean pause of the process's checkpoints, or what is assumed of it.
+    cost: Duration,
+    measured: bool,
+    /// `--mtbf`, of one node.
+    mtbf: Duration,
+    nodes: u32,
+}
+
+/// From what a process has counted, the mean time between two failures of one node, and the number of nodes of which each hits the job.
+fn choose(counters: Option<Counters>, mtbf: Duration, nodes: u32) -> Choice {
+    let measured = counters.is_some_and(|counters| counters.checkpoints > 0);
+    let (cost, nodes) = (cost(counters), nodes.max(1));
+    Choice { interval: young_daly(cost, mtbf / nodes), cost, measured, mtbf, nodes }
+}
+
+impl Choice {
+    /// Whether it differs from what was told last by more than a quarter: costs differ a little with each checkpoint.
+    fn is_news(&self, told: Option<Duration>) -> bool {
+        told.is_none_or(|told| self.interval.abs_diff(told) > told / 4)
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Choice { interval, cost, measured, mtbf, nodes } = self;
+        let how = if *measured { "as measured" } else { "as is assumed until one was made" };
+        write!(
+            f,
+            "a checkpoint every {:.0} s: one stops the rank for {:.1} ms, {how}, and by --mtbf one of {nodes} nodes fails every {} s",
+            interval.as_secs_f64(),
+            cost.as_secs_f64() * 1e3,
+            mtbf.as_secs() / u64::from(*nodes),
+        )
+    }
+}
+
 /// The interval for `job_mtbf`, the mean time between two failures that hit the job: Young's and Daly's square root.
 fn young_daly(cost: Duration, job_mtbf: Duration) -> Duration {
     let seconds = (2.0 * cost.as_secs_f64() * job_mtbf.as_secs_f64()).sqrt();
@@ -77,11 +120,27 @@ impl Node {
             protection => match protection.interval {
                 Interval::Never => None,
                 Interval::Every(ms) => Some(Duration::from_millis(ms)),
-                Interval::Auto => {
-                    let nodes = host.placement().nodes.len() as u32;
-                    Some(young_daly(cost(self.counters_of(process)), host.mtbf() / nodes))
-                }
+                Interval::Auto => Some(self.choice(host, process).interval),
             },
+        }
+    }
+
+    fn choice(&self, host: &Host, process: ProcessId) -> Choice {
+        choose(self.counters_of(process), host.mtbf(), host.placement().nodes.len() as u32)
+    }
+
+    /// Tells what was chosen for a job that leaves it to the node, if that is news: of the first rank here, for all that are like it.
+    fn tell_interval(&mut self, now: Duration, process: ProcessId) {
+        let is_auto = |host: &&Host| host.protection().interval == Interval::Auto && host.protection().protect == Protect::On;
+        let Some(host) = self.hosts.get(&process.job).filter(is_auto) else { return };
+        if host.ranks().min() != Some(process.rank) {
+            return;
+        }
+        let choice = self.choice(host, process);
+        if choice.is_news(self.told_intervals.get(&process.job).copied()) {
+            self.told_intervals.retain(|job, _| self.hosts.contains_key(job));
+            self.told_intervals.insert(process.job, choice.interval);
+            self.record(now, EventName::Interval, About::rank(process.job, process.rank), choice.to_string());
         }
     }
 
@@ -102,6 +161,7 @@ impl Node {
         // beginning.
         self.ask_checkpoint(now, process);
         let Some(interval) = self.interval_of(process) else { return };
+        self.tell_interval(now, process);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
             observed.schedule.next = Some(now + interval * (process.rank.0 + 1) / ranks);
         }
@@ -113,6 +173,7 @@ impl Node {
         let processes = self.observers.processes.iter().filter(|(_, p)| due(p.schedule.next)).map(|(id, _)| *id);
         for process in processes.collect::<Vec<_>>() {
             self.ask_checkpoint(now, process);
+            self.tell_interval(now, process);
             let next = self.interval_of(process).map(|interval| now + interval);
             if let Some(observed) = self.observers.processes.get_mut(&process) {
                 observed.schedule.next = next;
@@ -140,7 +201,7 @@ impl Node {
 
     /// Asks a process for a checkpoint that begins after this, even if another one was asked for already. Returns the number of
     /// the request, or None if the process is not connected.
-    pub(super) fn ask_checkpoint_anew(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
+    pub(super) fn ask_checkpoint_again(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
         let request = self.request_checkpoint(now, process)?;
         self.outputs.push_back(Output::Nudge(process));
         Some(request)
@@ -241,7 +302,7 @@ impl Node {
             match self.why_no_checkpoint(process) {
                 Some(why) => self.settle_rank(index, rank, u64::MAX, Err(why.to_owned())),
                 None => {
-                    let request = self.ask_checkpoint_anew(now, process).unwrap_or(0);
+                    let request = self.ask_checkpoint_again(now, process).unwrap_or(0);
                     self.checkpoints[index].left.insert(rank, request);
                 }
             }
@@ -276,6 +337,27 @@ mod tests {
         assert_eq!(seconds(1, day / 64), 10);
         assert_eq!(seconds(600_000, day * 365), 3600);
         assert_eq!(young_daly(Duration::MAX, Duration::MAX), LONGEST);
+    }
+
+    #[test]
+    fn what_is_chosen_is_told_when_it_is_another() {
+        let day = Duration::from_secs(86_400);
+        let of = |pause_ms: u64| Counters { checkpoints: 2, pause_ns: 2_000_000 * pause_ms, ..Counters::default() };
+        let assumed = choose(None, day, 4);
+        assert_eq!((assumed.interval.as_secs(), assumed.measured), (65, false));
+        assert_eq!(choose(Some(Counters::default()), day, 4), assumed, "nothing was made yet");
+        let measured = choose(Some(of(25)), day, 4);
+        assert_eq!((measured.interval.as_secs(), measured.measured), (32, true));
+        assert!(assumed.is_news(None) && measured.is_news(Some(assumed.interval)));
+        assert!(!choose(Some(of(30)), day, 4).is_news(Some(measured.interval)), "about the same");
+        let text = measured.to_string();
+        assert!(
+            text.contains("every 33 s: one stops the rank for 25.0 ms, as measured")
+                && text.contains("one of 4 nodes fails every 21600 s"),
+            "{text}"
+        );
+        assert!(assumed.to_string().contains("100.0 ms, as is assumed until one was made"), "{assumed}");
+        assert_eq!(choose(None, day, 0).nodes, 1);
     }
 
     #[test]

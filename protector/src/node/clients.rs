@@ -139,6 +139,8 @@ impl Node {
             Request::Resume(suspension) => self.resume(now, client, suspension),
             Request::Log { job, rank } => self.find_for(now, client, job, Wanted::Log(rank)),
             Request::Status => self.gather_for(now, client, Purpose::Status(client), &Query::Report),
+            Request::Node => self.node_status_for(now, client),
+            Request::Traffic(job) => self.gather_for(now, client, Purpose::Traffic(client), &Query::Flows(job)),
             Request::Events { follow } => self.events_for(now, client, follow),
             Request::KillNode { name } => self.kill_node(now, client, &name),
             Request::KillRank { job, rank } => self.find_for(now, client, job, Wanted::KillRank(rank)),

@@ -31,14 +31,14 @@ pub(super) struct Endings {
     pub(super) ends: BTreeMap<JobId, (Epoch, Ends)>,
     /// Jobs whose host here was ended for a restart, with the epoch that ended, until the next epoch is launched here: the home
     /// may be lost before.
-    pub(super) anew: BTreeMap<JobId, Epoch>,
+    pub(super) restarts: BTreeMap<JobId, Epoch>,
 }
 
 impl Endings {
     /// The job is over, and has ended in this way, if that is known.
     pub(super) fn remember(&mut self, job: JobId, outcome: Option<Outcome>) {
         self.ends.remove(&job);
-        self.anew.remove(&job);
+        self.restarts.remove(&job);
         match self.ended.iter_mut().find(|(of, _)| *of == job) {
             Some((_, known)) => *known = known.take().or(outcome),
             None => self.ended.push_back((job, outcome)),
@@ -63,23 +63,23 @@ impl Node {
     }
 
     /// All of a job has ended here for a restart.
-    pub(super) fn keep_anew(&mut self, job: JobId, epoch: Epoch) {
-        if self.recovery.endings.anew.len() < limits::JOBS {
-            self.recovery.endings.anew.insert(job, epoch);
+    pub(super) fn keep_restart(&mut self, job: JobId, epoch: Epoch) {
+        if self.recovery.endings.restarts.len() < limits::JOBS {
+            self.recovery.endings.restarts.insert(job, epoch);
         }
     }
 
     /// The job's next epoch is launched here.
-    pub(super) fn forget_anew(&mut self, job: JobId) {
-        self.recovery.endings.anew.remove(&job);
+    pub(super) fn forget_restart(&mut self, job: JobId) {
+        self.recovery.endings.restarts.remove(&job);
     }
 
     /// Tells the next home of a job that the home before had ended all ranks here for a restart. There is no host that would say
     /// so, and the next home would otherwise wait for the ranks that were here.
-    pub(super) fn tell_home_of_anew(&mut self, home: &NodeId, job: JobId) {
-        let Some(epoch) = self.recovery.endings.anew.get(&job).copied() else { return };
+    pub(super) fn tell_home_of_restart(&mut self, home: &NodeId, job: JobId) {
+        let Some(epoch) = self.recovery.endings.restarts.get(&job).copied() else { return };
         let (running, ended, keys, waiting) = Default::default();
-        let said = FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, anew: true });
+        let said = FromHost::Report(HostReport { running, ended, fence: 0, keys, waiting, restarts: true });
         self.send(home, PeerMessage::ToHome(job, ToHome::Host { epoch, said }));
     }
 
@@ -131,7 +131,7 @@ impl Node {
     /// Tells the home that a process of this node is not brought back.
     pub(super) fn tell_home_of_no_image(&mut self, process: ProcessId, why: String, signal: Option<i32>) {
         let Some(home) = self.hosts.get(&process.job).map(|host| host.home().clone()) else { return };
-        let (rank, incarnation) = (process.rank, self.life_here(process));
+        let (rank, incarnation) = (process.rank, self.incarnation_here(process));
         self.send(&home, PeerMessage::ToHome(process.job, ToHome::NoImage { rank, incarnation, why, signal }));
     }
 

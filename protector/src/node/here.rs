@@ -42,13 +42,13 @@ impl Node {
     }
 
     /// The newest incarnation of a process that was announced to the nodes.
-    pub(super) fn life_of(&self, process: ProcessId) -> Incarnation {
+    pub(super) fn incarnation_of(&self, process: ProcessId) -> Incarnation {
         self.recovery.restarted.get(&process).copied().unwrap_or_default()
     }
 
     /// A process of this node says where it is dialed.
     pub(super) fn handle_door(&mut self, process: ProcessId, door: SocketAddr) {
-        let incarnation = self.life_here(process);
+        let incarnation = self.incarnation_here(process);
         let here = self.recovery.here.entry(process).or_default();
         here.door = Some((incarnation, door));
         if here.incarnation.is_some() {
@@ -82,7 +82,7 @@ impl Node {
     }
 
     /// The incarnation of a process of this node.
-    pub(super) fn life_here(&self, process: ProcessId) -> Incarnation {
+    pub(super) fn incarnation_here(&self, process: ProcessId) -> Incarnation {
         let first = || self.hosts.get(&process.job).map_or(Incarnation::FIRST, |host| Incarnation::launched_in(host.epoch()));
         self.here(process).and_then(|here| here.incarnation).unwrap_or_else(first)
     }
@@ -102,7 +102,7 @@ impl Node {
     /// A process of this node has no image at its protector. It is asked for one. If it cannot be asked now, the next image that
     /// it makes counts.
     pub(super) fn degrade(&mut self, now: Duration, process: ProcessId) {
-        let since = self.ask_checkpoint_anew(now, process).unwrap_or(0);
+        let since = self.ask_checkpoint_again(now, process).unwrap_or(0);
         self.recovery.here.entry(process).or_default().degraded = Some(since);
     }
 
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// Nothing of the job is left on this node. If the job restarts, none of this holds in the next epoch.
-    pub(super) fn forget_lives(&mut self, job: JobId) {
+    pub(super) fn forget_incarnations(&mut self, job: JobId) {
         self.recovery.here.retain(|process, _| process.job != job);
     }
 

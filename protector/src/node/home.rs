@@ -12,7 +12,9 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, Rank, Seat};
 use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, OutputStream, Placement, exit_code};
-use radic_wire::peer::{Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Ward};
+use radic_wire::peer::{
+    Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected, Ward,
+};
 use radic_wire::process::{Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;
 
@@ -24,7 +26,7 @@ use super::stdin::Stdin;
 
 /// A job may have this many epochs. One that goes on losing ranks before their first checkpoint will not get further. A home that
 /// was adopted skips one number.
-const ANEW: u32 = 16;
+const RESTARTS: u32 = 16;
 
 /// Why an adopted home restarts a job from the beginning: the home before had done so, or was about to.
 const BEGUN: &str = "its home was lost while the job began anew";
@@ -92,6 +94,8 @@ pub struct Home {
     phase: Phase,
     /// Another home had the job before, and may have restarted it.
     adopted: bool,
+    /// What the terminal was told of that is not protected.
+    unprotected_told: BTreeSet<Unprotected>,
     /// For a job that was suspended: the addresses of the nodes where its ranks were first launched. These may still be members
     /// while the ranks are elsewhere.
     origins: Vec<IpAddr>,
@@ -184,7 +188,7 @@ impl Home {
         self.phase = Phase::Ending;
         self.unreported.clear();
         self.ranks.fill(RankState::Ended);
-        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, restarts: false });
         // No host will report its end: the hosts were gone when the job ended. A process that has come back since belongs to an
         // earlier epoch and is ended by its node (`Host::supersede`).
         self.hosts.values_mut().for_each(|host| host.gone = true);
@@ -242,6 +246,7 @@ impl Home {
             seat,
             phase: Phase::Running,
             adopted: false,
+            unprotected_told: BTreeSet::new(),
             origins: Vec::new(),
             early_crashes: BTreeMap::new(),
             finals: Finals::default(),
@@ -418,7 +423,7 @@ impl Home {
                 if self.knows(rank) && epoch >= self.epoch =>
             {
                 self.learn_epoch(epoch, Some(rank));
-                self.begin_anew(rank, &why, signal);
+                self.restart_job(rank, &why, signal);
             }
             ToHome::Lost { rank, incarnation, why } if self.knows(rank) && incarnation.epoch >= self.epoch => {
                 self.lose(rank, from, why)
@@ -458,6 +463,7 @@ impl Home {
             FromHost::StdinTaken(number) if from == self.placement.home() => self.handle_stdin_taken(number),
             FromHost::StdinWanted(wanted) if from == self.placement.home() => self.restart_stdin(wanted),
             FromHost::Fence { number, ranks, entries } => self.handle_fence(from, number, ranks, entries),
+            FromHost::Unprotected { kind, text } => self.handle_unprotected(kind, text),
             FromHost::Lost { rank, why } if self.knows(rank) => self.lose(rank, from, why),
             FromHost::Launched { rank, .. }
             | FromHost::LaunchFailed { rank, .. }
@@ -548,10 +554,10 @@ impl Home {
         let (is_first, ends) = (self.unreported.remove(from), self.phase != Phase::Running);
         let rank = self.placement.ranks_on(from).next();
         self.learn_epoch(epoch, rank);
-        if is_first && epoch != self.epoch || report.anew && epoch >= self.epoch {
+        if is_first && epoch != self.epoch || report.restarts && epoch >= self.epoch {
             // The hosts were about to end the job for a restart: ranks that ended for that have not failed. A node without any
             // rank of the job reports as well, because it refuses all orders of that epoch from now on.
-            self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
+            self.restart_job(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
         if ends {
             // The host may not have known this home when it was told to end.
@@ -582,7 +588,7 @@ impl Home {
     fn learn_epoch(&mut self, epoch: Epoch, rank: Option<Rank>) {
         if epoch > self.epoch && !self.is_ending() {
             self.epoch = epoch;
-            self.begin_anew(rank.unwrap_or(Rank(0)), BEGUN, None);
+            self.restart_job(rank.unwrap_or(Rank(0)), BEGUN, None);
         }
     }
 
@@ -595,7 +601,7 @@ impl Home {
     }
 
     /// A rank has no checkpoint to come back from: the job restarts from the beginning.
-    fn begin_anew(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
+    fn restart_job(&mut self, rank: Rank, why: &str, signal: Option<i32>) {
         if self.phase != Phase::Running {
             return;
         }
@@ -611,7 +617,7 @@ impl Home {
         }
         let stays = match self.spec.on_loss {
             OnLoss::Fail => Some("it was asked not to begin anew (--on-loss fail)".to_owned()),
-            OnLoss::Restart if self.epoch.count >= ANEW => Some("the job has begun anew too often already".to_owned()),
+            OnLoss::Restart if self.epoch.count >= RESTARTS => Some("the job has begun anew too often already".to_owned()),
             OnLoss::Restart => None,
         };
         if let Some(stays) = stays {
@@ -625,11 +631,11 @@ impl Home {
         self.outputs.push_back(HomeOutput::Anew(format!("rank {rank}: {why}")));
         self.tell_hosts(&self.end_message());
         self.pump();
-        self.launch_anew();
+        self.launch_next_epoch();
     }
 
     /// Launches the next epoch when nothing of the last one is left.
-    fn launch_anew(&mut self) {
+    fn launch_next_epoch(&mut self) {
         if !self.is_restarting() || self.hosts.values().any(|host| !host.gone) {
             return;
         }
@@ -698,7 +704,7 @@ impl Home {
 
     /// What hosts are told when the job ends, or restarts from the beginning.
     fn end_message(&self) -> ToHost {
-        ToHost::End { epoch: self.epoch, kill: self.is_restarting(), anew: self.is_restarting() }
+        ToHost::End { epoch: self.epoch, kill: self.is_restarting(), restarts: self.is_restarting() }
     }
 
     fn handle_gone(&mut self, now: Duration, from: &NodeId, epoch: Epoch) {
@@ -710,7 +716,7 @@ impl Home {
         if self.is_restarting() {
             // A home that was adopted may not have known this epoch.
             self.learn_epoch(epoch, None);
-            return self.launch_anew();
+            return self.launch_next_epoch();
         }
         // A host is gone only when all of its ranks are. So a rank whose end was never reported has ended as well.
         ended.into_iter().for_each(|rank| self.ranks[rank.0 as usize] = RankState::Ended);

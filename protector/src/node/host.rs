@@ -3,6 +3,7 @@
 mod environment;
 mod fence;
 mod orders;
+mod phase;
 mod rank;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,13 +11,14 @@ use std::time::Duration;
 
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code};
-use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Ward};
+use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected, Ward};
 use radic_wire::process::{Point, Protect, Protection};
 use serde_bytes::ByteBuf;
 
 pub use self::environment::HostEnvironment;
 use self::environment::environment_of;
 pub use self::orders::{HostOutput, NameRequest, RestoreOrder, SpawnError, SpawnOrder};
+use self::phase::{Cause, HostPhase};
 use self::rank::{Exit, LocalRank, Phase, RESTORES, Reported, STREAMS, Verdict};
 use super::launches::Launches;
 use super::outlet::{Outlet, OutputLost};
@@ -46,19 +48,11 @@ pub struct Host {
     fence: u64,
     /// Ranks that wait in the fence after the last one that each was let out of.
     waiting: BTreeSet<Rank>,
-    ending: bool,
-    kill_at: Option<Duration>,
+    phase: HostPhase,
     /// If the home is lost: until when the next one may come.
     orphaned: Option<Duration>,
     /// Signals that the ranks were sent on purpose: a rank that ends by one of them is not brought back.
     sent: BTreeSet<i32>,
-    over: bool,
-    /// The host was ended because the job restarts from the beginning, or is ended by force.
-    killed: bool,
-    /// The host was ended because the job restarts from the beginning.
-    anew: bool,
-    /// The job has restarted, and this host is of an earlier epoch.
-    superseded: bool,
     outputs: VecDeque<HostOutput>,
 }
 
@@ -86,7 +80,7 @@ impl Host {
     /// Starts the ranks that `placement` puts on `me`, except those that are here already: an order to bring a rank back may have
     /// come before the word to launch.
     pub fn launch_ranks(&mut self, me: &NodeId, environment: &HostEnvironment, placement: &Placement) {
-        if self.ending {
+        if self.phase.is_ending() {
             return;
         }
         let kvsname = self.kvsname();
@@ -136,14 +130,9 @@ impl Host {
             keys,
             fence,
             waiting,
-            ending: false,
-            kill_at: None,
+            phase: HostPhase::Open,
             orphaned: None,
             sent,
-            over: false,
-            killed: false,
-            anew: false,
-            superseded: false,
             outputs,
         }
     }
@@ -155,7 +144,7 @@ impl Host {
 
     /// Brings a rank back. It may have been here before.
     pub fn restore(&mut self, order: &RestartOrder, local: bool, library: String) {
-        if self.ending {
+        if self.phase.is_ending() {
             return;
         }
         let RestartOrder { process, incarnation, log, replica, ref images, .. } = *order;
@@ -198,6 +187,15 @@ impl Host {
         }
     }
 
+    /// The rank goes another way than its log, or does not get on with it. True: it is ended, to be brought back once more. False: that has been tried.
+    pub fn handle_diverged(&mut self, rank: Rank) -> bool {
+        let again = self.ranks.get_mut(&rank).is_some_and(LocalRank::handle_diverged);
+        if again {
+            self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
+        }
+        again
+    }
+
     /// The rank needs nothing more of the log that it was brought back with.
     pub fn handle_log_read(&mut self, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
@@ -208,6 +206,11 @@ impl Host {
     /// Whether the rank cannot be brought back here.
     pub fn is_hopeless(&self, rank: Rank) -> bool {
         self.ranks.get(&rank).is_some_and(LocalRank::is_hopeless)
+    }
+
+    /// Something of a rank is not protected: the terminal is to say so.
+    pub fn tell_unprotected(&mut self, kind: Unprotected, text: String) {
+        self.outputs.push_back(HostOutput::ToHome(FromHost::Unprotected { kind, text }));
     }
 
     /// Whether the rank cannot go on without its old log: it is being brought back here, or is to be, or has not read all of it.
@@ -234,10 +237,10 @@ impl Host {
     /// The home of a protected job is lost: another home will come.
     pub fn handle_home_lost(&mut self, now: Duration) {
         self.orphaned = Some(now + ORPHANED);
-        if self.ending && self.ranks.values().all(LocalRank::is_reported) {
+        if self.ranks.values().all(LocalRank::is_reported) {
             // All ranks here had ended by themselves when the home said that the job ends. Those of the lost node may have to
-            // come back here to print. The next home says when the job is over.
-            (self.ending, self.kill_at) = (false, None);
+            // come back here to print.
+            self.phase.reopen();
         }
     }
 
@@ -255,7 +258,7 @@ impl Host {
         }
         let waiting = if self.is_in_fence() { self.ranks().collect() } else { Vec::new() };
         let (fence, keys) = (self.fence, self.keys.all());
-        let report = HostReport { running, ended, fence, keys, waiting, anew: self.anew };
+        let report = HostReport { running, ended, fence, keys, waiting, restarts: self.phase.restarts() };
         self.outputs.push_back(HostOutput::ToHome(FromHost::Report(report)));
         for (rank, state) in &self.ranks {
             for (outlet, stream) in state.outlets.iter().zip(STREAMS) {
@@ -269,15 +272,15 @@ impl Host {
     /// How the ranks here have ended, for a home that comes after this host is over. Empty for an epoch from which the job does
     /// not go on.
     pub fn ends(&self) -> Vec<(Rank, ExitStatus, MpiPhase)> {
-        if self.killed || self.superseded {
+        if self.phase.is_by_force() {
             return Vec::new();
         }
         self.ranks.iter().filter_map(|(rank, state)| state.end().map(|(status, phase)| (*rank, status, phase))).collect()
     }
 
     /// Whether this host was ended for a restart of the job, and the next epoch has not come here yet.
-    pub fn begins_anew(&self) -> bool {
-        self.anew && !self.superseded
+    pub fn restarts(&self) -> bool {
+        self.phase.restarts() && !self.phase.is_superseded()
     }
 
     /// How a rank has ended of which nothing is needed any more.
@@ -297,12 +300,12 @@ impl Host {
     pub fn catches_up(&self, rank: Rank) -> bool {
         let catches_up =
             |state: &LocalRank| state.is_catching_up() && !state.is_returning() && !state.is_hopeless() && !state.has_exited();
-        !self.ending && self.ranks.get(&rank).is_some_and(catches_up)
+        !self.phase.is_ending() && self.ranks.get(&rank).is_some_and(catches_up)
     }
 
     /// Whether the rank was here, is not now, and will be here again.
     pub fn is_away(&self, rank: Rank) -> bool {
-        !self.ending && self.ranks.get(&rank).is_some_and(|state| state.is_away(self.fence))
+        !self.phase.is_ending() && self.ranks.get(&rank).is_some_and(|state| state.is_away(self.fence))
     }
 
     /// The job.
@@ -374,7 +377,9 @@ impl Host {
     /// Panics if the parts of the host contradict each other. For its driver, after each input.
     pub fn check_invariants(&self) {
         self.ranks.values().for_each(LocalRank::check_invariants);
-        assert!(!self.over || self.ranks.values().all(LocalRank::is_reported), "it is over, and a rank is not reported");
+        let is_over = matches!(self.phase, HostPhase::Over(_));
+        assert!(!is_over || self.ranks.values().all(LocalRank::is_reported), "it is over, and a rank is not reported");
+        assert!(!self.phase.is_ending() || !self.launches.has_waiting(), "it is ended, and starts ranks");
         let strangers = self.waiting.iter().find(|rank| !self.ranks.contains_key(rank));
         assert!(strangers.is_none(), "rank {strangers:?} waits in a fence, and is not here");
     }
@@ -388,13 +393,14 @@ impl Host {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let unreported = self.ranks.values().filter_map(LocalRank::exit).filter(|exit| exit.reported == Reported::No);
         let drains = unreported.map(|exit| exit.at + DRAIN).min();
-        [drains, self.kill_at, self.orphaned].into_iter().flatten().min()
+        [drains, self.phase.kill_at(), self.orphaned].into_iter().flatten().min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
-        if self.kill_at.is_some_and(|at| at <= now) {
-            self.kill_at = None;
+        if let HostPhase::Ending { kill_at, .. } = &mut self.phase
+            && kill_at.take_if(|at| *at <= now).is_some()
+        {
             self.signal(libc::SIGKILL);
         }
         if self.orphaned.take_if(|at| *at <= now).is_some() {
@@ -434,17 +440,16 @@ impl Host {
             ToHost::Release { number, entries } => self.handle_release(number, entries),
             ToHost::Freeze => self.freeze(),
             ToHost::Thaw => self.signal(libc::SIGCONT),
-            ToHost::End { kill, anew, .. } => {
-                self.anew |= anew;
-                self.end(now, kill);
-            }
+            ToHost::End { restarts: true, .. } => self.end(now, Cause::Restart),
+            ToHost::End { kill: true, .. } => self.end(now, Cause::Force),
+            ToHost::End { .. } => self.end(now, Cause::JobEnds),
         }
     }
 
     /// Stops every rank, if all of them run.
     fn freeze(&mut self) {
         let runs = |state: &LocalRank| matches!(state.phase, Phase::Running { .. });
-        match self.ranks.iter().find(|(_, state)| self.ending || !runs(state)).map(|(rank, _)| *rank) {
+        match self.ranks.iter().find(|(_, state)| self.phase.is_ending() || !runs(state)).map(|(rank, _)| *rank) {
             Some(rank) => {
                 let why = format!("rank {rank} does not run");
                 self.outputs.push_back(HostOutput::ToHome(FromHost::Frozen(Err(why))));
@@ -456,9 +461,16 @@ impl Host {
         }
     }
 
+    /// The job is ended by force here: everything that still runs is killed.
+    pub fn end_by_force(&mut self, now: Duration) {
+        self.end(now, Cause::Force);
+    }
+
     /// The job ends here: everything that still runs is ended.
-    pub fn end(&mut self, now: Duration, kill: bool) {
-        self.ending = true;
+    fn end(&mut self, now: Duration, cause: Cause) {
+        let kill_at = self.phase.kill_at();
+        let kill = cause > Cause::JobEnds;
+        self.phase.end(cause, if kill { None } else { kill_at.or(Some(now + GRACE)) });
         // A rank whose start is given up counts as killed, as a rank does that has just been started.
         for rank in self.launches.give_up() {
             self.ranks.entry(rank).and_modify(|state| state.exit_with(ExitStatus::Signal(libc::SIGKILL), now));
@@ -469,12 +481,9 @@ impl Host {
                 state.exit_with(ExitStatus::Signal(signal), now);
             }
         }
-        self.killed |= kill;
         if kill {
-            self.kill_at = None;
             self.signal(libc::SIGKILL);
-        } else if self.kill_at.is_none() {
-            self.kill_at = Some(now + GRACE);
+        } else if kill_at.is_none() {
             self.signal(libc::SIGTERM);
             // A stopped process takes SIGTERM only when it goes on.
             self.signal(libc::SIGCONT);
@@ -485,13 +494,13 @@ impl Host {
     /// The job has restarted elsewhere. The ranks that came back here since are ended, and the home, which takes this host for
     /// gone, hears nothing of it.
     pub fn supersede(&mut self, now: Duration) {
-        self.superseded = true;
-        self.abandon(now);
+        self.drop_output();
+        self.end(now, Cause::Superseded { told: false });
     }
 
     /// Whether this host is of an epoch that the job has left behind.
     pub fn is_superseded(&self) -> bool {
-        self.superseded
+        self.phase.is_superseded()
     }
 
     /// This side of the cluster could not decide anything for too long, which is treated like the loss of the home. If the home
@@ -505,6 +514,11 @@ impl Host {
 
     /// The home is lost: the output is not taken any more, and every running rank is killed.
     pub fn abandon(&mut self, now: Duration) {
+        self.drop_output();
+        self.end(now, Cause::Force);
+    }
+
+    fn drop_output(&mut self) {
         for (rank, state) in &mut self.ranks {
             for (outlet, stream) in state.outlets.iter_mut().zip(STREAMS) {
                 if outlet.is_open() {
@@ -513,7 +527,6 @@ impl Host {
                 *outlet = Outlet::default();
             }
         }
-        self.end(now, true);
     }
 
     fn signal(&mut self, signal: i32) {
@@ -546,7 +559,7 @@ impl Host {
                 }
                 self.outputs.push_back(HostOutput::ToHome(FromHost::Launched { rank, pid }));
                 let missed = state.take_missed();
-                if self.ending {
+                if self.phase.is_ending() {
                     // The process was not there when the others were ended.
                     self.outputs.push_back(HostOutput::Signal(rank, libc::SIGKILL));
                 } else {
@@ -622,7 +635,7 @@ impl Host {
             // The new pipe was never read, so the offset of its first byte is not known.
             state.outlets.iter_mut().for_each(Outlet::close);
         }
-        if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.ending)
+        if let (Some(signal), Protect::On, false) = (ended_by, self.spec.protection.protect, self.phase.is_ending())
             && !self.sent.contains(&signal)
             && !was_killed
             && !state.handle_ended_by(now, signal)
@@ -644,7 +657,7 @@ impl Host {
             if state.outlets.iter().any(Outlet::is_open) {
                 continue;
             }
-            match exit.crashed.filter(|_| !self.ending) {
+            match exit.crashed.filter(|_| !self.phase.is_ending()) {
                 Some(signal) => {
                     state.phase = Phase::Lost { signal };
                     self.outputs.push_back(HostOutput::Lost(*rank, signal));
@@ -660,7 +673,7 @@ impl Host {
         }
         // Until its output is printed, bringing the rank back is the only way to that output if this node is lost. A rank that
         // was ended for a restart has not ended by itself.
-        for (rank, state) in self.ranks.iter_mut().filter(|_| !self.anew) {
+        for (rank, state) in self.ranks.iter_mut().filter(|_| !self.phase.restarts()) {
             if let Some(Exit { reported: Reported::Home(status, phase), .. }) = state.exit()
                 && state.outlets.iter().all(Outlet::is_done)
             {
@@ -668,11 +681,10 @@ impl Host {
                 self.outputs.push_back(HostOutput::Left(*rank));
             }
         }
-        if self.ending
-            && !self.over
+        if matches!(self.phase, HostPhase::Ending { .. })
             && self.ranks.values().all(|state| state.is_reported() && state.outlets.iter().all(Outlet::is_done))
         {
-            self.over = true;
+            self.phase.finish();
             self.outputs.push_back(HostOutput::ToHome(FromHost::Gone));
             self.outputs.push_back(HostOutput::Over);
         }

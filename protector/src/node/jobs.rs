@@ -78,13 +78,13 @@ impl Node {
                 HostOutput::Frozen => self.tell_home_frozen(job),
                 HostOutput::Over => {
                     self.forget_processes(job);
-                    self.forget_lives(job);
+                    self.forget_incarnations(job);
                     let host = self.hosts.remove(&job).expect("it has just spoken");
                     if host.protection().protect == Protect::On && self.is_member(host.home()) {
                         self.keep_ends(job, host.epoch(), host.ends());
                     }
-                    if host.protection().protect == Protect::On && host.begins_anew() {
-                        self.keep_anew(job, host.epoch());
+                    if host.protection().protect == Protect::On && host.restarts() {
+                        self.keep_restart(job, host.epoch());
                     }
                     // Otherwise the home says so when all hosts are done. A host of an epoch that the job has left behind says
                     // nothing.
@@ -195,7 +195,7 @@ impl Node {
                 if !good || self.stopped {
                     return;
                 }
-                self.forget_anew(job);
+                self.forget_restart(job);
                 let (me, environment) = (self.me().clone(), &self.config.environment);
                 if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.epoch() == epoch) {
                     host.launch_ranks(&me, environment, &placement);
@@ -216,11 +216,11 @@ impl Node {
                 self.with_host(now, job, |host| host.handle_message(now, message));
             }
             // The home wants the job ended, and nothing of it is here.
-            ToHost::End { epoch, anew, .. } if !self.hosts.contains_key(&job) => {
-                if anew {
+            ToHost::End { epoch, restarts, .. } if !self.hosts.contains_key(&job) => {
+                if restarts {
                     // An order to bring a rank of that epoch back may be under way. It must be refused, because it would be in
                     // the way of the next epoch.
-                    self.keep_anew(job, epoch);
+                    self.keep_restart(job, epoch);
                 }
                 self.send(from, PeerMessage::ToHome(job, ToHome::Host { epoch, said: FromHost::Gone }));
             }
@@ -272,6 +272,7 @@ fn describe(reason: &EndReason) -> String {
         EndReason::Aborted { rank, code, .. } => format!("rank {rank} called MPI_Abort({code})"),
         EndReason::NotFinalized { rank, node } => format!("rank {rank} on {node} exited without MPI_Finalize"),
         EndReason::NodeLost { node, ranks, why } => format!("{node} with {} ranks: {why}", ranks.len()),
+        EndReason::RankLost { rank, node, why } => format!("rank {rank} on {node} cannot go on: {why}"),
         EndReason::LaunchFailed { rank, node, error, .. } => format!("rank {rank} could not be started on {node}: {error}"),
         EndReason::Killed => "killed".into(),
         EndReason::Suspended => "suspended".into(),

@@ -41,6 +41,11 @@ impl Launches {
         std::mem::take(&mut self.waiting).into_iter()
     }
 
+    /// Whether a rank waits.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// The rank is brought back instead: it need not be started, if it waits.
     pub fn forget(&mut self, rank: Rank) {
         self.waiting.retain(|waiting| *waiting != rank);

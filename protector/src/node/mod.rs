@@ -12,6 +12,7 @@
 mod away;
 mod calls;
 mod checkpoints;
+mod children;
 mod clients;
 mod early;
 mod endings;
@@ -40,6 +41,7 @@ mod suspension;
 #[cfg(test)]
 mod tests;
 mod wards;
+mod watching;
 mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -94,6 +96,8 @@ pub enum Input {
     Heartbeat(NodeId, u64),
     /// A connection with that protector broke.
     LinkBroken(NodeId),
+    /// What was sent to that member will not all arrive: one of the two has to leave.
+    LinkLost(NodeId),
     /// The machine of [`Output::Probe`] has taken the connection. Its protector has not answered yet.
     ProbeReached(NodeId),
     /// The answer to [`Output::Probe`].
@@ -211,6 +215,8 @@ pub struct NodeConfig {
     pub replay_limit: Option<Duration>,
     /// Tells why a fault cannot be caused at the node with this address, if it cannot.
     pub refuse_fault: fn(Fault, IpAddr) -> Result<(), String>,
+    /// Where this daemon serves its page and metrics, if it does.
+    pub http: Option<SocketAddr>,
     /// The cluster's key, from which those of jobs are derived.
     pub key: ClusterKey,
 }
@@ -237,6 +243,8 @@ pub struct Node {
     replays: BTreeMap<ProcessId, Watched>,
     /// Commands that wait for checkpoints.
     checkpoints: Vec<checkpoints::Waiting>,
+    /// The time between checkpoints that this node has chosen for its jobs, as it was told last.
+    told_intervals: BTreeMap<JobId, Duration>,
     /// Protected processes that have ended, oldest first.
     ended: VecDeque<ProcessInfo>,
     /// The nodes with the log services that protect this node's processes: the protector, and its replica.
@@ -305,6 +313,7 @@ impl Node {
             recovery: Recovery::default(),
             replays: BTreeMap::new(),
             checkpoints: Vec::new(),
+            told_intervals: BTreeMap::new(),
             ended: VecDeque::new(),
             protectors: [None, None],
             sparse: Sparse::default(),
@@ -338,6 +347,7 @@ impl Node {
             Input::Message(from, message) => self.handle_message(now, &from, message),
             Input::Heartbeat(from, view) => self.membership.handle_heartbeat(now, from, view),
             Input::LinkBroken(node) => self.membership.handle_link_broken(now, node),
+            Input::LinkLost(node) => self.membership.handle_link_lost(now, node),
             Input::ProbeReached(node) => self.membership.handle_probe_reached(now, node),
             Input::ProbeResult(node, alive) => self.membership.handle_probe_result(now, node, alive),
             Input::Client(client, request) => self.handle_request(now, client, request),
@@ -549,14 +559,19 @@ impl Node {
                 self.handle_stand(now, from, *job, (**standing).clone());
                 Answer::Stood
             }
-            Query::Hosts(process, life) => {
-                let has = self.has_or_refuses(*process, *life);
+            Query::Hosts(process, incarnation) => {
+                let has = self.has_or_refuses(*process, *incarnation);
                 Answer::Hosts(has.then(|| self.protector().id.clone()))
             }
             Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
-            Query::Stable { .. } | Query::ForgetProcess(_) | Query::Sizes | Query::Log(_) | Query::ReadLog { .. } => {
+            Query::Stable { .. }
+            | Query::ForgetProcess(_)
+            | Query::Sizes
+            | Query::Flows(_)
+            | Query::Log(_)
+            | Query::ReadLog { .. } => {
                 return self.handle_store_query(from, number, query);
             }
         };
@@ -708,7 +723,7 @@ impl Node {
             return;
         }
         let jobs: Vec<_> = self.hosts.keys().copied().collect();
-        jobs.into_iter().for_each(|job| self.with_host(now, job, |host| host.end(now, true)));
+        jobs.into_iter().for_each(|job| self.with_host(now, job, |host| host.end_by_force(now)));
         self.outputs.push_back(Output::Stop(why));
     }
 

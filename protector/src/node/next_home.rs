@@ -54,8 +54,8 @@ impl Node {
             self.handle_message(now, &from, message);
         }
         if let Some(epoch) = epoch.filter(|_| !self.hosts.contains_key(&job) && !self.has_ended(job)) {
-            self.keep_anew(job, epoch);
-            self.tell_home_of_anew(home, job);
+            self.keep_restart(job, epoch);
+            self.tell_home_of_restart(home, job);
         }
     }
 
@@ -156,7 +156,7 @@ impl Node {
             }
             _ => {}
         }
-        self.tell_home_of_anew(from, job);
+        self.tell_home_of_restart(from, job);
         if of_host == Some(true) {
             self.with_host(now, job, |host| host.handle_new_home(from.clone()));
             let ranks: Vec<Rank> = self.hosts.get(&job).map_or_else(Vec::new, |host| host.ranks().collect());

@@ -12,7 +12,7 @@ use radic_wire::limits;
 use radic_wire::local::ProcessInfo;
 use radic_wire::mac::JobKey;
 use radic_wire::membership::Member;
-use radic_wire::peer::{Answer, PeerMessage, Query};
+use radic_wire::peer::{Answer, PeerMessage, Query, Unprotected};
 use radic_wire::process::{Counters, FromNode, Place, Point, Protect, StreamEnd, TEXT, ToNode};
 
 use super::away::Vacancy;
@@ -72,6 +72,7 @@ pub(super) struct Observed {
     pub(super) gone: Option<Duration>,
     /// What was recorded already, once for each process.
     child_told: bool,
+    pub(super) serving_child_told: bool,
     peer_told: bool,
     pub(super) schedule: Schedule,
     /// Checkpoints that were asked for, over all programs of the process.
@@ -92,6 +93,13 @@ impl Node {
         match (self.observers.joined.get(&observer).copied(), message) {
             (None, ToNode::Join { version, process }) => self.join(now, observer, pid, version, process),
             (None, ToNode::Restored { version, process, point }) => self.rejoin(now, observer, (pid, version), process, point),
+            (None, ToNode::ChildListens { version, process, address }) => {
+                self.child_listens(now, observer, (pid, version), process, address);
+            }
+            (None, ToNode::ChildAccepted { version, process, from }) => {
+                self.tell_child_of_caller(observer, version, process, from)
+            }
+            (None, ToNode::ChildRefuses { version, process, from }) => self.child_refuses(observer, version, process, from),
             (Some(process), message) if self.is_newest(observer, process) => {
                 self.handle_joined(now, observer, process, message);
             }
@@ -106,9 +114,8 @@ impl Node {
     }
 
     fn join(&mut self, now: Duration, observer: ObserverId, pid: u32, version: u16, process: ProcessId) {
-        if version != PROTOCOL_VERSION {
-            let text = format!("radicd speaks version {PROTOCOL_VERSION}, libradic.so {version}: use those of one build");
-            return self.refuse(observer, text);
+        if !self.speaks(observer, version) {
+            return;
         }
         let Some(host) = self.hosts.get(&process.job) else {
             return self.refuse(observer, format!("job {} does not run on this node", process.job));
@@ -125,7 +132,7 @@ impl Node {
             if first {
                 let more =
                     format!("{text} (pid {pid}, the first of perhaps several): it runs, but a restart does not bring it back");
-                self.record(now, EventName::Unprotected, About::rank(process.job, process.rank), more);
+                self.record_unprotected(now, process, Unprotected::Child, more);
             }
             return self.refuse(observer, text);
         }
@@ -134,10 +141,19 @@ impl Node {
         let again = std::mem::replace(&mut observed.known, true) || later_epoch;
         self.observers.joined.insert(observer, process);
         if again && protect == Protect::On {
-            self.begin_anew(now, observer, process);
+            self.begin_from_nothing(now, observer, process);
         } else {
             self.welcome(now, observer, process);
         }
+    }
+
+    /// Whether the library is of this version. Otherwise it is refused.
+    pub(super) fn speaks(&mut self, observer: ObserverId, version: u16) -> bool {
+        if version != PROTOCOL_VERSION {
+            let text = format!("radicd speaks version {PROTOCOL_VERSION}, libradic.so {version}: use those of one build");
+            self.refuse(observer, text);
+        }
+        version == PROTOCOL_VERSION
     }
 
     /// A restored process is there.
@@ -159,7 +175,7 @@ impl Node {
     }
 
     /// The process executes another program. What was logged of the one before must be forgotten before the new one logs.
-    fn begin_anew(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
+    fn begin_from_nothing(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
         self.registry.forget(process);
         self.handle_log_read(now, process);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
@@ -182,7 +198,7 @@ impl Node {
     }
 
     /// A protector has forgotten a process (`silent` is None), or has not said so.
-    pub(super) fn finish_anew(
+    pub(super) fn finish_from_nothing(
         &mut self,
         now: Duration,
         until: Duration,
@@ -208,7 +224,7 @@ impl Node {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let joined = FromNode::Joined {
             // A program that is executed in a later incarnation of the process has that incarnation.
-            incarnation: Incarnation::launched_in(host.epoch()).max(self.life_of(process)),
+            incarnation: Incarnation::launched_in(host.epoch()).max(self.incarnation_of(process)),
             key: JobKey::derive(&self.config.key, process.job),
             protector: self.log_address(),
             protection: host.protection().clone(),
@@ -236,7 +252,12 @@ impl Node {
 
     fn handle_joined(&mut self, now: Duration, observer: ObserverId, process: ProcessId, message: ToNode) {
         match message {
-            ToNode::Join { .. } | ToNode::Restored { .. } | ToNode::Pmi { .. } => {
+            ToNode::Join { .. }
+            | ToNode::Restored { .. }
+            | ToNode::Pmi { .. }
+            | ToNode::ChildListens { .. }
+            | ToNode::ChildAccepted { .. }
+            | ToNode::ChildRefuses { .. } => {
                 self.dismiss(now, observer, process, "it joins twice on one connection");
             }
             ToNode::Door(door) => self.handle_door(process, door),
@@ -287,6 +308,7 @@ impl Node {
             }
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
+            ToNode::Diverged(why) => self.handle_diverged(now, process, why),
             ToNode::Note(text) => self.handle_note(now, process, &text),
             ToNode::Leaving(counters) => self.observed(process, |observed| observed.counters = Some(*counters)),
         }
@@ -590,7 +612,13 @@ impl Node {
             process.rank,
             what()
         );
-        self.record(now, EventName::Unprotected, About::rank(process.job, process.rank), text);
+        self.record_unprotected(now, process, Unprotected::Peer, text);
+    }
+
+    /// G7: what is not protected is an event, and is told at the terminal.
+    pub(super) fn record_unprotected(&mut self, now: Duration, process: ProcessId, kind: Unprotected, text: String) {
+        self.record(now, EventName::Unprotected, About::rank(process.job, process.rank), text.clone());
+        self.with_host(now, process.job, |host| host.tell_unprotected(kind, text));
     }
 
     /// An answer that came after the question was answered otherwise: its sender expects a call that will not come.

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_life_repeats_nothing() {
+    fn a_second_incarnation_repeats_nothing() {
         let mut outlet = Outlet::default();
         outlet.open(0, true).unwrap();
         assert!(outlet.ask() && !outlet.ask());

@@ -172,11 +172,12 @@ impl Node {
 
     /// Whether the others have gone on from this incarnation of a process: there is a later one of the process or a later epoch
     /// of its job, or its epoch was ended here for a restart.
-    fn has_left_behind(&self, process: ProcessId, life: Incarnation) -> bool {
-        let is_ended_by = |host: &Host| host.epoch() > life.epoch || host.is_superseded() && host.epoch() == life.epoch;
-        life < self.life_of(process)
+    fn has_left_behind(&self, process: ProcessId, incarnation: Incarnation) -> bool {
+        let is_ended_by =
+            |host: &Host| host.epoch() > incarnation.epoch || host.is_superseded() && host.epoch() == incarnation.epoch;
+        incarnation < self.incarnation_of(process)
             || self.hosts.get(&process.job).is_some_and(is_ended_by)
-            || self.recovery.endings.anew.get(&process.job).is_some_and(|ended| *ended >= life.epoch)
+            || self.recovery.endings.restarts.get(&process.job).is_some_and(|ended| *ended >= incarnation.epoch)
     }
 
     /// A protector orders this node to bring a process back.
@@ -205,7 +206,7 @@ impl Node {
         }
         let local = from == &self.config.me.id;
         host.restore(&order, local, self.config.environment.library.clone());
-        self.forget_anew(job);
+        self.forget_restart(job);
         self.observers.processes.remove(&process);
         self.registry.come_back(process);
         let here = self.recovery.here.entry(process).or_default();
@@ -217,13 +218,13 @@ impl Node {
 
     /// Whether a process is here, or comes back here. If not, this node refuses all orders for this incarnation from now on,
     /// because another node is about to begin the next one.
-    pub(super) fn has_or_refuses(&mut self, process: ProcessId, life: Incarnation) -> bool {
+    pub(super) fn has_or_refuses(&mut self, process: ProcessId, incarnation: Incarnation) -> bool {
         let ProcessId { job, rank } = process;
         let has_ended_here =
             self.recovery.endings.ends.get(&job).is_some_and(|(_, ends)| ends.iter().any(|(ended, ..)| *ended == rank));
         // A host of an earlier epoch does not count, because it is about to end. A message that waits for that end may bring the
         // process back.
-        let host = self.hosts.get(&job).filter(|host| host.epoch() == life.epoch);
+        let host = self.hosts.get(&job).filter(|host| host.epoch() == incarnation.epoch);
         let is_here = host.is_some_and(|host| host.ranks().any(|here| here == rank));
         let comes =
             |(_, message): &(NodeId, PeerMessage)| matches!(message, PeerMessage::Restart(order) if order.process == process);
@@ -233,7 +234,7 @@ impl Node {
             return true;
         }
         let known = self.recovery.restarted.entry(process).or_default();
-        *known = (*known).max(life.next());
+        *known = (*known).max(incarnation.next());
         false
     }
 
@@ -285,7 +286,7 @@ impl Node {
             log_end: order.log_end,
             images: order.range,
             held: order.held,
-            restarted: self.recovery.restarted.iter().map(|(process, life)| (*process, *life)).collect(),
+            restarted: self.recovery.restarted.iter().map(|(process, incarnation)| (*process, *incarnation)).collect(),
         };
         let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
         self.record(now, EventName::Replay, About::rank(process.job, process.rank), text);

@@ -34,6 +34,8 @@ pub struct Registry {
     listeners: BTreeMap<SocketAddr, ProcessId>,
     /// For listeners of processes that have moved: where connections go instead.
     moved: BTreeMap<SocketAddr, SocketAddr>,
+    /// Listeners that processes have left to their children, by the addresses of the sockets.
+    handed: BTreeSet<(SocketAddr, ProcessId)>,
     /// Addresses on which processes are about to listen.
     announced: BTreeSet<(SocketAddr, ProcessId)>,
     callers: BTreeMap<ProcessId, Callers>,
@@ -79,6 +81,7 @@ impl Registry {
         }
         let address = canonical(address);
         self.announced.remove(&(address, process));
+        self.handed.remove(&(address, process));
         self.moved.remove(&address);
         self.listeners.insert(address, process);
         let (met, early) = std::mem::take(&mut self.early).into_iter().partition(|early: &Early| {
@@ -131,6 +134,20 @@ impl Registry {
             self.listeners.remove(&address);
             self.moved.remove(&address);
         }
+    }
+
+    /// A child of the process takes connections at `at`, an address of a socket. Whether the process listened there, before a child did; it does not any more.
+    pub fn hand_to_child(&mut self, process: ProcessId, at: SocketAddr) -> bool {
+        let at = canonical(at);
+        let moved = self.moved.iter().filter(|(_, there)| canonical(**there) == at).map(|(name, _)| *name);
+        let names: Vec<SocketAddr> = moved.chain([at]).filter(|name| self.listeners.get(name) == Some(&process)).collect();
+        names.iter().for_each(|name| self.unlisten(process, *name));
+        // Of a process that has left more of them than can be known, each child asks about each caller.
+        let is_full = self.handed.iter().filter(|(_, of)| *of == process).count() >= limits::LISTENERS;
+        if !names.is_empty() && !is_full {
+            self.handed.insert((at, process));
+        }
+        is_full || self.handed.contains(&(at, process))
     }
 
     /// The process that listens at `to`. If `to` is one of this node's own addresses (`mine`), a listener on all addresses
@@ -243,6 +260,7 @@ impl Registry {
         self.listeners.retain(|_, p| *p != process);
         self.moved.retain(|address, _| self.listeners.contains_key(address));
         self.announced.retain(|(_, p)| *p != process);
+        self.handed.retain(|(_, p)| *p != process);
         self.callers.remove(&process);
     }
 }
@@ -354,6 +372,26 @@ mod tests {
         assert_eq!(registry.find(at("10.0.0.2:80"), true), Some(process(1)), "not its own to end");
         registry.forget(process(1));
         assert_eq!(registry.find(at("10.0.0.2:80"), true), None);
+    }
+
+    #[test]
+    fn a_listener_of_which_a_child_takes_connections_is_no_process_s() {
+        let mut registry = Registry::default();
+        registry.listen(process(0), at("10.0.0.1:80")).unwrap();
+        assert!(!registry.hand_to_child(process(1), at("10.0.0.1:80")), "another process's child");
+        assert!(!registry.hand_to_child(process(0), at("10.0.0.1:81")), "the child's own");
+        assert!(registry.hand_to_child(process(0), at("[::ffff:10.0.0.1]:80")));
+        assert_eq!(registry.find(at("10.0.0.1:80"), true), None);
+        assert!(registry.hand_to_child(process(0), at("10.0.0.1:80")), "its other children have it, too");
+        registry.listen(process(0), at("10.0.0.1:80")).unwrap();
+        registry.unlisten(process(0), at("10.0.0.1:80"));
+        assert!(!registry.hand_to_child(process(0), at("10.0.0.1:80")), "it has listened there once more, and does not now");
+        // By all names, of one that has moved.
+        for name in ["10.0.0.1:80", "0.0.0.0:80"] {
+            registry.listen_at(process(2), at(name), at("10.0.0.2:1234")).unwrap();
+        }
+        assert!(registry.hand_to_child(process(2), at("10.0.0.2:1234")));
+        assert_eq!((registry.find(at("10.0.0.1:80"), false), registry.find(at("127.0.0.1:80"), true)), (None, None));
     }
 
     #[test]

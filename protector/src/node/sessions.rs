@@ -91,6 +91,7 @@ impl Node {
                 }
             }
             (Client::Session { .. }, ToSession::StdinFrom(from)) => self.reply(client, Reply::StdinFrom(from)),
+            (Client::Session { .. }, ToSession::Notice(text)) => self.reply(client, Reply::Notice(text)),
             (Client::Session { .. }, ToSession::TakenOver) => self.finish(client, Reply::TakenOver),
             (Client::Session { .. }, ToSession::Ended(outcome)) => self.finish(client, Reply::Ended(outcome)),
             (Client::Killing { .. } | Client::Suspending { .. }, ToSession::Ended(_)) => self.finish(client, Reply::Done),

@@ -242,7 +242,7 @@ impl Node {
     fn ask_host(&mut self, now: Duration, process: ProcessId) {
         let wards = self.recovery.wards.get(&process.job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get(&process.rank)) else { return };
-        let (host, life) = (protected.host.clone(), protected.incarnation);
+        let (host, incarnation) = (protected.host.clone(), protected.incarnation);
         if protected.left.is_some() {
             // The host had it. What the process has sent is told to the host's protector.
             if !self.is_next_of(&host) {
@@ -250,12 +250,12 @@ impl Node {
             }
             return;
         }
-        self.ask(now, process, life, host);
+        self.ask(now, process, incarnation, host);
     }
 
-    fn ask(&mut self, now: Duration, process: ProcessId, life: Incarnation, host: NodeId) {
-        let purpose = Purpose::Hosts { process, life, host: host.clone() };
-        self.gather_from(now, purpose, &Query::Hosts(process, life), vec![host], ANSWER);
+    fn ask(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation, host: NodeId) {
+        let purpose = Purpose::Hosts { process, incarnation, host: host.clone() };
+        self.gather_from(now, purpose, &Query::Hosts(process, incarnation), vec![host], ANSWER);
     }
 
     /// The answer of the host of a process without its protector: it has the process and this protector, or it does not have
@@ -264,14 +264,16 @@ impl Node {
         &mut self,
         now: Duration,
         process: ProcessId,
-        life: Incarnation,
+        incarnation: Incarnation,
         host: &NodeId,
         answer: Option<Option<NodeId>>,
     ) {
-        let Some(wards) = self.recovery.wards.get(&process.job).filter(|wards| wards.ward.epoch <= life.epoch) else { return };
+        let Some(wards) = self.recovery.wards.get(&process.job).filter(|wards| wards.ward.epoch <= incarnation.epoch) else {
+            return;
+        };
         let protected = wards.ranks.get(&process.rank);
         let waits = |p: &Protected| {
-            p.incarnation == life && p.host == *host && p.protector.as_ref().is_some_and(|lost| !self.is_member(lost))
+            p.incarnation == incarnation && p.host == *host && p.protector.as_ref().is_some_and(|lost| !self.is_member(lost))
         };
         let stands = protected.map(waits);
         if stands == Some(false) {
@@ -280,11 +282,11 @@ impl Node {
         let is_mine = |protector: &NodeId| protector == self.me() || !self.is_member(protector) && self.is_next_of(host);
         match answer {
             // The host will answer, or be declared dead.
-            None if self.is_member(host) => self.ask(now, process, life, host.clone()),
+            None if self.is_member(host) => self.ask(now, process, incarnation, host.clone()),
             None => {}
             Some(None) if stands == Some(true) => self.take_over(now, process),
             // This node has stood down since, and no other node could bring the process back.
-            Some(None) => self.give_up_copy(process, Protected::new(host.clone(), life)),
+            Some(None) => self.give_up_copy(process, Protected::new(host.clone(), incarnation)),
             // This node is the protector from now on.
             Some(Some(protector)) if is_mine(&protector) => {}
             // What becomes of the process is told to its host's protector. That need not be the next one in the ring, because a

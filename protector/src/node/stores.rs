@@ -45,6 +45,8 @@ pub enum StoreOrder {
     StableOf(NodeId, u64, ProcessId, Epoch, StreamId),
     /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].
     Sizes(NodeId, u64, Vec<JobId>),
+    /// Answer how much the processes of this job have received on which stream: [`Answer::Flows`].
+    Flows(NodeId, u64, JobId),
     /// Answer what is held of this process: [`Answer::Log`].
     List(NodeId, u64, ProcessId),
     /// Answer with bytes of that from a position on, at most this many: [`Answer::LogBytes`].
@@ -136,11 +138,11 @@ impl Node {
         let ranks: Vec<_> = ranks.into_iter().filter(|rank| !self.is_elsewhere(ProcessId { job, rank: *rank })).collect();
         let origin = |rank: &Rank| Some((*rank, self.origin_of(ProcessId { job, rank: *rank })?));
         let origins = ranks.iter().filter_map(origin).collect();
-        let life = |rank: &Rank| (*rank, self.life_here(ProcessId { job, rank: *rank }));
-        let lives = ranks.iter().map(life).collect();
+        let incarnation = |rank: &Rank| (*rank, self.incarnation_here(ProcessId { job, rank: *rank }));
+        let incarnations = ranks.iter().map(incarnation).collect();
         let protector = self.protector().id.clone();
         if !ranks.is_empty() {
-            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: lives, origins, ward }));
+            self.send(&protector, PeerMessage::ToStore(job, ToStore::Protect { ranks: incarnations, origins, ward }));
             // A rank that has ended is not to be brought back.
             ranks.into_iter().for_each(|rank| self.tell_end(&protector, ProcessId { job, rank }));
         }
@@ -217,6 +219,7 @@ impl Node {
             Query::Stable { stream, receiver, epoch } => StoreOrder::StableOf(from, number, receiver, epoch, stream),
             Query::ForgetProcess(process) => StoreOrder::ForgetProcess(from, number, process),
             Query::Sizes => StoreOrder::Sizes(from, number, self.stored.iter().copied().collect()),
+            Query::Flows(job) => StoreOrder::Flows(from, number, job),
             Query::Log(process) => StoreOrder::List(from, number, process),
             Query::ReadLog { process, part, position } => {
                 StoreOrder::Read(from, number, process, part, position, limits::LOG_CHUNK)

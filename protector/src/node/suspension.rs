@@ -77,7 +77,7 @@ impl Node {
     ) {
         let Suspension { job, ref ward, ref origins, ref output, .. } = *suspension;
         let (placement, ranks) = (&ward.placement, ward.spec.ranks);
-        let whole = [origins.len(), output.len(), resumption.lives.len()] == [ranks as usize; 3];
+        let whole = [origins.len(), output.len(), resumption.incarnations.len()] == [ranks as usize; 3];
         let good = ward.spec.validate().is_ok() && placement.is_valid(ranks) && placement.home() == self.me();
         let alive = placement.nodes.iter().chain(protectors).all(|node| self.is_member(node));
         let room = self.homes.len() - self.over.len() < limits::JOBS;
@@ -89,9 +89,9 @@ impl Node {
         let text = format!("{ranks} ranks of {} go on, on {}", ward.spec.command_line(), nodes.join(", "));
         self.record(now, EventName::JobStart, About::job(job), text);
         let mut orders: BTreeMap<NodeId, Vec<(Rank, Incarnation, IpAddr)>> = BTreeMap::new();
-        let lives = resumption.lives.iter().zip(origins);
-        for ((at, (life, origin)), rank) in placement.rank_nodes.iter().zip(lives).zip((0..).map(Rank)) {
-            orders.entry(protectors[*at as usize].clone()).or_default().push((rank, *life, *origin));
+        let incarnations = resumption.incarnations.iter().zip(origins);
+        for ((at, (incarnation, origin)), rank) in placement.rank_nodes.iter().zip(incarnations).zip((0..).map(Rank)) {
+            orders.entry(protectors[*at as usize].clone()).or_default().push((rank, *incarnation, *origin));
         }
         let by_rank = orders.iter().flat_map(|(node, ranks)| ranks.iter().map(|(rank, ..)| (*rank, node.clone()))).collect();
         self.homes.insert(job, Home::resume(now, self.seat(), suspension, by_rank, session));

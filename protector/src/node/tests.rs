@@ -178,6 +178,7 @@ impl Cluster {
             activity: |_| replayed().map(|_| replays::Activity { cpu: Duration::ZERO, stopped: false }),
             replay_limit: Some(REPLAY_LIMIT),
             refuse_fault: |fault, _| if matches!(fault, Fault::Cut { .. }) { Err("no cable".into()) } else { Ok(()) },
+            http: None,
             key: ClusterKey::from_bytes([1; 32]),
         };
         self.nodes.insert(name(index), Node::new(self.now, config));
@@ -265,7 +266,7 @@ impl Cluster {
                 }
                 if let FromNode::Refused(_) = &message {
                     let is_it = |(id, (node, rank)): &(&ProcessId, &(NodeName, Pretended))| {
-                        u64::from(id.rank.0) == observer.0 % LIFE && node == from && !rank.ended
+                        u64::from(id.rank.0) == observer.0 % INCARNATION && node == from && !rank.ended
                     };
                     if let Some(id) = self.ranks.iter().find(is_it).map(|(id, _)| *id) {
                         self.exit(id, ExitStatus::Code(radic_wire::job::exit_code::RADIC));
@@ -282,12 +283,12 @@ impl Cluster {
                     StoreOrder::StableOf(node, number, ..) => Some((node, *number, Answer::Stable(77))),
                     _ => None,
                 };
-                if let StoreOrder::Fence(process, life) = order {
+                if let StoreOrder::Fence(process, incarnation) = order {
                     let held = self.images.contains_key(&(from.clone(), process));
                     let restart =
                         Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 100, held: Vec::new() };
                     let result = if held { Ok(restart) } else { Err(NoRestart::NoImage) };
-                    self.post(from, Input::Fenced(process, life, result));
+                    self.post(from, Input::Fenced(process, incarnation, result));
                 }
                 answer.into_iter().for_each(|(node, number, a)| self.post(from, Input::StoreAnswer(node.clone(), number, a)));
                 self.orders.push((from.clone(), order));
@@ -367,42 +368,42 @@ impl Cluster {
 
     /// A process comes back from its image, as another one with the same number.
     fn restore(&mut self, node: &NodeName, order: &host::RestoreOrder) {
-        let (process, life) = (order.process, order.incarnation);
+        let (process, incarnation) = (order.process, order.incarnation);
         let holder = name((order.log.port() - 100).into());
         let Some(fences) = self.images.get(&(holder, process)).copied() else {
             return self.post(node, Input::Fetched(process, Err("no node has them any more".into())));
         };
         let pretended = Pretended { program: lost::Program::restored(fences), ..Pretended::default() };
         self.ranks.insert(process, (node.clone(), pretended));
-        self.restored.push((process, life, node.clone()));
-        let point = Point { incarnation: life, cut: 0, output: [0; 2], fences, pmi: (!self.early.contains(&process), false) };
+        self.restored.push((process, incarnation, node.clone()));
+        let point = Point { incarnation, cut: 0, output: [0; 2], fences, pmi: (!self.early.contains(&process), false) };
         let message = ToNode::Restored { version: radic_wire::PROTOCOL_VERSION, process, point };
         let pid = 1000 + process.rank.0;
         self.post(node, Input::Fetched(process, Ok(())));
         self.post(node, Input::Spawned(process, Ok(pid)));
-        self.post(node, Input::Observer(observer_of(process.rank.0, life), pid, message));
+        self.post(node, Input::Observer(observer_of(process.rank.0, incarnation), pid, message));
     }
 
     /// It was told what it needs.
-    fn catch_up(&mut self, node: &NodeName, observer: ObserverId, life: Incarnation) {
-        let rank = (observer.0 % LIFE) as u32;
+    fn catch_up(&mut self, node: &NodeName, observer: ObserverId, incarnation: Incarnation) {
+        let rank = (observer.0 % INCARNATION) as u32;
         let mut say = |message| self.post(node, Input::Observer(observer, 1000 + rank, message));
-        say(ToNode::Door(([10, 0, 0, 99], 9000 + life.restart as u16).into()));
+        say(ToNode::Door(([10, 0, 0, 99], 9000 + incarnation.restart as u16).into()));
         if !self.silent {
-            self.live(node, rank, life);
-            self.read_log(node, rank, life);
+            self.live(node, rank, incarnation);
+            self.read_log(node, rank, incarnation);
         }
     }
 
     /// It needs nothing more of its log.
-    fn read_log(&mut self, node: &NodeName, rank: u32, life: Incarnation) {
-        self.post(node, Input::Observer(observer_of(rank, life), 1000 + rank, ToNode::LogRead));
+    fn read_log(&mut self, node: &NodeName, rank: u32, incarnation: Incarnation) {
+        self.post(node, Input::Observer(observer_of(rank, incarnation), 1000 + rank, ToNode::LogRead));
     }
 
     /// It has caught up.
-    fn live(&mut self, node: &NodeName, rank: u32, life: Incarnation) {
+    fn live(&mut self, node: &NodeName, rank: u32, incarnation: Incarnation) {
         let live = ToNode::Live { events: 0, different: 0, input: Some(0) };
-        self.post(node, Input::Observer(observer_of(rank, life), 1000 + rank, live));
+        self.post(node, Input::Observer(observer_of(rank, incarnation), 1000 + rank, live));
     }
 
     fn exit(&mut self, id: ProcessId, status: ExitStatus) {
@@ -504,11 +505,11 @@ fn launch(home: usize, job: JobId) -> PeerMessage {
 }
 
 /// Numbers of the observers of one incarnation.
-const LIFE: u64 = 1000;
+const INCARNATION: u64 = 1000;
 
 /// The observer of a process in a later incarnation.
-fn observer_of(rank: u32, life: Incarnation) -> ObserverId {
-    ObserverId(u64::from(life.epoch.count << 8 | life.restart) * LIFE + u64::from(rank))
+fn observer_of(rank: u32, incarnation: Incarnation) -> ObserverId {
+    ObserverId(u64::from(incarnation.epoch.count << 8 | incarnation.restart) * INCARNATION + u64::from(rank))
 }
 
 /// A rank of [`protected`] jobs: its observer has the number of its rank, its process id is 1000 and its rank.

@@ -79,9 +79,9 @@ impl Node {
         let (membership, mut copies) = (&self.membership, Vec::new());
         let wards = Wards::of(&mut self.recovery.wards, job, &ward, now_ms);
         let forgotten = wards.forget_before(ward.epoch);
-        for (rank, life) in ranks {
+        for (rank, incarnation) in ranks {
             let told = self.recovery.restarted.get(&ProcessId { job, rank: *rank }).copied().unwrap_or_default();
-            let known = told.max(*life).max(Incarnation::launched_in(ward.epoch));
+            let known = told.max(*incarnation).max(Incarnation::launched_in(ward.epoch));
             let protected = wards.ranks.entry(*rank).or_insert_with(|| Protected::new(from.clone(), known));
             // If the protector is still a member, this is reviewed with the view that lacks it.
             let had_copy = protected.protector.as_ref().is_some_and(|before| membership.member(before).is_none());
@@ -129,7 +129,7 @@ impl Node {
 
     /// The job is over everywhere.
     pub(super) fn forget_wards(&mut self, job: JobId, outcome: Option<Outcome>) {
-        self.forget_lives(job);
+        self.forget_incarnations(job);
         let Recovery { wards, restarted, next_homes, endings, .. } = &mut self.recovery;
         let next = next_homes.forget(job);
         endings.remember(job, outcome);

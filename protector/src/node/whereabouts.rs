@@ -36,7 +36,7 @@ impl Node {
                 continue;
             }
             match placement::replace(new, &before, &lost.id, &protector, spec.restart_on) {
-                Some(placement) => self.place_anew(now, job, &lost.id, &before, &placement),
+                Some(placement) => self.place_again(now, job, &lost.id, &before, &placement),
                 None => self.jobs_lose_node(now, &lost.id, "and no node is left to go on"),
             }
         }
@@ -78,7 +78,7 @@ impl Node {
         Some((placement.clone(), spec.clone()))
     }
 
-    fn place_anew(&mut self, now: Duration, job: JobId, lost: &NodeId, before: &Placement, placement: &Placement) {
+    fn place_again(&mut self, now: Duration, job: JobId, lost: &NodeId, before: &Placement, placement: &Placement) {
         let was_home = before.home() == lost;
         if let Some(host) = self.hosts.get_mut(&job).filter(|host| host.involves(lost)) {
             host.handle_placement(placement.clone());

@@ -48,6 +48,8 @@ pub(super) struct Images {
     pub(super) restores: u32,
     /// The image that is under way.
     pub(super) incoming: Option<Image>,
+    /// The image that the process has under way, and that has not begun here.
+    pub(super) announced: Option<u64>,
     /// An image was asked for, and none came since.
     pub(super) wanted: bool,
 }

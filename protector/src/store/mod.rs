@@ -136,11 +136,13 @@ impl Store {
 
     /// A message of an observer. `speaker` is what the hello on that connection said, or says if this is the hello.
     pub fn handle_message(&mut self, speaker: Speaker, message: &ToProtector<'_>) -> Result<(), StoreError> {
-        if let ToProtector::Hello { process, incarnation, journal, payload } = *message {
+        if let ToProtector::Hello { process, incarnation, journal, payload, image } = *message {
             if (Speaker { process, incarnation }) != speaker {
                 return Err(StoreError::Stranger(process));
             }
-            return self.handle_hello(speaker, journal.start..journal.end, payload.start..payload.end);
+            self.handle_hello(speaker, journal.start..journal.end, payload.start..payload.end)?;
+            self.handle_under_way(process, image);
+            return Ok(());
         }
         self.check_voice(speaker)?;
         let process = speaker.process;
@@ -162,6 +164,7 @@ impl Store {
                     Image { number: image, parent, cut, payload, streams, ended, content, verified, length, replicated },
                 );
             }
+            ToProtector::ImageUnderWay { image } => self.handle_under_way(process, Some(image)),
             ToProtector::ImageChunk { image, offset, bytes } => self.handle_chunk(process, image, offset, bytes)?,
             ToProtector::ImageEnd { image, length } => self.handle_image_end(process, image, length),
             ToProtector::ImageAbandoned { image } => self.abandon(process, image),
@@ -212,11 +215,11 @@ impl Store {
         if !begins && (process.journal.end() > journal.end || process.payload.end > payload.end) {
             return Err(StoreError::Contradiction { process: id, what: "its hello knows less than it has written" });
         }
-        let mut anew = None;
+        let mut renewed = None;
         if begins || process.journal.end() < journal.start || process.payload.end < payload.start {
             // Or what lies between is lost: this log, and the images before it, can restart nothing.
             let new = Process { queued: process.queued, ..Process::new(incarnation, journal.start, payload.start) };
-            anew = Some(std::mem::replace(process, new));
+            renewed = Some(std::mem::replace(process, new));
         }
         process.role.told = (journal.end, payload.end);
         // Not up to what is held here: what a replica or the file lacks is not stable, and must not open a gate.
@@ -224,11 +227,11 @@ impl Store {
         let newest = process.images.committed.last().map(|image| image.number);
         let wanted = newest.is_none();
         process.images.wanted = wanted;
-        let replicated = anew.as_ref().is_some_and(|old| old.role.replica.is_some());
-        if let Some(old) = anew {
+        let replicated = renewed.as_ref().is_some_and(|old| old.role.replica.is_some());
+        if let Some(old) = renewed {
             self.delete_files(id, &old);
         }
-        self.send(speaker, &FromProtector::Welcome { journal, payload });
+        self.send(speaker, &FromProtector::Welcome { journal, payload, image: newest });
         match newest {
             // The message that it is committed may have been lost with the connection before.
             Some(image) => self.tell_committed(speaker, image),
@@ -385,6 +388,7 @@ impl Store {
     fn silence(&mut self, id: ProcessId, incarnation: Incarnation) {
         let Some(process) = self.processes.get_mut(&id).filter(|process| process.incarnation < incarnation) else { return };
         process.incarnation = incarnation;
+        process.images.announced = None;
         if let Some(number) = process.images.incoming.as_ref().map(|image| image.number) {
             self.abandon(id, number);
         }
@@ -458,7 +462,7 @@ impl Store {
         if let Some(replica) = &mut process.role.replica {
             replica.payload = 0;
             let journal = Span { start: log_end, end: log_end };
-            let hello = ToProtector::Hello { process: id, incarnation, journal, payload: Span::default() };
+            let hello = ToProtector::Hello { process: id, incarnation, journal, payload: Span::default(), image: None };
             self.outputs.push_back(Output::Forward(id, encoded(|out| hello.write(out))));
         }
         Ok(Restart { images, range, cut, log_end, held })

@@ -13,6 +13,7 @@ impl Store {
             self.abandon(id, old);
         }
         let Some(process) = self.processes.get_mut(&id) else { return };
+        process.images.announced = None;
         // An image that was begun before the log here, by another connection, needs what is not held here.
         let has_log = image.cut >= process.journal.start() && image.payload >= process.payload.start;
         if process.images.fits(&image) && process.images.incoming.is_none() && has_log {
@@ -21,6 +22,29 @@ impl Store {
         } else {
             let to = Speaker { process: id, incarnation: process.incarnation };
             self.send(to, &FromProtector::ImageRefused { image: image.number });
+        }
+    }
+
+    /// The process has this image under way. If it is not here, it is about to begin, or its connection broke.
+    pub(super) fn handle_under_way(&mut self, id: ProcessId, image: Option<u64>) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let images = &process.images;
+        let is_here =
+            |image: u64| images.incoming(image).is_some() || images.newest().is_some_and(|newest| newest.number >= image);
+        process.images.announced = image.filter(|image| !is_here(*image));
+    }
+
+    /// Whether this process has an image under way that has not begun here.
+    pub fn awaits_image(&self, id: ProcessId) -> bool {
+        self.processes.get(&id).is_some_and(|process| process.images.announced.is_some())
+    }
+
+    /// The image that this process has under way will not begin here: it has no connection.
+    pub fn refuse_announced(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        if let Some(image) = process.images.announced.take() {
+            let to = Speaker { process: id, incarnation: process.incarnation };
+            self.send(to, &FromProtector::ImageRefused { image });
         }
     }
 

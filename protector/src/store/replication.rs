@@ -46,7 +46,7 @@ impl Store {
         let journal = Span { start: process.journal_stable, end: process.journal.end().max(process.role.told.0) };
         let payload = Span { start: process.payload.stable, end: process.payload.end.max(process.role.told.1) };
         let mut messages = Vec::new();
-        let hello = ToProtector::Hello { process: id, incarnation: process.payload.counted, journal, payload };
+        let hello = ToProtector::Hello { process: id, incarnation: process.payload.counted, journal, payload, image: None };
         messages.push(encoded(|out| hello.write(out)));
         if let Some(image) = process.images.useless {
             messages.push(encoded(|out| ToProtector::ImageUseless { image }.write(out)));
@@ -105,7 +105,7 @@ impl Store {
         let Some(replica) = &mut process.role.replica else { return };
         match *message {
             // The replica may have had all of it before it was told, and says so only once.
-            FromProtector::Welcome { journal, payload } => {
+            FromProtector::Welcome { journal, payload, .. } => {
                 (replica.journal, replica.payload) = (replica.journal.max(journal), replica.payload.max(payload));
             }
             FromProtector::JournalStable { position } => replica.journal = replica.journal.max(position),

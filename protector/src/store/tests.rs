@@ -35,7 +35,7 @@ fn numbers(restart: &Restart) -> Vec<u64> {
 
 fn hello(by: Speaker, end: u64) -> ToProtector<'static> {
     let span = Span { start: 0, end };
-    ToProtector::Hello { process: by.process, incarnation: by.incarnation, journal: span, payload: span }
+    ToProtector::Hello { process: by.process, incarnation: by.incarnation, journal: span, payload: span, image: None }
 }
 
 fn begun(config: Config) -> Store {
@@ -107,9 +107,9 @@ fn two_images(config: Config) -> Store {
 
 /// The process is restarted as these incarnations, one after the other, none of which becomes live. Returns the image that each
 /// comes from.
-fn restarted_as(store: &mut Store, lives: std::ops::Range<u32>) -> Vec<(u64, u64)> {
-    let restart = |life| store.restart(speaker(0).process, Incarnation::restarted(life)).unwrap();
-    lives.map(restart).map(|restart| (restart.images.last().unwrap().0, restart.cut)).collect()
+fn restarted_as(store: &mut Store, incarnations: std::ops::Range<u32>) -> Vec<(u64, u64)> {
+    let restart = |restart| store.restart(speaker(0).process, Incarnation::restarted(restart)).unwrap();
+    incarnations.map(restart).map(|restart| (restart.images.last().unwrap().0, restart.cut)).collect()
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn payload_that_an_image_covers_may_come_after_it() {
     let mut store = Store::new(CONFIG);
     let (journal, payload) = (Span { start: 0, end: 0 }, Span { start: 5, end: 8 });
     let Speaker { process, incarnation } = speaker(0);
-    store.handle_message(speaker(0), &ToProtector::Hello { process, incarnation, journal, payload }).unwrap();
+    store.handle_message(speaker(0), &ToProtector::Hello { process, incarnation, journal, payload, image: None }).unwrap();
     // The image has a connection of its own. The process has closed the stream, whose last bytes are still on their way.
     image_after(&mut store, 0, 0, 8, &[(stream(0), u64::MAX)]);
     store.handle_verified(process, 0, true);

@@ -99,10 +99,12 @@ fn images_are_fetched_whole_and_at_the_speed_of_memory() {
     const PAGES: usize = 25_600;
     let (service, speaker, images) = lost_process(PAGES);
     let to = tempfile::tempdir().unwrap();
-    let sources = [Images::At(service.logs.address(), to.path().into()), Images::Here(service.dir.path().into())];
-    for (source, way) in sources.iter().zip(["fetched", "opened"]) {
+    let from =
+        |source, dir: &tempfile::TempDir, image| obtain(source, &nodes_key(), speaker, image, dir.path(), &WANTED).unwrap();
+    let sources = [(Source::At(service.logs.address()), &to), (Source::Here, &service.dir)];
+    for ((source, dir), way) in sources.into_iter().zip(["fetched", "opened"]) {
         let began = Instant::now();
-        let files: Vec<_> = images.iter().map(|image| source.open(&nodes_key(), speaker, *image, &WANTED).unwrap()).collect();
+        let files: Vec<_> = images.iter().map(|image| from(source, dir, *image)).collect();
         let took = began.elapsed();
         let bytes: u64 = images.iter().map(|(_, bytes)| bytes).sum();
         println!("{bytes} bytes {way} and verified in {took:?}: {} MB/s", bytes as u128 / took.as_micros().max(1));
@@ -117,7 +119,7 @@ fn images_are_fetched_whole_and_at_the_speed_of_memory() {
     let began = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| drop(sources[0].open(&nodes_key(), speaker, images[0], &WANTED).unwrap()));
+            scope.spawn(|| drop(from(sources[0].0, &to, images[0])));
         }
     });
     println!("8 times at once: {:?}", began.elapsed());
@@ -148,7 +150,7 @@ fn an_image_that_is_replaced_while_it_is_fetched_arrives_all_the_same() {
         came.extend_from_slice(body);
     }
     assert!(came == image(1, 0, 20_000) && opener.has_ended());
-    let late = fetch(service.logs.address(), &nodes_key(), speaker, images[0], service.dir.path(), &WANTED);
+    let late = obtain(Source::At(service.logs.address()), &nodes_key(), speaker, images[0], service.dir.path(), &WANTED);
     assert!(matches!(late, Err(FetchError::NotHeld(..))));
 }
 
@@ -181,7 +183,7 @@ fn way(service: SocketAddr, at: u64, flip: bool, cut: bool) -> SocketAddr {
 fn an_image_that_does_not_arrive_as_it_was_is_refused() {
     let (service, speaker, images) = lost_process(2_000);
     let to = tempfile::tempdir().unwrap();
-    let by = |address| fetch(address, &nodes_key(), speaker, images[0], to.path(), &WANTED).map(drop);
+    let by = |address| obtain(Source::At(address), &nodes_key(), speaker, images[0], to.path(), &WANTED).map(drop);
     let login = (NONCE + WELCOME) as u64;
     let before = login + (OVERHEAD + OFFER) as u64;
     let records = images[0].1.div_ceil(RECORD as u64);
@@ -199,7 +201,8 @@ fn an_image_that_does_not_arrive_as_it_was_is_refused() {
     // Nothing comes any more, and then it is not wanted any more.
     let (address, given_up) = (way(service.logs.address(), before + length / 2, false, false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let fetching = scope.spawn(|| fetch(address, &nodes_key(), speaker, images[0], to.path(), &given_up).map(drop));
+        let fetching =
+            scope.spawn(|| obtain(Source::At(address), &nodes_key(), speaker, images[0], to.path(), &given_up).map(drop));
         given_up.store(true, Ordering::Relaxed);
         assert!(matches!(fetching.join().unwrap(), Err(FetchError::GivenUp)));
     });
@@ -208,11 +211,11 @@ fn an_image_that_does_not_arrive_as_it_was_is_refused() {
     let mut changed = fs::read(&path).unwrap();
     changed[5000] ^= 1;
     fs::write(&path, changed).unwrap();
-    let here = Images::Here(service.dir.path().into());
-    assert!(matches!(here.open(&nodes_key(), speaker, images[3], &WANTED), Err(FetchError::Bad(3, BadImage::Code))));
+    let here = |image| obtain(Source::Here, &nodes_key(), speaker, image, service.dir.path(), &WANTED).unwrap_err();
+    assert_eq!(here(images[3]), FetchError::Bad(3, WRONG_CODE.to_owned()));
     fs::remove_file(service.logs.image_path(speaker.process, 1).with_extension("1.mac")).unwrap();
-    assert!(matches!(here.open(&nodes_key(), speaker, images[1], &WANTED), Err(FetchError::Bad(1, BadImage::Code))));
-    let gone = fetch(service.logs.address(), &nodes_key(), speaker, images[1], to.path(), &WANTED);
+    assert_eq!(here(images[1]), FetchError::Bad(1, WRONG_CODE.to_owned()));
+    let gone = obtain(Source::At(service.logs.address()), &nodes_key(), speaker, images[1], to.path(), &WANTED);
     assert!(matches!(gone, Err(FetchError::NotHeld(..))), "an image without a code is not even sent");
 }
 

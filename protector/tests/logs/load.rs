@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn who_asks_without_end_and_takes_no_answer_waits() {
+fn a_caller_that_asks_without_end_and_takes_no_answer_waits() {
     let service = Service::start(|_| ());
     let mut observer = service.observer(0);
     let journal = bytes(0, 200_000);

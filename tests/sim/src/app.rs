@@ -9,6 +9,8 @@ use radic_wire::ids::ProcessId;
 pub const LISTENER: u32 = 1;
 /// Of so many calls on a connection one ends its stream.
 const EARLY: u64 = 32;
+/// Of so many calls one reads standard input.
+const INPUT: u64 = 16;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Socket {
@@ -31,18 +33,53 @@ pub struct App {
     /// Whether its sends may wait. Only one process's may: two that both wait for the other to read would wait for ever.
     pub patient: bool,
     pub sockets: Vec<Socket>,
+    /// Connections that were made and accepted; another thread may have them.
+    opened: usize,
+    /// Whether another thread is to take every second connection.
+    pub forks: bool,
+    /// Whether it reads standard input, up to its end.
+    pub reads_input: bool,
+    /// Bytes of standard input that it has read.
+    pub input: u64,
     state: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    Connect { fd: u32, peer: ProcessId },
-    Accept { fd: u32, blocking: bool },
-    Poll { blocking: bool },
-    Receive { socket: usize, max: usize, blocking: bool },
-    Send { socket: usize, bytes: Vec<u8>, blocking: bool },
-    Finish { socket: usize },
-    Close { socket: usize },
+    /// Begins a thread, which takes every second connection.
+    Fork,
+    /// Reads standard input.
+    Input {
+        max: usize,
+        blocking: bool,
+    },
+    Connect {
+        fd: u32,
+        peer: ProcessId,
+    },
+    Accept {
+        fd: u32,
+        blocking: bool,
+    },
+    Poll {
+        blocking: bool,
+    },
+    Receive {
+        socket: usize,
+        max: usize,
+        blocking: bool,
+    },
+    Send {
+        socket: usize,
+        bytes: Vec<u8>,
+        blocking: bool,
+    },
+    Finish {
+        socket: usize,
+    },
+    Close {
+        socket: usize,
+    },
     Done,
 }
 
@@ -55,7 +92,18 @@ pub fn mix(state: u64, value: u64) -> u64 {
 
 impl App {
     pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
-        App { connects, accepts, quota, patient, sockets: Vec::new(), state: mix(seed, 0) }
+        let (sockets, opened, forks, reads_input, input) = Default::default();
+        App { connects, accepts, quota, patient, sockets, opened, forks, reads_input, input, state: mix(seed, 0) }
+    }
+
+    /// The thread that takes every second connection.
+    pub fn fork(&mut self) -> App {
+        self.forks = false;
+        let sockets = std::mem::take(&mut self.sockets);
+        let (mine, others): (Vec<_>, Vec<_>) = sockets.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+        let of = |sockets: Vec<(usize, Socket)>| sockets.into_iter().map(|(_, socket)| socket).collect();
+        self.sockets = of(mine);
+        App { sockets: of(others), reads_input: false, state: mix(self.state, 11), ..self.clone() }
     }
 
     /// All that has happened to it, in one number.
@@ -68,18 +116,23 @@ impl App {
     }
 
     fn next_fd(&self) -> u32 {
-        2 + self.sockets.len() as u32
+        2 + self.opened as u32
     }
 
     /// What it does next.
     pub fn op(&self) -> Op {
         let dice = mix(self.state, 1);
-        let opened = self.sockets.len();
-        if opened < self.connects.len() {
-            return Op::Connect { fd: self.next_fd(), peer: self.connects[opened] };
+        if self.opened < self.connects.len() {
+            return Op::Connect { fd: self.next_fd(), peer: self.connects[self.opened] };
         }
-        if opened < self.connects.len() + self.accepts {
+        if self.opened < self.connects.len() + self.accepts {
             return Op::Accept { fd: self.next_fd(), blocking: dice.is_multiple_of(2) };
+        }
+        if self.forks && self.sockets.len() > 1 {
+            return Op::Fork;
+        }
+        if self.reads_input && (dice >> 48).is_multiple_of(INPUT) {
+            return Op::Input { max: 1 + (dice >> 52) as usize % 12, blocking: false };
         }
         let socket = (dice >> 8) as usize % self.sockets.len();
         let this = &self.sockets[socket];
@@ -118,7 +171,10 @@ impl App {
         if let Some(socket) = self.sockets.iter().position(|socket| !socket.finished) {
             return Op::Finish { socket };
         }
-        self.sockets.iter().position(|socket| !socket.closed).map_or(Op::Done, |socket| Op::Close { socket })
+        if let Some(socket) = self.sockets.iter().position(|socket| !socket.closed) {
+            return Op::Close { socket };
+        }
+        if self.reads_input { Op::Input { max: 9, blocking: true } } else { Op::Done }
     }
 
     fn owes(&self, socket: &Socket) -> bool {
@@ -127,6 +183,7 @@ impl App {
 
     fn open(&mut self, fd: u32) {
         let (finished, ended, closed) = (false, false, false);
+        self.opened += 1;
         self.sockets.push(Socket { fd, sent: 0, received: 0, finished, ended, closed });
     }
 
@@ -169,6 +226,14 @@ impl App {
     pub fn handle_ready(&mut self, ready: &[ReadyFd]) {
         ready.iter().for_each(|ready| self.fold(u64::from(ready.fd) << 32 | u64::from(ready.events)));
         self.fold(7);
+    }
+
+    /// Standard input; none: its end.
+    pub fn handle_input(&mut self, bytes: &[u8]) {
+        self.input += bytes.len() as u64;
+        self.reads_input = !bytes.is_empty();
+        bytes.iter().for_each(|byte| self.fold(u64::from(*byte)));
+        self.fold(9);
     }
 
     /// `EAGAIN`, or a `poll` that returned 0: this program's logic counts them.

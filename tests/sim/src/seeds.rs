@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::counts::{Breaks, Counts};
 use crate::cluster::plan::Plan;
-use crate::cluster::world::{Breaks, Counts, World};
+use crate::cluster::world::World;
 
 /// Seeds that one process runs.
 const CHUNK: u64 = 50;
@@ -301,7 +302,7 @@ fn show(summary: &Summary, json: bool) {
         counts.faults,
         counts.restarts,
         counts.went_back,
-        counts.anew,
+        counts.job_restarts,
         counts.failed,
         counts.limits,
         counts.commits,

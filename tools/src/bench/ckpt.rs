@@ -219,7 +219,7 @@ impl Bench {
         let folder = Folder::new(args.dir.clone().unwrap_or_else(std::env::temp_dir))?;
         let library = library()?;
         // An interrupt ends the program, which is in the foreground with us; we remove what we have made, and end then.
-        let signals = Signals::block().context("cannot wait for signals")?;
+        let signals = Signals::block(None).context("cannot wait for signals")?;
         Ok(Self { mib: args.mib, rounds: args.rounds, passes: args.passes, round: 0, folder, library, signals })
     }
 

@@ -80,7 +80,7 @@ impl Runs {
         let plan = mpi::plan(mpi::Choice::Auto, program, &environment)?;
         let mpiexec = mpiexec.map_or_else(|| find_mpiexec(library, &plan), |path| Ok(path.to_owned()))?;
         // An interrupt ends the runs, which are in the foreground with us; we end what we have started, and then ourselves.
-        let signals = Signals::block().context("cannot wait for signals")?;
+        let signals = Signals::block(None).context("cannot wait for signals")?;
         Ok(Runs { library, mpiexec, plan, library_path, signals, limit: LIMIT })
     }
 
@@ -244,7 +244,10 @@ impl Temporary {
         let dir = std::env::temp_dir().join(format!("radic-bench-{}", std::process::id()));
         fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let temporary = Temporary { cluster: Cluster::new(Some(dir))? };
-        cluster::start(&temporary.cluster, &StartOptions { nodes, spares, witness: false, slots: None, heartbeat_ms: None })?;
+        cluster::start(
+            &temporary.cluster,
+            &StartOptions { nodes, spares, witness: false, slots: None, heartbeat_ms: None, grace: None },
+        )?;
         Ok(temporary)
     }
 }

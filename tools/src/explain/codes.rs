@@ -46,8 +46,8 @@ pub(crate) const CODES: &[CodeText] = &[
     ),
     text(
         SUSPENDED,
-        "The job was suspended by `radic suspend`.",
-        "`radic resume DIR` goes on with it, on whatever nodes there are.",
+        "The job was suspended, by `radic suspend` or by the signal of `radic run --suspend-on`.",
+        "`radic resume DIR` goes on with it, on whatever nodes there are; so does `radic run --resume-from DIR` with the same program.",
     ),
     text(
         RADIC,

@@ -158,6 +158,12 @@ pub(super) const EVENTS: &[EventText] = &[
         "It is tried again: after two deaths from the checkpoint before, after four the job begins anew. The text names the signal, the address and \
          the report with all registers, in deaths/ of that node's store. The same address each time is likely to be a bug: of the program, or of RADIC.",
     ),
+    text(
+        EventName::Interval,
+        "A node has chosen the time between two checkpoints of a job that was started with --ckpt-interval auto, the default.",
+        "It follows from what a checkpoint costs and from --mtbf, by Young's and Daly's formula, and is told for the job's first rank on each node, again when it \
+         changes by more than a quarter. If nodes fail more often or more seldom than --mtbf says (24 h), give the right time; a number for --ckpt-interval is taken as it is.",
+    ),
 ];
 
 /// The text of an event.

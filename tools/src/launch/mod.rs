@@ -99,6 +99,17 @@ impl Launched {
         ensure!(started.iter().any(|node| node.role == Role::Node), "no node was started that could run programs");
         Ok(Launched { started, failed })
     }
+
+    fn has(&self, host: &Planned) -> bool {
+        self.started.iter().any(|node| node.name == host.host.name.as_str())
+    }
+
+    /// A node that was started does not stay.
+    fn lose(&mut self, host: &Planned, why: String) {
+        tell(host, &Err(why.clone()));
+        self.started.retain(|node| node.name != host.host.name.as_str());
+        self.failed.push(Failed { host: host.host.name.to_string(), why });
+    }
 }
 
 /// A host on which no node runs.
@@ -139,6 +150,7 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
         key,
         port: args.port.unwrap_or(0),
         heartbeat_ms: options.heartbeat_ms,
+        grace: options.grace,
         nodes: planned.iter().map(Planned::assignment).collect(),
         watch: None,
     })

@@ -26,6 +26,7 @@ pub(crate) struct Order {
     /// The port to listen on; 0: any.
     pub(crate) port: u16,
     pub(crate) heartbeat_ms: Option<u64>,
+    pub(crate) grace: Option<u64>,
     /// What each node is to be; an agent looks for its own.
     pub(crate) nodes: Vec<Assignment>,
     /// What nodes that stay with their agents are to look for.

@@ -16,7 +16,7 @@ use radic_wire::ids::NodeName;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::client::Cluster;
 use crate::cluster::{self, StartOptions};
@@ -27,7 +27,7 @@ use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, Watch, What};
 use super::record::Record;
 use super::ssh::block_on;
-use super::{LaunchArgs, Launched, READY, assign_roles, order, prefix, tell};
+use super::{LaunchArgs, Launched, Planned, READY, assign_roles, order, prefix, tell};
 
 /// Time for a step to begin on all its nodes.
 const BEGIN: Duration = Duration::from_secs(60);
@@ -143,11 +143,57 @@ fn stays(job: &str) -> bool {
 }
 
 fn script_says_no_kill(script: &str) -> bool {
+    directives(script).any(|word| word == "--no-kill" || word == "-k")
+}
+
+/// The words of a script that are for sbatch.
+fn directives(script: &str) -> impl Iterator<Item = &str> {
     // Behind the first command sbatch takes them for comments.
     let head = script.lines().take_while(|line| line.starts_with('#') || line.trim().is_empty());
     let directives = head.filter_map(|line| line.strip_prefix("#SBATCH"));
-    let mut words = directives.flat_map(|line| line.split('#').next().unwrap_or_default().split_whitespace());
-    words.any(|word| word == "--no-kill" || word == "-k")
+    directives.flat_map(|line| line.split('#').next().unwrap_or_default().split_whitespace())
+}
+
+/// The signal that Slurm sends some time before it ends a batch job.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum BatchSignal {
+    /// To the script: its name or number.
+    ToScript(String),
+    /// To all steps: what was given.
+    ToSteps(String),
+    /// None was asked for, or it is not known: scontrol and squeue of Slurm 22.05 do not tell.
+    Unknown,
+}
+
+/// That of the job around this process: what the script and the variable for sbatch say is all there is. The variable wins over the script.
+pub(crate) fn batch_signal() -> BatchSignal {
+    let Some(job) = variable("SLURM_JOB_ID") else { return BatchSignal::Unknown };
+    let script = || output("scontrol", &["write", "batch_script", &job, "-"]).ok();
+    let given = variable("SBATCH_SIGNAL").or_else(|| script_signal(&script()?));
+    given.map_or(BatchSignal::Unknown, |given| read_signal(&given))
+}
+
+/// The last one counts.
+fn script_signal(script: &str) -> Option<String> {
+    let mut words = directives(script);
+    let mut last = None;
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--signal") {
+            Some("") => last = words.next().map(str::to_owned),
+            Some(rest) => last = rest.strip_prefix('=').map(str::to_owned).or(last),
+            None => {}
+        }
+    }
+    last
+}
+
+/// `[R|B:]SIGNAL[@SECONDS]`.
+fn read_signal(given: &str) -> BatchSignal {
+    let signal = given.split('@').next().unwrap_or_default();
+    match signal.split_once(':') {
+        Some((to, name)) if to.contains(['B', 'b']) => BatchSignal::ToScript(name.to_owned()),
+        _ => BatchSignal::ToSteps(given.to_owned()),
+    }
 }
 
 /// The slots of each node, if tasks were asked for: one for each.
@@ -215,7 +261,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
                 Record::of_slurm(shell, prefix.clone(), &planned, &launched).write(cluster).map(|()| launched)
             });
             match recorded {
-                Ok(launched) => step.keep().await.map(|()| launched),
+                Ok(launched) => step.keep(&planned, launched).await,
                 Err(error) => {
                     step.end().await;
                     Err(error)
@@ -334,21 +380,26 @@ impl Step {
         Launched::of(plan.finished())
     }
 
-    /// Lets the nodes stay when this process has ended. The first answer shows that the word has arrived at srun, which passes it to all.
-    async fn keep(mut self) -> Result<()> {
+    /// Lets the nodes stay when this process and srun have ended. Each node has said that it does: srun passes the word to one after the other, and a node that loses
+    /// srun before it has the word ends.
+    async fn keep(mut self, planned: &[Planned], mut launched: Launched) -> Result<Launched> {
         self.say(&protocol::line(&Go::Keep)?).await;
-        let kept = async {
-            while let Some(said) = self.stdout.hear().await? {
-                if said.what == What::Kept {
-                    return Ok(());
+        let mut waiting: Vec<&Planned> = planned.iter().filter(|host| launched.has(host)).collect();
+        let deadline = Instant::now() + END;
+        while !waiting.is_empty() {
+            let why = match timeout_at(deadline, self.stdout.hear()).await {
+                Ok(Ok(Some(said))) => {
+                    waiting.retain(|host| said.what != What::Kept || host.host.name != said.name);
+                    continue;
                 }
-            }
-            bail!("srun has ended")
-        };
-        match timeout(END, kept).await {
-            Ok(result) => result,
-            Err(_) => bail!("no node answers any more"),
+                Ok(Ok(None)) => "srun has ended".to_owned(),
+                Ok(Err(error)) => format!("{error:#}"),
+                Err(_) => "it does not answer any more".to_owned(),
+            };
+            waiting.drain(..).for_each(|host| launched.lose(host, why.clone()));
         }
+        ensure!(!launched.started.is_empty(), "no node answers any more");
+        Ok(launched)
     }
 
     /// Ends the step: agents end their nodes when their launcher goes.
@@ -403,6 +454,8 @@ fn complaint(cluster: &Cluster) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use radic_wire::membership::Role;
+
     use super::*;
 
     #[test]
@@ -415,6 +468,17 @@ mod tests {
     }
 
     #[test]
+    fn the_signal_of_a_batch_job_is_read() {
+        let of = |script: &str| script_signal(script).map(|given| read_signal(&given));
+        let to_script = |name: &str| Some(BatchSignal::ToScript(name.to_owned()));
+        assert_eq!(of("#!/bin/sh\n#SBATCH --signal=B:USR1@300\n"), to_script("USR1"));
+        assert_eq!(of("#!/bin/sh\n#SBATCH -N5 --signal B:10\n"), to_script("10"));
+        assert_eq!(of("#SBATCH --signal=USR2\n#SBATCH --signal=RB:SIGTERM@60\n"), to_script("SIGTERM"));
+        assert_eq!(of("#SBATCH --signal=USR1@60\n"), Some(BatchSignal::ToSteps("USR1@60".to_owned())));
+        assert_eq!(of("#!/bin/sh\ntrue\n#SBATCH --signal=B:USR1\n"), None);
+    }
+
+    #[test]
     fn a_script_is_searched_for_what_keeps_the_allocation() {
         assert!(script_says_no_kill("#!/bin/sh\n#SBATCH -N 5 --no-kill\n"));
         assert!(script_says_no_kill("#!/bin/sh\n#SBATCH -k\n"));
@@ -423,5 +487,22 @@ mod tests {
         {
             assert!(!script_says_no_kill(other), "{other}");
         }
+    }
+    /// A node that srun has not reached with the word ends with srun: it is none of those that were started.
+    #[test]
+    fn a_node_that_has_not_said_that_it_stays_has_failed() {
+        let planned = ["v1", "v2"].map(|name| {
+            let host = Host { target: name.to_owned(), name: name.parse().unwrap(), slots: None };
+            Planned { host, role: Role::Node, slots: None, address: None }
+        });
+        let ready = || Ok(super::super::plan::Ready { address: "127.0.0.1:1".parse().unwrap(), pid: 1 });
+        let launched = Launched::of(planned.iter().map(|host| (host.clone(), ready()))).unwrap();
+        let kept = protocol::line(&Said { name: "v1".parse().unwrap(), what: What::Kept }).unwrap();
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", &format!("read order; read keep; echo '{}'", kept.trim_end())]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let launched = block_on(async { Step::begin(command, "order\n").await?.keep(&planned, launched).await }).unwrap();
+        assert_eq!(launched.started.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["v1"]);
+        assert_eq!(launched.failed.iter().map(|failed| &*failed.host).collect::<Vec<_>>(), ["v2"]);
     }
 }

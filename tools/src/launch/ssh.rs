@@ -21,7 +21,7 @@ use crate::cluster::quoted;
 
 use super::plan::{Action, Plan, Planned};
 use super::protocol::{self, Go, LINE, Order, Said, What};
-use super::{Failed, LaunchArgs, Launched, READY, tell};
+use super::{LaunchArgs, Launched, READY, tell};
 
 /// Time for a remote shell to end when it is not needed any more, before it is killed.
 const END: Duration = Duration::from_secs(2);
@@ -215,9 +215,7 @@ impl Sessions {
         }
         for (at, why) in self.lost(places.iter().map(|(at, _)| *at).collect()).await {
             if let Some((_, host)) = places.iter().find(|(other, _)| *other == at) {
-                tell(host, &Err(why.clone()));
-                launched.started.retain(|node| node.name != host.host.name.as_str());
-                launched.failed.push(Failed { host: host.host.name.to_string(), why });
+                launched.lose(host, why);
             }
         }
         Ok(launched)

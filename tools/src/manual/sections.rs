@@ -71,6 +71,15 @@ pub(super) fn environment(command: &Command, name: &str) -> Vec<Entry> {
             add("PATH", "Where a program that is given without a slash is looked for.");
             add("RADIC_JOB, RADIC_RANK, RADIC_SIZE", "Set for each rank: its job, its number, and how many there are.");
             add("RADIC_NODE", "Set for each rank: the node that has launched it.");
+            add(
+                "RADIC_KEY",
+                "With --suspend-to and --resume-from: the cluster's key file, if it is not the file key in the cluster's directory.",
+            );
+            add("SLURM_JOB_ID, SBATCH_SIGNAL", "Without --suspend-on: where the signal of --suspend-to is looked for.");
+        }
+        "radic-top" => {
+            add("NO_COLOR", "If it is not empty: no colours.");
+            add("COLUMNS, LINES", "The size of the screen that --once prints.");
         }
         "radic-ckpt-restart" => add("TMPDIR", "Where an increment or a packed image is unpacked; without it, beside the image."),
         _ => {}

@@ -1,6 +1,6 @@
 //! What a protector says to an observer.
 
-use super::{CutStreams, read_chunk, read_incarnation, read_stream, write_incarnation, write_stream};
+use super::{CutStreams, read_chunk, read_incarnation, read_option, read_stream, write_incarnation, write_option, write_stream};
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::determinant::{ConnectionId, StreamId};
 use crate::ids::Incarnation;
@@ -15,6 +15,8 @@ pub enum FromProtector<'a> {
         journal: u64,
         /// The payload log is stable up to this position.
         payload: u64,
+        /// The newest image that is committed.
+        image: Option<u64>,
     },
     /// The sender is an older incarnation, which may not speak for this process any more (G4). It must end.
     Fenced {
@@ -90,10 +92,11 @@ impl<'a> FromProtector<'a> {
     /// Writes the message.
     pub fn write(&self, out: &mut Writer<'_>) {
         match *self {
-            FromProtector::Welcome { journal, payload } => {
+            FromProtector::Welcome { journal, payload, image } => {
                 out.u8(0);
                 out.varint(journal);
                 out.varint(payload);
+                write_option(out, image);
             }
             FromProtector::Fenced { newest } => {
                 out.u8(1);
@@ -151,7 +154,7 @@ impl<'a> FromProtector<'a> {
     pub fn read(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let from = &mut Reader::new(bytes);
         let message = match from.u8()? {
-            0 => FromProtector::Welcome { journal: from.varint()?, payload: from.varint()? },
+            0 => FromProtector::Welcome { journal: from.varint()?, payload: from.varint()?, image: read_option(from)? },
             1 => FromProtector::Fenced { newest: read_incarnation(from)? },
             2 => FromProtector::JournalStable { position: from.varint()? },
             3 => FromProtector::PayloadStable { position: from.varint()? },

@@ -46,7 +46,9 @@ proptest! {
         let (incarnation, bytes, pair) = (Incarnation { epoch, restart: c }, bytes.as_slice(), [(stream, a), (stream, b)]);
         let streams = CutStreams::new(&pair).unwrap();
         for message in [
-            ToProtector::Hello { process, incarnation, journal: span, payload: span },
+            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: None },
+            ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(number) },
+            ToProtector::ImageUnderWay { image: a },
             ToProtector::Journal { position: a, bytes },
             ToProtector::Payload { position: a, stream, offset: b, bytes },
             ToProtector::PayloadEnd { position: a, stream, offset: b },
@@ -67,7 +69,8 @@ proptest! {
             prop_assert_eq!(ToProtector::read(&code), Ok(message));
         }
         for message in [
-            FromProtector::Welcome { journal: a, payload: b },
+            FromProtector::Welcome { journal: a, payload: b, image: None },
+            FromProtector::Welcome { journal: a, payload: b, image: Some(number) },
             FromProtector::Fenced { newest: incarnation },
             FromProtector::JournalStable { position: a },
             FromProtector::PayloadStable { position: a },

@@ -21,6 +21,8 @@ pub enum ToProtector<'a> {
         journal: Span,
         /// What it still has of its payload log.
         payload: Span,
+        /// The image that is under way on a connection of its own.
+        image: Option<u64>,
     },
     /// The journal goes on: whole determinants, of one outcome or several, never a part of one.
     Journal {
@@ -63,6 +65,11 @@ pub enum ToProtector<'a> {
         streams: CutStreams<'a>,
         /// Those of them of which the image covers the end, and the offset after the last byte.
         ended: CutStreams<'a>,
+    },
+    /// This image is under way: its connection was admitted. If that breaks before the image has begun on it, its number is known here.
+    ImageUnderWay {
+        /// Which.
+        image: u64,
     },
     /// A piece of the image.
     ImageChunk {
@@ -125,12 +132,13 @@ impl<'a> ToProtector<'a> {
     /// Writes the message.
     pub fn write(&self, out: &mut Writer<'_>) {
         match *self {
-            ToProtector::Hello { process, incarnation, journal, payload } => {
+            ToProtector::Hello { process, incarnation, journal, payload, image } => {
                 out.u8(0);
                 write_process(out, &process);
                 write_incarnation(out, incarnation);
                 write_span(out, &journal);
                 write_span(out, &payload);
+                write_option(out, image);
             }
             ToProtector::Journal { position, bytes } => {
                 out.u8(1);
@@ -174,6 +182,10 @@ impl<'a> ToProtector<'a> {
                 out.u8(7);
                 out.varint(image);
             }
+            ToProtector::ImageUnderWay { image } => {
+                out.u8(15);
+                out.varint(image);
+            }
             ToProtector::ImageUseless { image } => {
                 out.u8(14);
                 out.varint(image);
@@ -210,6 +222,7 @@ impl<'a> ToProtector<'a> {
                 incarnation: read_incarnation(from)?,
                 journal: read_span(from)?,
                 payload: read_span(from)?,
+                image: read_option(from)?,
             },
             1 => ToProtector::Journal { position: from.varint()?, bytes: read_chunk(from)? },
             2 => ToProtector::Payload {
@@ -235,6 +248,7 @@ impl<'a> ToProtector<'a> {
             12 => ToProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
             13 => ToProtector::Closing,
             14 => ToProtector::ImageUseless { image: from.varint()? },
+            15 => ToProtector::ImageUnderWay { image: from.varint()? },
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;

@@ -12,18 +12,22 @@ impl Home {
     pub fn handle_protector_lost(&mut self, node: &NodeId) {
         let Some(rank) = self.protectors.iter().find(|(_, protector)| *protector == node).map(|(rank, _)| *rank) else { return };
         let why = "it was to bring back ranks of a job that was suspended; it can be resumed again".to_owned();
-        self.lose_with(rank, node.name.clone(), why);
+        self.ranks[rank.0 as usize] = RankState::Ended;
+        let reason = EndReason::NodeLost { node: node.name.clone(), ranks: vec![rank], why };
+        self.end(Outcome { code: exit_code::NODE_LOST, reason });
     }
 
+    /// A rank cannot be brought back at this node.
     pub(super) fn lose(&mut self, rank: Rank, from: &NodeId, why: String) {
         if !self.is_restarting() {
             self.lose_with(rank, from.name.clone(), why);
         }
     }
 
+    /// The job ends with a rank that cannot go on.
     pub(super) fn lose_with(&mut self, rank: Rank, node: NodeName, why: String) {
         self.ranks[rank.0 as usize] = RankState::Ended;
-        let reason = EndReason::NodeLost { node, ranks: vec![rank], why };
+        let reason = EndReason::RankLost { rank, node, why };
         self.end(Outcome { code: exit_code::NODE_LOST, reason });
     }
 
@@ -50,7 +54,7 @@ impl Home {
         }
         self.fences.lose(node);
         self.lose_terminal(node);
-        self.launch_anew();
+        self.launch_next_epoch();
         for (from, epoch, said) in std::mem::take(&mut self.early) {
             self.handle_host(now, &from, epoch, said);
         }

@@ -122,6 +122,6 @@ impl Home {
             self.phase = Phase::Ending;
         }
         self.outcome = Some(Outcome { code: exit_code::SUSPENDED, reason: EndReason::Suspended });
-        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, anew: false });
+        self.tell_hosts(&ToHost::End { epoch: self.epoch, kill: true, restarts: false });
     }
 }

@@ -2,7 +2,7 @@
 
 use radic_wire::ids::{NodeId, NodeName, Rank};
 use radic_wire::job::{EndReason, Outcome, OutputStream, exit_code};
-use radic_wire::peer::{SessionId, StdinWanted, ToHost, ToSession};
+use radic_wire::peer::{SessionId, StdinWanted, ToHost, ToSession, Unprotected};
 use serde_bytes::ByteBuf;
 
 use super::super::stdin::Next;
@@ -64,6 +64,15 @@ impl Home {
         }
     }
 
+    /// The terminal is told of the first of each kind, if there is one; the events have all.
+    pub(super) fn handle_unprotected(&mut self, kind: Unprotected, text: String) {
+        if let Some(terminal) = self.relay.terminal.clone()
+            && self.unprotected_told.insert(kind)
+        {
+            self.tell_session(terminal, ToSession::Notice(text));
+        }
+    }
+
     pub(super) fn attach(&mut self, session: SessionId) {
         if let Some(old) = self.relay.terminal.take().filter(|old| *old != session) {
             self.tell_session(old, ToSession::TakenOver);
@@ -115,7 +124,7 @@ impl Home {
                 let why = format!("{bytes} bytes of what rank {rank} wrote are lost");
                 // No terminal prints this piece, but the host waits for it before it lets the job go.
                 self.tell_taken(rank, stream, end);
-                let reason = EndReason::NodeLost { node, ranks: vec![rank], why };
+                let reason = EndReason::RankLost { rank, node, why };
                 self.end(Outcome { code: exit_code::NODE_LOST, reason });
             }
         }

@@ -1,11 +1,11 @@
 //! What a host wants done, and what it orders.
 
-use std::net::SocketAddr;
-
-use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::ids::Rank;
 use radic_wire::job::OutputStream;
 use radic_wire::peer::FromHost;
 use serde_bytes::ByteBuf;
+
+pub use crate::fetching::RestoreOrder;
 
 /// A process to be started.
 #[derive(Debug)]
@@ -27,29 +27,6 @@ pub struct SpawnOrder {
     /// The library that it runs under, if any. The library must be there, and addresses are not randomised, because a restart
     /// puts everything back where it was.
     pub library: Option<String>,
-}
-
-/// A process to be brought back from its images, as a new incarnation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RestoreOrder {
-    /// The process.
-    pub process: ProcessId,
-    /// Its new incarnation.
-    pub incarnation: Incarnation,
-    /// The log service that has its images.
-    pub log: SocketAddr,
-    /// Whether that log service is this node's own.
-    pub local: bool,
-    /// Another log service that has copies of the images, if there is one: for an image that is damaged.
-    pub replica: Option<SocketAddr>,
-    /// Its images, a full one first, then its increments: numbers and sizes.
-    pub images: Vec<(u64, u64)>,
-    /// The name of its key space.
-    pub kvsname: String,
-    /// Whether its standard input is a pipe from the daemon. Otherwise it is empty.
-    pub stdin: bool,
-    /// The library that it runs under.
-    pub library: String,
 }
 
 /// A process that could not be started.
@@ -87,8 +64,8 @@ pub enum HostOutput {
     Spawn(Rank, SpawnOrder),
     /// Bring a process back. The first answer is [`Input::Fetched`](super::super::Input::Fetched): the images are here and
     /// verified, or why not, and then nothing follows. The second answer is the same as to a start. A later order for the same
-    /// process replaces one that is under way, and the replaced one is not answered any more. SIGKILL, SIGTERM or `Over` give an
-    /// order up.
+    /// process replaces one that is under way, and the replaced one is not answered any more. A signal
+    /// ([`RestoreOrder::is_given_up_by`]) or `Over` gives an order up.
     Restore(Rank, RestoreOrder),
     /// Write to rank 0's standard input (empty: close it); the answer is
     /// [`Host::handle_stdin_taken`](super::Host::handle_stdin_taken).

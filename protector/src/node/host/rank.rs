@@ -106,6 +106,8 @@ pub(super) struct LocalRank {
     crashes: Vec<(Duration, i32)>,
     /// How often in a row the rank has died between its restore and the event `live`.
     failed_restores: u32,
+    /// It has gone another way than its log already since it was last live.
+    diverged: bool,
     /// Signals that came before the process did: each once, in the order in which they last came.
     missed: Vec<i32>,
 }
@@ -115,7 +117,7 @@ impl LocalRank {
     pub(super) fn starting(session: Session) -> Self {
         let (phase, verdict, old_log) = (Phase::Starting, Verdict::None, OldLog::Done);
         let (outlets, crashes, missed) = Default::default();
-        LocalRank { phase, verdict, old_log, session, outlets, fences: 0, crashes, failed_restores: 0, missed }
+        LocalRank { phase, verdict, old_log, session, outlets, fences: 0, crashes, failed_restores: 0, diverged: false, missed }
     }
 
     /// A rank that is to be brought back, of which `before` was here. It counts as let out of `fences`, until it says where it
@@ -124,7 +126,8 @@ impl LocalRank {
         let (phase, old_log) = (Phase::Returning { pid: None }, OldLog::CatchingUp { read: false });
         let mut rank = LocalRank { phase, old_log, fences, ..LocalRank::starting(session) };
         if let Some(before) = before {
-            (rank.outlets, rank.crashes, rank.failed_restores) = (before.outlets, before.crashes, before.failed_restores);
+            (rank.outlets, rank.crashes) = (before.outlets, before.crashes);
+            (rank.failed_restores, rank.diverged) = (before.failed_restores, before.diverged);
         }
         rank
     }
@@ -229,7 +232,7 @@ impl LocalRank {
 
     /// It has caught up.
     pub(super) fn handle_live(&mut self) {
-        self.failed_restores = 0;
+        (self.failed_restores, self.diverged) = (0, false);
         self.old_log = match self.old_log {
             OldLog::CatchingUp { read: false } | OldLog::Needed => OldLog::Needed,
             OldLog::CatchingUp { read: true } | OldLog::Done => OldLog::Done,
@@ -309,6 +312,11 @@ impl LocalRank {
     fn handle_restore_failed(&mut self, signal: i32) -> Option<i32> {
         self.failed_restores += 1;
         (self.failed_restores < RESTORES).then_some(signal)
+    }
+
+    /// It goes another way than its log, or does not get on with it. Returns whether it may be tried again: once, for what another thread of it does may come in another order.
+    pub(super) fn handle_diverged(&mut self) -> bool {
+        !std::mem::replace(&mut self.diverged, true)
     }
 
     /// The signal of its last crash while it was live, if it is this one.
@@ -420,6 +428,17 @@ mod tests {
         }
         assert!(!ends_by(&mut rank, 1, libc::SIGSEGV));
         assert!(rank.is_hopeless() && !rank.is_to_be_brought_back() && rank.pid().is_none() && rank.last_pid() == Some(7));
+    }
+
+    #[test]
+    fn a_rank_that_goes_another_way_has_one_more_try() {
+        let mut rank = back(None);
+        for _ in 0..3 {
+            assert!(rank.handle_diverged() && ends_by(&mut rank, 1, libc::SIGKILL));
+            rank = back(Some(rank));
+            assert!(!rank.handle_diverged());
+            rank.handle_live();
+        }
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn a_gap_in_the_output_ends_the_job() {
 
 /// What a host still says of an earlier epoch of the job is not taken for the present one's.
 #[test]
-fn what_is_said_of_a_life_before_says_nothing_of_the_next_one() {
+fn what_is_said_of_an_incarnation_before_says_nothing_of_the_next_one() {
     let mut home = home_of(2);
     let now = Duration::ZERO;
     let lost = ToHome::NoImage { rank: Rank(1), incarnation: Incarnation::FIRST, why: "lost".to_owned(), signal: None };
@@ -158,12 +158,12 @@ fn a_host_that_comes_late_to_its_new_home_is_ended_all_the_same() {
     home.handle_message(Duration::ZERO, &id(3), lost);
     let ends = |home: &mut Home| {
         let outputs = std::iter::from_fn(|| home.poll_output());
-        let is_end = |output: &home::HomeOutput| matches!(output, home::HomeOutput::ToHost(node, ToHost::End { anew: true, .. }) if *node == id(4));
+        let is_end = |output: &home::HomeOutput| matches!(output, home::HomeOutput::ToHost(node, ToHost::End { restarts: true, .. }) if *node == id(4));
         outputs.filter(is_end).count()
     };
     assert_eq!(ends(&mut home), 1);
     let (ended, running, keys, waiting) = (Vec::new(), vec![Rank(1)], Vec::new(), Vec::new());
-    let report = HostReport { running, ended, fence: 0, keys, waiting, anew: false };
+    let report = HostReport { running, ended, fence: 0, keys, waiting, restarts: false };
     home.handle_message(Duration::ZERO, &id(4), of_host(FromHost::Report(report)));
     assert_eq!(ends(&mut home), 1);
 }
@@ -223,33 +223,33 @@ fn an_order_that_comes_before_the_word_to_launch_takes_nothing_from_it() {
 fn an_order_of_an_epoch_that_was_ended_is_refused() {
     let mut cluster = Cluster::new(2);
     let (job, now) = (JobId::from_bits(9), Duration::from_secs(1));
-    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, anew: true };
+    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     node.handle(now, Input::Message(id(1), PeerMessage::ToHost(job, end)));
-    for (life, comes) in [(Incarnation::restarted(1), false), (Incarnation::launched_in(epoch(1)).next(), true)] {
-        let order = order_of(at(job, 1), life);
+    for (incarnation, comes) in [(Incarnation::restarted(1), false), (Incarnation::launched_in(epoch(1)).next(), true)] {
+        let order = order_of(at(job, 1), incarnation);
         node.handle(now, Input::Message(id(1), PeerMessage::Restart(Box::new(order))));
         let restores = |output| matches!(output, Output::Process(_, HostOutput::Restore(Rank(1), _)));
-        assert_eq!(std::iter::from_fn(|| node.poll_output()).any(restores), comes, "life {life}");
+        assert_eq!(std::iter::from_fn(|| node.poll_output()).any(restores), comes, "life {incarnation}");
     }
 }
 
 /// What the home says of an epoch whose beginning waits for a process of the one before is handled after that beginning.
 #[test]
-fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
+fn the_end_of_an_incarnation_that_has_not_begun_here_is_heard_after_its_beginning() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start_protected(2, never());
     let (now, epoch) = (Duration::from_secs(1), epoch(1));
     let placement = Placement { nodes: vec![id(1), id(2)], rank_nodes: vec![0, 1] };
     let launch = ToHost::Launch { epoch, spec: Box::new(JobSpec { protection: never(), ..spec(2) }), placement };
-    let end = ToHost::End { epoch, kill: true, anew: true };
+    let end = ToHost::End { epoch, kill: true, restarts: true };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let mut said = |input: Input| {
         node.handle(now, input);
         let outputs = std::iter::from_fn(|| node.poll_output());
         let of_host = outputs.filter_map(|output| match output {
-            Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { epoch: life, said: FromHost::Gone })) => {
-                Some(format!("gone {life}"))
+            Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { epoch, said: FromHost::Gone })) => {
+                Some(format!("gone {epoch}"))
             }
             Output::Process(_, HostOutput::Spawn(rank, _)) => Some(format!("spawn {rank}")),
             Output::Process(_, HostOutput::Signal(rank, signal)) => Some(format!("signal {rank} {signal}")),
@@ -269,10 +269,10 @@ fn the_end_of_a_life_that_has_not_begun_here_is_heard_after_its_beginning() {
 
 /// A node with a rank of a job does not say that it has nothing, even if the home that asks is not the one that it knows.
 #[test]
-fn who_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
+fn a_node_that_has_a_rank_of_a_job_does_not_say_that_nothing_is_left() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(2, never());
-    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, anew: true };
+    let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true };
     let node = cluster.nodes.get_mut(&name(2)).expect("it is there");
     let says_gone =
         |output: Output| matches!(output, Output::Send(_, PeerMessage::ToHome(_, ToHome::Host { said: FromHost::Gone, .. })));
@@ -328,11 +328,11 @@ fn the_next_home_hears_of_an_end_that_was_told_by_the_one_before() {
 
 /// A home is lost just after it has ended everything for a restart: the ranks that were ended for that have not failed.
 #[test]
-fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
+fn a_job_that_was_about_to_restart_does_so_under_its_next_home() {
     let mut home = adopted();
     let ended = vec![(Rank(0), ExitStatus::Signal(9), MpiPhase::Before)];
     let (running, keys, waiting) = (Vec::new(), Vec::new(), Vec::new());
-    let report = HostReport { running, ended, fence: 0, keys, waiting, anew: true };
+    let report = HostReport { running, ended, fence: 0, keys, waiting, restarts: true };
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Report(report)));
     assert_eq!(home.outcome(), None);
     assert!(std::iter::from_fn(|| home.poll_output()).any(|output| matches!(output, home::HomeOutput::Anew(_))));
@@ -341,7 +341,7 @@ fn a_job_that_was_about_to_begin_anew_does_so_under_its_next_home() {
 /// A home that was adopted restarts the job, and is cut off before it can launch it. It gives the job up, and expects no report
 /// of hosts that have ended what they had.
 #[test]
-fn a_home_that_was_adopted_is_given_up_while_its_job_begins_anew() {
+fn a_home_that_was_adopted_is_given_up_while_its_job_restarts() {
     let mut home = adopted();
     let lost = ToHome::NoImage { rank: Rank(0), incarnation: Incarnation::restarted(1), why: "lost".to_owned(), signal: None };
     home.handle_message(Duration::ZERO, &id(3), lost);
@@ -366,7 +366,7 @@ fn a_rank_that_comes_back_on_the_node_of_a_host_that_has_ended_is_waited_for() {
         fence: 0,
         keys: Vec::new(),
         waiting: Vec::new(),
-        anew: false,
+        restarts: false,
     };
     home.handle_message(Duration::ZERO, &id(3), of_host(FromHost::Report(report(&[0], &[]))));
     home.handle_message(Duration::ZERO, &id(4), of_host(FromHost::Report(report(&[1], &[]))));

@@ -99,11 +99,12 @@ impl Cluster {
         }
     }
 
-    fn begun_anew(&self, job: JobId) -> bool {
-        let lives = self.nodes.iter().filter(|(node, _)| !self.dead.contains(*node)).flat_map(|(_, node)| node.hosts.get(&job));
-        let lives: BTreeSet<_> = lives.map(|host| host.epoch()).collect();
+    fn has_restarted(&self, job: JobId) -> bool {
+        let incarnations =
+            self.nodes.iter().filter(|(node, _)| !self.dead.contains(*node)).flat_map(|(_, node)| node.hosts.get(&job));
+        let incarnations: BTreeSet<_> = incarnations.map(|host| host.epoch()).collect();
         // The next one, or if the home was lost, the one after that.
-        lives.len() == 1 && lives.iter().all(|life| matches!(life.count, 1 | 2))
+        incarnations.len() == 1 && incarnations.iter().all(|incarnation| matches!(incarnation.count, 1 | 2))
     }
 
     /// All ranks of the job exit; it ends with 0.
@@ -111,7 +112,7 @@ impl Cluster {
         let within: Vec<_> =
             self.ranks.iter().filter(|(id, (_, rank))| id.job == job && !rank.ended).map(|(id, _)| *id).collect();
         // Ranks that were launched once more have not called MPI_Init.
-        if !self.begun_anew(job) {
+        if !self.has_restarted(job) {
             within.into_iter().for_each(|id| self.pmi(id, "cmd=finalize"));
         }
         self.run_for(SOON);
@@ -133,13 +134,13 @@ fn a_rank_goes_on_at_the_protector_of_its_node() {
 }
 
 #[test]
-fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
+fn the_home_and_its_protector_are_lost_together_and_the_job_restarts() {
     for lost in [[1, 2], [2, 1]] {
         let mut cluster = Cluster::new(5);
         let job = cluster.start_recoverable(5, 4);
         let died = cluster.now;
         cluster.kill_all(&lost);
-        cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 8);
+        cluster.run_until(|c| c.has_restarted(job) && c.launched.len() == 8);
         assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
         cluster.run_for(SOON);
         cluster.end_well(job, 1);
@@ -149,7 +150,7 @@ fn the_home_and_its_protector_are_lost_together_and_the_job_begins_anew() {
 /// What a program does outside itself must not be done twice. A job that says so gets an error at once, and is not launched once
 /// more.
 #[test]
-fn a_job_that_must_not_begin_anew_ends_with_an_error() {
+fn a_job_that_must_not_restart_ends_with_an_error() {
     for lost in [[2, 3], [1, 2]] {
         let mut cluster = Cluster::new(5);
         cluster.on_loss = OnLoss::Fail;
@@ -159,7 +160,7 @@ fn a_job_that_must_not_begin_anew_ends_with_an_error() {
         cluster.run_until(|c| c.outcome(1).is_some());
         assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
         match cluster.outcome(1) {
-            Some(Outcome { code: 113, reason: EndReason::NodeLost { why, .. } }) => {
+            Some(Outcome { code: 113, reason: EndReason::RankLost { why, .. } }) => {
                 assert!(why.ends_with("it was asked not to begin anew (--on-loss fail)"), "{why}");
             }
             other => panic!("{other:?}"),
@@ -246,11 +247,11 @@ fn a_stand_in_lets_go_of_what_another_node_protects() {
         cluster.replicas = 2;
         let job = cluster.start_recoverable(7, 3);
         cluster.run_for(SOON);
-        let (process, life, now) = (at(job, 1), Incarnation::FIRST, cluster.now);
+        let (process, incarnation, now) = (at(job, 1), Incarnation::FIRST, cluster.now);
         cluster.kill_all(&[3]);
         cluster.run_until(|c| c.nodes[&name(4)].view().is_some_and(|view| view.get(&id(3)).is_none()));
         let node = cluster.nodes.get_mut(&name(4)).expect("it is there");
-        node.finish_hosts(now, process, life, &id(2), Some(Some(id(protector))));
+        node.finish_hosts(now, process, incarnation, &id(2), Some(Some(id(protector))));
         let outputs = std::iter::from_fn(|| node.poll_output()).collect::<Vec<_>>();
         let has_let_go = outputs.iter().any(|output| matches!(output, Output::Store(StoreOrder::LetGo(of)) if *of == process));
         assert_eq!(has_let_go, lets_go, "{protector}: {outputs:?}");
@@ -261,7 +262,7 @@ fn a_stand_in_lets_go_of_what_another_node_protects() {
 /// death only is part of the job all the same, and what is left of an earlier epoch does not end a job that has restarted.
 #[test]
 fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
-    let (mut anew, mut moved) = (0, 0);
+    let (mut restarts, mut moved) = (0, 0);
     for seed in 0..200 {
         for lost in [[1, 2], [2, 1], [2, 3], [3, 2], [1, 3], [3, 1], [2, 4], [4, 2], [1, 4], [4, 1]] {
             let mut cluster = Cluster::new(7);
@@ -275,17 +276,17 @@ fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
             cluster.arrivals.insert((from, to), cluster.now + Duration::from_micros(Random::new(seed).next() % 700_000));
             cluster.kill_all(&lost[1..]);
             let until = cluster.now + Duration::from_secs(10);
-            let back = |c: &Cluster| c.restored.len() == 2 || c.begun_anew(job) && c.launched.len() == 8;
+            let back = |c: &Cluster| c.restored.len() == 2 || c.has_restarted(job) && c.launched.len() == 8;
             while !back(&cluster) {
                 assert!(cluster.now < until, "seed {seed}, {lost:?}: it hangs\n{}", cluster.story(job, 4));
                 cluster.run_for(LATENCY);
             }
             cluster.run_for(SOON);
-            *(if cluster.begun_anew(job) { &mut anew } else { &mut moved }) += 1;
+            *(if cluster.has_restarted(job) { &mut restarts } else { &mut moved }) += 1;
             cluster.end_well(job, 1);
         }
     }
-    assert!(anew > 300 && moved > 300, "{anew} jobs have begun anew, {moved} went on");
+    assert!(restarts > 300 && moved > 300, "{restarts} jobs have begun anew, {moved} went on");
 }
 
 #[test]
@@ -314,8 +315,12 @@ impl Cluster {
         self.exit(at(job, rank), ExitStatus::Signal(libc::SIGSEGV));
     }
 
-    fn lives(&self, job: JobId, rank: u32) -> Vec<u32> {
-        self.restored.iter().filter(|(process, ..)| *process == at(job, rank)).map(|(_, life, _)| life.restart).collect()
+    fn incarnations(&self, job: JobId, rank: u32) -> Vec<u32> {
+        self.restored
+            .iter()
+            .filter(|(process, ..)| *process == at(job, rank))
+            .map(|(_, incarnation, _)| incarnation.restart)
+            .collect()
     }
 
     fn holder(&self, node: usize, job: JobId, rank: u32) -> NodeId {
@@ -324,13 +329,13 @@ impl Cluster {
 }
 
 #[test]
-fn a_rank_crashes_while_its_protector_dies_and_the_job_begins_anew() {
+fn a_rank_crashes_while_its_protector_dies_and_the_job_restarts() {
     let mut cluster = Cluster::new(5);
     let job = cluster.start_recoverable(5, 3);
     cluster.crash(job, 1);
     cluster.run_for(Duration::from_micros(50));
     cluster.kill_all(&[3]);
-    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_until(|c| c.has_restarted(job) && c.launched.len() == 6);
     cluster.end_well(job, 1);
 }
 
@@ -339,24 +344,24 @@ fn a_rank_crashes_while_its_protector_dies_and_the_job_begins_anew() {
 fn a_rank_that_dies_before_it_lives_again_is_no_failure_of_the_program() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_apart();
-    let lives = |cluster: &Cluster| cluster.lives(job, 1).len();
-    for life in 1..=2 * crate::store::RESTORES as usize {
-        cluster.run_until(|c| lives(c) == life && c.runs(job, 1));
-        assert!(!cluster.begun_anew(job));
+    let incarnations = |cluster: &Cluster| cluster.incarnations(job, 1).len();
+    for incarnation in 1..=2 * crate::store::RESTORES as usize {
+        cluster.run_until(|c| incarnations(c) == incarnation && c.runs(job, 1));
+        assert!(!cluster.has_restarted(job));
         cluster.crash(job, 1);
     }
     cluster.silent = false;
-    cluster.run_until(|c| c.begun_anew(job));
+    cluster.run_until(|c| c.has_restarted(job));
     cluster.run_for(SOON);
     cluster.end_well(job, 1);
 }
 
 #[test]
-fn a_protector_that_has_come_late_knows_which_life_a_process_is_in() {
+fn a_protector_that_has_come_late_knows_which_incarnation_a_process_is_in() {
     let mut cluster = Cluster::new(4);
     let job = cluster.start_recoverable(1, 2);
     cluster.crash(job, 1);
-    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
     cluster.commit(job, 1, 0);
     // The node that is next in the ring has heard of nothing that was before it came.
     cluster.kill_all(&[4]);
@@ -369,8 +374,8 @@ fn a_protector_that_has_come_late_knows_which_life_a_process_is_in() {
     assert_eq!(cluster.holder(2, job, 1), id(5));
     cluster.commit(job, 1, 0);
     cluster.crash(job, 1);
-    cluster.run_until(|c| c.lives(job, 1).len() == 2);
-    assert_eq!(cluster.lives(job, 1), [1, 2], "G4: two lives cannot have one number");
+    cluster.run_until(|c| c.incarnations(job, 1).len() == 2);
+    assert_eq!(cluster.incarnations(job, 1), [1, 2], "G4: two lives cannot have one number");
     cluster.run_for(SOON);
     cluster.end_well(job, 1);
 }
@@ -380,7 +385,7 @@ fn an_order_brings_a_process_back_once() {
     let mut cluster = Cluster::new(4);
     let job = cluster.start_recoverable(1, 2);
     cluster.crash(job, 1);
-    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
     cluster.run_for(SOON);
     let point = Point { incarnation: Incarnation::restarted(1), cut: 0, output: [0; 2], fences: 0, pmi: (true, false) };
     let message = ToNode::Restored { version: radic_wire::PROTOCOL_VERSION, process: at(job, 1), point };
@@ -398,7 +403,7 @@ impl Cluster {
         let job = self.start_recoverable(6, 3);
         self.silent = true;
         self.kill_all(&[2]);
-        self.run_until(|c| c.lives(job, 1) == [1]);
+        self.run_until(|c| c.incarnations(job, 1) == [1]);
         self.run_for(SOON);
         assert_eq!(self.restored[0].2, name(4));
         assert_eq!(self.holder(4, job, 1), id(3));
@@ -413,7 +418,7 @@ fn a_rank_crashes_when_its_protector_has_just_let_go_of_it() {
     cluster.live(&name(4), 1, Incarnation::restarted(1));
     cluster.read_log(&name(4), 1, Incarnation::restarted(1));
     cluster.crash(job, 1);
-    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_until(|c| c.has_restarted(job) && c.launched.len() == 6);
     cluster.run_for(SOON);
     cluster.end_well(job, 1);
 }
@@ -430,7 +435,7 @@ fn an_image_of_before_mpi_init_is_found_when_the_home_is_lost() {
     cluster.kill_all(&[3]);
     cluster.run_until(|c| !c.restored.is_empty());
     cluster.kill_all(&[1]);
-    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_until(|c| c.has_restarted(job) && c.launched.len() == 6);
     assert_eq!(cluster.restored.iter().filter(|(process, ..)| *process == at(job, 1)).count(), 1, "it is tried once");
     cluster.run_for(SOON);
     cluster.end_well(job, 1);
@@ -456,14 +461,14 @@ fn with_two_replicas_whoever_has_the_copy_and_protects_next_may_use_it() {
 
 /// The rank is live, and its program has not taken all that had come to it: only its old log has that.
 #[test]
-fn a_log_is_lost_before_its_process_has_read_all_of_it_and_the_job_begins_anew() {
+fn a_log_is_lost_before_its_process_has_read_all_of_it_and_the_job_restarts() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_apart();
     cluster.live(&name(4), 1, Incarnation::restarted(1));
     cluster.run_for(SOON);
     assert_eq!(cluster.holder(4, job, 1), id(3));
     cluster.kill_all(&[3]);
-    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_until(|c| c.has_restarted(job) && c.launched.len() == 6);
     cluster.end_well(job, 1);
 }
 
@@ -530,7 +535,7 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
     cluster.run_for(Duration::from_secs(1));
     assert_eq!(ask(&mut cluster, 20), (Place::Left, Some(end)), "its protector");
     cluster.kill_all(&[3]);
-    cluster.run_until(|c| c.lives(job, 2) == [1]);
+    cluster.run_until(|c| c.incarnations(job, 2) == [1]);
     cluster.run_for(Duration::from_secs(1));
     // Without what it had received, a rank that goes back could send other bytes than before (Gate B).
     assert_eq!(ask(&mut cluster, 30), (Place::Left, Some(end)), "the home");
@@ -545,7 +550,7 @@ fn how_a_rank_has_ended_is_known_when_its_node_and_its_protector_are_gone() {
 /// A rank that is catching up waits for what is not in its log. It is given up, and its job restarts, or ends with a reason if it
 /// was asked to.
 #[test]
-fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
+fn a_rank_that_does_not_get_on_is_given_up_and_its_job_restarts() {
     for on_loss in [OnLoss::Restart, OnLoss::Fail] {
         let mut cluster = Cluster::new(5);
         cluster.on_loss = on_loss;
@@ -553,33 +558,60 @@ fn a_rank_that_does_not_get_on_is_given_up_and_its_job_begins_anew() {
         cluster.silent = true;
         REPLAYED.set(Some(10));
         cluster.crash(job, 1);
-        cluster.run_until(|c| c.lives(job, 1) == [1]);
+        cluster.run_until(|c| c.incarnations(job, 1) == [1]);
         // It makes progress for a while, more slowly than it may wait.
         for replayed in 11..15 {
             cluster.run_for(REPLAY_LIMIT - Duration::from_secs(2));
             REPLAYED.set(Some(replayed));
         }
         assert_eq!(cluster.recorded(EventName::Lost), 0);
+        // It is brought back once more.
+        cluster.run_until(|c| c.incarnations(job, 1) == [1, 2]);
+        assert_eq!(cluster.recorded(EventName::Lost), 0);
         cluster.run_for(REPLAY_LIMIT * 3 / 2);
         let story = cluster.story(job, 3);
-        let said = "rank 1: it does not catch up: it stands at 14 of its journal (from 0 to 100), where it waits for something that is not in it";
+        let said = "rank 1: it does not catch up: it stands at 14 of its journal (from 0 to 100); now it waits for something that is not in it";
         assert!(story.contains(said), "{story}");
         REPLAYED.set(None);
         cluster.silent = false;
         match on_loss {
             OnLoss::Restart => {
-                cluster.run_until(|c| c.begun_anew(job));
+                cluster.run_until(|c| c.has_restarted(job));
                 cluster.run_for(SOON);
                 cluster.end_well(job, 1);
             }
             OnLoss::Fail => {
                 cluster.run_until(|c| c.outcome(1).is_some());
                 let ended = cluster.outcome(1);
-                let is_it = |outcome: &Outcome| matches!(&outcome.reason, EndReason::NodeLost { why, .. } if why.contains("does not catch up"));
+                let is_it = |outcome: &Outcome| matches!(&outcome.reason, EndReason::RankLost { why, .. } if why.contains("does not catch up"));
                 assert!(ended.as_ref().is_some_and(is_it), "{ended:?}");
             }
         }
     }
+}
+
+/// A rank says that it goes another way than its log: it is brought back once more, at once, and then its job begins anew.
+#[test]
+fn a_rank_that_goes_another_way_has_one_more_try() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.silent = true;
+    cluster.crash(job, 1);
+    for incarnations in [&[1][..], &[1, 2]] {
+        cluster.run_until(|c| c.incarnations(job, 1) == incarnations);
+        assert_eq!(cluster.recorded(EventName::Lost), 0);
+        cluster.run_for(Duration::from_secs(1));
+        let incarnation =
+            cluster.restored.iter().rfind(|(process, ..)| *process == at(job, 1)).map(|(_, incarnation, _)| *incarnation);
+        let (observer, node) = (observer_of(1, incarnation.expect("it was restored")), cluster.ranks[&at(job, 1)].0.clone());
+        let diverged = ToNode::Diverged("replay diverged: as a test says".to_owned());
+        cluster.post(&node, Input::Observer(observer, 1001, diverged));
+    }
+    cluster.silent = false;
+    cluster.run_until(|c| c.has_restarted(job));
+    assert_eq!((cluster.recorded(EventName::Death), cluster.recorded(EventName::Lost)), (1, 1));
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
 }
 
 /// A rank that has caught up is not looked at any more, and one that crashes meanwhile is brought back.
@@ -589,7 +621,7 @@ fn a_rank_that_lives_may_wait_as_long_as_it_likes() {
     let job = cluster.start_recoverable(5, 3);
     REPLAYED.set(Some(10));
     cluster.crash(job, 1);
-    cluster.run_until(|c| c.lives(job, 1) == [1]);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
     cluster.run_for(REPLAY_LIMIT * 5);
     REPLAYED.set(None);
     assert_eq!(cluster.recorded(EventName::Lost), 0);
@@ -606,7 +638,7 @@ fn the_answer_to_an_earlier_incarnation_is_dropped() {
     cluster.say(job, 0, ToNode::Where { ask: 1, process: at(job, 1) });
     cluster.run_for(SOON);
     cluster.crash(job, 0);
-    cluster.run_until(|c| c.lives(job, 0) == [1]);
+    cluster.run_until(|c| c.incarnations(job, 0) == [1]);
     cluster.run_until(|c| c.nodes[&name(1)].view().is_some_and(|view| view.named(&name(5)).is_none()));
     cluster.run_for(SOON);
     cluster.end_well(job, 1);
@@ -648,7 +680,7 @@ fn a_node_that_protected_an_earlier_epoch_has_no_replica_of_it() {
     let job = cluster.start_recoverable(6, 3);
     cluster.images.clear();
     cluster.kill_all(&[2]);
-    cluster.run_until(|c| c.begun_anew(job) && c.launched.len() == 6);
+    cluster.run_until(|c| c.has_restarted(job) && c.launched.len() == 6);
     cluster.run_for(SOON);
     let process = at(job, 1);
     let protector = cluster.nodes[&cluster.ranks[&process].0].holder_of(process).name;
@@ -665,7 +697,7 @@ fn a_node_that_protected_an_earlier_epoch_has_no_replica_of_it() {
 /// The protector of a process is out of reach of its node alone. That node asks again, and the process waits as long as one that
 /// runs would.
 #[test]
-fn a_process_that_begins_anew_waits_for_its_protector() {
+fn a_process_that_restarts_waits_for_its_protector() {
     for comes_back in [true, false] {
         let mut cluster = Cluster::new(3);
         let job = cluster.start_protected(1, never());

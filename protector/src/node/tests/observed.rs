@@ -120,7 +120,7 @@ fn a_node_that_does_not_answer_is_not_waited_for_and_expects_no_caller_in_the_en
 }
 
 #[test]
-fn a_process_that_executes_another_program_begins_anew() {
+fn a_process_that_executes_another_program_restarts() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(1, Protection { replicas: 2, ..never() });
     cluster.say(job, 0, ToNode::Listening("10.0.0.1:80".parse().unwrap()));
@@ -168,7 +168,7 @@ fn offsets_and_closed_connections_find_their_way() {
 /// A late message of an earlier epoch of the job is about a connection that the present epoch does not have. If it counted, bytes
 /// would be forgotten that a rank of the present epoch is still to receive.
 #[test]
-fn what_was_closed_in_a_life_before_is_not_closed_in_this_one() {
+fn what_was_closed_in_an_incarnation_before_is_not_closed_in_this_one() {
     let mut cluster = Cluster::new(2);
     let job = cluster.start_protected(2, never());
     let (connection, process) = (ConnectionId { opener: at(job, 0), number: 1 }, at(job, 1));
@@ -205,6 +205,20 @@ fn of_connections_that_are_over_nothing_is_kept() {
     cluster.say(job, 1, ToNode::Over { connection: streams[0].connection });
     assert_eq!(streams.map(|stream| ask(&mut cluster, 2, stream)), [None; 2]);
     assert_eq!(ask(&mut cluster, 3, other), Some(end));
+}
+
+#[test]
+fn what_a_node_chooses_is_told_once() {
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start_protected(1, Protection { interval: Interval::Auto, ..Protection::default() });
+    cluster.say(job, 0, ToNode::Initialized);
+    (0..8).for_each(|_| cluster.run_for(Duration::from_secs(50)));
+    assert_eq!(cluster.recorded(EventName::Interval), 1);
+    let mut cluster = Cluster::new(2);
+    let job = cluster.start_protected(1, Protection { interval: Interval::Every(10_000), ..Protection::default() });
+    cluster.say(job, 0, ToNode::Initialized);
+    (0..8).for_each(|_| cluster.run_for(Duration::from_secs(50)));
+    assert_eq!(cluster.recorded(EventName::Interval), 0, "what the user says is no choice");
 }
 
 #[test]
@@ -355,7 +369,7 @@ fn an_event_names_only_some_of_many_nodes() {
 /// A sender asks often. All nodes are asked where the receiver's log is, then only the node that had it and the receiver's host.
 /// After a while all are asked once more, because the log may have moved.
 #[test]
-fn only_who_holds_a_log_is_asked_what_is_stable_and_now_and_then_all() {
+fn only_the_holder_of_a_log_is_asked_what_is_stable_and_now_and_then_all() {
     let mut cluster = Cluster::new(6);
     let job = cluster.start_protected(2, never());
     let stream = StreamId { connection: ConnectionId { opener: at(job, 0), number: 0 }, from_opener: true };

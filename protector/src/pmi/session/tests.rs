@@ -175,7 +175,7 @@ fn abort_is_heard_even_while_the_rank_waits_and_is_its_last_word() {
 }
 
 #[test]
-fn a_library_may_start_anew() {
+fn a_library_may_start_again() {
     let mut session = initialized();
     // MPICH 5 does so between two MPI sessions, and finalizes at exit.
     assert!(ask(&mut session, "cmd=init pmi_version=1 pmi_subversion=1").ends_with("rc=0\n"));

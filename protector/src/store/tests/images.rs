@@ -52,21 +52,21 @@ fn a_replica_drops_an_image_that_does_not_restore() {
 #[test]
 fn a_process_that_lives_again_has_a_good_image() {
     let mut store = two_images(CONFIG);
-    for life in 1..9 {
-        assert_eq!(restarted_as(&mut store, life..life + 1), [(1, 4)]);
-        store.handle_message(speaker(life), &hello(speaker(life), 6)).unwrap();
-        store.handle_message(speaker(life), &ToProtector::Live).unwrap();
+    for incarnation in 1..9 {
+        assert_eq!(restarted_as(&mut store, incarnation..incarnation + 1), [(1, 4)]);
+        store.handle_message(speaker(incarnation), &hello(speaker(incarnation), 6)).unwrap();
+        store.handle_message(speaker(incarnation), &ToProtector::Live).unwrap();
     }
 }
 
 /// Positions in the payload log belong to an incarnation: the older image's belong to the one before.
 #[test]
-fn an_image_of_an_earlier_life_covers_no_payload_of_this_one() {
+fn an_image_of_an_earlier_incarnation_covers_no_payload_of_this_one() {
     let mut store = two_images(CONFIG);
     let id = speaker(0).process;
     assert_eq!(restarted_as(&mut store, 1..2), [(1, 4)]);
     let (journal, payload) = (Span { start: 4, end: 6 }, Span { start: 0, end: 0 });
-    let hello = ToProtector::Hello { process: id, incarnation: Incarnation::restarted(1), journal, payload };
+    let hello = ToProtector::Hello { process: id, incarnation: Incarnation::restarted(1), journal, payload, image: None };
     store.handle_message(speaker(1), &hello).unwrap();
     let read = [(stream(1), 8)];
     let (streams, ended) = (CutStreams::new(&read).unwrap(), CutStreams::new(&[]).unwrap());

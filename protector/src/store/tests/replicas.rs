@@ -133,7 +133,7 @@ fn a_replica_that_knows_more_than_a_new_protector_is_not_contradicted() {
 /// A process is fenced, and its log is not settled yet. A replica that joins now gets what the incarnation before has said, in
 /// its name. In the next one's name it would hold payload that that one does not know, and refuse it for ever.
 #[test]
-fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
+fn a_replica_that_joins_after_the_fence_learns_of_one_incarnation_after_the_other() {
     let mut store = begun(CONFIG);
     let id = speaker(0).process;
     image(&mut store, 0, 0, &[]);
@@ -148,7 +148,7 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     let [of_before] = &hellos(&mut store)[..] else { panic!("one hello") };
     assert!(
         of_before.contains(&format!("incarnation: {:?}", Incarnation::FIRST))
-            && of_before.ends_with("payload: Span { start: 0, end: 8 } }"),
+            && of_before.ends_with("payload: Span { start: 0, end: 8 }, image: None }"),
         "{of_before}"
     );
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
@@ -156,7 +156,7 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
     let [of_next] = &hellos(&mut store)[..] else { panic!("one hello") };
     assert!(
         of_next.contains(&format!("incarnation: {:?}", Incarnation::restarted(1)))
-            && of_next.ends_with("payload: Span { start: 0, end: 0 } }"),
+            && of_next.ends_with("payload: Span { start: 0, end: 0 }, image: None }"),
         "{of_next}"
     );
 }
@@ -164,7 +164,7 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_life_after_the_other() {
 /// A log takes its time to become stable, and its process is lost once more meanwhile. The wait for the earlier incarnation
 /// changes nothing of the one that speaks.
 #[test]
-fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
+fn an_incarnation_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     let mut store = begun(CONFIG);
     let id = speaker(0).process;
     image(&mut store, 0, 0, &[]);
@@ -172,8 +172,8 @@ fn a_life_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     store.set_replica(id, true);
     let payload = |position, offset| ToProtector::Payload { position, stream: stream(1), offset, bytes: b"received" };
     store.handle_message(speaker(0), &payload(0, 0)).unwrap();
-    for life in [1, 2] {
-        assert_eq!(store.restart(id, Incarnation::restarted(life)), Err(NoRestart::Unstable));
+    for restart in [1, 2] {
+        assert_eq!(store.restart(id, Incarnation::restarted(restart)), Err(NoRestart::Unstable));
     }
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
     store.restart(id, Incarnation::restarted(2)).unwrap();
@@ -212,7 +212,13 @@ fn a_new_protector_knows_where_streams_go_on_before_it_has_an_image() {
     let mut store = Store::new(CONFIG);
     let speaker = speaker(0);
     let span = Span { start: 7, end: 7 };
-    let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal: span, payload: span };
+    let hello = ToProtector::Hello {
+        process: speaker.process,
+        incarnation: speaker.incarnation,
+        journal: span,
+        payload: span,
+        image: None,
+    };
     store.handle_message(speaker, &hello).unwrap();
     assert_eq!(store.stable_of(speaker.process, stream(1)), 0);
     let goes_on = |stream, offset| ToProtector::Payload { position: 7, stream, offset, bytes: b"" };
@@ -236,7 +242,7 @@ fn an_image_of_before_the_log_begins_is_refused() {
     let mut store = Store::new(CONFIG);
     let speaker = speaker(0);
     let (journal, payload) = (Span { start: 5, end: 5 }, Span { start: 8, end: 8 });
-    let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload };
+    let hello = ToProtector::Hello { process: speaker.process, incarnation: speaker.incarnation, journal, payload, image: None };
     store.handle_message(speaker, &hello).unwrap();
     said(&mut store);
     image_after(&mut store, 0, 5, 7, &[(stream(1), 7)]);
@@ -250,7 +256,7 @@ fn an_image_of_before_the_log_begins_is_refused() {
 /// A node that is to protect a process of a job that has restarted, and has heard nothing of it since, has nothing to bring it
 /// back from: what it holds is of another past.
 #[test]
-fn nobody_comes_back_from_a_log_of_before_the_job_began_anew() {
+fn nobody_comes_back_from_a_log_of_before_the_job_restarted() {
     let mut store = begun(CONFIG);
     let id = speaker(0).process;
     image(&mut store, 0, 0, &[]);
@@ -261,25 +267,25 @@ fn nobody_comes_back_from_a_log_of_before_the_job_began_anew() {
         assert_eq!(store.restart(id, incarnation), Err(NoRestart::NoImage));
     }
     assert!(said(&mut store).iter().any(|said| said.starts_with("Delete(Image")));
-    let anew = launched(2);
-    store.handle_message(anew, &hello(anew, 0)).unwrap();
+    let relaunched = launched(2);
+    store.handle_message(relaunched, &hello(relaunched, 0)).unwrap();
     assert!(said(&mut store).contains(&"ImageWanted".to_owned()));
 }
 
 /// A node that has not heard that a job restarts still has a log of an earlier epoch. That log is of no use, and must not be in
 /// the way of the next one. A replica still holds its copy.
 #[test]
-fn a_job_that_begins_anew_has_no_log_of_before() {
+fn a_job_that_restarts_has_no_log_of_before() {
     let mut store = begun(CONFIG);
     let id = speaker(0).process;
     store.handle_message(speaker(0), &ToProtector::Journal { position: 0, bytes: b"abcdef" }).unwrap();
     store.set_replica(id, true);
     said(&mut store);
-    let anew = launched(1);
-    assert_eq!(store.handle_message(anew, &hello(anew, 0)), Ok(()));
+    let relaunched = launched(1);
+    assert_eq!(store.handle_message(relaunched, &hello(relaunched, 0)), Ok(()));
     assert_eq!((store.journal_end(id), store.is_replicated(id)), (0, true));
     let forwarded = said(&mut store).into_iter().find(|said| said.starts_with("forward Hello")).expect("its replica hears of it");
-    assert!(forwarded.contains(&format!("{:?}, journal: Span {{ start: 0, end: 0 }}", anew.incarnation)), "{forwarded}");
+    assert!(forwarded.contains(&format!("{:?}, journal: Span {{ start: 0, end: 0 }}", relaunched.incarnation)), "{forwarded}");
     assert!(store.handle_message(speaker(1), &hello(speaker(1), 6)).is_err(), "a life of before");
 }
 
@@ -318,6 +324,7 @@ fn a_log_that_was_let_go_restarts_nothing_before_it_has_what_was_acknowledged_el
         incarnation: Incarnation::FIRST,
         journal: Span { start: 0, end: 6 },
         payload: Span::default(),
+        image: None,
     };
     assert_eq!(store.handle_message(speaker(0), &told), Ok(()));
     store.take_up(id);

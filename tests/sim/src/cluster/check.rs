@@ -24,9 +24,10 @@ use radic_wire::log::FromProtector;
 use radic_wire::membership::View;
 use radic_wire::peer::{PeerMessage, ToHost};
 
+use super::machine::Machine;
 use super::net::machine_of;
 use super::process::{Lib, Process};
-use super::world::{Machine, World};
+use super::world::World;
 
 /// What is remembered for the checks.
 #[derive(Debug, Default)]
@@ -47,25 +48,25 @@ pub struct Checks {
     /// The epoch of the job.
     pub epoch: Epoch,
     /// Its home has said that there will be another one.
-    begins_anew: bool,
+    restarts: bool,
     /// The home that gave each epoch of each job, and when.
     homes: BTreeMap<(JobId, Epoch), (NodeId, Duration)>,
 }
 
 impl Checks {
     /// Whether this incarnation speaks for the process, as far as that is decided.
-    pub fn is_voice(&self, process: ProcessId, life: Incarnation) -> bool {
-        life >= self.voices.get(&process).copied().unwrap_or_default() && life.epoch == self.epoch
+    pub fn is_voice(&self, process: ProcessId, incarnation: Incarnation) -> bool {
+        incarnation >= self.voices.get(&process).copied().unwrap_or_default() && incarnation.epoch == self.epoch
     }
 
     /// The job is about to restart from its beginning: no process goes on from what there is.
-    pub fn handle_begins_anew(&mut self) {
-        self.begins_anew = true;
+    pub fn handle_job_restart(&mut self) {
+        self.restarts = true;
     }
 
     /// Whether processes are to go on from what there is.
     pub fn counts(&self) -> bool {
-        !self.begins_anew
+        !self.restarts
     }
 
     /// G4: a home launches an epoch, which no other home has given.
@@ -75,38 +76,38 @@ impl Checks {
     }
 
     /// A process begins as this incarnation, with nothing.
-    pub fn handle_life(&mut self, process: ProcessId, life: Incarnation) {
-        if life.epoch > self.epoch {
+    pub fn handle_incarnation(&mut self, process: ProcessId, incarnation: Incarnation) {
+        if incarnation.epoch > self.epoch {
             // The job restarts from its beginning: what was, was not.
             let (views, homes) = (std::mem::take(&mut self.views), std::mem::take(&mut self.homes));
-            *self = Checks { views, homes, epoch: life.epoch, ..Checks::default() };
+            *self = Checks { views, homes, epoch: incarnation.epoch, ..Checks::default() };
         }
         let voice = self.voices.entry(process).or_default();
-        *voice = life.max(*voice);
+        *voice = incarnation.max(*voice);
     }
 
     /// Older incarnations are not listened to any more.
-    pub fn handle_fence(&mut self, process: ProcessId, life: Incarnation) {
-        if life.epoch == self.epoch {
+    pub fn handle_fence(&mut self, process: ProcessId, incarnation: Incarnation) {
+        if incarnation.epoch == self.epoch {
             let voice = self.voices.entry(process).or_default();
-            *voice = life.max(*voice);
+            *voice = incarnation.max(*voice);
         }
     }
 
     /// A log is there for a restart: it has all that was acknowledged.
-    pub fn handle_restart(&mut self, process: ProcessId, life: Incarnation, restart: &Restart) {
-        if life.epoch != self.epoch {
+    pub fn handle_restart(&mut self, process: ProcessId, incarnation: Incarnation, restart: &Restart) {
+        if incarnation.epoch != self.epoch {
             return;
         }
         let first = Incarnation::launched_in(self.epoch);
-        for ((_, old), acked) in self.acked.range((process, first)..(process, life)) {
+        for ((_, old), acked) in self.acked.range((process, first)..(process, incarnation)) {
             let end = restart.log_end;
             assert!(
                 *acked <= end,
                 "G1: incarnation {old} of {process} was acknowledged {acked}, the next one's log ends at {end}"
             );
         }
-        self.begun.insert((process, life), restart.log_end);
+        self.begun.insert((process, incarnation), restart.log_end);
     }
 
     /// A protector says something to an observer.
@@ -121,10 +122,10 @@ impl Checks {
             return; // Of an earlier epoch, perhaps on a side that has not heard of this one: another journal.
         }
         let newer = self.begun.range((process, incarnation.next())..).take_while(|((of, _), _)| *of == process);
-        for ((_, life), end) in newer {
+        for ((_, later), end) in newer {
             assert!(
                 position <= *end,
-                "G4: incarnation {incarnation} of {process} commits {position}, and incarnation {life} began at {end}"
+                "G4: incarnation {incarnation} of {process} commits {position}, and incarnation {later} began at {end}"
             );
         }
         let acked = self.acked.entry(to_key(to)).or_default();
@@ -173,8 +174,8 @@ fn to_key(to: Speaker) -> (ProcessId, Incarnation) {
 impl World {
     fn speaks(&self, pid: u32) -> Option<(ProcessId, Incarnation)> {
         let process = &self.processes[pid as usize];
-        let life = process.incarnation()?;
-        self.checks.is_voice(process.id, life).then_some((process.id, life))
+        let incarnation = process.incarnation()?;
+        self.checks.is_voice(process.id, incarnation).then_some((process.id, incarnation))
     }
 
     /// Whether this process is the one that speaks, as far as that is decided.
@@ -206,7 +207,7 @@ impl World {
 
     /// The machine of the home that has begun the second epoch of the job, and how long after the job's start.
     #[cfg(test)]
-    pub fn launched_anew(&self) -> Option<(usize, Duration)> {
+    pub fn launched_again(&self) -> Option<(usize, Duration)> {
         let (_, (home, at)) = self.checks.homes.iter().find(|((_, epoch), _)| epoch.count == 1)?;
         let machine = self.machines.iter().position(|machine| machine.member.id.name == home.name)?;
         Some((machine, *at - self.started?))
@@ -214,12 +215,13 @@ impl World {
 
     /// G1: something leaves a process that has come to this position of its journal.
     pub fn check_departure(&mut self, pid: u32, position: u64) {
-        let Some((process, life)) = self.speaks(pid) else { return };
-        let acked = self.checks.acked.range((process, Incarnation::FIRST)..=(process, life)).map(|(_, position)| *position);
-        let begun = self.checks.begun.get(&(process, life)).copied();
+        let Some((process, incarnation)) = self.speaks(pid) else { return };
+        let acked =
+            self.checks.acked.range((process, Incarnation::FIRST)..=(process, incarnation)).map(|(_, position)| *position);
+        let begun = self.checks.begun.get(&(process, incarnation)).copied();
         let held = acked.chain(begun).max().unwrap_or(0);
         assert!(position <= held, "G1: something leaves {process} that depends on {position}, {held} is acknowledged");
-        for store in self.holders(process).filter(|store| store.incarnation(process) == Some(life)) {
+        for store in self.holders(process).filter(|store| store.incarnation(process) == Some(incarnation)) {
             let held = store.journal_end(process);
             assert!(position <= held, "G1: something leaves {process} that depends on {position}, {held} is held");
         }
@@ -248,7 +250,8 @@ impl World {
             // Until the receiver has an image at a new protector, the loss of its node makes the job restart from its beginning.
             let protector = self.newest(receiver).map(|lib| self.machines[machine_of(lib.protector())].logs.server.store());
             // What is there of an earlier epoch is dropped when it is to be used, or when an incarnation of this epoch is heard.
-            let is_of_now = |store: &&Store| store.incarnation(receiver).is_some_and(|life| life.epoch == self.checks.epoch);
+            let is_of_now =
+                |store: &&Store| store.incarnation(receiver).is_some_and(|incarnation| incarnation.epoch == self.checks.epoch);
             let protector = protector.filter(is_of_now);
             let Some(store) = protector.filter(|store| store.can_restart(receiver)) else { continue };
             let held = store.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
@@ -256,9 +259,11 @@ impl World {
                 held,
                 "G2: {sender} keeps {stream:?} from {kept}, and the protector of {receiver} does not hold the byte before"
             );
-            let life = store.incarnation(receiver);
-            for replica in
-                self.holders(receiver).skip(1).filter(|store| store.has_image(receiver) && store.incarnation(receiver) == life)
+            let incarnation = store.incarnation(receiver);
+            for replica in self
+                .holders(receiver)
+                .skip(1)
+                .filter(|store| store.has_image(receiver) && store.incarnation(receiver) == incarnation)
             {
                 let held = replica.holds(receiver, stream, kept - 1) || self.has_closed(receiver, connection.id);
                 assert!(
@@ -275,8 +280,8 @@ impl World {
     }
 
     fn newest(&self, process: ProcessId) -> Option<&Lib> {
-        let lives = self.processes.iter().filter(|p| p.id == process).filter_map(|p| p.lib.as_deref());
-        lives.max_by_key(|lib| lib.observer.incarnation())
+        let incarnations = self.processes.iter().filter(|p| p.id == process).filter_map(|p| p.lib.as_deref());
+        incarnations.max_by_key(|lib| lib.observer.incarnation())
     }
 
     /// Whether the newest incarnation of a process has closed this connection: it wants nothing more.
@@ -336,13 +341,14 @@ impl World {
         let store = self.machines[at].logs.server.store();
         // What was held of an earlier epoch goes when the first incarnation of the next one speaks.
         let is_of_before = self.machines[at].logs.of_before.contains(&process);
-        let begins =
-            |life: Incarnation| (is_of_before || life.epoch > Epoch::FIRST && life.is_launched()) && !store.has_image(process);
+        let begins = |incarnation: Incarnation| {
+            (is_of_before || incarnation.epoch > Epoch::FIRST && incarnation.is_launched()) && !store.has_image(process)
+        };
         if store.incarnation(process).is_none_or(begins) {
             return;
         }
         // A log of an earlier epoch: no process goes back to that. What such a log's holder still says to a replica that has forgotten it makes a log without a beginning there.
-        if store.incarnation(process).is_some_and(|life| life.epoch < self.checks.epoch) {
+        if store.incarnation(process).is_some_and(|incarnation| incarnation.epoch < self.checks.epoch) {
             return;
         }
         let held = store.list(process).expect("it is known");
@@ -376,7 +382,7 @@ impl World {
     /// G6: an image is committed.
     pub fn check_commit(&mut self, at: usize, process: ProcessId, image: u64) {
         let logs = &self.machines[at].logs;
-        if logs.server.store().incarnation(process).is_none_or(|life| !self.checks.is_voice(process, life)) {
+        if logs.server.store().incarnation(process).is_none_or(|incarnation| !self.checks.is_voice(process, incarnation)) {
             return; // A machine that hung, and does not know yet that it is none of the cluster any more.
         }
         if self.is_protected_elsewhere(process, at) {
@@ -399,7 +405,7 @@ impl World {
         // The newest; one that was brought back only to print what an earlier incarnation had printed already need not have come to its end.
         let order = |process: &Process| {
             let ended = process.ended == Some(ExitStatus::Code(0));
-            process.incarnation().map(|life| (life.epoch, ended, life))
+            process.incarnation().map(|incarnation| (incarnation.epoch, ended, incarnation))
         };
         let mut last: BTreeMap<ProcessId, &Process> = BTreeMap::new();
         for process in self.processes.iter().filter(|process| process.lib.is_some()) {
@@ -411,8 +417,10 @@ impl World {
         let (mut limits, mut sent, mut received) = (0, 0, 0);
         for (id, process) in last {
             let program = &process.lib.as_ref().expect("it was looked for").program;
-            let sockets = &program.app.sockets;
+            let sockets: Vec<_> = program.threads.iter().flat_map(|thread| &thread.app.sockets).collect();
             let done = sockets.iter().all(|socket| socket.finished && socket.ended);
+            let input = program.threads[0].app.input;
+            assert!(id.rank > Rank(0) || input == self.plan.input, "G3: {id} has read {input} bytes of standard input");
             assert!(done && sockets.len() + 1 == self.plan.ranks as usize, "G3: {id} has not sent and received everything");
             sent += sockets.iter().map(|socket| socket.sent).sum::<u64>();
             received += sockets.iter().map(|socket| socket.received).sum::<u64>();

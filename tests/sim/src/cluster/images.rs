@@ -1,27 +1,20 @@
-//! The images of processes: what the engine makes of a process, the connection on which an image goes to the protector, and the way back. When an image is begun,
-//! and upon which other one, decides [`Images`].
-
-use std::collections::VecDeque;
-use std::time::Duration;
+//! The images of processes: what the engine makes of a process, and the connection on which an image goes to the protector. When an image is begun,
+//! and upon which other one, decides [`Images`]. The way back is in [`super::restores`].
 
 use radic_observer::Context;
 use radic_observer::Observer;
 use radic_observer::session::images::{Action, Images};
-use radic_protector::node::Input;
-use radic_protector::node::host::RestoreOrder;
 use radic_protector::store::Speaker;
-use radic_wire::ids::{JobId, ProcessId};
 use radic_wire::log::ToProtector;
 use radic_wire::login::Channel;
+use radic_wire::mac::MAC;
+use std::collections::VecDeque;
 
-use super::daemon::Timer;
-use super::net::{ConnId, Owner, Packet, Word};
-use super::process::Program;
-use super::world::{World, code};
+use super::net::{ConnId, Owner, Packet, Word, code};
+use super::program::Program;
+use super::world::World;
 use crate::app::mix;
 
-/// Time for an image to come: `SILENCE` of `logs/fetch.rs`.
-const FETCH: Duration = Duration::from_secs(30);
 /// One in so many times the engine refuses to save a process.
 const REFUSED: usize = 60;
 /// The beginning of an image's bytes: its place, a sum, and the place of the image that it is an increment of.
@@ -36,18 +29,14 @@ pub struct Saved {
     pub initialized: bool,
 }
 
-/// A process on its way back.
+/// The connection on which an image goes to the protector.
 #[derive(Debug)]
-pub struct Fetch {
-    /// Its job.
-    pub job: JobId,
-    order: RestoreOrder,
-    /// The connection on which the next image comes.
-    pub conn: ConnId,
-    /// The host does not want it any more.
-    pub given_up: bool,
-    /// The images that have come: a whole one, and increments each on the one before.
-    chain: Vec<Vec<u8>>,
+pub struct Shipping {
+    conn: ConnId,
+    image: u64,
+    /// What is sent when the login is admitted.
+    left: VecDeque<Packet>,
+    is_admitted: bool,
 }
 
 impl World {
@@ -60,26 +49,27 @@ impl World {
             match action {
                 Action::Want => self.lib(pid).due = true,
                 Action::Tell(message) => self.tell_node(pid, message),
-                Action::Abandon(image) => self.say_abandoned(pid, image),
+                Action::Abandon(image) => self.say_of_image(pid, &ToProtector::ImageAbandoned { image }),
             }
         }
-        if self.lib(pid).images.under_way().is_none() {
-            self.lib(pid).image = None;
+        if self.lib(pid).images.under_way().is_none()
+            && let Some(shipping) = self.lib(pid).image.take()
+        {
+            self.close(shipping.conn, 0);
         }
         result
     }
 
-    fn say_abandoned(&mut self, pid: u32, image: u64) {
+    fn say_of_image(&mut self, pid: u32, message: &ToProtector<'_>) {
         if let Some([journal, _]) = self.lib(pid).conns.used {
-            let message = code(|out| ToProtector::ImageAbandoned { image }.write(out));
-            self.send(journal, 0, Packet::Word(Word::Log(message)));
+            self.send(journal, 0, Packet::Word(Word::Log(code(|out| message.write(out)))));
         }
     }
 
     /// A checkpoint is wanted, and the process is between two calls.
     pub fn checkpoint(&mut self, pid: u32) {
         let lib = self.lib(pid);
-        if lib.rest.is_some() || !lib.partial.is_empty() || !lib.is_log_up() {
+        if lib.program.is_in_call() || !lib.is_log_up() {
             return;
         }
         lib.due = false;
@@ -115,7 +105,7 @@ impl World {
         });
         let left: VecDeque<Packet> = std::iter::once(begin).chain(chunks).map(|bytes| Packet::Word(Word::Log(bytes))).collect();
         let conn = self.connect(Owner::Process(pid), at, protector);
-        self.lib(pid).image = Some((conn, left));
+        self.lib(pid).image = Some(Shipping { conn, image, left, is_admitted: false });
     }
 
     /// A packet on the connection of an image that is shipped; false: it is another connection's.
@@ -123,20 +113,38 @@ impl World {
         let id = self.processes[pid as usize].id;
         let lib = self.lib(pid);
         let speaker = Speaker { process: id, incarnation: lib.observer.incarnation() };
-        let Some((_, left)) = lib.image.as_mut().filter(|(of, _)| *of == conn) else { return false };
+        let Some(shipping) = lib.image.as_mut().filter(|shipping| shipping.conn == conn) else { return false };
         match packet {
             Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Image))),
             Packet::Word(Word::Admitted) => {
-                let left = std::mem::take(left);
+                shipping.is_admitted = true;
+                let (image, left) = (shipping.image, std::mem::take(&mut shipping.left));
+                self.say_of_image(pid, &ToProtector::ImageUnderWay { image });
                 left.into_iter().for_each(|packet| self.send(conn, 0, packet));
                 // Its end says that it is whole.
                 self.send(conn, 0, Packet::End);
             }
-            // The protector says on the journal's connection what became of it; if it is gone, that is noticed there.
+            // A process of the library logs in before it is saved.
+            _ if !shipping.is_admitted => {
+                self.drive_images(pid, |images, cx| images.handle_unsaved(cx, "the protector's log".to_owned()));
+            }
+            // The protector says on the journal's connection what became of it.
             _ => {}
         }
         true
     }
+}
+
+/// A code over an image, as a log service has it.
+pub fn code_of(image: &[u8]) -> [u8; MAC] {
+    let sum = image.chunks(8).fold(image.len() as u64, |sum, piece| {
+        let mut word = [0; 8];
+        word[..piece.len()].copy_from_slice(piece);
+        mix(sum, u64::from_le_bytes(word))
+    });
+    let mut code = [0; MAC];
+    code[..8].copy_from_slice(&sum.to_le_bytes());
+    code
 }
 
 /// Images by their place in [`World::saved`]; the engine's name for one is its place and one more.
@@ -162,7 +170,7 @@ impl World {
     }
 
     /// The process that a chain of images is of: each one is an increment of the one before, and the first of none.
-    fn saved_of_chain(&self, chain: &[Vec<u8>]) -> Option<usize> {
+    pub fn saved_of_chain(&self, chain: &[Vec<u8>]) -> Option<usize> {
         let mut below = 0;
         for image in chain {
             let place = self.saved_of(image)?;
@@ -173,71 +181,5 @@ impl World {
             below = place as u64 + 1;
         }
         (below > 0).then(|| below as usize - 1)
-    }
-}
-
-impl World {
-    /// The images of a process are fetched, one after the other.
-    pub fn begin_fetch(&mut self, at: usize, job: JobId, order: RestoreOrder) {
-        let process = order.process;
-        let conn = self.dial_for(at, &order);
-        self.peers(at).fetches.insert(process, Fetch { job, order, conn, given_up: false, chain: Vec::new() });
-        self.daemon_later(at, FETCH, Timer::Fetch(conn));
-    }
-
-    fn dial_for(&mut self, at: usize, order: &RestoreOrder) -> ConnId {
-        let owner = Owner::Fetcher(at, self.machines[at].boot, order.process);
-        self.connect(owner, at, order.log)
-    }
-
-    /// Something came for a process that is on its way back.
-    pub fn fetch_arrive(&mut self, at: usize, conn: ConnId, process: ProcessId, packet: Packet) {
-        let Some(fetch) = self.peers(at).fetches.get(&process).filter(|fetch| fetch.conn == conn) else { return };
-        let speaker = Speaker { process, incarnation: fetch.order.incarnation };
-        let next = fetch.order.images.get(fetch.chain.len()).map(|(image, _)| *image);
-        match packet {
-            Packet::Ack => self.send(conn, 0, Packet::Word(Word::Login(speaker, Channel::Fetch))),
-            Packet::Word(Word::Admitted) => {
-                let image = next.expect("an order names an image");
-                self.send(conn, 0, Packet::Word(Word::Wish(image)));
-            }
-            Packet::Word(Word::Content(bytes)) => self.image_came(at, conn, process, bytes),
-            Packet::End | Packet::Reset => self.fetched(at, conn, Err("its connection broke".to_owned())),
-            packet => unreachable!("{packet:?} on a connection that fetches"),
-        }
-    }
-
-    fn image_came(&mut self, at: usize, conn: ConnId, process: ProcessId, bytes: Vec<u8>) {
-        let Some(fetch) = self.peers(at).fetches.get_mut(&process) else { return };
-        fetch.chain.push(bytes);
-        if fetch.chain.len() == fetch.order.images.len() {
-            let chain = std::mem::take(&mut fetch.chain);
-            return self.fetched(at, conn, Ok(chain));
-        }
-        let order = fetch.order.clone();
-        self.close(conn, 0);
-        let next = self.dial_for(at, &order);
-        if let Some(fetch) = self.peers(at).fetches.get_mut(&process) {
-            fetch.conn = next;
-        }
-        self.daemon_later(at, FETCH, Timer::Fetch(next));
-    }
-
-    /// All images of a process are here, or they do not come.
-    pub fn fetched(&mut self, at: usize, conn: ConnId, result: Result<Vec<Vec<u8>>, String>) {
-        let peers = self.peers(at);
-        let Some(process) = peers.fetches.iter().find(|(_, fetch)| fetch.conn == conn).map(|(process, _)| *process) else {
-            return;
-        };
-        let Some(Fetch { order, .. }) = peers.fetches.remove(&process) else { return };
-        self.close(conn, 0);
-        let Ok(chain) = &result else {
-            return self.input_soon(at, Input::Fetched(process, result.map(|_| ())));
-        };
-        let saved = self.saved_of_chain(chain);
-        let saved = saved.unwrap_or_else(|| panic!("G6: images of {process} that are committed are none: {:?}", order.images));
-        self.counts.increments += chain.len() as u64 - 1;
-        self.input_soon(at, Input::Fetched(process, Ok(())));
-        self.restore(at, process, order.incarnation, saved);
     }
 }

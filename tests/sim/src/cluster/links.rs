@@ -12,8 +12,8 @@ use radic_wire::determinant::StreamId;
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
 
-use super::net::{ConnId, Owner, Packet, Word};
-use super::world::{World, code};
+use super::net::{ConnId, Owner, Packet, Word, code};
+use super::world::World;
 
 /// ECONNRESET.
 const RESET: i32 = 104;

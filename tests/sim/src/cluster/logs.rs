@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_protector::fetching::Offer;
 use radic_protector::logserver::{self, Action, ConnectionNumber, Gone, LogServer, Next, Reason, Role, Verification, What};
 use radic_protector::node::Input;
 use radic_protector::node::stores::StoreOrder;
@@ -13,12 +14,16 @@ use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::peer::Answer;
 
+use super::images::code_of;
 use super::net::{ConnId, Owner, Packet, Word, machine_of};
-use super::world::{Event, World};
+use super::queue::Event;
+use super::world::World;
 
 /// Bytes of one write, and of all that are on their way: few, so that much is under way when a machine dies.
 const WRITE: usize = 256;
 const WRITING: usize = 8 * WRITE;
+/// Bytes of an image that are sent at once.
+const PIECE: usize = 16;
 
 /// What the disk and the verifier have done, and times.
 #[derive(Debug, Clone)]
@@ -29,6 +34,8 @@ pub enum Done {
     Verified(Verification),
     /// A read, for this connection.
     Read(ConnectionNumber, File, u64, usize),
+    /// The image that is to be sent on this connection is read.
+    Opened(ConnectionNumber, Vec<u8>),
     /// The server's next time.
     Timeout,
 }
@@ -95,10 +102,10 @@ impl Logs {
         self.server.has_ended(job)
     }
 
-    /// The bytes of a committed image.
+    /// For the judge: the bytes of a committed image.
     pub fn committed(&self, process: ProcessId, image: u64) -> Option<Vec<u8>> {
         let length = self.server.store().committed_image(process, image)? as usize;
-        self.files.get(&File::Image(process, image)).filter(|bytes| bytes.len() >= length).map(|bytes| bytes[..length].to_vec())
+        self.files.get(&File::Image(process, image))?.get(..length).map(<[u8]>::to_vec)
     }
 }
 
@@ -135,10 +142,10 @@ impl World {
                 server.remove_job(now, job);
                 None
             }
-            StoreOrder::Fence(process, life) => {
-                self.checks.handle_fence(process, life);
-                self.trace(|| format!("n{} fences {process} below {}", at + 1, life));
-                self.fence(at, process, life);
+            StoreOrder::Fence(process, incarnation) => {
+                self.checks.handle_fence(process, incarnation);
+                self.trace(|| format!("n{} fences {process} below {}", at + 1, incarnation));
+                self.fence(at, process, incarnation);
                 None
             }
             StoreOrder::ForgetProcess(node, number, process) => {
@@ -150,6 +157,7 @@ impl World {
                 Some((node, number, Answer::Stable(stable + if self.breaks.stable { 1_000 } else { 0 })))
             }
             StoreOrder::Sizes(node, number, _) => Some((node, number, Answer::Sizes(Vec::new()))),
+            StoreOrder::Flows(..) => unreachable!("no command asks for traffic in this simulation"),
             StoreOrder::List(node, number, process) => Some((node, number, Answer::Log(server.store().list(process)))),
             StoreOrder::Revive(..) | StoreOrder::Read(..) => unreachable!("no command resumes or reads logs in this simulation"),
         };
@@ -159,33 +167,35 @@ impl World {
         self.serve_logs(at);
     }
 
-    fn fence(&mut self, at: usize, process: ProcessId, life: Incarnation) {
+    fn fence(&mut self, at: usize, process: ProcessId, incarnation: Incarnation) {
         let (now, breaks) = (self.now, self.breaks);
         let logs = self.logs(at);
-        let is_of_before = |held: Incarnation| held.epoch < life.epoch;
+        let is_of_before = |held: Incarnation| held.epoch < incarnation.epoch;
         if logs.server.store().incarnation(process).is_some_and(is_of_before) {
             logs.of_before.insert(process);
         }
         if !breaks.fence {
-            return logs.server.fence(now, process, life);
+            return logs.server.fence(now, process, incarnation);
         }
         let mut other = logs.server.clone();
-        other.fence(now, process, life);
+        other.fence(now, process, incarnation);
         let fenced = std::iter::from_fn(|| other.poll_action()).find_map(|action| match action {
             Action::Fenced(_, _, result) => Some(result),
             _ => None,
         });
-        self.fenced(at, process, life, fenced.unwrap_or(Err(NoRestart::Unstable)));
+        self.fenced(at, process, incarnation, fenced.unwrap_or(Err(NoRestart::Unstable)));
     }
 
-    fn fenced(&mut self, at: usize, process: ProcessId, life: Incarnation, result: Result<Restart, NoRestart>) {
+    fn fenced(&mut self, at: usize, process: ProcessId, incarnation: Incarnation, result: Result<Restart, NoRestart>) {
         if let Ok(restart) = &result {
             let boot = self.machines[at].boot;
-            self.brought_back.insert(Speaker { process, incarnation: life }, (at, boot));
-            self.checks.handle_restart(process, life, restart);
+            self.brought_back.insert(Speaker { process, incarnation }, (at, boot));
+            self.checks.handle_restart(process, incarnation, restart);
         }
-        self.trace(|| format!("n{}: log of {process} for incarnation {life}: {:?}", at + 1, result.as_ref().map(|r| r.log_end)));
-        self.input_soon(at, Input::Fenced(process, life, result));
+        self.trace(|| {
+            format!("n{}: log of {process} for incarnation {incarnation}: {:?}", at + 1, result.as_ref().map(|r| r.log_end))
+        });
+        self.input_soon(at, Input::Fenced(process, incarnation, result));
     }
 
     // ---- the network
@@ -273,11 +283,8 @@ impl World {
                 Next::Read
             }
             Word::Wish(image) => {
-                let wanted = server.handle_wish(now, number(conn), image);
-                if let Some(bytes) = wanted.and_then(|(process, _)| self.logs(at).committed(process, image)) {
-                    self.send(conn, 1, Packet::Word(Word::Content(bytes)));
-                }
-                self.close_log(at, conn);
+                // The connection is kept until it is the image's turn.
+                _ = server.handle_wish(now, number(conn), image);
                 Next::Closed
             }
             Word::Log(bytes) if matches!(role, Some(Role::Image(_, Some(_)))) => {
@@ -312,8 +319,8 @@ impl World {
         let logs = self.logs(at);
         // Its next incarnation began elsewhere: positions in its payload are not those of the incarnation that is held.
         let held = logs.server.store().incarnation(process);
-        let is_of_before = held.is_some_and(|life| life < incarnation);
-        if held.is_some_and(|life| life.epoch < incarnation.epoch) {
+        let is_of_before = held.is_some_and(|held| held < incarnation);
+        if held.is_some_and(|held| held.epoch < incarnation.epoch) {
             // A replica is not fenced: it hears of the next epoch by the hello of an incarnation of that, which need not be the first one.
             logs.of_before.insert(process);
         }
@@ -415,7 +422,8 @@ impl World {
                 let after = self.disk_time(at);
                 self.logs_later(at, after, Done::Verified(verification));
             }
-            Action::Fenced(process, life, result) => self.fenced(at, process, life, result),
+            Action::SendImage(to, process, image, bytes) => self.send_image(at, conn(to), File::Image(process, image), bytes),
+            Action::Fenced(process, incarnation, result) => self.fenced(at, process, incarnation, result),
             Action::Tell(event) => {
                 match (event.what, event.process) {
                     (What::Committed(image), Some(process)) => {
@@ -428,6 +436,30 @@ impl World {
                 self.input_soon(at, event.into());
             }
         }
+    }
+
+    /// Sends an image, as the thread of a service does, as far as it is held when it is opened.
+    fn send_image(&mut self, at: usize, conn: ConnId, file: File, held: Option<u64>) {
+        let found = held.and_then(|held| self.logs(at).files.get(&file)?.get(..held as usize)).map(<[u8]>::to_vec);
+        let offer = Offer::of(held, found.as_ref().map(|image| Offer { bytes: image.len() as u64, code: code_of(image) }));
+        self.send(conn, 1, Packet::Word(Word::Offer(Offer::encode(offer).to_vec())));
+        let after = self.disk_time(at);
+        let mut image = found.unwrap_or_default();
+        let is_damaged = self.is_damaged_since();
+        image.iter_mut().take(usize::from(is_damaged)).for_each(|byte| *byte ^= 64);
+        self.logs_later(at, after, Done::Opened(number(conn), image));
+    }
+
+    fn send_content(&mut self, at: usize, conn: ConnId, image: &[u8]) {
+        for piece in image.chunks(PIECE) {
+            self.send(conn, 1, Packet::Word(Word::Content(piece.to_vec())));
+        }
+        if !image.is_empty() {
+            self.send(conn, 1, Packet::Word(Word::ContentEnd));
+        }
+        self.close_log(at, conn);
+        let now = self.now;
+        self.logs(at).server.handle_image_sent(now, number(conn));
     }
 
     fn handle_log_closed(&mut self, at: usize, of: ConnId, reason: &Reason) {
@@ -456,7 +488,7 @@ impl World {
         self.schedule(self.now + after, Event::Logs(at, boot, done));
     }
 
-    fn disk_time(&mut self, at: usize) -> Duration {
+    pub(super) fn disk_time(&mut self, at: usize) -> Duration {
         let most = self.machines[at].disk.as_micros() as usize;
         let time = Duration::from_micros(20 + self.dice.below(most) as u64);
         let now = self.now;
@@ -476,6 +508,7 @@ impl World {
                 let bytes = logs.files.get(&file).and_then(|bytes| bytes.get(position as usize..position as usize + length));
                 logs.server.handle_read(now, to, file, position, bytes.ok_or("it is not there"));
             }
+            Done::Opened(to, image) => self.send_content(at, conn(to), &image),
             Done::Timeout => {
                 let logs = self.logs(at);
                 if logs.timeout.is_some_and(|at| at <= now) {

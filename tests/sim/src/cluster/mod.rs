@@ -4,12 +4,19 @@
 //! | module | what | written after |
 //! |---|---|---|
 //! | [`plan`] | what a seed decides beforehand: sizes, and what fails when | |
-//! | [`world`] | the queue of events, machines, faults, the terminal, the end | |
+//! | [`world`], [`queue`] | what there is, and what is going to happen | |
+//! | [`machine`] | machines: how they are switched on, and what goes wrong with them | |
 //! | [`net`] | ordered connections with delays, cuts, and what is lost when they break | |
-//! | [`daemon`] | the node's driver: links, heartbeats, probes, launching, fetching images | `protector/src/daemon` |
+//! | [`terminal`] | the terminal, which starts the job and looks for it | |
+//! | [`judge`] | whether the job has ended as it may | |
+//! | [`daemon`] | the node's driver: timers, and the ranks' processes | `protector/src/daemon` |
+//! | [`peers`] | the driver of what decides about connections between daemons | `protector/src/daemon/peers.rs` |
 //! | [`logs`] | the store's driver, with a disk | `protector/src/logs` |
-//! | [`process`], [`links`] | the observer's driver, and the program | `preload/` |
-//! | [`images`] | what the engine makes of a process, and the way to the protector and back | `preload/src/image.rs`, `protector/src/logs/fetch.rs` |
+//! | [`process`], [`links`] | the observer's driver | `preload/` |
+//! | [`program`] | the program, and what its calls become | `preload/src/ops` |
+//! | [`stdio`] | pipes between a process and its host; the terminal's standard input | |
+//! | [`images`] | what the engine makes of a process, and the way to the protector | `preload/src/image.rs` |
+//! | [`restores`] | the driver of what decides how images come back | `protector/src/daemon/restores.rs`, `protector/src/logs/fetch.rs` |
 //! | [`check`] | what must hold at every step, and at the end | docs/design.md's guarantees |
 //!
 //! A violation is a panic, as an assertion of the state machines is: [`crate::seeds`] reports both with their seed.
@@ -17,14 +24,23 @@
 use std::time::Duration;
 
 pub mod check;
+pub mod counts;
 pub mod daemon;
 pub mod images;
+pub mod judge;
 pub mod links;
 pub mod logs;
+pub mod machine;
 pub mod net;
+pub mod peers;
 pub mod plan;
 pub mod process;
+pub mod program;
+pub mod queue;
+pub mod restores;
 mod session;
+pub mod stdio;
+pub mod terminal;
 #[cfg(test)]
 mod tests;
 pub mod world;

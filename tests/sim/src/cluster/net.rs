@@ -1,16 +1,19 @@
 //! The network: ordered connections between machines, each with its delays. What is on the way when a connection breaks, or its sender dies, arrives up to some
 //! point, and the rest does not.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_protector::fetching::OrderNumber;
 use radic_protector::store::Speaker;
-use radic_wire::ids::ProcessId;
+use radic_wire::bytes::Writer;
+use radic_wire::limits;
 use radic_wire::login::Channel;
-use radic_wire::membership::MembershipMessage;
-use radic_wire::peer;
 
+use super::queue::Event;
+use super::world::World;
 use crate::dice::Dice;
 
 /// Number of a connection.
@@ -26,7 +29,7 @@ pub enum Owner {
     /// A process, by number.
     Process(u32),
     /// The thread that fetches the images of a process that comes back.
-    Fetcher(usize, u32, ProcessId),
+    Fetcher(usize, u32, OrderNumber),
 }
 
 /// What travels.
@@ -49,18 +52,8 @@ pub enum Packet {
 /// Messages, by their speaker.
 #[derive(Debug, Clone)]
 pub enum Word {
-    /// Protectors, first.
-    Hello(Box<peer::Hello>),
-    /// The answer.
-    Welcome(Box<peer::Welcome>),
-    /// A frame of a link.
-    Frame(Vec<u8>),
-    /// Its acknowledgement.
-    Received(u64),
-    /// A heartbeat, with the view's number.
-    Beat(u64),
-    /// Of a node that is no member.
-    Membership(Box<MembershipMessage>),
+    /// A frame between daemons.
+    Peer(Vec<u8>),
     /// To a log service, first.
     Login(Speaker, Channel),
     /// The answer.
@@ -69,8 +62,12 @@ pub enum Word {
     Log(Vec<u8>),
     /// An image is wanted.
     Wish(u64),
-    /// The image.
+    /// What is offered of it.
+    Offer(Vec<u8>),
+    /// A piece of the image.
     Content(Vec<u8>),
+    /// Nothing follows.
+    ContentEnd,
     /// Between two observers.
     Greeting(Vec<u8>),
 }
@@ -179,6 +176,142 @@ impl Net {
             if part > 0 {
                 packets.push_back(Packet::Bytes(bytes[..part].to_vec()));
             }
+        }
+    }
+}
+
+/// The code of a message.
+pub fn code(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+    thread_local!(static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; limits::LOG_FRAME]));
+    ROOM.with_borrow_mut(|room| {
+        let mut writer = Writer::new(room);
+        write(&mut writer);
+        let length = writer.finish().expect("a message is no longer than a frame");
+        room[..length].to_vec()
+    })
+}
+
+/// A message with its bytes in two pieces.
+pub fn framed(head: &[u8], tail: &[u8], write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+    code(|out| {
+        write(out);
+        out.raw(head);
+        out.raw(tail);
+    })
+}
+
+impl World {
+    /// Opens a connection.
+    pub fn connect(&mut self, owner: Owner, from: usize, to: SocketAddr) -> ConnId {
+        let conn = self.net.open(owner, from, to);
+        self.send(conn, 0, Packet::Syn);
+        conn
+    }
+
+    /// Sends on a connection.
+    pub fn send(&mut self, conn: ConnId, from: usize, packet: Packet) {
+        if self.net.conns[conn].ends[from].closed {
+            return;
+        }
+        let twice = self.breaks.twice && matches!(packet, Packet::Bytes(_)) && self.dice.one_in(20);
+        for packet in std::iter::repeat_n(packet, if twice { 2 } else { 1 }) {
+            if let Some(at) = self.net.send(&mut self.dice, self.now, conn, from, packet) {
+                self.schedule(at, Event::Arrive(conn, 1 - from));
+            }
+        }
+    }
+
+    /// Closes one end.
+    pub fn close(&mut self, conn: ConnId, side: usize) {
+        self.send(conn, side, Packet::End);
+        self.net.conns[conn].ends[side].closed = true;
+    }
+
+    /// All ends of an owner that has ended: some say so in order, some by a reset.
+    pub fn abort_all(&mut self, owner: Owner) {
+        for conn in 0..self.net.conns.len() {
+            for side in 0..2 {
+                let end = &self.net.conns[conn].ends[side];
+                if end.owner == owner && !end.closed && !(side == 1 && self.net.conns[conn].target.is_some()) {
+                    let packet = if self.dice.one_in(2) { Packet::End } else { Packet::Reset };
+                    self.send(conn, side, packet);
+                    self.net.conns[conn].ends[side].closed = true;
+                }
+            }
+        }
+    }
+
+    /// A packet arrives at this side.
+    pub fn arrive(&mut self, conn: ConnId, side: usize) {
+        let [a, b] = [0, 1].map(|side: usize| self.net.conns[conn].ends[side].machine);
+        if let Some(until) = self.net.cut_until(a, b, self.now) {
+            let after = Duration::from_micros(100 + self.dice.below(200_000) as u64);
+            return self.schedule(until + after, Event::Arrive(conn, side));
+        }
+        let at = self.net.conns[conn].ends[side].machine;
+        if !self.machines[at].power {
+            return;
+        }
+        if self.machines[at].paused > self.now {
+            // Its kernel does not run either.
+            return self.schedule(self.machines[at].paused, Event::Arrive(conn, side));
+        }
+        if let Some(to) = self.net.conns[conn].target.filter(|_| side == 1) {
+            return self.arrive_at_listener(conn, to);
+        }
+        let end = &self.net.conns[conn].ends[side];
+        let boot = match end.owner {
+            Owner::Daemon(_, boot) | Owner::Logs(_, boot) | Owner::Fetcher(_, boot, _) => Some(boot),
+            Owner::Process(_) => None,
+        };
+        match self.ready(at, boot) {
+            Some(ready) if ready > self.now => return self.schedule(ready, Event::Arrive(conn, side)),
+            _ => {}
+        }
+        let Some(packet) = self.net.take(conn, side) else { return };
+        self.note(&Event::Arrive(conn, side));
+        self.hand_over(conn, side, packet);
+    }
+
+    /// A connection comes to a listener: the kernel takes it, or refuses.
+    fn arrive_at_listener(&mut self, conn: ConnId, to: SocketAddr) {
+        let Some(packet) = self.net.take(conn, 1) else { return };
+        self.net.conns[conn].target = None;
+        if matches!(packet, Packet::Reset | Packet::End) {
+            return self.net.conns[conn].ends[1].closed = true;
+        }
+        let Some(owner) = self.net.listeners.get(&to).copied() else {
+            self.send(conn, 1, Packet::Reset);
+            return self.net.conns[conn].ends[1].closed = true;
+        };
+        self.net.conns[conn].ends[1].owner = owner;
+        self.send(conn, 1, Packet::Ack);
+        self.hand_over(conn, 1, packet);
+    }
+
+    fn hand_over(&mut self, conn: ConnId, side: usize, packet: Packet) {
+        let end = self.net.conns[conn].ends[side].clone();
+        let over = matches!(packet, Packet::End | Packet::Reset);
+        if end.closed {
+            if !over {
+                // The sender hears that there is no receiver.
+                self.net.conns[conn].ends[side].closed = false;
+                self.send(conn, side, Packet::Reset);
+                self.net.conns[conn].ends[side].closed = true;
+            }
+            return;
+        }
+        if let Packet::Reset = packet {
+            self.net.conns[conn].ends[side].closed = true;
+        }
+        match end.owner {
+            Owner::Daemon(at, boot) if self.ready(at, Some(boot)).is_some() => self.daemon_arrive(at, conn, packet),
+            Owner::Logs(at, boot) if self.ready(at, Some(boot)).is_some() => self.logs_arrive(at, conn, packet),
+            Owner::Fetcher(at, boot, number) if self.ready(at, Some(boot)).is_some() => {
+                self.fetch_arrive(at, conn, number, packet);
+            }
+            Owner::Process(pid) => self.process_arrive(pid, conn, side, packet),
+            _ => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{JobId, ProcessId, Rank};
 use radic_wire::job::RestartOn;
 
-use crate::app::App;
+use crate::app::{App, mix};
 use crate::dice::Dice;
 
 /// Something that goes wrong.
@@ -75,8 +75,20 @@ pub struct Plan {
     pub bad_images: usize,
     /// One in so many images is whole, and a process that comes back from it dies at once; 0: none.
     pub useless_images: usize,
+    /// Whether each rank has a second thread, if it has connections for one.
+    pub threads: bool,
+    /// Whether each rank but the first executes another program before it does anything.
+    pub executes: bool,
+    /// Bytes that the terminal has for rank 0.
+    pub input: u64,
     /// What goes wrong.
     pub faults: Vec<(When, Fault)>,
+}
+
+/// Threads, programs that execute others, and standard input of a seed.
+fn programs(seed: u64) -> (bool, bool, u64) {
+    let mut dice = Dice::new(seed ^ 0x7ead);
+    (dice.one_in(3), dice.one_in(8), [0, 0, 30, 90][dice.below(4)])
 }
 
 const EVENTS: [EventName; 12] = [
@@ -103,6 +115,7 @@ impl Plan {
         let hosts = 2 + dice.below(4);
         let machines = 1 + hosts + spares;
         let ms = |ms: usize| Duration::from_millis(ms as u64);
+        let (threads, executes, input) = programs(seed);
         let mut plan = Plan {
             seed,
             machines,
@@ -116,6 +129,9 @@ impl Plan {
             restart_on: [RestartOn::Spare, RestartOn::Protector, RestartOn::Any][dice.below(3)],
             bad_images: 40,
             useless_images: [0, 0, 20, 4][Dice::new(seed ^ 0x1a6e).below(4)],
+            threads,
+            executes,
+            input,
             faults: Vec::new(),
         };
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
@@ -130,6 +146,7 @@ impl Plan {
         let dice = &mut dice;
         let hosts = 2 + dice.below(3);
         let ms = |ms: usize| Duration::from_millis(ms as u64);
+        let (threads, executes, input) = programs(seed);
         let mut plan = Plan {
             seed,
             machines: 1 + hosts,
@@ -143,6 +160,9 @@ impl Plan {
             restart_on: RestartOn::Protector,
             bad_images: 40,
             useless_images: 0,
+            threads,
+            executes,
+            input,
             faults: Vec::new(),
         };
         for _ in 0..4 + dice.below(16) {
@@ -207,7 +227,14 @@ impl Plan {
     /// The program of a rank: each connects to those above it, and accepts those below.
     pub fn app_of(&self, job: JobId, rank: u32) -> App {
         let connects = (rank + 1..self.ranks).map(|other| Plan::process(job, other)).collect();
-        App::new(self.seed, connects, rank as usize, self.quota, rank == 0)
+        let mut app = App::new(self.seed, connects, rank as usize, self.quota, rank == 0);
+        (app.forks, app.reads_input) = (self.threads, rank == 0);
+        app
+    }
+
+    /// The byte of standard input at this offset.
+    pub fn input_at(&self, offset: u64) -> u8 {
+        mix(self.seed, offset) as u8
     }
 
     /// How many of them may be dead, off or cut off without a majority being in question, at worst.
@@ -230,6 +257,10 @@ impl fmt::Display for Plan {
             f,
             "seed {seed}: {machines} machines (n1 has the terminal; {spares} are spares), {ranks} ranks, {replicas} replicas"
         )?;
+        if self.threads || self.executes || self.input > 0 {
+            let (threads, executes, input) = (self.threads, self.executes, self.input);
+            writeln!(f, "  two threads: {threads}, executes another program: {executes}, {input} bytes of standard input")?;
+        }
         if self.useless_images > 0 {
             writeln!(f, "  one in {} images does not restore", self.useless_images)?;
         }

@@ -2,37 +2,34 @@
 //! `preload/src/layer.rs`, `layer/`, `restart.rs` and `image.rs`; links are in [`super::links`].
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_observer::connection::Slot;
 use radic_observer::links::Links;
-use radic_observer::replay::Ask;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
-use radic_observer::{Accept, Address, Context, Error, Observer, Ready, Receive, Send, Source, Transmit};
+use radic_observer::{Error, Observer, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
-use radic_wire::determinant::{Determinant, ReadyFd, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
-use radic_wire::job::{ExitStatus, OutputStream};
+use radic_wire::job::ExitStatus;
 use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
-use serde_bytes::ByteBuf;
 
-use super::images::Saved;
+use super::images::{Saved, Shipping};
 use super::links::Sockets;
-use super::net::{ConnId, Owner, Packet, Word};
+use super::net::{ConnId, Owner, Packet, Word, code, framed};
+use super::program::Program;
+use super::queue::Event;
 use super::session::Conns;
-use super::world::{Event, World, code, framed};
-use crate::app::{App, LISTENER, Op, mix};
+use super::stdio::Pipes;
+use super::world::World;
 
 /// The code of a process that cannot go on.
 const FAILED: i32 = 125;
-/// Calls of the program after which it is through with its start.
-const STARTED: u64 = 8;
-
+/// Where the number of the program begins in the name of an observer, above that of the process.
+const PROGRAM: u32 = 32;
 /// How much of everything an observer has here: little, so that bounds are met.
 pub const CONFIG: radic_observer::Config = radic_observer::Config {
     outbox_blocks: 16,
@@ -43,31 +40,14 @@ pub const CONFIG: radic_observer::Config = radic_observer::Config {
     payload_pieces: 8,
     connections: 8,
     descriptors: 12,
-    threads: 1,
+    threads: 2,
 };
-
-/// The program, with what it prints.
-#[expect(missing_docs, reason = "the program")]
-#[derive(Debug, Clone)]
-pub struct Program {
-    pub app: App,
-    /// All that it has printed.
-    pub out: Vec<u8>,
-    /// What it is about to print.
-    owed: Option<Vec<u8>>,
-    /// It is in `connect`, and knows whom it calls.
-    calling: bool,
-    /// Calls that were completed.
-    calls: u64,
-}
 
 /// The library in a process.
 #[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
 pub struct Lib {
     pub observer: Observer,
     pub program: Program,
-    pub rest: Option<(usize, Vec<u8>, bool, usize)>,
-    pub partial: Vec<u8>,
     pub session: Session,
     pub conns: Conns,
     pub from_protector: VecDeque<Vec<u8>>,
@@ -76,7 +56,7 @@ pub struct Lib {
     pub sockets: Sockets,
     pub images: Images,
     /// The connection of the image under way, and what is to be said there.
-    pub image: Option<(ConnId, VecDeque<Packet>)>,
+    pub image: Option<Shipping>,
     pub due: bool,
     pub initialized: bool,
     /// It computes until then, and looks at nothing.
@@ -93,12 +73,18 @@ pub struct Process {
     pub ended: Option<ExitStatus>,
     /// When it is to go on.
     step: Option<Duration>,
-    /// Whether its host wants the next piece of each stream; how far it was read; whether its end was.
-    pub wanted: [bool; 2],
-    read: usize,
+    /// The pipes between it and its host.
+    pub pipes: Pipes,
+    /// How often its program was replaced by another one (exec).
+    programs: u64,
 }
 
 impl Process {
+    /// The name of its connection to the node: each program of the process has one of its own.
+    pub fn observer_id(&self, pid: u32) -> ObserverId {
+        ObserverId(u64::from(pid) | self.programs << PROGRAM)
+    }
+
     /// Its life, once it knows.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.lib.as_ref().map(|lib| lib.observer.incarnation())
@@ -106,7 +92,8 @@ impl Process {
 }
 
 impl Lib {
-    fn has_bytes(&self, slot: Slot) -> bool {
+    /// Whether the socket of a connection has bytes that were not taken.
+    pub fn has_bytes(&self, slot: Slot) -> bool {
         self.observer.table().get(slot).is_some_and(|connection| self.sockets.has_bytes(connection.stream_out()))
     }
 
@@ -117,21 +104,18 @@ impl Lib {
 
     /// Where it stands, for people.
     pub fn standing(&self) -> String {
-        let (app, observer) = (&self.program.app, &self.observer);
+        let observer = &self.observer;
         let table: Vec<_> = observer.table().iter().map(|(_, c)| format!("{c:?}")).collect();
         format!(
-            "life {}, {:?}, {:?} {:?}, calls {}, op {:?}, rest {:?}, gate {:?}, outbox {}, {:?}\n    {:?}\n    {}",
+            "life {}, {:?}, {:?} {:?}, {}, gate {:?}, outbox {}, {:?}\n    {}",
             observer.incarnation(),
             observer.phase(),
             self.session,
             self.conns,
-            self.program.calls,
-            app.op(),
-            self.rest,
+            self.program.standing(),
             observer.gate(),
             observer.outbox().used(),
             (&self.links, &self.sockets),
-            app.sockets,
             table.join("\n    ")
         )
     }
@@ -148,6 +132,11 @@ impl World {
         self.processes[pid as usize].lib.as_mut().expect("a process that goes on has its library")
     }
 
+    /// Whether the process runs, and its program has joined.
+    fn has_library(&self, pid: u32) -> bool {
+        self.is_running(pid) && self.processes[pid as usize].lib.is_some()
+    }
+
     pub(super) fn is_running(&self, pid: u32) -> bool {
         self.processes[pid as usize].ended.is_none()
     }
@@ -160,15 +149,15 @@ impl World {
     }
 
     /// The node brings one back.
-    pub fn restore(&mut self, at: usize, id: ProcessId, life: Incarnation, saved: usize) {
+    pub fn restore(&mut self, at: usize, id: ProcessId, incarnation: Incarnation, saved: usize) {
         self.counts.restarts += 1;
-        self.begin_process(at, id, Some((life, saved)));
+        self.begin_process(at, id, Some((incarnation, saved)));
     }
 
     fn begin_process(&mut self, at: usize, id: ProcessId, restored: Option<(Incarnation, usize)>) {
         let pid = self.processes.len() as u32;
-        let (lib, ended, step, wanted) = Default::default();
-        self.processes.push(Process { id, machine: at, lib, restored, ended, step, wanted, read: 0 });
+        let (lib, ended, step, pipes, programs) = Default::default();
+        self.processes.push(Process { id, machine: at, lib, restored, ended, step, pipes, programs });
         self.machines[at].ranks.insert(id, pid);
         self.trace(|| {
             format!("n{}: {id} is process {pid}, {}", at + 1, if restored.is_some() { "from an image" } else { "new" })
@@ -185,12 +174,13 @@ impl World {
         }
         let process = &self.processes[pid as usize];
         let (id, version) = (process.id, radic_wire::PROTOCOL_VERSION);
-        let message = match process.restored {
+        let message = match process.restored.filter(|_| process.programs == 0) {
             None => ToNode::Join { version, process: id },
             Some((_, saved)) => {
-                let observer = &self.saved[saved].observer;
+                let Saved { observer, program, .. } = &self.saved[saved];
                 let (incarnation, cut) = (observer.incarnation(), observer.journal().end());
-                let point = Point { incarnation, cut, output: [0; 2], fences: 0, pmi: (false, false) };
+                let output = [program.output.offset(), 0];
+                let point = Point { incarnation, cut, output, fences: 0, pmi: (false, false) };
                 ToNode::Restored { version, process: id, point }
             }
         };
@@ -199,8 +189,22 @@ impl World {
 
     /// Says something to its node.
     pub fn tell_node(&mut self, pid: u32, message: ToNode) {
-        let at = self.processes[pid as usize].machine;
-        self.input_soon(at, Input::Observer(ObserverId(pid.into()), pid, message));
+        let process = &self.processes[pid as usize];
+        let (at, observer) = (process.machine, process.observer_id(pid));
+        self.input_soon(at, Input::Observer(observer, pid, message));
+    }
+
+    /// The program executes another one: nothing is left of the library, and the new one joins.
+    pub fn execute(&mut self, pid: u32) {
+        let process = &mut self.processes[pid as usize];
+        let (at, before) = (process.machine, process.observer_id(pid));
+        process.lib = None;
+        process.programs += 1;
+        self.trace(|| format!("n{}: process {pid} executes another program", at + 1));
+        self.net.listeners.retain(|_, owner| *owner != Owner::Process(pid));
+        self.abort_all(Owner::Process(pid));
+        self.input_soon(at, Input::ObserverGone(before));
+        self.begin(pid);
     }
 
     /// It ends, for whatever reason.
@@ -210,11 +214,11 @@ impl World {
             return;
         }
         process.ended = Some(status);
-        let (id, at) = (process.id, process.machine);
+        let (id, at, observer) = (process.id, process.machine, process.observer_id(pid));
         self.trace(|| format!("n{}: process {pid} of {id} ends: {status:?}", at + 1));
         self.net.listeners.retain(|_, owner| *owner != Owner::Process(pid));
         self.abort_all(Owner::Process(pid));
-        self.input_soon(at, Input::ObserverGone(ObserverId(pid.into())));
+        self.input_soon(at, Input::ObserverGone(observer));
         self.input_soon(at, Input::Exited(id, status));
         self.pump_output(pid);
     }
@@ -231,8 +235,8 @@ impl World {
             Ok(value) => Some(value),
             Err(error) => {
                 let process = &self.processes[pid as usize];
-                let life = process.incarnation().expect("it has an observer");
-                assert!(!self.is_voice(pid), "observer of {}, life {life}: {error}\n{}", process.id, self.standing());
+                let incarnation = process.incarnation().expect("it has an observer");
+                assert!(!self.is_voice(pid), "observer of {}, life {incarnation}: {error}\n{}", process.id, self.standing());
                 self.end_by(pid, &error);
                 None
             }
@@ -244,30 +248,6 @@ impl World {
         match error {
             Error::Fenced(_) => self.end_process(pid, ExitStatus::Signal(libc::SIGKILL)),
             error => self.fail(pid, &error.to_string()),
-        }
-    }
-
-    /// Hands over what its host wants of its output and is there.
-    pub fn pump_output(&mut self, pid: u32) {
-        let process = &mut self.processes[pid as usize];
-        let (id, at) = (process.id, process.machine);
-        let ended = process.ended.is_some();
-        let out = process.lib.as_ref().map_or(&[][..], |lib| &lib.program.out);
-        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
-            if !process.wanted[stream as usize] {
-                continue;
-            }
-            let piece = match stream {
-                OutputStream::Stdout => out[process.read.min(out.len())..].iter().copied().take(64).collect(),
-                OutputStream::Stderr => Vec::new(),
-            };
-            if !piece.is_empty() || ended {
-                process.wanted[stream as usize] = false;
-                process.read += piece.len();
-                let boot = self.machines[at].boot;
-                let input = Input::ProcessOutput(id, stream, ByteBuf::from(piece));
-                self.queue.push(self.now + super::LOCAL, Event::OfProcess(at, boot, pid, Box::new(input)));
-            }
         }
     }
 
@@ -295,9 +275,10 @@ impl World {
 
     fn joined(&mut self, pid: u32, incarnation: Incarnation, protector: SocketAddr) {
         let id = self.processes[pid as usize].id;
-        self.checks.handle_life(id, incarnation);
-        let program = Program { app: self.plan.app_of(id.job, id.rank.0), out: Vec::new(), owed: None, calling: false, calls: 0 };
-        let observer = Observer::in_life(id, incarnation, &CONFIG);
+        self.checks.handle_incarnation(id, incarnation);
+        let programs = self.processes[pid as usize].programs;
+        let program = Program::new(&self.plan, id, programs);
+        let observer = Observer::as_incarnation(id, incarnation, &CONFIG);
         self.add_lib(pid, observer, program, Session::new(protector));
         self.open_door(pid);
     }
@@ -308,32 +289,33 @@ impl World {
         if self.plan.is_useless(saved) {
             return self.end_process(pid, ExitStatus::Signal(libc::SIGBUS));
         }
-        let Saved { observer, program, initialized } = self.saved[saved].clone();
+        let Saved { observer, mut program, initialized } = self.saved[saved].clone();
+        program.output.handle_restored(true);
         let voice = self.checks.is_voice(id, restart.incarnation);
         self.add_lib(pid, observer, program, Session::restarted(restart.protector, restart.log_end));
         if voice {
             self.checks.undo(id, restart.log_end, &restart.held);
         }
         self.lib(pid).initialized = initialized;
-        let result = self.lib(pid).observer.restart(restart.incarnation, restart.log_end, restart.held, restart.images, 128);
+        // With two threads the log is read ahead: as far as it is here.
+        let ahead = if self.plan.threads { 8_192 } else { 128 };
+        let result = self.lib(pid).observer.restart(restart.incarnation, restart.log_end, restart.held, restart.images, ahead);
         if self.sure(pid, result).is_none() {
             return;
         }
-        for (process, life) in restart.restarted {
-            self.lib(pid).observer.handle_restarted(process, life);
+        for (process, incarnation) in restart.restarted {
+            self.lib(pid).observer.handle_restarted(process, incarnation);
         }
         self.break_all(pid);
     }
 
     fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
-        let (rest, partial, conns, from_protector, from_node) = Default::default();
+        let (conns, from_protector, from_node) = Default::default();
         let (links, sockets, images, image) = Default::default();
         let (due, initialized, busy) = (false, false, Duration::ZERO);
         let lib = Lib {
             observer,
             program,
-            rest,
-            partial,
             session,
             conns,
             from_protector,
@@ -425,15 +407,16 @@ impl World {
         let blocked = self.is_running(pid) && !self.is_session_up(pid);
         if self.is_running(pid) && !blocked {
             self.tend(pid);
+            self.print_again(pid);
             let (now, busy) = (self.now, self.lib(pid).busy);
             let calls = if now < busy { 0 } else { 1 + self.dice.below(3) };
             for _ in 0..calls {
-                if self.is_running(pid) {
+                if self.has_library(pid) {
                     self.call(pid);
                 }
             }
         }
-        if self.is_running(pid) {
+        if self.has_library(pid) {
             self.tend_after(pid);
             let pause = self.pause(pid, blocked);
             self.step_at(pid, self.now + pause);
@@ -517,294 +500,6 @@ impl World {
             self.tell_node(pid, ToNode::Over { connection });
         }
         self.close_forgotten(pid);
-    }
-
-    // ---- calls of the program
-
-    fn call(&mut self, pid: u32) {
-        if self.lib(pid).session.is_leaving() {
-            return self.leave(pid);
-        }
-        if self.lib(pid).program.owed.is_some() {
-            return self.print(pid);
-        }
-        if self.breaks.lots && self.dice.one_in(30) {
-            self.lib(pid).program.app.handle_nothing();
-        }
-        let calls = self.lib(pid).program.calls;
-        let lib = self.lib(pid);
-        let result = match (lib.rest.clone(), lib.program.app.op()) {
-            (Some((socket, bytes, blocking, done)), _) => self.send_bytes(pid, socket, &bytes, blocking, done),
-            (None, Op::Connect { fd, peer }) => self.app_connect(pid, fd, peer),
-            (None, Op::Accept { fd, blocking }) => self.app_accept(pid, fd, blocking),
-            (None, Op::Poll { blocking }) => self.app_poll(pid, blocking),
-            (None, Op::Receive { socket, max, blocking }) => self.app_receive(pid, socket, max, blocking),
-            (None, Op::Send { socket, bytes, blocking }) => self.send_bytes(pid, socket, &bytes, blocking, 0),
-            (None, Op::Finish { socket }) => self.app_finish(pid, socket),
-            (None, Op::Close { socket }) => self.app_close(pid, socket),
-            (None, Op::Done) => {
-                self.begin_to_leave(pid);
-                Ok(())
-            }
-        };
-        if self.is_running(pid) && self.sure(pid, result).is_some() && self.lib(pid).program.calls != calls {
-            self.after_call(pid);
-        }
-    }
-
-    /// A call has had an outcome: the program may print now.
-    fn after_call(&mut self, pid: u32) {
-        let lib = self.lib(pid);
-        let dice = mix(lib.program.app.state(), 9);
-        if dice.is_multiple_of(12) {
-            lib.program.owed = Some(dice.to_le_bytes()[..4].to_vec());
-        }
-        if lib.program.calls == STARTED && !std::mem::replace(&mut lib.initialized, true) {
-            self.tell_node(pid, ToNode::Initialized);
-        }
-    }
-
-    fn print(&mut self, pid: u32) {
-        let gate = self.lib(pid).observer.gate_of_output(0);
-        let Some(gate) = self.sure(pid, gate) else { return };
-        if gate.is_some() && !self.breaks.gate {
-            return;
-        }
-        let position = self.lib(pid).observer.journal().end();
-        self.check_departure(pid, position);
-        let program = &mut self.lib(pid).program;
-        program.out.extend(program.owed.take().unwrap_or_default());
-        self.pump_output(pid);
-    }
-
-    fn app_connect(&mut self, pid: u32, fd: u32, peer: ProcessId) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        if !lib.program.calling {
-            match lib.observer.address(0, Ask::Target { fd })? {
-                Address::Live => {
-                    let local = ([127, 0, 0, 1], fd as u16).into();
-                    lib.observer.handle_outcome(0, &Determinant::Target { fd, local, peer: Some(peer) })?;
-                }
-                Address::Again(_, then) => assert_eq!(then, Some(peer), "connect calls whom it called then"),
-                Address::Failed(errno) => panic!("no connect failed then: {errno}"),
-                Address::Wait(_) => return Ok(()),
-            }
-            lib.program.calling = true;
-        }
-        let again = match lib.observer.ask(0, Ask::Connect { fd }, true)? {
-            Ready::Live => false,
-            Ready::Outcome(0) => true,
-            Ready::Wait(_) => return Ok(()),
-            other => panic!("a connect that waits, and succeeded then: {other:?}"),
-        };
-        let Ok(slot) = lib.observer.connect(fd, peer)? else { return Ok(()) };
-        lib.program.calling = false;
-        lib.program.app.handle_connected(fd);
-        lib.program.calls += 1;
-        if !again {
-            self.begin_link(pid, slot);
-            self.lib(pid).observer.handle_outcome(0, &Determinant::Connected { fd })?;
-        }
-        Ok(())
-    }
-
-    fn app_accept(&mut self, pid: u32, fd: u32, blocking: bool) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        match lib.observer.accept(0, LISTENER, blocking)? {
-            Accept::Offered(connection) => {
-                let address = ([127, 0, 0, 1], connection.number as u16).into();
-                lib.observer.handle_accepted(0, LISTENER, fd, connection, address)?;
-                lib.program.app.handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
-            }
-            Accept::Again { fd: then, connection, peer } => {
-                assert_eq!((then, peer.port()), (fd, connection.number as u16), "accept tells what it told then");
-                lib.program.app.handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
-            }
-            Accept::Nothing => lib.program.app.handle_nothing(),
-            Accept::Failed(errno) => panic!("no accept failed then: {errno}"),
-            Accept::Wait(_) => return Ok(()),
-        }
-        lib.program.calls += 1;
-        Ok(())
-    }
-
-    fn app_poll(&mut self, pid: u32, blocking: bool) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        let mut ready = [ReadyFd { fd: 0, events: 0 }; 8];
-        match lib.observer.ready(0, None, blocking, &mut ready)? {
-            Ready::Live => {
-                let mut count = 0;
-                for socket in lib.program.app.sockets.iter().filter(|socket| !socket.closed) {
-                    let slot = lib.observer.table().slot_of(socket.fd)?;
-                    if lib.observer.is_readable(slot) || lib.has_bytes(slot) {
-                        ready[count] = ReadyFd { fd: socket.fd, events: 1 };
-                        count += 1;
-                    }
-                }
-                if count == 0 && blocking {
-                    return Ok(());
-                }
-                lib.observer.handle_ready(0, None, &ready[..count])?;
-                if count == 0 { lib.program.app.handle_nothing() } else { lib.program.app.handle_ready(&ready[..count]) }
-            }
-            Ready::Set(count) => lib.program.app.handle_ready(&ready[..count]),
-            Ready::Nothing => lib.program.app.handle_nothing(),
-            Ready::Outcome(errno) => panic!("no poll failed then: {errno}"),
-            Ready::Wait(_) => return Ok(()),
-        }
-        self.lib(pid).program.calls += 1;
-        Ok(())
-    }
-
-    fn app_receive(&mut self, pid: u32, socket: usize, max: usize, blocking: bool) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        let fd = lib.program.app.sockets[socket].fd;
-        match lib.observer.receive(0, fd, max, blocking)? {
-            Receive::Take { source, stream, offset, len, owed } => {
-                let got = lib.program.app.sockets[socket].received + lib.partial.len() as u64;
-                assert_eq!(offset, got, "G3: the program has {got}, and is given {offset} of {stream:?}");
-                return self.take_bytes(pid, (socket, blocking), (source, stream, offset, len, owed));
-            }
-            Receive::End => {
-                let slot = lib.observer.table().slot_of(fd)?;
-                let stream = lib.observer.table().get(slot).expect("it was read").stream_in();
-                let got = lib.program.app.sockets[socket].received;
-                lib.program.app.handle_end(socket);
-                self.check_stream_end(pid, stream, got);
-            }
-            Receive::Nothing => lib.program.app.handle_nothing(),
-            Receive::Failed(errno) => panic!("no recv failed then: {errno}"),
-            Receive::Wait(_) => return Ok(()),
-        }
-        self.lib(pid).program.calls += 1;
-        Ok(())
-    }
-
-    fn take_bytes(
-        &mut self,
-        pid: u32,
-        (socket, blocking): (usize, bool),
-        (source, stream, offset, len, owed): (Source, StreamId, u64, usize, bool),
-    ) -> Result<(), Error> {
-        let fd = self.lib(pid).program.app.sockets[socket].fd;
-        let slot = self.lib(pid).observer.table().slot_of(fd)?;
-        let most = 1 + self.dice.below(len);
-        let bytes = match source {
-            Source::Log => match self.bytes_of_log(pid, stream, offset, most) {
-                Some(bytes) => bytes,
-                None => return Ok(()),
-            },
-            Source::Link => {
-                let end = self.end_of(pid, slot);
-                end.map_or_else(Vec::new, |end| self.lib(pid).sockets.take_bytes(end, most))
-            }
-        };
-        if bytes.is_empty() {
-            let lib = self.lib(pid);
-            if !owed && !blocking && !lib.observer.is_readable(slot) {
-                lib.observer.handle_nothing(0)?;
-                lib.program.app.handle_nothing();
-                lib.program.calls += 1;
-            }
-            return Ok(());
-        }
-        self.counts.delivered += bytes.len() as u64;
-        self.check_bytes(pid, stream, offset, &bytes);
-        let lib = self.lib(pid);
-        lib.partial.extend_from_slice(&bytes);
-        if let Some(len) = lib.observer.handle_received(0, fd, source, &bytes)? {
-            assert_eq!(len, lib.partial.len());
-            let taken = std::mem::take(&mut lib.partial);
-            lib.program.app.handle_received(socket, &taken);
-            lib.program.calls += 1;
-            self.note_dependence(pid, stream, offset + bytes.len() as u64);
-        }
-        Ok(())
-    }
-
-    /// Bytes of the protector's log, if they are here; else they are asked for.
-    fn bytes_of_log(&mut self, pid: u32, stream: StreamId, offset: u64, most: usize) -> Option<Vec<u8>> {
-        let mut room = vec![0; most];
-        let is_up = self.lib(pid).is_log_up();
-        let serve =
-            |session: &mut Session, _: &mut Context<'_>| Ok(session.serve(stream, offset, &mut [IoSliceMut::new(&mut room)]));
-        let count = if is_up { self.drive_session(pid, serve)? } else { 0 };
-        room.truncate(count);
-        (count > 0).then_some(room)
-    }
-
-    fn send_bytes(&mut self, pid: u32, socket: usize, bytes: &[u8], blocking: bool, done: usize) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        let fd = lib.program.app.sockets[socket].fd;
-        let (again, position) = (lib.observer.is_replaying(), lib.observer.journal().end());
-        let offset = lib.program.app.sockets[socket].sent as usize + done;
-        let first = if offset.is_multiple_of(3) { bytes } else { &bytes[..bytes.len().div_ceil(2)] };
-        match lib.observer.send(0, fd, first, done, blocking)? {
-            Send::Taken { len, whole } => {
-                let whole = whole && (len == bytes.len() || len < first.len());
-                let slot = lib.observer.table().slot_of(fd)?;
-                let stream = lib.observer.table().get(slot).expect("it took bytes").stream_out();
-                lib.rest = (!whole).then(|| (socket, bytes[len..].to_vec(), blocking, done + len));
-                if whole {
-                    lib.program.app.handle_sent(socket, done + len);
-                    lib.program.calls += 1;
-                }
-                if !again {
-                    self.check_departure(pid, position);
-                }
-                self.check_sent(pid, stream, offset as u64, &bytes[..len]);
-            }
-            Send::Failed(errno) => {
-                assert_eq!(errno, 11);
-                lib.program.app.handle_nothing();
-                lib.program.calls += 1;
-            }
-            Send::Wait(_) => {}
-        }
-        Ok(())
-    }
-
-    fn app_finish(&mut self, pid: u32, socket: usize) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        let fd = lib.program.app.sockets[socket].fd;
-        let slot = lib.observer.table().slot_of(fd)?;
-        if lib.observer.finish(fd)?.is_none() {
-            lib.program.app.handle_finished(socket);
-            lib.program.calls += 1;
-            self.tell_finished(pid, slot, false);
-        }
-        Ok(())
-    }
-
-    fn app_close(&mut self, pid: u32, socket: usize) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        let fd = lib.program.app.sockets[socket].fd;
-        let slot = lib.observer.table().slot_of(fd)?;
-        if lib.observer.close(fd)?.is_none() {
-            lib.program.app.handle_closed(socket);
-            lib.program.calls += 1;
-            self.tell_finished(pid, slot, true);
-        }
-        Ok(())
-    }
-
-    fn begin_to_leave(&mut self, pid: u32) {
-        let left = self.lib(pid).observer.handle_leaving().and_then(|()| self.lib(pid).observer.gate_of_output(0));
-        let Some(gate) = self.sure(pid, left) else { return };
-        if self.lib(pid).observer.settle() && gate.is_none() {
-            self.drive_session(pid, |session, cx| {
-                session.handle_leaving(cx.now);
-                Ok(())
-            });
-        }
-    }
-
-    /// It stays until all that it has sent is safe, and its protector has all that it has received.
-    fn leave(&mut self, pid: u32) {
-        if self.drive_session(pid, |session, cx| Ok(session.may_end(cx))) == Some(true) {
-            self.tell_node(pid, ToNode::Leaving(Box::default()));
-            self.end_process(pid, ExitStatus::Code(0));
-        }
     }
 
     // ---- bytes that leave

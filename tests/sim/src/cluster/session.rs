@@ -7,8 +7,8 @@ use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::login::Channel;
 use radic_wire::process::ToNode;
 
-use super::net::{ConnId, Owner, Packet, Word};
-use super::world::{World, code};
+use super::net::{ConnId, Owner, Packet, Word, code};
+use super::world::World;
 
 /// The journal's connection, and that for what was received.
 type Pair = [ConnId; 2];
@@ -57,10 +57,11 @@ impl World {
                 let pair = [(); 2].map(|()| self.connect(Owner::Process(pid), at, address));
                 self.lib(pid).conns.coming = Some((pair, 0));
             }
-            Action::Use => self.use_conns(pid),
+            Action::Use { is_another } => self.use_conns(pid, is_another),
             Action::Checkpoint => self.lib(pid).due = true,
             Action::Live { events } => {
-                self.tell_node(pid, ToNode::Live { events, different: 0, input: Some(0) });
+                let input = Some(self.lib(pid).observer.input_read());
+                self.tell_node(pid, ToNode::Live { events, different: 0, input });
                 self.trace(|| format!("process {pid} lives again, after {events} outcomes"));
             }
         }
@@ -74,15 +75,13 @@ impl World {
         pair.into_iter().for_each(|conn| self.close(conn, 0));
     }
 
-    fn use_conns(&mut self, pid: u32) {
+    fn use_conns(&mut self, pid: u32, is_another: bool) {
         let Some((pair, _)) = self.lib(pid).conns.coming.take() else { return };
         self.drop_conns(pid);
-        let lib = self.lib(pid);
-        lib.conns.used = Some(pair);
-        if let Some((conn, _)) = lib.image.take() {
-            self.close(conn, 0);
+        self.lib(pid).conns.used = Some(pair);
+        if is_another {
+            self.drive_images(pid, |images, cx| images.handle_another_protector(cx.observer));
         }
-        self.drive_images(pid, |images, cx| images.handle_protector_lost(cx.observer));
         let hello = self.lib(pid).observer.hello();
         pair.into_iter().for_each(|conn| self.say(conn, &hello));
     }
@@ -152,14 +151,7 @@ impl World {
             if self.drive_session(pid, |session, cx| session.handle_protector(cx, &message)).is_none() {
                 return;
             }
-            match message {
-                FromProtector::Committed { image, .. } => {
-                    self.drive_images(pid, |images, _| _ = images.handle_committed(image));
-                }
-                FromProtector::ImageRefused { image } => self.drive_images(pid, |images, _| images.handle_refused(image)),
-                FromProtector::WholeWanted => self.drive_images(pid, |images, _| images.handle_whole_wanted()),
-                _ => {}
-            }
+            self.drive_images(pid, |images, _| _ = images.handle_protector(&message));
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::counts::Breaks;
 use super::plan::{Fault, Plan, When};
-use super::world::{Breaks, World};
+use super::world::World;
 use crate::seeds::{rule_of, text_of};
 
 /// The rule that is violated first by one of these seeds.
@@ -46,9 +47,10 @@ fn the_checker_of_what_is_kept_bites() {
 
 #[test]
 fn the_checker_of_bytes_bites() {
-    let rule = violated(Breaks { twice: true, ..Breaks::default() }, calm);
-    // What is shifted by a repetition is seen where it is sent on or where it is received, whichever comes first.
-    assert!(rule == "G3" || rule == "G5", "{rule}");
+    let violated: Vec<String> = violations(1..20, Breaks { twice: true, ..Breaks::default() }, calm).collect();
+    // What is shifted by a repetition is seen where it is sent on or where it is received, whichever comes first. With some seeds
+    // a process finds first that it has received more than its peer has sent.
+    assert!(violated.iter().any(|rule| rule == "G3" || rule == "G5"), "{violated:?}");
 }
 
 #[test]
@@ -79,7 +81,7 @@ fn the_checker_of_epochs_bites() {
     let second = |seed| {
         let mut world = World::new(lost(seed, None), Breaks::default(), false);
         _ = catch_unwind(AssertUnwindSafe(|| world.run()));
-        world.launched_anew()
+        world.launched_again()
     };
     let rule = |seed, breaks| {
         let plan = lost(seed, second(seed));
@@ -143,7 +145,7 @@ fn the_same_seed_is_the_same_story() {
 fn what_was_found_stays_mended() {
     for seed in [
         20, 151, 155, 196, 209, 287, 398, 441, 518, 532, 559, 589, 642, 738, 819, 837, 1421, 1613, 1705, 1811, 1825, 2010, 2342,
-        2601, 2990, 3553, 3631, 3827, 38785, 48463, 80597, 109285, 156133, 209053, 224138, 231093, 244914, 258613, 258922,
+        2601, 2990, 3553, 3631, 3827, 19742, 38785, 48463, 80597, 109285, 156133, 209053, 224138, 231093, 244914, 258613, 258922,
         262459, 266207, 295411, 299290, 301896, 315002, 357735, 375750, 463035, 464182, 485433, 508591, 830232, 870072, 917166,
         958219,
     ] {

@@ -159,7 +159,7 @@ pub fn run(nodes: usize, scenario: Scenario, seed: u64, costs: Costs) -> Result<
     if costs.warm {
         world.warm();
     }
-    world.count_anew();
+    world.reset_counts();
     world.run(STEADY);
     let steady = load(&world, true, STEADY.as_secs_f64());
     // Deaths do not wait for a heartbeat.
@@ -169,7 +169,7 @@ pub fn run(nodes: usize, scenario: Scenario, seed: u64, costs: Costs) -> Result<
     let dead = victims(scenario, ranks);
     let names = dead.iter().map(|at| world.machines[*at].member.id.name.clone()).collect();
     world.watch.begin(names, &dead, nodes - dead.len(), nodes - dead.len());
-    world.count_anew();
+    world.reset_counts();
     let death = world.now;
     dead.iter().for_each(|at| world.kill(*at, scenario.death));
     if !world.run_until(PATIENCE, |watch| watch.all_know() || !watch.is_well()) {
@@ -215,7 +215,7 @@ pub fn join(nodes: usize, at_once: bool, seed: u64, costs: Costs) -> Result<Join
         world.join();
     }
     world.run(Duration::from_secs(3));
-    world.count_anew();
+    world.reset_counts();
     let joiners = if at_once { nodes - 1 } else { 1 };
     let all = world.machines.len() + joiners;
     if all > limits::MEMBERS {

@@ -18,10 +18,10 @@ use serde_bytes::ByteBuf;
 use super::world::World;
 
 /// Numbers of observers: rank and incarnation in one.
-const LIFE: u64 = 1 << 32;
+const INCARNATION: u64 = 1 << 32;
 
-fn observer_of(rank: Rank, life: Incarnation) -> ObserverId {
-    ObserverId(u64::from(rank.0) + LIFE * u64::from(life.restart))
+fn observer_of(rank: Rank, incarnation: Incarnation) -> ObserverId {
+    ObserverId(u64::from(rank.0) + INCARNATION * u64::from(incarnation.restart))
 }
 
 fn pid_of(rank: Rank) -> u32 {
@@ -64,12 +64,12 @@ impl World {
                 self.say(at, rank, Incarnation::FIRST, ToNode::Join { version: PROTOCOL_VERSION, process });
             }
             HostOutput::Restore(rank, order) => {
-                let (process, life) = (ProcessId { job, rank }, order.incarnation);
-                let point = Point { incarnation: life, cut: 0, output: [0; 2], fences: 0, pmi: (false, false) };
+                let (process, incarnation) = (ProcessId { job, rank }, order.incarnation);
+                let point = Point { incarnation, cut: 0, output: [0; 2], fences: 0, pmi: (false, false) };
                 self.watch.hosts.insert(process, at);
                 self.soon(at, Input::Fetched(process, Ok(())));
                 self.soon(at, Input::Spawned(process, Ok(pid_of(rank))));
-                self.say(at, rank, life, ToNode::Restored { version: PROTOCOL_VERSION, process, point });
+                self.say(at, rank, incarnation, ToNode::Restored { version: PROTOCOL_VERSION, process, point });
             }
             HostOutput::Signal(rank, signal) => self.watch.misses(format!("rank {} is sent signal {signal}", rank.0)),
             HostOutput::Over => self.watch.misses(format!("the job is over on node {at}")),
@@ -77,24 +77,25 @@ impl World {
         }
     }
 
-    fn say(&mut self, at: usize, rank: Rank, life: Incarnation, message: ToNode) {
-        self.soon(at, Input::Observer(observer_of(rank, life), pid_of(rank), message));
+    fn say(&mut self, at: usize, rank: Rank, incarnation: Incarnation, message: ToNode) {
+        self.soon(at, Input::Observer(observer_of(rank, incarnation), pid_of(rank), message));
     }
 
     /// A node tells a process something.
     pub(super) fn tell_process(&mut self, at: usize, observer: ObserverId, message: FromNode) {
-        let (rank, life) = (Rank((observer.0 % LIFE) as u32), Incarnation::restarted((observer.0 / LIFE) as u32));
-        let door = || ToNode::Door(([10, 0, 0, 0], 9_000 + life.restart as u16).into());
+        let (rank, incarnation) =
+            (Rank((observer.0 % INCARNATION) as u32), Incarnation::restarted((observer.0 / INCARNATION) as u32));
+        let door = || ToNode::Door(([10, 0, 0, 0], 9_000 + incarnation.restart as u16).into());
         match message {
             FromNode::Joined { .. } => {
                 self.watch.joined += 1;
-                self.say(at, rank, life, door());
+                self.say(at, rank, incarnation, door());
             }
             FromNode::Restart(_) => {
                 self.watch.returned += 1;
-                self.say(at, rank, life, door());
-                self.say(at, rank, life, ToNode::Live { events: 0, different: 0, input: Some(0) });
-                self.say(at, rank, life, ToNode::LogRead);
+                self.say(at, rank, incarnation, door());
+                self.say(at, rank, incarnation, ToNode::Live { events: 0, different: 0, input: Some(0) });
+                self.say(at, rank, incarnation, ToNode::LogRead);
             }
             FromNode::Restarted { process, .. } => self.watch.process_hears(self.now, rank, process),
             FromNode::Refused(why) => self.watch.misses(format!("rank {} is refused: {why}", rank.0)),
@@ -105,10 +106,10 @@ impl World {
     /// A node tells its log service something.
     pub(super) fn order_store(&mut self, at: usize, order: StoreOrder) {
         let answer = match order {
-            StoreOrder::Fence(process, life) => {
+            StoreOrder::Fence(process, incarnation) => {
                 let restart =
                     Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 0, held: Vec::new() };
-                return self.soon(at, Input::Fenced(process, life, Ok(restart)));
+                return self.soon(at, Input::Fenced(process, incarnation, Ok(restart)));
             }
             StoreOrder::ForgetProcess(node, number, _) => (node, number, Answer::Forgotten),
             StoreOrder::StableOf(node, number, ..) => (node, number, Answer::Stable(0)),

@@ -6,18 +6,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use radic_protector::membership::{Peer, Timing, Views};
-use radic_protector::node::host::HostEnvironment;
+use radic_protector::membership::{Peer, Views};
 use radic_protector::node::{ClientId, Input, Node, NodeConfig, Output};
 use radic_wire::codec;
 use radic_wire::ids::{BootId, NodeId, NodeName};
-use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::membership::{Member, MembershipMessage, Role, View};
 use radic_wire::peer::{Heartbeat, Hello, LinkFrame, PeerMessage, Purpose};
 
 use super::watch::Watch;
 use crate::dice::Dice;
+use crate::node::node_config;
 
 /// Time of a message from one machine to another: the least, and what may be added, in microseconds.
 const LATENCY_US: (u64, usize) = (50, 100);
@@ -231,32 +230,7 @@ impl World {
     }
 
     fn config(&self, at: usize, join: Vec<SocketAddr>) -> NodeConfig {
-        let me = member(at);
-        let environment = HostEnvironment {
-            address: me.address.ip(),
-            iface: "eth0".into(),
-            prefix: "10.0.0.0/8".into(),
-            radic_pmi: "/lib/libradic_pmi.so".into(),
-            library: "/lib/libradic.so".into(),
-            process_socket: "/process.sock".into(),
-            node: me.id.name.to_string(),
-        };
-        NodeConfig {
-            me,
-            environment,
-            wall_us: 1_000_000,
-            seed: crate::app::mix(self.seed, at as u64),
-            join,
-            found: None,
-            timing: Timing::default(),
-            memory: || 0,
-            addresses: Vec::new,
-            counters: |_| None,
-            activity: |_| None,
-            replay_limit: None,
-            refuse_fault: |_, _| Ok(()),
-            key: ClusterKey::from_bytes([1; 32]),
-        }
+        node_config(member(at), crate::app::mix(self.seed, at as u64), join)
     }
 
     /// Runs until nothing is waited for any more, for at most this time. Whether that came to pass.
@@ -549,7 +523,7 @@ impl World {
     }
 
     /// What is counted is counted from now on.
-    pub fn count_anew(&mut self) {
+    pub fn reset_counts(&mut self) {
         self.kinds.clear();
         for machine in &mut self.machines {
             (machine.counts, machine.most_greeting) = (Counts::default(), 0);

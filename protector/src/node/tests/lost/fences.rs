@@ -5,11 +5,11 @@ use super::*;
 impl Cluster {
     /// Every rank that has its answer does the next thing. `last`: the number of fences; then it finalizes and exits.
     fn go_through_fences(&mut self, job: JobId, all: u32, last: u64, what: &str) {
-        let life = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.epoch());
+        let incarnation = |c: &Cluster, node: &NodeName| c.nodes[node].hosts.get(&job).map(|host| host.epoch());
         for rank in 0..all {
             let Some((node, pretended)) = self.ranks.get(&at(job, rank)) else { continue };
             let (node, ended) = (node.clone(), pretended.ended);
-            let Some(life) = life(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
+            let Some(incarnation) = incarnation(self, &node).filter(|_| !ended && !self.dead.contains(&node)) else { continue };
             let (_, pretended) = self.ranks.get_mut(&at(job, rank)).expect("it is there");
             let (answers, program) = (&pretended.answers, &mut pretended.program);
             if program.lines.0 > program.lines.1 {
@@ -23,7 +23,7 @@ impl Cluster {
             }
             program.asked += 1;
             program.lines.0 += 1;
-            let (number, kvs) = (program.fences + 1, format!("kvsname=radic_{job}_{life}"));
+            let (number, kvs) = (program.fences + 1, format!("kvsname=radic_{job}_{incarnation}"));
             let line = match program.asked {
                 1 if !std::mem::replace(&mut program.initialized, true) => {
                     program.asked = 0;
@@ -61,7 +61,7 @@ fn a_fence_is_never_lost() {
         Some((Some(from), Some(to))) => (from, to),
         _ => (0, 300),
     };
-    let mut anew = 0;
+    let mut restarts = 0;
     for seed in from..to {
         let mut random = Random::new(seed);
         let mut below = |bound: u64| random.next() % bound;
@@ -101,11 +101,11 @@ fn a_fence_is_never_lost() {
             }
             cluster.go_through_fences(job, RANKS, FENCES, &what);
         }
-        anew += usize::from(cluster.launched.len() > RANKS as usize);
+        restarts += usize::from(cluster.launched.len() > RANKS as usize);
         assert_eq!(cluster.outcome(1), Some(Outcome { code: 0, reason: EndReason::Finished }), "{what}");
         cluster.run_for(SOON);
         assert!(cluster.nothing_left(), "{what}");
     }
     let all = (to - from) as usize;
-    assert!(anew * 2 < all, "{anew} of {all} jobs have begun anew: nothing else was tried");
+    assert!(restarts * 2 < all, "{restarts} of {all} jobs have begun anew: nothing else was tried");
 }

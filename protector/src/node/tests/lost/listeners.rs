@@ -25,7 +25,7 @@ fn a_listener_that_is_lost_is_waited_for() {
             cluster.run_until(|c| answers(c).len() > before);
             answers(cluster).pop().expect("there is a new one")
         };
-        let restored = |c: &Cluster| c.restored.first().map(|(_, life, node)| (*life, node.clone()));
+        let restored = |c: &Cluster| c.restored.first().map(|(_, incarnation, node)| (*incarnation, node.clone()));
         while restored(&cluster).is_none() || later < 20 {
             for rank in [0, 2] {
                 match call(&mut cluster, rank, "10.0.0.2:80") {
@@ -35,9 +35,9 @@ fn a_listener_that_is_lost_is_waited_for() {
             }
             cluster.run_for(Duration::from_millis(1));
         }
-        let (life, node) = restored(&cluster).expect("it is");
+        let (incarnation, node) = restored(&cluster).expect("it is");
         let at_last: SocketAddr = "10.0.0.9:1234".parse().unwrap();
-        cluster.post(&node, Input::Observer(observer_of(1, life), 1001, ToNode::ListeningAt { address, at: at_last }));
+        cluster.post(&node, Input::Observer(observer_of(1, incarnation), 1001, ToNode::ListeningAt { address, at: at_last }));
         cluster.run_for(SOON);
         let found = call(&mut cluster, 2, "10.0.0.2:80");
         assert!(
@@ -45,7 +45,7 @@ fn a_listener_that_is_lost_is_waited_for() {
             "{found:?}"
         );
         // Where there really is no listener, callers are told so again when all ranks are back.
-        cluster.live(&node, 1, life);
+        cluster.live(&node, 1, incarnation);
         cluster.run_for(SOON);
         let no_listener = call(&mut cluster, 0, "10.0.0.77:80");
         assert!(matches!(no_listener, FromNode::Peer { peer: None, later: false, .. }), "{no_listener:?}");
@@ -92,7 +92,7 @@ const STRANGER: ObserverId = ObserverId(500);
 /// A rank that has crashed never catches up. Its node knows where it listened: a process that wants that address waits, and no
 /// other one does.
 #[test]
-fn a_rank_that_does_not_catch_up_holds_up_only_those_who_want_its_address() {
+fn a_rank_that_does_not_catch_up_holds_up_only_processes_that_want_its_address() {
     let mut cluster = Cluster::new(5);
     let stuck = cluster.start_recoverable(5, 3);
     cluster.say(stuck, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
@@ -100,10 +100,10 @@ fn a_rank_that_does_not_catch_up_holds_up_only_those_who_want_its_address() {
     let stranger = cluster.start_stranger(2);
     cluster.silent = true;
     // Twice: since it came back it has not listened again where it did before.
-    for lives in [vec![1], vec![1, 2]] {
+    for incarnations in [vec![1], vec![1, 2]] {
         cluster.crash(stuck, 1);
         assert_eq!(cluster.stranger_calls(stranger, "10.0.0.2:80"), (None, true), "it has just crashed");
-        cluster.run_until(|c| c.lives(stuck, 1) == lives);
+        cluster.run_until(|c| c.incarnations(stuck, 1) == incarnations);
         cluster.run_for(SOON);
         for nobodys in ["10.0.0.2:81", "127.0.0.1:81", "10.0.0.3:80", "10.0.0.77:80"] {
             assert_eq!(cluster.stranger_calls(stranger, nobodys), (None, false), "{nobodys}");
@@ -121,13 +121,13 @@ fn a_rank_that_does_not_catch_up_holds_up_only_those_who_want_its_address() {
 
 /// The same for a rank whose node is lost. Where it listened there is not known, but it was there.
 #[test]
-fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_those_who_want_an_address_of_that_node() {
+fn a_rank_of_a_lost_node_that_does_not_catch_up_holds_up_only_processes_that_want_an_address_of_that_node() {
     let mut cluster = Cluster::new(5);
     let stuck = cluster.start_recoverable(5, 3);
     let stranger = cluster.start_stranger(3);
     cluster.silent = true;
     cluster.kill_all(&[2]);
-    cluster.run_until(|c| c.lives(stuck, 1) == [1]);
+    cluster.run_until(|c| c.incarnations(stuck, 1) == [1]);
     assert_eq!(cluster.restored[0].2, name(3), "where the stranger is");
     cluster.run_for(SOON);
     for nobodys in ["10.0.0.3:80", "127.0.0.1:80", "10.0.0.1:80", "10.0.0.5:80"] {
@@ -162,9 +162,9 @@ fn a_process_that_has_not_listened_again_is_waited_for_and_found() {
     (0..3).for_each(|rank| cluster.pmi(at(job, rank), "cmd=barrier_in"));
     cluster.run_for(SOON);
     cluster.kill_all(&[2]);
-    cluster.run_until(|c| c.lives(job, 1) == [1]);
-    let (_, life, node) = cluster.restored[0].clone();
-    cluster.live(&node, 1, life);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
+    let (_, incarnation, node) = cluster.restored[0].clone();
+    cluster.live(&node, 1, incarnation);
     cluster.run_for(SOON);
     let call = |cluster: &mut Cluster, to: &str| {
         cluster.say(job, 0, calling(job, 0, to));
@@ -174,7 +174,7 @@ fn a_process_that_has_not_listened_again_is_waited_for_and_found() {
     let answer = call(&mut cluster, "10.0.0.2:80");
     assert!(matches!(answer, Some(FromNode::Peer { peer: None, later: true, .. })), "{answer:?}");
     let listening = ToNode::Listening("0.0.0.0:80".parse().unwrap());
-    cluster.post(&node, Input::Observer(observer_of(1, life), 1001, listening));
+    cluster.post(&node, Input::Observer(observer_of(1, incarnation), 1001, listening));
     cluster.pmi(at(job, 1), "cmd=barrier_in");
     let answer = call(&mut cluster, "10.0.0.2:80");
     let at_last = SocketAddr::new(cluster.nodes[&node].config.me.address.ip(), 80);
@@ -228,25 +228,29 @@ fn the_address_of_a_lost_listener_is_not_given_to_another() {
     };
     assert_eq!(claim(&mut cluster, 0, address), (None, false), "its kernel knows");
     cluster.kill_all(&[2]);
-    let restored = |c: &Cluster| c.restored.first().map(|(_, life, node)| (*life, node.clone()));
+    let restored = |c: &Cluster| c.restored.first().map(|(_, incarnation, node)| (*incarnation, node.clone()));
     while restored(&cluster).is_none() {
         assert_eq!(claim(&mut cluster, 0, address), (None, true), "it is on its way back");
         cluster.run_for(Duration::from_millis(1));
     }
-    let (life, node) = restored(&cluster).expect("it is");
+    let (incarnation, node) = restored(&cluster).expect("it is");
     let there = "10.0.0.9:1234".parse().unwrap();
     cluster.post(
         &node,
-        Input::Observer(observer_of(1, life), 1001, ToNode::ListeningAt { address: "0.0.0.0:80".parse().unwrap(), at: there }),
+        Input::Observer(
+            observer_of(1, incarnation),
+            1001,
+            ToNode::ListeningAt { address: "0.0.0.0:80".parse().unwrap(), at: there },
+        ),
     );
-    cluster.live(&node, 1, life);
+    cluster.live(&node, 1, incarnation);
     cluster.run_for(SOON);
     assert_eq!(claim(&mut cluster, 0, address), (Some(at(job, 1)), false));
     assert_eq!(claim(&mut cluster, 0, "0.0.0.0:80".parse().unwrap()), (None, false), "of another machine");
     assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false));
     // Another process may have the same port of the other family.
     let six = ToNode::ListeningAt { address: "[::]:81".parse().unwrap(), at: there };
-    cluster.post(&node, Input::Observer(observer_of(1, life), 1002, six));
+    cluster.post(&node, Input::Observer(observer_of(1, incarnation), 1002, six));
     cluster.run_for(SOON);
     assert_eq!(claim(&mut cluster, 0, "10.0.0.2:81".parse().unwrap()), (None, false), "a listener for IPv6 alone");
 }

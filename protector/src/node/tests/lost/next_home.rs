@@ -93,17 +93,17 @@ fn a_terminal_hears_of_its_job_from_the_next_home() {
 /// A home is lost after one node has ended what it had for a restart, and before the next epoch has begun. The next home hears so
 /// from that node, which has nothing of the job any more, while others know of the rank that was there.
 #[test]
-fn a_home_is_lost_when_its_job_has_ended_somewhere_to_begin_anew() {
+fn a_home_is_lost_when_its_job_has_ended_somewhere_to_restart() {
     // The next home is the node that has ended it, or another one.
     for (restart_on, home) in [(RestartOn::Protector, 2), (RestartOn::Any, 4)] {
         let mut cluster = Cluster::new(6);
         cluster.restart_on = restart_on;
         let job = cluster.start_recoverable(6, 3);
-        let end = ToHost::End { epoch: Epoch::FIRST, kill: true, anew: true };
+        let end = ToHost::End { epoch: Epoch::FIRST, kill: true, restarts: true };
         cluster.post(&name(2), Input::Message(id(1), PeerMessage::ToHost(job, end)));
         cluster.kill_all(&[1]);
         let until = cluster.now + Duration::from_secs(5);
-        while !(cluster.begun_anew(job) && cluster.launched.len() == 6) {
+        while !(cluster.has_restarted(job) && cluster.launched.len() == 6) {
             assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
             cluster.run_for(LATENCY);
         }
@@ -117,7 +117,7 @@ fn a_home_is_lost_when_its_job_has_ended_somewhere_to_begin_anew() {
 /// ended. The next home hears that nothing is here, and does not use the number of an epoch again, because processes of that
 /// epoch may run behind a cut.
 #[test]
-fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
+fn a_home_is_lost_when_its_next_incarnation_waits_for_a_process_of_the_one_before() {
     let next = epoch(1);
     for restart_on in [RestartOn::Protector, RestartOn::Any] {
         let mut cluster = Cluster::new(6);
@@ -135,10 +135,10 @@ fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
         assert!(cluster.nodes[&name(2)].hosts[&job].is_superseded(), "{}", cluster.story(job, 3));
         cluster.exit(at(job, 1), ExitStatus::Signal(9));
         cluster.run_for(SOON);
-        let lives = cluster.nodes.values().filter_map(|node| node.hosts.get(&job)).map(|host| host.epoch());
-        let lives: BTreeSet<_> = lives.filter(|life| *life >= next).collect();
-        assert_eq!(lives.len(), 1, "{}", cluster.story(job, 3));
-        assert!(lives.iter().all(|epoch| *epoch > next && epoch.home != next.home), "{lives:?}");
+        let incarnations = cluster.nodes.values().filter_map(|node| node.hosts.get(&job)).map(|host| host.epoch());
+        let incarnations: BTreeSet<_> = incarnations.filter(|incarnation| *incarnation >= next).collect();
+        assert_eq!(incarnations.len(), 1, "{}", cluster.story(job, 3));
+        assert!(incarnations.iter().all(|epoch| *epoch > next && epoch.home != next.home), "{incarnations:?}");
         assert_eq!(cluster.launched.len(), 6, "{}", cluster.story(job, 3));
     }
 }
@@ -146,7 +146,7 @@ fn a_home_is_lost_when_its_next_life_waits_for_a_process_of_the_one_before() {
 /// A node joins when a job is over, and a protector that is cut off from its home has not heard of that. The home tells nodes
 /// that join as well, so that they keep no copies of the job's logs.
 #[test]
-fn who_joins_when_a_job_is_over_hears_so() {
+fn a_node_that_joins_when_a_job_is_over_hears_so() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_recoverable(3, 3);
     let standing = {
@@ -190,7 +190,7 @@ fn output_that_comes_while_the_job_restarts_does_not_hold_it_up() {
     cluster.images.clear();
     cluster.kill_all(&[2]);
     let until = cluster.now + Duration::from_secs(5);
-    while !cluster.begun_anew(job) {
+    while !cluster.has_restarted(job) {
         assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
         if cluster.runs(job, 2) {
             cluster.print(at(job, 2), b"x");
@@ -204,7 +204,7 @@ fn output_that_comes_while_the_job_restarts_does_not_hold_it_up() {
 /// The home is lost before another node has heard of the job. The node of the command that has started it knows enough to restart
 /// it.
 #[test]
-fn a_job_of_which_only_its_terminal_s_node_knows_begins_anew() {
+fn a_job_of_which_only_its_terminal_s_node_knows_restarts() {
     for on_loss in [OnLoss::Restart, OnLoss::Fail] {
         let mut cluster = Cluster::new(4);
         let spec = JobSpec { protection: never(), nodes: (1..=3).map(name).collect(), on_loss, ..spec(3) };
@@ -220,7 +220,7 @@ fn a_job_of_which_only_its_terminal_s_node_knows_begins_anew() {
         cluster.run_until(|c| c.ranks.len() == 3);
         let job = cluster.ranks.keys().next().expect("it has begun").job;
         cluster.run_for(SOON);
-        assert!(cluster.begun_anew(job), "{}", cluster.story(job, 3));
+        assert!(cluster.has_restarted(job), "{}", cluster.story(job, 3));
         cluster.end_well(job, 1);
     }
 }

@@ -1,0 +1,98 @@
+//! What is done wrong on purpose, and what has happened, in numbers.
+
+/// What is done wrong on purpose, so that a checker shows that it bites.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Breaks {
+    /// Processes do not wait at their gate (G1).
+    pub gate: bool,
+    /// The log server that is asked says that more is stable than is (G2).
+    pub stable: bool,
+    /// Bytes arrive twice (G3).
+    pub twice: bool,
+    /// A fence is none (G4).
+    pub fence: bool,
+    /// A program draws lots (G5).
+    pub lots: bool,
+    /// Epochs are numbers that a home counts on from what it knows, and nothing more (G4).
+    pub epochs: bool,
+    /// Damaged images pass for whole (G6).
+    pub image: bool,
+    /// One node has views of its own.
+    pub views: bool,
+    /// Output gets lost (G3).
+    pub output: bool,
+    /// No process hears that another is back, nor where: the job hangs.
+    pub deaf: bool,
+}
+
+/// What has happened, in numbers.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Events.
+    pub events: u64,
+    /// Images that were begun.
+    pub images: u64,
+    /// Images that were committed.
+    pub commits: u64,
+    /// Increments that processes were brought back from, beside the whole image below them.
+    pub increments: u64,
+    /// Images of which the replica's copy was taken.
+    pub copies: u64,
+    /// Processes that were brought back.
+    pub restarts: u64,
+    /// Images that did not restore: in the place of each the one before was taken.
+    pub went_back: u64,
+    /// Jobs that restarted from their beginning.
+    pub job_restarts: u64,
+    /// Links that were made.
+    pub links: u64,
+    /// Bytes that programs received.
+    pub delivered: u64,
+    /// Bytes that were sent once more.
+    pub again: u64,
+    /// Faults.
+    pub faults: u64,
+    /// Jobs that ended with an error, as they may without a majority.
+    pub failed: u64,
+    /// Times that output, or how the job has ended, was lost with a home, without a terminal, as it may be.
+    pub limits: u64,
+    /// Virtual time, in milliseconds.
+    pub virtual_ms: u64,
+}
+
+impl Counts {
+    /// Those of another seed, too.
+    pub fn add(&mut self, other: &Counts) {
+        let Counts {
+            events,
+            images,
+            commits,
+            increments,
+            copies,
+            restarts,
+            went_back,
+            job_restarts,
+            links,
+            delivered,
+            again,
+            faults,
+            failed,
+            ..
+        } = *other;
+        self.events += events;
+        self.images += images;
+        self.increments += increments;
+        self.copies += copies;
+        self.commits += commits;
+        self.restarts += restarts;
+        self.went_back += went_back;
+        self.job_restarts += job_restarts;
+        self.links += links;
+        self.delivered += delivered;
+        self.again += again;
+        self.faults += faults;
+        self.failed += failed;
+        self.limits += other.limits;
+        self.virtual_ms += other.virtual_ms;
+    }
+}

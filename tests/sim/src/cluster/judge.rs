@@ -1,0 +1,102 @@
+//! The judge: whether the job has ended as it may, and has left nothing.
+
+use std::time::Duration;
+
+use radic_wire::ids::{Epoch, NodeName, Rank};
+use radic_wire::job::{EndReason, ExitStatus, Outcome};
+
+use super::machine::name;
+use super::queue::Event;
+use super::world::World;
+
+/// Time until nothing is left of a job, when every node can be reached.
+const SETTLED: Duration = Duration::from_secs(8);
+/// The same, if it was given up somewhere: a side without a majority keeps what it has for a minute.
+const GIVEN_UP: Duration = Duration::from_secs(105);
+
+/// So often within so long a rank may crash where it is and be brought back, as in `node/host.rs`.
+const CRASHES: usize = 3;
+const CRASH_TIME: Duration = Duration::from_secs(60);
+
+impl World {
+    /// How the job may end: well; without a majority also with an error that says so.
+    pub fn check_outcome(&mut self) {
+        let outcome = self.terminal.outcome.clone().expect("it has ended");
+        if outcome == (Outcome { code: 0, reason: EndReason::Finished }) {
+            return self.check_end();
+        }
+        if self.terminal.gave_up && (matches!(self.over, Some((_, true))) || self.terminal.job.is_none()) {
+            // Documented: the job has ended without a terminal, and its home was lost before the next one came; or the terminal never heard which job it is, for its node was lost
+            // before that: `radic run` says so then. The job runs, or nothing was begun.
+            return self.counts.limits += 1;
+        }
+        if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
+            && self.goes_on_crashing(*rank, node)
+        {
+            return self.counts.limits += 1;
+        }
+        self.counts.failed += 1;
+        assert!(!self.plan.is_gentle(), "end: the job was to survive this: {outcome:?}\n{}", self.standing());
+        let told = matches!(outcome.reason, EndReason::NodeLost { .. } | EndReason::RankLost { .. });
+        assert!(told, "end: a job that cannot go on says so: {outcome:?}\n{}", self.standing());
+    }
+
+    /// Documented: a rank that crashes twice without a checkpoint that any node has, or once more there than [`CRASHES`] times within a minute, will do so again.
+    fn goes_on_crashing(&self, rank: Rank, node: &NodeName) -> bool {
+        let last =
+            self.crashes.iter().find(|((of, at, epoch), _)| *of == rank && name(*at) == *node && *epoch == self.checks.epoch);
+        let last = last.map_or(&[][..], |(_, times)| times);
+        let often = last.len() > CRASHES && last[last.len() - 1] - last[last.len() - 1 - CRASHES] < CRASH_TIME;
+        often || self.early_crashes.get(&rank).is_some_and(|crashes| *crashes > 1)
+    }
+
+    /// Nothing is left of the job on any node that can be reached.
+    pub fn settle(&mut self) {
+        self.pending.clear();
+        self.queue.retain(|event| !matches!(event, Event::Fault(_)));
+        let machines = self.machines.iter().map(|machine| machine.paused.max(machine.hung));
+        let until = machines.chain(self.net.cuts.values().copied()).max().unwrap_or_default().max(self.now);
+        let until = until + if self.counts.failed > 0 { GIVEN_UP } else { SETTLED };
+        // If every machine is lost nothing happens any more, and nothing needs to: no fault is left that would switch one on.
+        while self.now < until && (0..self.machines.len()).any(|at| self.is_up(at)) {
+            self.next();
+        }
+        if self.waits_for_input() {
+            return self.counts.limits += 1;
+        }
+        let Some(job) = self.terminal.job else { return };
+        for at in (0..self.machines.len()).filter(|at| self.is_up(*at)).collect::<Vec<_>>() {
+            let (node, logs) = (self.machines[at].node.as_ref().expect("it is up"), &self.machines[at].logs);
+            // A side that never has a majority again decides nothing, not even that it may forget: of two members the home may be lost before it has told the other that all is over.
+            if self.counts.failed > 0 || node.is_frozen() {
+                continue;
+            }
+            assert!(!node.knows(job), "end: n{} still has something of the job", at + 1);
+            assert!(logs.server.store().of_job(job).is_empty(), "end: n{} still has logs of the job", at + 1);
+        }
+        let alive: Vec<_> = self.processes.iter().filter(|p| p.ended.is_none() && self.is_up(p.machine)).map(|p| p.id).collect();
+        assert!(alive.is_empty(), "end: {alive:?} still run");
+    }
+
+    /// Whether rank 0 waits for standard input that no terminal has: the terminal was told by one side of a broken network how the job has ended, and the other side has
+    /// begun it anew. It goes on as a job without a terminal does.
+    fn waits_for_input(&self) -> bool {
+        let runs = self.processes.iter().filter(|process| process.ended.is_none() && self.is_up(process.machine));
+        runs.filter_map(|process| process.lib.as_ref())
+            .any(|lib| lib.program.waits_for_input() && lib.observer.incarnation().epoch > Epoch::FIRST)
+    }
+
+    /// Where each machine and process stands, for an engineer who looks for a mistake.
+    pub fn standing(&self) -> String {
+        let mut text = self.plan.to_string();
+        for (at, machine) in self.machines.iter().enumerate() {
+            let view = machine.node.as_ref().and_then(|node| node.view()).map(|view| (view.number, view.members.len()));
+            text += &format!("n{}: on: {}, view and members: {view:?}\n", at + 1, machine.power);
+        }
+        for (pid, process) in self.processes.iter().enumerate() {
+            let lib = process.lib.as_ref().map(|lib| lib.standing());
+            text += &format!("process {pid}: {} at n{}, ended: {:?}, {lib:?}\n", process.id, process.machine + 1, process.ended);
+        }
+        text
+    }
+}

@@ -1,0 +1,497 @@
+//! The program of a process, and what its calls become: they ask the observer, do what it says and report, as the library's operations do.
+
+use std::io::IoSliceMut;
+
+use radic_observer::output::Output;
+use radic_observer::replay::Ask;
+use radic_observer::session::Session;
+use radic_observer::{Accept, Address, Context, Error, Input, Ready, Receive, Send, Source};
+use radic_wire::determinant::{Determinant, ReadyFd, StreamId};
+use radic_wire::ids::{ProcessId, Rank};
+use radic_wire::job::ExitStatus;
+use radic_wire::process::ToNode;
+
+use super::plan::Plan;
+use super::world::World;
+use crate::app::{App, LISTENER, Op, mix};
+
+/// Calls of a program's first thread after which it is through with its start.
+const STARTED: u64 = 8;
+/// Steps of a program that executes another one.
+const STEPS: u32 = 6;
+/// Last bytes of its output that a process keeps.
+const KEPT: usize = 4_096;
+
+/// A thread of a process: the process, and the number of the thread.
+type Caller = (u32, usize);
+
+/// Bytes of a send of which a part was taken.
+#[derive(Debug, Clone)]
+struct Rest {
+    socket: usize,
+    bytes: Vec<u8>,
+    blocking: bool,
+    done: usize,
+}
+
+/// One thread of a program.
+#[derive(Debug, Clone)]
+pub struct Thread {
+    /// What it does.
+    pub app: App,
+    /// What it is about to print.
+    owed: Option<Vec<u8>>,
+    /// It is in `connect`, and knows the process that it calls.
+    calling: bool,
+    /// Calls that were completed.
+    calls: u64,
+    /// It is in the midst of a send.
+    rest: Option<Rest>,
+    /// It is in the midst of a replayed `recv`: what has come of it.
+    partial: Vec<u8>,
+    /// It has nothing more to do.
+    is_over: bool,
+}
+
+impl Thread {
+    fn new(app: App) -> Thread {
+        let (owed, calling, calls, rest, partial, is_over) = Default::default();
+        Thread { app, owed, calling, calls, rest, partial, is_over }
+    }
+
+    fn is_in_call(&self) -> bool {
+        self.rest.is_some() || !self.partial.is_empty()
+    }
+}
+
+/// A program, with what it has printed.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Its threads, the first one first.
+    pub threads: Vec<Thread>,
+    /// All that it has printed, for the judge.
+    pub out: Vec<u8>,
+    /// Its standard output.
+    pub output: Output,
+    /// Steps until it executes another program, if it is to.
+    executes: Option<u32>,
+}
+
+impl Program {
+    /// The program of a process that has executed so many others before.
+    pub fn new(plan: &Plan, id: ProcessId, before: u64) -> Program {
+        let executes = plan.executes && id.rank > Rank(0) && before == 0;
+        let threads = vec![Thread::new(plan.app_of(id.job, id.rank.0))];
+        Program { threads, out: Vec::new(), output: Output::new(KEPT), executes: executes.then_some(STEPS) }
+    }
+
+    /// Whether a thread is in the midst of a call.
+    pub fn is_in_call(&self) -> bool {
+        self.threads.iter().any(Thread::is_in_call)
+    }
+
+    /// Whether all that its first thread has left to do is to read standard input.
+    pub fn waits_for_input(&self) -> bool {
+        matches!(self.threads[0].app.op(), Op::Input { blocking: true, .. })
+    }
+
+    /// Where it stands, for people.
+    pub fn standing(&self) -> String {
+        let of = |thread: &Thread| {
+            let Thread { app, calls, rest, is_over, .. } = thread;
+            format!("calls {calls}, op {:?}, rest {rest:?}, over: {is_over}, {:?}", app.op(), app.sockets)
+        };
+        self.threads.iter().map(of).collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl World {
+    /// The process makes a call, or its program goes on in the midst of one.
+    pub fn call(&mut self, pid: u32) {
+        if self.lib(pid).session.is_leaving() {
+            return self.leave(pid);
+        }
+        if let Some(steps) = &mut self.lib(pid).program.executes {
+            *steps = steps.saturating_sub(1);
+            if *steps == 0 {
+                self.execute(pid);
+            }
+            return;
+        }
+        let threads = self.lib(pid).program.threads.len();
+        let thread = self.dice.below(threads);
+        if self.lib(pid).program.threads[thread].owed.is_some() {
+            return self.print((pid, thread));
+        }
+        if self.breaks.lots && self.dice.one_in(30) {
+            self.lib(pid).program.threads[thread].app.handle_nothing();
+        }
+        let calls = self.lib(pid).program.threads[thread].calls;
+        let result = self.call_of((pid, thread));
+        if self.is_running(pid) && self.sure(pid, result).is_some() && self.lib(pid).program.threads[thread].calls != calls {
+            self.after_call((pid, thread));
+        }
+    }
+
+    fn call_of(&mut self, (pid, thread): Caller) -> Result<(), Error> {
+        let caller = (pid, thread);
+        let Thread { app, rest, .. } = &self.lib(pid).program.threads[thread];
+        if let Some(Rest { socket, bytes, blocking, done }) = rest.clone() {
+            return self.send_bytes(caller, socket, &bytes, blocking, done);
+        }
+        match app.op() {
+            Op::Fork => {
+                let lib = self.lib(pid);
+                let app = lib.program.threads[thread].app.fork();
+                lib.program.threads.push(Thread::new(app));
+                lib.observer.begin_thread(1).map(|place| assert_eq!(place, 1, "its place is its number here"))
+            }
+            Op::Input { max, blocking } => self.app_input(caller, max, blocking),
+            Op::Connect { fd, peer } => self.app_connect(caller, fd, peer),
+            Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
+            Op::Poll { blocking } => self.app_poll(caller, blocking),
+            Op::Receive { socket, max, blocking } => self.app_receive(caller, socket, max, blocking),
+            Op::Send { socket, bytes, blocking } => self.send_bytes(caller, socket, &bytes, blocking, 0),
+            Op::Finish { socket } => self.app_finish(caller, socket),
+            Op::Close { socket } => self.app_close(caller, socket),
+            Op::Done => {
+                self.lib(pid).program.threads[thread].is_over = true;
+                if self.lib(pid).program.threads.iter().all(|thread| thread.is_over) {
+                    self.begin_to_leave(pid);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A call has had an outcome: the program may print now.
+    fn after_call(&mut self, (pid, at): Caller) {
+        let lib = self.lib(pid);
+        let thread = &mut lib.program.threads[at];
+        let dice = mix(thread.app.state(), 9);
+        // The order of what two threads print is not that of the outcomes of their calls.
+        if at == 0 && dice.is_multiple_of(12) {
+            thread.owed = Some(dice.to_le_bytes()[..4].to_vec());
+        }
+        if at == 0 && thread.calls == STARTED && !std::mem::replace(&mut lib.initialized, true) {
+            self.tell_node(pid, ToNode::Initialized);
+        }
+    }
+
+    fn print(&mut self, (pid, thread): Caller) {
+        let gate = self.lib(pid).observer.gate_of_output(thread as u32);
+        let Some(gate) = self.sure(pid, gate) else { return };
+        if gate.is_some() && !self.breaks.gate {
+            return;
+        }
+        self.print_again(pid);
+        let position = self.lib(pid).observer.journal().end();
+        let room = self.processes[pid as usize].pipes.room();
+        let program = &mut self.lib(pid).program;
+        let mut owed = program.threads[thread].owed.take().unwrap_or_default();
+        let rest = owed.split_off(if program.output.is_owing() { 0 } else { room.min(owed.len()) });
+        program.threads[thread].owed = Some(rest).filter(|rest| !rest.is_empty());
+        if !owed.is_empty() {
+            program.output.handle_written(&owed);
+            program.out.extend(&owed);
+            self.check_departure(pid, position);
+            self.put(pid, &owed);
+        }
+    }
+
+    /// Writes once more what may not have arrived, as far as the pipe takes it.
+    pub fn print_again(&mut self, pid: u32) {
+        loop {
+            let room = self.processes[pid as usize].pipes.room();
+            let output = &mut self.lib(pid).program.output;
+            let Some(owed) = output.owed(room).map(<[u8]>::to_vec) else { return };
+            output.handle_written_again(owed.len());
+            self.put(pid, &owed);
+        }
+    }
+
+    /// Reads standard input. What was read before is safe by then, so no more than one piece is ever in doubt.
+    fn app_input(&mut self, (pid, thread): Caller, max: usize, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let (offset, mut room) = (lib.observer.input_read(), vec![0; max]);
+        let bytes = match lib.observer.input(thread as u32, &mut room, blocking)? {
+            Input::Again(count) => room[..count].to_vec(),
+            Input::Live if lib.observer.gate().is_some() => return Ok(()),
+            Input::Live => match self.take_input(pid, max) {
+                Some(bytes) => {
+                    self.lib(pid).observer.handle_input(thread as u32, &bytes)?;
+                    bytes
+                }
+                None if blocking => return Ok(()),
+                None => {
+                    self.lib(pid).observer.handle_nothing(thread as u32)?;
+                    return self.found_nothing((pid, thread));
+                }
+            },
+            Input::Nothing => return self.found_nothing((pid, thread)),
+            Input::Wait(_) => return Ok(()),
+        };
+        self.check_input(offset, &bytes);
+        let thread = &mut self.lib(pid).program.threads[thread];
+        thread.app.handle_input(&bytes);
+        thread.calls += 1;
+        Ok(())
+    }
+
+    fn found_nothing(&mut self, (pid, thread): Caller) -> Result<(), Error> {
+        let thread = &mut self.lib(pid).program.threads[thread];
+        thread.app.handle_nothing();
+        thread.calls += 1;
+        Ok(())
+    }
+
+    fn app_connect(&mut self, (pid, thread): Caller, fd: u32, peer: ProcessId) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        if !lib.program.threads[thread].calling {
+            match lib.observer.address(thread as u32, Ask::Target { fd })? {
+                Address::Live => {
+                    let local = ([127, 0, 0, 1], fd as u16).into();
+                    lib.observer.handle_outcome(thread as u32, &Determinant::Target { fd, local, peer: Some(peer) })?;
+                }
+                Address::Again(_, then) => assert_eq!(then, Some(peer), "connect calls the process that it called then"),
+                Address::Failed(errno) => panic!("no connect failed then: {errno}"),
+                Address::Wait(_) => return Ok(()),
+            }
+            lib.program.threads[thread].calling = true;
+        }
+        let again = match lib.observer.ask(thread as u32, Ask::Connect { fd }, true)? {
+            Ready::Live => false,
+            Ready::Outcome(0) => true,
+            Ready::Wait(_) => return Ok(()),
+            other => panic!("a connect that waits, and succeeded then: {other:?}"),
+        };
+        let Ok(slot) = lib.observer.connect(fd, peer)? else { return Ok(()) };
+        lib.program.threads[thread].calling = false;
+        lib.program.threads[thread].app.handle_connected(fd);
+        lib.program.threads[thread].calls += 1;
+        if !again {
+            self.begin_link(pid, slot);
+            self.lib(pid).observer.handle_outcome(thread as u32, &Determinant::Connected { fd })?;
+        }
+        Ok(())
+    }
+
+    fn app_accept(&mut self, (pid, thread): Caller, fd: u32, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        match lib.observer.accept(thread as u32, LISTENER, blocking)? {
+            Accept::Offered(connection) => {
+                let address = ([127, 0, 0, 1], connection.number as u16).into();
+                lib.observer.handle_accepted(thread as u32, LISTENER, fd, connection, address)?;
+                lib.program.threads[thread]
+                    .app
+                    .handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
+            }
+            Accept::Again { fd: then, connection, peer } => {
+                assert_eq!((then, peer.port()), (fd, connection.number as u16), "accept tells what it told then");
+                lib.program.threads[thread]
+                    .app
+                    .handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
+            }
+            Accept::Nothing => lib.program.threads[thread].app.handle_nothing(),
+            Accept::Failed(errno) => panic!("no accept failed then: {errno}"),
+            Accept::Wait(_) => return Ok(()),
+        }
+        lib.program.threads[thread].calls += 1;
+        Ok(())
+    }
+
+    fn app_poll(&mut self, (pid, thread): Caller, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let mut ready = [ReadyFd { fd: 0, events: 0 }; 8];
+        match lib.observer.ready(thread as u32, None, blocking, &mut ready)? {
+            Ready::Live => {
+                let mut count = 0;
+                for socket in lib.program.threads[thread].app.sockets.iter().filter(|socket| !socket.closed) {
+                    let slot = lib.observer.table().slot_of(socket.fd)?;
+                    if lib.observer.is_readable(slot) || lib.has_bytes(slot) {
+                        ready[count] = ReadyFd { fd: socket.fd, events: 1 };
+                        count += 1;
+                    }
+                }
+                if count == 0 && blocking {
+                    return Ok(());
+                }
+                lib.observer.handle_ready(thread as u32, None, &ready[..count])?;
+                if count == 0 {
+                    lib.program.threads[thread].app.handle_nothing()
+                } else {
+                    lib.program.threads[thread].app.handle_ready(&ready[..count])
+                }
+            }
+            Ready::Set(count) => lib.program.threads[thread].app.handle_ready(&ready[..count]),
+            Ready::Nothing => lib.program.threads[thread].app.handle_nothing(),
+            Ready::Outcome(errno) => panic!("no poll failed then: {errno}"),
+            Ready::Wait(_) => return Ok(()),
+        }
+        self.lib(pid).program.threads[thread].calls += 1;
+        Ok(())
+    }
+
+    fn app_receive(&mut self, (pid, thread): Caller, socket: usize, max: usize, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.threads[thread].app.sockets[socket].fd;
+        match lib.observer.receive(thread as u32, fd, max, blocking)? {
+            Receive::Take { source, stream, offset, len, owed } => {
+                let got =
+                    lib.program.threads[thread].app.sockets[socket].received + lib.program.threads[thread].partial.len() as u64;
+                assert_eq!(offset, got, "G3: the program has {got}, and is given {offset} of {stream:?}");
+                return self.take_bytes((pid, thread), (socket, blocking), (source, stream, offset, len, owed));
+            }
+            Receive::End => {
+                let slot = lib.observer.table().slot_of(fd)?;
+                let stream = lib.observer.table().get(slot).expect("it was read").stream_in();
+                let got = lib.program.threads[thread].app.sockets[socket].received;
+                lib.program.threads[thread].app.handle_end(socket);
+                self.check_stream_end(pid, stream, got);
+            }
+            Receive::Nothing => lib.program.threads[thread].app.handle_nothing(),
+            Receive::Failed(errno) => panic!("no recv failed then: {errno}"),
+            Receive::Wait(_) => return Ok(()),
+        }
+        self.lib(pid).program.threads[thread].calls += 1;
+        Ok(())
+    }
+
+    fn take_bytes(
+        &mut self,
+        (pid, thread): Caller,
+        (socket, blocking): (usize, bool),
+        (source, stream, offset, len, owed): (Source, StreamId, u64, usize, bool),
+    ) -> Result<(), Error> {
+        let fd = self.lib(pid).program.threads[thread].app.sockets[socket].fd;
+        let slot = self.lib(pid).observer.table().slot_of(fd)?;
+        let most = 1 + self.dice.below(len);
+        let bytes = match source {
+            Source::Log => match self.bytes_of_log(pid, stream, offset, most) {
+                Some(bytes) => bytes,
+                None => return Ok(()),
+            },
+            Source::Link => {
+                let end = self.end_of(pid, slot);
+                end.map_or_else(Vec::new, |end| self.lib(pid).sockets.take_bytes(end, most))
+            }
+        };
+        if bytes.is_empty() {
+            let lib = self.lib(pid);
+            if !owed && !blocking && !lib.observer.is_readable(slot) {
+                lib.observer.handle_nothing(thread as u32)?;
+                lib.program.threads[thread].app.handle_nothing();
+                lib.program.threads[thread].calls += 1;
+            }
+            return Ok(());
+        }
+        self.counts.delivered += bytes.len() as u64;
+        self.check_bytes(pid, stream, offset, &bytes);
+        let lib = self.lib(pid);
+        lib.program.threads[thread].partial.extend_from_slice(&bytes);
+        if let Some(len) = lib.observer.handle_received(thread as u32, fd, source, &bytes)? {
+            assert_eq!(len, lib.program.threads[thread].partial.len());
+            let taken = std::mem::take(&mut lib.program.threads[thread].partial);
+            lib.program.threads[thread].app.handle_received(socket, &taken);
+            lib.program.threads[thread].calls += 1;
+            self.note_dependence(pid, stream, offset + bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the protector's log, if they are here; else they are asked for.
+    fn bytes_of_log(&mut self, pid: u32, stream: StreamId, offset: u64, most: usize) -> Option<Vec<u8>> {
+        let mut room = vec![0; most];
+        let is_up = self.lib(pid).is_log_up();
+        let serve =
+            |session: &mut Session, _: &mut Context<'_>| Ok(session.serve(stream, offset, &mut [IoSliceMut::new(&mut room)]));
+        let count = if is_up { self.drive_session(pid, serve)? } else { 0 };
+        room.truncate(count);
+        (count > 0).then_some(room)
+    }
+
+    fn send_bytes(
+        &mut self,
+        (pid, thread): Caller,
+        socket: usize,
+        bytes: &[u8],
+        blocking: bool,
+        done: usize,
+    ) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.threads[thread].app.sockets[socket].fd;
+        let (again, position) = (lib.observer.is_replaying(), lib.observer.journal().end());
+        let offset = lib.program.threads[thread].app.sockets[socket].sent as usize + done;
+        let first = if offset.is_multiple_of(3) { bytes } else { &bytes[..bytes.len().div_ceil(2)] };
+        match lib.observer.send(thread as u32, fd, first, done, blocking)? {
+            Send::Taken { len, whole } => {
+                let whole = whole && (len == bytes.len() || len < first.len());
+                let slot = lib.observer.table().slot_of(fd)?;
+                let stream = lib.observer.table().get(slot).expect("it took bytes").stream_out();
+                let rest = || Rest { socket, bytes: bytes[len..].to_vec(), blocking, done: done + len };
+                lib.program.threads[thread].rest = (!whole).then(rest);
+                if whole {
+                    lib.program.threads[thread].app.handle_sent(socket, done + len);
+                    lib.program.threads[thread].calls += 1;
+                }
+                if !again {
+                    self.check_departure(pid, position);
+                }
+                self.check_sent(pid, stream, offset as u64, &bytes[..len]);
+            }
+            Send::Failed(errno) => {
+                assert_eq!(errno, 11);
+                lib.program.threads[thread].app.handle_nothing();
+                lib.program.threads[thread].calls += 1;
+            }
+            Send::Wait(_) => {}
+        }
+        Ok(())
+    }
+
+    fn app_finish(&mut self, (pid, thread): Caller, socket: usize) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.threads[thread].app.sockets[socket].fd;
+        let slot = lib.observer.table().slot_of(fd)?;
+        if lib.observer.finish(fd)?.is_none() {
+            lib.program.threads[thread].app.handle_finished(socket);
+            lib.program.threads[thread].calls += 1;
+            self.tell_finished(pid, slot, false);
+        }
+        Ok(())
+    }
+
+    fn app_close(&mut self, (pid, thread): Caller, socket: usize) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let fd = lib.program.threads[thread].app.sockets[socket].fd;
+        let slot = lib.observer.table().slot_of(fd)?;
+        if lib.observer.close(fd)?.is_none() {
+            lib.program.threads[thread].app.handle_closed(socket);
+            lib.program.threads[thread].calls += 1;
+            self.tell_finished(pid, slot, true);
+        }
+        Ok(())
+    }
+
+    fn begin_to_leave(&mut self, pid: u32) {
+        let left = self.lib(pid).observer.handle_leaving().and_then(|()| self.lib(pid).observer.gate_of_output(0));
+        let Some(gate) = self.sure(pid, left) else { return };
+        if self.lib(pid).observer.settle() && gate.is_none() {
+            self.drive_session(pid, |session, cx| {
+                session.handle_leaving(cx.now);
+                Ok(())
+            });
+        }
+    }
+
+    /// It stays until all that it has sent is safe, and its protector has all that it has received.
+    fn leave(&mut self, pid: u32) {
+        if self.lib(pid).program.output.is_owing() {
+            return;
+        }
+        if self.drive_session(pid, |session, cx| Ok(session.may_end(cx))) == Some(true) {
+            self.tell_node(pid, ToNode::Leaving(Box::default()));
+            self.end_process(pid, ExitStatus::Code(0));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What is going to happen, in its order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use radic_protector::node::Input;
+use radic_wire::local::Reply;
+use radic_wire::process::FromNode;
+
+use super::daemon::Timer;
+use super::logs::Done;
+use super::net::ConnId;
+use super::plan::Fault;
+
+/// Something that is going to happen.
+pub enum Event {
+    /// A packet arrives at this side.
+    Arrive(ConnId, usize),
+    /// For the node of a machine.
+    Input(usize, u32, Box<Input>),
+    /// The same, of this process: nothing, if another has its place.
+    OfProcess(usize, u32, u32, Box<Input>),
+    /// The node wanted to be called.
+    Tick(usize, u32),
+    /// A timer of the daemon.
+    Daemon(usize, u32, Timer),
+    /// Of the log service.
+    Logs(usize, u32, Done),
+    /// The node tells a process; none: it closes the connection.
+    ToProcess(u32, Option<Box<FromNode>>),
+    /// A process begins.
+    Begin(u32),
+    /// A process goes on.
+    Step(u32),
+    /// The terminal hears something.
+    Reply(usize, u64, Box<Reply>),
+    /// The terminal connects again, for its machine's protector is gone.
+    Attach,
+    /// Something goes wrong.
+    Fault(Fault),
+}
+
+/// When an event comes, in nanoseconds, its number, and where it is in [`Queue::events`], in one number, from the top: one comparison orders them.
+type Key = u128;
+
+const NUMBER: u32 = 40;
+const PLACE: u32 = 24;
+
+/// Events by time; those of one time in the order in which they were pushed.
+#[derive(Default)]
+pub struct Queue {
+    /// This little is moved about, not the events.
+    order: BinaryHeap<Reverse<Key>>,
+    events: Vec<Option<Event>>,
+    free: Vec<usize>,
+    number: u64,
+}
+
+impl Queue {
+    /// One more.
+    pub fn push(&mut self, at: Duration, event: Event) {
+        self.number += 1;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(event);
+        assert!(self.number < 1 << NUMBER && place < 1 << PLACE, "so many events fit into a key");
+        let (at, number) = (u64::try_from(at.as_nanos()).expect("some years"), self.number);
+        self.order.push(Reverse(Key::from(at) << (NUMBER + PLACE) | Key::from(number << PLACE | place as u64)));
+    }
+
+    /// What happens next, and when.
+    pub fn pop(&mut self) -> Option<(Duration, Event)> {
+        let Reverse(key) = self.order.pop()?;
+        let place = place_of(key);
+        self.free.push(place);
+        let at = Duration::from_nanos((key >> (NUMBER + PLACE)) as u64);
+        Some((at, self.events[place].take().expect("what is in order is there")))
+    }
+
+    /// What is to come is kept only if it is wanted.
+    pub fn retain(&mut self, wanted: impl Fn(&Event) -> bool) {
+        let Queue { order, events, free, .. } = self;
+        order.retain(|Reverse(key)| {
+            let place = place_of(*key);
+            let keep = events[place].as_ref().is_some_and(&wanted);
+            if !keep {
+                events[place] = None;
+                free.push(place);
+            }
+            keep
+        });
+    }
+}
+
+fn place_of(key: Key) -> usize {
+    key as usize & ((1 << PLACE) - 1)
+}

@@ -1,0 +1,179 @@
+//! The terminal: it starts the job, shows what that prints, and looks for another node when its own is gone.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use radic_protector::node::{ClientId, Input};
+use radic_wire::ids::{Epoch, JobId, Rank};
+use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, OutputStream};
+use radic_wire::local::{Reply, Request};
+use radic_wire::process::{Interval, Protect, Protection};
+use serde_bytes::ByteBuf;
+
+use super::check::covers;
+use super::machine::name;
+use super::plan::When;
+use super::queue::Event;
+use super::world::World;
+
+/// Time until the terminal tries another node, and for how long it does: longer than a side without a majority keeps a job.
+const ATTACH: Duration = Duration::from_millis(300);
+const SEARCH: Duration = Duration::from_secs(150);
+
+/// The terminal that has started the job.
+#[derive(Debug, Default)]
+pub struct Terminal {
+    /// Of each rank.
+    pub printed: BTreeMap<Rank, Vec<u8>>,
+    /// How it ended.
+    pub outcome: Option<Outcome>,
+    /// The job that it shows.
+    pub job: Option<JobId>,
+    /// The machine that it is connected to, and how often it has connected.
+    pub at: usize,
+    /// See `at`.
+    pub calls: u64,
+    /// Since when it looks for a node that knows the job, and whether it has given up.
+    since: Option<Duration>,
+    /// It has.
+    pub gave_up: bool,
+    /// Offset after the last byte of standard input that it has sent.
+    pub input_sent: u64,
+    /// Of each rank, what it was never shown though it went on after it.
+    holes: BTreeMap<Rank, Vec<Range<usize>>>,
+}
+
+impl Terminal {
+    /// The machine that it is connected to.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// What it shows.
+    pub fn job(&self) -> Option<JobId> {
+        self.job
+    }
+
+    /// Whether it was never shown what a rank has printed here.
+    pub fn is_hole(&self, rank: Rank, at: usize) -> bool {
+        self.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)))
+    }
+}
+
+impl World {
+    /// The terminal says something to the node that it is connected to.
+    pub fn ask(&mut self, request: Request) {
+        let Terminal { at, calls, .. } = self.terminal;
+        self.input_soon(at, Input::Client(ClientId(calls), request));
+    }
+
+    /// The terminal starts the job; the plan's faults begin to count.
+    pub fn start_job(&mut self) {
+        self.started = Some(self.now);
+        let hosts = (1..self.plan.machines - self.plan.spares).map(name).collect();
+        let protection = Protection {
+            protect: Protect::On,
+            interval: Interval::Every(self.plan.interval.as_millis() as u64),
+            replicas: self.plan.replicas,
+            outbox: 1 << 20,
+            log: 1 << 20,
+            keep_logs: false,
+        };
+        let spec = JobSpec {
+            program: ByteBuf::from("/bin/program"),
+            args: vec![ByteBuf::from("program")],
+            env: vec![],
+            templates: vec![],
+            dir: ByteBuf::from("/"),
+            ranks: self.plan.ranks,
+            nodes: hosts,
+            map_by: MapBy::Node,
+            umask: 0o022,
+            protection,
+            mtbf_s: 86_400,
+            restart_on: self.plan.restart_on,
+            on_loss: OnLoss::Restart,
+        };
+        self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
+        self.ask(Request::Run { spec: Box::new(spec), attach: true });
+        for (when, fault) in std::mem::take(&mut self.pending) {
+            match when {
+                When::At(at) => self.schedule(self.now + at, Event::Fault(fault)),
+                When::After(..) => self.pending.push((when, fault)),
+            }
+        }
+    }
+
+    /// The terminal hears something.
+    pub fn hear_reply(&mut self, reply: Reply) {
+        match reply {
+            Reply::Attached { job, .. } => (self.terminal.job, self.terminal.since) = (Some(job), None),
+            Reply::Output { rank, stream: OutputStream::Stdout, offset, data, .. } => {
+                self.show(rank, offset, &data);
+                self.ask(Request::Printed(data.len() as u64));
+            }
+            Reply::StdinFrom(from) => self.send_input(from),
+            Reply::Ended(outcome) => {
+                self.trace(|| format!("the job has ended: {outcome:?}"));
+                self.terminal.outcome = Some(outcome);
+            }
+            Reply::Error(text) => {
+                assert!(self.terminal.calls > 0, "end: the job was refused: {text}");
+                self.schedule(self.now + ATTACH, Event::Attach);
+            }
+            _ => {}
+        }
+    }
+
+    /// Prints what was not printed before, and only what was not.
+    fn show(&mut self, rank: Rank, offset: u64, data: &[u8]) {
+        if data.is_empty() {
+            return; // The end of a stream.
+        }
+        let again = self.terminal.calls > 0;
+        let printed = self.terminal.printed.entry(rank).or_default();
+        let offset = offset as usize;
+        let missing = printed.len()..offset;
+        if again && !missing.is_empty() && self.lost_with_homes(rank).any(|lost| covers(&lost, &missing)) {
+            self.counts.limits += 1;
+            self.terminal.holes.entry(rank).or_default().push(missing);
+            self.terminal.printed.entry(rank).or_default().resize(offset, 0);
+        }
+        let printed = self.terminal.printed.entry(rank).or_default();
+        // Another terminal may be told what the one before had printed, if that one was lost before it said so.
+        assert!(offset == printed.len() || again && offset < printed.len(), "G3: output of {rank} goes on at {offset}");
+        let known = (printed.len() - offset).min(data.len());
+        let has_restarted = self.checks.epoch > Epoch::FIRST;
+        let is_hole = |at: usize| self.terminal.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)));
+        let same = (offset..offset + known).all(|at| printed[at] == data[at - offset] || is_hole(at));
+        assert!(has_restarted || same, "G3: other output of {rank} at {offset}");
+        let lost = usize::from(self.breaks.output && known < data.len());
+        printed.extend(&data[known + lost..]);
+    }
+
+    /// The terminal connects again.
+    pub fn attach(&mut self) {
+        let since = *self.terminal.since.get_or_insert(self.now);
+        let Some(job) = self.terminal.job.filter(|_| self.now < since + SEARCH) else {
+            self.terminal.gave_up = true;
+            let (node, ranks, why) = (name(0), Vec::new(), "its terminal finds it nowhere".to_owned());
+            return self.terminal.outcome = Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } });
+        };
+        self.terminal.calls += 1;
+        let up: Vec<usize> = (0..self.machines.len()).filter(|at| self.is_up(*at)).collect();
+        let Some(at) = up.get(self.dice.below(up.len())).copied() else { return self.schedule(self.now + ATTACH, Event::Attach) };
+        self.trace(|| format!("the terminal connects to n{}", at + 1));
+        self.terminal.at = at;
+        self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
+        self.ask(Request::Attach { job: job.to_string() });
+    }
+
+    /// The machine that the terminal is connected to is lost, perhaps.
+    pub fn lose_terminal(&mut self, at: usize) {
+        if self.terminal.at == at && self.terminal.outcome.is_none() && self.started.is_some() {
+            self.terminal.at = usize::MAX;
+            self.schedule(self.now + ATTACH, Event::Attach);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A folder into which a job is being suspended.
+//!
+//! The manifest is written last and put in its place by one rename, so a folder holds the suspension before until the new one is whole. The files of the two have
+//! different names ([`SECOND`]); those of the one before go when the new manifest is on the disk. What a command that was killed has left goes when the next one
+//! writes there: the lock on `unfinished` says that none does.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use radic_protector::folder;
+use radic_wire::ids::{JobId, Rank};
+use radic_wire::key::ClusterKey;
+use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart, Span};
+use radic_wire::mac::{Code, JobKey};
+use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, begin_code};
+use rustix::fs::FlockOperation;
+
+use crate::client::Cluster;
+use crate::log::Held;
+
+use super::content::{self, Mark, NEW_MANIFEST, Saved, Source, UNFINISHED};
+use super::{ATTEMPTS, MANIFEST, needed};
+
+/// The end of the names of files that are written while the folder holds others without it.
+pub(super) const SECOND: &str = ".2";
+
+/// A folder that is being written; what is in it goes again unless it is finished.
+pub(super) struct Folder {
+    files: folder::Folder,
+    /// It was not there before.
+    is_new: bool,
+    written: Vec<String>,
+    /// What the names of its files end with.
+    suffix: &'static str,
+    /// The files of the suspension before, and its mark.
+    old: Vec<String>,
+    /// The code of the manifest, once that is written.
+    id: String,
+    _lock: Option<OwnedFd>,
+}
+
+impl Folder {
+    /// For a job, or the first digits of one: a folder that is new, empty, or holds a suspension from which that very job has gone on, or one whose job has come to its
+    /// good end.
+    pub(super) fn create(dir: &Path, key: &ClusterKey, job: &str) -> Result<Self> {
+        Folder::open(dir, key, Some(job))
+    }
+
+    /// Whether there will be room for a job that is not there yet.
+    pub(super) fn check(dir: &Path, key: &ClusterKey) -> Result<()> {
+        Folder::open(dir, key, None).map(drop)
+    }
+
+    fn open(dir: &Path, key: &ClusterKey, job: Option<&str>) -> Result<Self> {
+        let (files, is_new) = folder::Folder::make(dir)?;
+        let names = files.names()?;
+        if let Some(other) = names.iter().find(|name| !content::is_ours(name)) {
+            bail!("the folder {} is not empty: {other} is no part of a suspended job", dir.display());
+        }
+        let mut folder =
+            Folder { files, is_new, written: Vec::new(), suffix: "", old: Vec::new(), id: String::new(), _lock: None };
+        // Before the lock makes a file that would say that there never was a manifest.
+        if !names.is_empty() && !names.iter().any(|name| name == MANIFEST || name == UNFINISHED) {
+            bail!(
+                "the folder {} is not empty: it has files of a suspended job and no manifest; remove them if they are of no use",
+                dir.display()
+            );
+        }
+        folder.lock()?;
+        let saved = match names.iter().any(|name| name == MANIFEST) {
+            true => Some(Source::open(dir, radic_ckpt::trusted::Owners::Trusted)?.saved(key)?),
+            false => None,
+        };
+        if let Some(saved) = &saved {
+            check_over(dir, saved, job)?;
+            folder.old = names.iter().filter(|name| saved.has(name) && *name != MANIFEST).cloned().collect();
+            folder.suffix = if saved.names().any(|name| name.ends_with(SECOND)) { "" } else { SECOND };
+        }
+        let kept = |name: &str| name == UNFINISHED || saved.as_ref().is_some_and(|saved| saved.has(name));
+        for name in names.iter().filter(|name| !kept(name)) {
+            folder.files.remove(name)?;
+        }
+        Ok(folder)
+    }
+
+    fn lock(&mut self) -> Result<()> {
+        let file = OwnedFd::from(self.files.append(UNFINISHED)?);
+        let path = self.files.path();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .with_context(|| format!("another command is writing to the folder {}", path.display()))?;
+        self._lock = Some(file);
+        Ok(())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// A file, by its name in a folder without another suspension.
+    pub(super) fn create_file(&mut self, name: &str) -> Result<(String, File)> {
+        let name = format!("{name}{}", self.suffix);
+        if self.written.contains(&name) {
+            // What it held was copied a moment too early.
+            return Ok((name.clone(), self.files.replace(&name)?));
+        }
+        let file = self.files.create_new(&name)?;
+        self.written.push(name.clone());
+        Ok((name, file))
+    }
+
+    /// Copies what the protectors hold. It must be what they held before and hold afterwards.
+    pub(super) fn write_ranks(&mut self, cluster: &Cluster, job: JobId, ranks: u32, key: &JobKey) -> Result<Vec<SavedRank>> {
+        let list = |rank| Ok(Held::open(cluster, job.to_string(), rank)?.log);
+        let list = || (0..ranks).map(|rank| list(Rank(rank))).collect::<Result<Vec<HeldLog>>>();
+        let all = |logs: &[HeldLog]| logs.iter().map(needed).collect::<Result<Vec<_>>>();
+        for _ in 0..ATTEMPTS {
+            let before = list()?;
+            let saved: Result<Vec<_>> = before.iter().map(|log| self.write_rank(cluster, log, key)).collect();
+            if all(&list()?)? == all(&before)? {
+                return saved;
+            }
+        }
+        bail!("what its protectors hold goes on changing though its ranks are stopped; the job goes on");
+    }
+
+    fn write_rank(&mut self, cluster: &Cluster, log: &HeldLog, key: &JobKey) -> Result<SavedRank> {
+        let (process, (incarnation, images, journal, streams)) = (log.process, needed(log)?);
+        let rank = process.rank;
+        let mut held = Held::open(cluster, process.job.to_string(), rank)?;
+        let mut saved_images = Vec::new();
+        for HeldImage { image, parent, cut, bytes, .. } in images {
+            let mut file = Saving::create(self, format!("rank-{rank}.image-{image}"), key)?;
+            file.copy(&mut held, LogPart::Image(image), Span { start: 0, end: bytes })?;
+            saved_images.push(SavedImage { image, parent, cut, file: file.finish()? });
+        }
+        let mut file = Saving::create(self, format!("rank-{rank}.journal"), key)?;
+        file.copy(&mut held, LogPart::Journal, journal)?;
+        let journal_file = file.finish()?;
+        let mut file = Saving::create(self, format!("rank-{rank}.received"), key)?;
+        for HeldStream { stream, bytes, .. } in streams.iter().filter(|stream| !stream.closed) {
+            file.copy(&mut held, LogPart::Stream(*stream), *bytes)?;
+        }
+        let streams_file = file.finish()?;
+        Ok(SavedRank { incarnation, images: saved_images, journal, journal_file, streams, streams_file })
+    }
+
+    /// The last file: from here on the folder holds this job. All of it is on the disk then.
+    pub(super) fn finish(&mut self, manifest: &[u8]) -> Result<()> {
+        let mut file = self.files.create_new(NEW_MANIFEST)?;
+        self.written.push(NEW_MANIFEST.to_owned());
+        let written = file.write_all(manifest).and_then(|()| file.sync_all());
+        written.with_context(|| self.files.path().join(MANIFEST).display().to_string())?;
+        // The names that it lists, before it.
+        self.files.sync()?;
+        self.files.rename(NEW_MANIFEST, MANIFEST)?;
+        self.files.sync()?;
+        self.id = content::id_of(manifest);
+        self.written.clear();
+        self.is_new = false;
+        // What cannot be removed goes when the next suspension is written here.
+        self.old.drain(..).for_each(|name| _ = self.files.remove(&name));
+        Ok(())
+    }
+
+    /// Marks what was finished.
+    pub(super) fn mark(&self, mark: &Mark) -> Result<()> {
+        content::write_mark(&self.files, &self.id, mark)
+    }
+}
+
+/// Whether the job of a suspension needs it no more, so that this one may be written in its place.
+fn check_over(dir: &Path, saved: &Saved, job: Option<&str>) -> Result<()> {
+    let is_it = job.is_some_and(|job| saved.job().to_string().starts_with(&job.to_ascii_lowercase()));
+    let over = saved.mark.as_ref().is_some_and(|mark| is_it || mark.is_finished());
+    ensure!(
+        over,
+        "the folder {} is not empty: job {} is suspended there, and what would be written is {}; go on with it (`radic resume`, or `radic run --resume-from`), \
+         name another folder, or remove this one",
+        dir.display(),
+        saved.job(),
+        if is_it { "no continuation of it" } else { "another job" }
+    );
+    Ok(())
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Without the lock these are not ours to remove.
+        if self._lock.is_some() {
+            for name in self.written.iter().map(String::as_str).chain([UNFINISHED]) {
+                let _ = self.files.remove(name);
+            }
+        }
+        if self.is_new {
+            let _ = fs::remove_dir(self.files.path());
+        }
+    }
+}
+
+/// A file that is being written.
+struct Saving {
+    name: String,
+    path: PathBuf,
+    file: File,
+    code: Code,
+    bytes: u64,
+}
+
+impl Saving {
+    fn create(folder: &mut Folder, name: String, key: &JobKey) -> Result<Self> {
+        let (name, file) = folder.create_file(&name)?;
+        let path = folder.files.path().join(&name);
+        let code = begin_code(key, &name);
+        Ok(Saving { name, path, file, code, bytes: 0 })
+    }
+
+    /// Exactly this part of what is held.
+    fn copy(&mut self, held: &mut Held, part: LogPart, Span { start, end }: Span) -> Result<()> {
+        let mut position = start;
+        while position < end {
+            let mut piece = held.read(part, position)?;
+            ensure!(!piece.is_empty(), "{part:?} is not held from {position} on, it should be up to {end}");
+            piece.truncate(usize::try_from(end - position).unwrap_or(usize::MAX));
+            self.file.write_all(&piece).with_context(|| self.path.display().to_string())?;
+            self.code.update(&piece);
+            self.bytes += piece.len() as u64;
+            position += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<SavedFile> {
+        self.file.sync_all().with_context(|| self.path.display().to_string())?;
+        Ok(SavedFile { name: self.name, bytes: self.bytes, code: self.code.finish() })
+    }
+}

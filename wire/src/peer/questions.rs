@@ -1,0 +1,194 @@
+//! What protectors ask each other, and what they answer.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use super::Standing;
+use crate::determinant::{ConnectionId, StreamId};
+use crate::event::Event;
+use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId};
+use crate::job::JobInfo;
+use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
+use crate::log::{HeldLog, LogPart};
+use crate::process::{Place, Protection, StreamEnd};
+
+/// A question to a protector.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Query {
+    /// What do you host, and which jobs are you the home of?
+    Report,
+    /// Which events do you remember?
+    Events,
+    /// Which port was published under this name?
+    LookupName(String),
+    /// Forget this published name.
+    UnpublishName {
+        /// The job that published it: no other may.
+        job: JobId,
+        /// The name.
+        name: String,
+    },
+    /// Which process of yours listens there? It is going to be called.
+    Listener {
+        /// The caller's connection.
+        connection: ConnectionId,
+        /// Its end.
+        from: SocketAddr,
+        /// Where it calls.
+        to: SocketAddr,
+    },
+    /// Which process of yours, other than this one, listens there as its callers see it, and really elsewhere?
+    Claim {
+        /// The process that has got this address from the kernel.
+        process: ProcessId,
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Up to which offset do you hold the bytes that this process receives on this stream?
+    Stable {
+        /// The stream.
+        stream: StreamId,
+        /// The process that receives it.
+        receiver: ProcessId,
+        /// The epoch of the job: what is held of an earlier one is of another stream, whatever its name.
+        epoch: Epoch,
+    },
+    /// The process begins anew (exec): forget its log and images.
+    ForgetProcess(ProcessId),
+    /// How much do you hold of each process that you protect?
+    Sizes,
+    /// How much have the processes of this job received that you protect, on which stream?
+    Flows(JobId),
+    /// What do you hold of this process?
+    Log(ProcessId),
+    /// Some bytes of that, from this position on.
+    ReadLog {
+        /// The process.
+        process: ProcessId,
+        /// Of which part.
+        part: LogPart,
+        /// From where.
+        position: u64,
+    },
+    /// Where is this process?
+    Where(ProcessId),
+    /// Have you anything of this job, as a part of which you would want another home for it?
+    Knows(JobId),
+    /// You have the log of this process, which is now to be protected elsewhere: do not bring it back from now on.
+    Release(ProcessId),
+    /// You are my stand-in: this is where processes go on, as soon as you have answered.
+    Stand(JobId, Box<Standing>),
+    /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
+    Revive(JobId, Protection),
+    /// Where has this process ended that stream?
+    Final {
+        /// The stream.
+        stream: StreamId,
+        /// The process that sends it.
+        sender: ProcessId,
+    },
+    /// Make checkpoints of your ranks of this job. The answer comes when they are committed.
+    Checkpoint(JobId),
+    /// Could you have this fault?
+    Fault(Fault),
+    /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, obey no order for this incarnation of it, or an earlier one, that may still be under way.
+    Hosts(ProcessId, Incarnation),
+}
+
+/// An answer to a [`Query`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To `Fault`: if not, why.
+    Fault(Result<(), String>),
+    /// To `Report`.
+    Report(Report),
+    /// To `Events`, oldest first.
+    Events(Vec<Event>),
+    /// To `LookupName` (the port) and `UnpublishName` (what it was).
+    Name(Option<String>),
+    /// To `Listener`. The process that asked may have given up; then it withdraws what it has announced.
+    Listener {
+        /// The caller's connection.
+        connection: ConnectionId,
+        /// Its end.
+        from: SocketAddr,
+        /// The process that listens, if one does.
+        process: Option<ProcessId>,
+        /// It has moved: where to connect instead.
+        at: Option<SocketAddr>,
+        /// A process that may have listened there is about to be back.
+        away: bool,
+        /// The view of the node that answers: the deaths that it knows of.
+        view: u64,
+    },
+    /// To `Claim`.
+    Claim {
+        /// The process that listens, if one does.
+        holder: Option<ProcessId>,
+        /// A process that may have listened there is about to be back.
+        away: bool,
+        /// The view of the node that answers: the deaths that it knows of.
+        view: u64,
+    },
+    /// To `Stable`; 0 if nothing is known of it.
+    Stable(u64),
+    /// To `ForgetProcess`.
+    Forgotten,
+    /// To `Sizes`: at most [`crate::limits::PROCESSES_SHOWN`].
+    Sizes(Vec<(ProcessId, LogSizes)>),
+    /// To `Flows`: at most [`crate::limits::FLOWS_SHOWN`].
+    Flows(Vec<Flow>),
+    /// To `Log`.
+    Log(Option<HeldLog>),
+    /// To `ReadLog`: at most [`crate::limits::LOG_CHUNK`] bytes, none at the end of what is held; or why there are none.
+    LogBytes(Result<ByteBuf, String>),
+    /// To `Checkpoint`.
+    Checkpoints(Vec<RankCheckpoint>),
+    /// To `Release`.
+    Released,
+    /// To `Stand`.
+    Stood,
+    /// To `Revive`: if it cannot, why.
+    Revived(Result<(), String>),
+    /// To `Where`.
+    Where {
+        /// None: it is not here.
+        place: Option<Place>,
+        /// This is its job's home, and was told that it has ended. Of one that is brought back, to print what it has printed, others know more.
+        ended: bool,
+    },
+    /// To `Knows`.
+    Knows(bool),
+    /// To `Final`: none, if it has not, or is not known here.
+    Final(Option<StreamEnd>),
+    /// To `Hosts`: if so, the protector of that node.
+    Hosts(Option<NodeId>),
+}
+
+/// How much a process has received on a stream, as its protector or a replica holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// The process.
+    pub receiver: ProcessId,
+    /// The stream.
+    pub stream: StreamId,
+    /// Units received, the end of the stream being one.
+    pub bytes: u64,
+}
+
+/// What a protector says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The ranks it hosts.
+    pub ranks: Vec<RankInfo>,
+    /// Its protected processes, running ones and some that have ended.
+    pub processes: Vec<ProcessInfo>,
+    /// The jobs it is the home of, ended ones too.
+    pub jobs: Vec<JobInfo>,
+    /// Its resident memory, in bytes.
+    pub memory: u64,
+    /// Its process id.
+    pub pid: u32,
+}
