@@ -1,5 +1,6 @@
 //! Journals ([`radic_wire::determinant`]), and their replay ([`radic_observer::replay`]): a byte of how the journal comes in pieces, then a journal.
 
+use radic_observer::Error;
 use radic_observer::journal::Journal;
 use radic_observer::replay::{Ask, Replay, Served};
 use radic_wire::bytes::Reader;
@@ -67,7 +68,7 @@ fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
         let thread = loop {
             // Whichever thread the next outcome belongs to: it is found by asking for all.
             let asked = (0..THREADS)
-                .find(|thread| replay.offer(&journal, *thread, ask(outcome), true).is_ok_and(|s| s == Served::Outcome));
+                .find(|thread| offer(&mut replay, &journal, *thread, outcome).is_ok_and(|served| served == Served::Outcome));
             if let Some(thread) = asked {
                 break thread;
             }
@@ -88,6 +89,14 @@ fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
         replay.handle_served(&mut journal);
     }
     assert_eq!(replay.position(), replay.end());
+}
+
+/// What a thread is told that asks the question which is answered by this.
+fn offer(replay: &mut Replay, journal: &Journal, thread: u32, outcome: &Determinant<'_>) -> Result<Served, Error> {
+    match *outcome {
+        Determinant::Time { clock, skipped, .. } => replay.offer_time(journal, thread, clock, skipped),
+        _ => replay.offer(journal, thread, ask(outcome), true),
+    }
 }
 
 /// The question that is answered by this.
@@ -142,6 +151,7 @@ pub fn first() -> Inputs {
         Determinant::Input { bytes: b"a line\n" },
         Determinant::Nothing,
         Determinant::Taken,
+        Determinant::Time { clock: 1, skipped: 3, difference: -70_000 },
     ];
     let journal = |all: &[Determinant<'_>]| {
         let codes = all.iter().flat_map(|determinant| written(|out| determinant.write(out)));

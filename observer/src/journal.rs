@@ -140,6 +140,11 @@ impl Journal {
         Ok(place as u32)
     }
 
+    /// Whether a thread of this name has begun and not ended.
+    pub fn is_named(&self, name: u64) -> bool {
+        self.place_named(name).is_some()
+    }
+
     /// The thread at this place has ended: another one may have its place, and its number in the log.
     pub fn end_thread(&mut self, place: u32) {
         let Some(thread) = self.threads.get_mut(place as usize) else { return };

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod clocks;
 pub mod connection;
 mod context;
 mod error;
@@ -34,4 +35,4 @@ pub mod session;
 
 pub use context::{Context, Failure};
 pub use error::Error;
-pub use observer::{Accept, Address, Config, Cut, Input, Observer, Ready, Receive, Send, Source, Transmit, Wait};
+pub use observer::{Accept, Address, Config, Cut, Input, Observer, Reading, Ready, Receive, Send, Source, Transmit, Wait};

@@ -16,12 +16,14 @@ mod receiving;
 mod sending;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 use radic_wire::determinant::{Call, Determinant, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 
 use crate::checkpoint::Checkpoints;
+use crate::clocks::Clocks;
 use crate::connection::{Connection, Phase, Slot, Table, Waits};
 use crate::error::Error;
 use crate::journal::Journal;
@@ -29,7 +31,7 @@ use crate::outbox::Outbox;
 use crate::payload::PayloadLog;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
-pub use answers::{Accept, Address, Input, Ready, Receive, Send, Source, Transmit, Wait};
+pub use answers::{Accept, Address, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 pub use images::Cut;
 
 /// How much of everything; all of it is allocated at once.
@@ -94,6 +96,7 @@ pub struct Observer {
     me: ProcessId,
     incarnation: Incarnation,
     journal: Journal,
+    clocks: Clocks,
     payload: PayloadLog,
     outbox: Outbox,
     table: Table,
@@ -127,6 +130,7 @@ impl Observer {
             me,
             incarnation,
             journal: Journal::new(config.journal, config.threads, config.determinant),
+            clocks: Clocks::new(config.threads),
             payload: PayloadLog::new(config.payload, config.payload_pieces),
             outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
             table,
@@ -221,7 +225,12 @@ impl Observer {
 
     /// A thread makes its first call: its place in the table of threads, by which all calls name it. [`Journal::begin_thread`].
     pub fn begin_thread(&mut self, name: u64) -> Result<u32, Error> {
-        self.journal.begin_thread(name)
+        let is_known = self.journal.is_named(name);
+        let place = self.journal.begin_thread(name)?;
+        if !is_known {
+            self.clocks.begin_thread(place);
+        }
+        Ok(place)
     }
 
     /// The thread at this place has ended, and makes no call any more.

@@ -165,11 +165,31 @@ impl Head {
     }
 }
 
+/// Of what kind an outcome is, if that matters before its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Of a send: the descriptor, and how many bytes were taken.
+    Send(u32, u32),
+    /// Of a reading: the clock, and the readings of it that were not recorded.
+    Time(u32, u64),
+    Other,
+}
+
+impl Kind {
+    fn of(outcome: &Determinant<'_>) -> Kind {
+        match (outcome.sends_on(), *outcome) {
+            (Some((fd, taken)), _) => Kind::Send(fd, taken),
+            (None, Determinant::Time { clock, skipped, .. }) => Kind::Time(clock, skipped),
+            (None, _) => Kind::Other,
+        }
+    }
+}
+
 /// The next outcome of one thread, as far as the log is here.
 #[derive(Debug, Clone, Copy)]
 enum Ahead {
-    /// It is here; if it is that of a send: the descriptor, and how many bytes were taken.
-    Here(Head, Option<(u32, u32)>),
+    /// It is here.
+    Here(Head, Kind),
     /// It may be in what has not come yet.
     Coming,
     /// There is none, or it is too far ahead to be read.
@@ -334,7 +354,7 @@ impl Replay {
                     }
                     (true, _) => {
                         let (empties, own) = (head.empties.saturating_add(empties), head.own.map(|of| of.saturating_add(own)));
-                        return Ahead::Here(Head { empties, own, ..head }, outcome.sends_on());
+                        return Ahead::Here(Head { empties, own, ..head }, Kind::of(&outcome));
                     }
                     // Another thread has its number from here on: it has ended.
                     (false, _) if head.begins.is_some() && journal.is_thread(thread, head.thread, None) => return Ahead::Unknown,
@@ -350,24 +370,29 @@ impl Replay {
     /// Whether a call that does not wait has come to the place of its thread's next outcome, and others come first.
     fn must_wait(&mut self, journal: &Journal, thread: u32, ask: Ask) -> bool {
         let is_reached = match (self.look_ahead(journal, thread), ask) {
-            (Ahead::Here(head, sent), Ask::Send { fd }) => {
-                let is_this = head.own.is_some() && sent.is_some_and(|sent| sent.0 == fd);
+            (Ahead::Here(head, kind), Ask::Send { fd }) => {
+                let is_this = head.own.is_some() && matches!(kind, Kind::Send(on, _) if on == fd);
                 is_this && head.is_reached(journal, thread, true)
             }
             (Ahead::Here(head, _), _) => head.is_reached(journal, thread, false),
             (Ahead::Coming, _) => true,
             (Ahead::Unknown, _) => false,
         };
-        let waits = is_reached && self.turns < TURNS;
-        self.turns += u32::from(waits);
-        waits
+        is_reached && self.has_turns()
+    }
+
+    /// Whether a call may wait for its turn once more.
+    fn has_turns(&mut self) -> bool {
+        let has_turns = self.turns < TURNS;
+        self.turns += u32::from(has_turns);
+        has_turns
     }
 
     /// How many bytes were taken of the send that waits for its turn, if that was found out last ([`Served::Turn`]): other threads may have had outcomes in the midst
     /// of that call, after some of its bytes.
     pub(crate) fn part_ahead(&self, thread: u32) -> usize {
         match self.ahead {
-            Some((of, Ahead::Here(_, Some((_, taken))))) if of == thread => taken as usize,
+            Some((of, Ahead::Here(_, Kind::Send(_, taken)))) if of == thread => taken as usize,
             _ => 0,
         }
     }
@@ -408,6 +433,34 @@ impl Replay {
             return Ok(Served::Turn);
         }
         Ok(Served::Nothing)
+    }
+
+    /// What the log has for a reading of a clock, of which `thread` has had so many by the rule since the last record: [`Served::Nothing`] if this one is by the rule, too.
+    pub fn offer_time(&mut self, journal: &Journal, thread: u32, clock: u32, skipped: u64) -> Result<Served, Error> {
+        if self.position == self.end {
+            return Ok(Served::Over);
+        }
+        self.read_head()?;
+        let Some(head) = self.head else { return Ok(Served::Fetch) };
+        let outcome = self.outcome().ok_or(Error::Protector("the log changed under replay"))?;
+        journal.check_thread(head.thread)?;
+        let gate_a = head.is_open(journal);
+        let is_passed = outcome == Determinant::Nothing && head.empties(journal) > head.empties;
+        if (outcome == Determinant::Taken || is_passed) && gate_a {
+            return Ok(Served::Outcome);
+        }
+        let is_this = |kind| kind == Kind::Time(clock, skipped);
+        let is_turn = outcome != Determinant::Taken && journal.is_thread(thread, head.thread, head.begins);
+        let is_due = match () {
+            () if is_turn && is_this(Kind::of(&outcome)) && gate_a => return Ok(Served::Outcome),
+            () if is_turn => is_this(Kind::of(&outcome)),
+            () => match self.look_ahead(journal, thread) {
+                Ahead::Here(_, kind) => is_this(kind),
+                Ahead::Coming => true,
+                Ahead::Unknown => false,
+            },
+        };
+        Ok(if is_due && self.has_turns() { Served::Turn } else { Served::Nothing })
     }
 
     /// That re-execution goes another way, at the next outcome.

@@ -17,6 +17,7 @@
 // execve and its kin, syscall, radic_ckpt_save.
 extern crate radic_ckpt_preload as _;
 
+mod callers;
 pub mod channel;
 mod child;
 pub mod counters;

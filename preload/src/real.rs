@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use libc::{epoll_event, sigset_t, timespec};
+use libc::{epoll_event, sigset_t, timespec, timeval};
 
 /// The C library's `errno` of the calling thread.
 pub fn errno() -> c_int {
@@ -91,6 +91,9 @@ macro_rules! functions {
 
 functions! {
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    // All C libraries have these two, and redhook does not declare them.
+    clock_gettime(clock: c_int, to: *mut timespec) -> c_int;
+    gettimeofday(to: *mut timeval, zone: *mut c_void) -> c_int;
     // A pid_t.
     _Fork() -> c_int;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;

@@ -23,7 +23,7 @@ use radic_ckpt::image::meta::{Backing, RegionRef};
 use radic_ckpt::image::{Header, ImageWriter, MetaWriter};
 use radic_protector::fetching::{Fetch, FetchError, Source, WRONG_CODE};
 use radic_protector::logs::client::Client;
-use radic_protector::logs::{self, Config, Event, Logs, What, check_code};
+use radic_protector::logs::{self, Config, Event, Logs, What, open_verified};
 use radic_protector::store::{NoRestart, Restart, Speaker};
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::{ConnectionId, StreamId};

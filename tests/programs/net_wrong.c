@@ -247,6 +247,11 @@ static void descriptors(void)
     T(write(1, nowhere[0], 100));
     T(poll((struct pollfd *)room, ~0u >> 1, 0));
     T(select(-1, NULL, NULL, NULL, &(struct timeval){0, 0}));
+    /* The kernel takes structures at any address. */
+    const struct pollfd polled = {control, POLLOUT, 0};
+    memcpy(room + 1, &polled, sizeof polled);
+    T(poll((struct pollfd *)(room + 1), 1, 0));
+    T(((struct pollfd *)(room + 1))->revents & POLLOUT);
 }
 
 /* Calls that take something, and have no place for it. */

@@ -133,7 +133,16 @@ fn files() -> BTreeSet<String> {
 /// The files in shared memory that some process has mapped.
 fn mapped() -> BTreeSet<String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let maps = processes.filter_map(|entry| fs::read_to_string(entry.path().join("maps")).ok());
+    paths_in(processes.map(|entry| entry.path().join("maps")))
+}
+
+/// The files in shared memory that these processes have mapped.
+pub fn mapped_by(pids: impl Iterator<Item = u32>) -> BTreeSet<String> {
+    paths_in(pids.map(|pid| PathBuf::from(format!("/proc/{pid}/maps"))))
+}
+
+fn paths_in(maps: impl Iterator<Item = PathBuf>) -> BTreeSet<String> {
+    let maps = maps.filter_map(|maps| fs::read_to_string(maps).ok());
     let paths = |maps: String| {
         let of = |line: &str| line.find(SHM).map(|at| line[at..].to_owned());
         maps.lines().filter_map(of).collect::<Vec<_>>()

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use crate::cluster::{Cluster, program};
 use crate::command::{Finished, Invocation, Running};
+use crate::leftovers;
 use crate::process::{self, Process};
 
 const DAEMONS: [&str; 3] = ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd"];
@@ -143,15 +144,18 @@ impl Slurm {
         out.split_whitespace().find_map(|word| word.strip_prefix("JobState=")).unwrap_or("gone").to_owned()
     }
 
-    /// A node dies: its slurmd, its steps and all that is in them, at once; and Slurm is told, as it would find out by itself later.
+    /// A node dies: its slurmd, its steps and all that is in them, at once, with what they shared in memory; and Slurm is told, as it would find out by itself later.
     pub fn kill(&mut self, cluster: &Cluster, node: &str) {
         let tasks: Vec<Process> =
             process::marked(cluster.dir()).into_iter().filter(|process| is_on(process.pid(), node)).collect();
         let steps: Vec<Process> = tasks.iter().filter_map(|task| parent(task.pid())).filter_map(Process::open).collect();
         let steps = steps.iter().filter(|step| process::command_line(step.pid()).contains("slurmstepd"));
         let at = self.nodes.iter().position(|(name, _)| name == node).expect("a node that runs");
+        let shared = leftovers::mapped_by(tasks.iter().map(Process::pid));
         self.nodes[at].1.signal(Signal::KILL);
         steps.chain(&tasks).for_each(|process| process.signal(Signal::KILL));
+        // What cleans up on a living node (the keeper) is dead, too.
+        shared.iter().for_each(|path| _ = fs::remove_file(path));
         drop(self.nodes.remove(at));
         let down = format!("nodename={node}");
         self.command(cluster, "scontrol", &["update", &down, "state=down", "reason=test"]).run().expect(0);

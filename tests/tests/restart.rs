@@ -128,6 +128,39 @@ fn what_was_refused_is_refused_again() {
     cluster.assert_idle();
 }
 
+/// Calls that were refused because nobody listened yet are refused again in replay, though their peer listens by then: the log has the refusals.
+#[test]
+fn what_was_called_too_early_is_refused_again() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let dir = cluster.dir().join("early");
+    fs::create_dir(&dir).expect("a new directory");
+    let command = [&compiled("net", "net_early"), "rank", dir.to_str().expect("text")];
+    let job = cluster.job(2, "--protect on --ckpt-interval 60 --on-loss fail", &command).limit(LIMIT).start();
+    eventually(SOON, "the numbers have begun", || dir.join("early").exists());
+    kill(&cluster, 1, 0);
+    let finished = job.wait().expect(0);
+    assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
+    cluster.assert_idle();
+}
+
+/// A rank that goes by the clock, killed before its first checkpoint and after one: it is told the same times again, and sends the same.
+#[test]
+fn a_program_that_goes_by_the_clock_is_told_the_same_times() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    for (interval, checkpoints) in [("60", 0), ("0.3", 2)] {
+        let dir = cluster.dir().join(format!("clock-{checkpoints}"));
+        fs::create_dir(&dir).expect("a new directory");
+        let command = [&compiled("net", "net_clock"), "rank", dir.to_str().expect("text")];
+        let flags = format!("--protect on --record-time --ckpt-interval {interval} --on-loss fail");
+        let job = cluster.job(2, &flags, &command).limit(LIMIT).start();
+        eventually(SOON, "messages have been sent", || dir.join("sent").exists());
+        kill(&cluster, 1, checkpoints);
+        let finished = job.wait().expect(0);
+        assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
+        cluster.assert_idle();
+    }
+}
+
 /// In its second incarnation a rank waits for something that never comes, while its log has more for it. It is given up in time, and the job
 /// restarts from its beginning, or ends with a reason.
 #[test]

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use radic_wire::bytes::Reader;
-use radic_wire::determinant::{Determinant, StreamId};
+use radic_wire::determinant::{CLOCK_NAMES, Determinant, StreamId};
 use radic_wire::ids::{NodeName, Rank};
 use radic_wire::limits;
 use radic_wire::local::{Reply, Request};
@@ -224,6 +224,10 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
         Determinant::Input { bytes } => ("input", json!({ "bytes": bytes.len() })),
         Determinant::Nothing => ("nothing", json!({})),
         Determinant::Taken => ("taken", json!({})),
+        Determinant::Time { clock, skipped, difference } => {
+            let clock = CLOCK_NAMES.get(clock as usize).copied().unwrap_or("?");
+            ("time", json!({ "clock": clock, "skipped": skipped, "difference_ns": difference }))
+        }
         Determinant::Empty { count } => ("empty", json!({ "count": count })),
         Determinant::Sent { bytes } => ("sent", json!({ "bytes": bytes })),
         Determinant::Own { bytes } => ("own", json!({ "bytes": bytes })),

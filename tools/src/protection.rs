@@ -41,6 +41,10 @@ pub(crate) struct ProtectionArgs {
     /// Keep the logs and checkpoints that no restart needs any more, for `radic replay`, until the cluster is stopped
     #[arg(long)]
     keep_logs: bool,
+    /// Record what the program reads of clocks (clock_gettime, gettimeofday, time, MPI_Wtime), and tell it the same after a restart: for programs that choose by the
+    /// clock how often they do something
+    #[arg(long)]
+    record_time: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -88,6 +92,7 @@ impl ProtectionArgs {
             outbox: self.outbox,
             log: self.log_limit,
             keep_logs: self.keep_logs,
+            record_time: self.record_time,
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,

@@ -335,6 +335,15 @@ pub enum Determinant<'a> {
     Nothing,
     /// Something left the process in the same way after sends that do not wait had been taken whole: so they are again, whatever room there is. It answers no question.
     Taken,
+    /// A clock was read, and the time is not what the rule of readings gives.
+    Time {
+        /// Which clock: its place in [`CLOCK_NAMES`].
+        clock: u32,
+        /// Readings of this clock by this thread since its last record, which the rule gives.
+        skipped: u64,
+        /// The time less the thread's last reading of this clock, in nanoseconds.
+        difference: i64,
+    },
     /// So many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
@@ -366,8 +375,23 @@ pub enum Determinant<'a> {
     },
 }
 
+/// Clocks whose readings are outcomes.
+pub const CLOCKS: usize = 9;
+/// Their names, as `clock_gettime` has them. The number of a clock is its place here, and for Linux, too; the last one is that of `MPI_Wtime`.
+pub const CLOCK_NAMES: [&str; CLOCKS] = [
+    "realtime",
+    "monotonic",
+    "process-cputime",
+    "thread-cputime",
+    "monotonic-raw",
+    "realtime-coarse",
+    "monotonic-coarse",
+    "boottime",
+    "mpi-wtime",
+];
+
 /// The calls of the program that have outcomes, as a message names them.
-pub const CALLS: [&str; 17] = [
+pub const CALLS: [&str; 18] = [
     "no call",
     "recv",
     "recv with MSG_PEEK",
@@ -385,6 +409,7 @@ pub const CALLS: [&str; 17] = [
     "connect that failed",
     "poll, select or epoll_wait that failed",
     "bind that failed",
+    "reading of a clock",
 ];
 
 impl<'a> Determinant<'a> {
@@ -428,6 +453,7 @@ impl<'a> Determinant<'a> {
             Determinant::Input { .. } => 9,
             Determinant::Nothing => 10,
             Determinant::Errno { call, .. } => 11 + *call as usize,
+            Determinant::Time { .. } => 17,
             Determinant::Empty { .. }
             | Determinant::Sent { .. }
             | Determinant::Own { .. }
@@ -501,6 +527,11 @@ impl<'a> Determinant<'a> {
                 head(out, 15, 3);
                 out.varint(bytes);
             }
+            Determinant::Time { clock, skipped, difference } => {
+                head(out, 15, TIME + u64::from(clock));
+                out.varint(skipped);
+                out.varint(zigzag(difference));
+            }
         }
     }
 
@@ -557,10 +588,16 @@ impl<'a> Determinant<'a> {
             _ if arg == 1 => Determinant::Taken,
             _ if arg == 2 => Determinant::Begins { index: narrow(from)?, name: from.varint()? },
             _ if arg == 3 => Determinant::Own { bytes: from.varint()? },
+            _ if arg < TIME + CLOCKS as u64 => {
+                Determinant::Time { clock: (arg - TIME) as u32, skipped: from.varint()?, difference: unzigzag(from.varint()?) }
+            }
             _ => return Err(from.malformed("no such determinant")),
         })
     }
 }
+
+/// The first clock's argument, beside those of what has no descriptor.
+const TIME: u64 = 4;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
     match arg {

@@ -78,6 +78,8 @@ pub struct Protection {
     pub log: u64,
     /// Keep the logs that no restart needs any more until the store is cleared, for `radic replay`.
     pub keep_logs: bool,
+    /// What the program reads of clocks is recorded, and told again in replay.
+    pub record_time: bool,
 }
 
 impl Default for Protection {
@@ -89,6 +91,7 @@ impl Default for Protection {
             outbox: 64 << 20,
             log: 1 << 30,
             keep_logs: false,
+            record_time: false,
         }
     }
 }

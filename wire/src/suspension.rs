@@ -21,7 +21,7 @@ use crate::peer::Ward;
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
 /// Another one whenever anything in it changes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
 const SIGNED_BY_PROCESSES: u32 = 2;
 /// Bytes before the body: magic, version, job, length.

@@ -74,6 +74,17 @@ pub enum Send {
     Wait(Wait),
 }
 
+/// The answer to a reading of a clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reading {
+    /// Read it, and tell [`Observer::handle_clock`](super::Observer::handle_clock).
+    Live,
+    /// What the program was told then, in nanoseconds.
+    Again(i64),
+    /// Not yet.
+    Wait(Wait),
+}
+
 /// The answer to an `accept`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accept {

@@ -77,7 +77,7 @@ unsafe fn call_fortran(name: &CStr, error: *mut c_int, how: impl FnOnce(*mut c_v
 
 /// The MPI library's function. It is behind us in the search order if the program is linked with the library; if that was loaded later (mpi4py), it
 /// is among the loaded ones.
-fn next(name: &CStr) -> *mut c_void {
+pub(super) fn next(name: &CStr) -> *mut c_void {
     // SAFETY: looks up a name.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if !found.is_null() {

@@ -11,6 +11,7 @@ use super::finish_int;
 use crate::child;
 use crate::fds;
 use crate::layer;
+use crate::memory::discreetly;
 use crate::ops::epolls::Operation;
 use crate::ops::ready::{self, Limit};
 use crate::pointers;
@@ -170,8 +171,9 @@ unsafe fn waited(epoll: c_int, events: *mut epoll_event, room: c_int, limit: Lim
     /// The kernel refuses to tell more at once.
     const MOST_EVENTS: usize = c_int::MAX as usize / size_of::<epoll_event>();
     let room = usize::try_from(room).ok().filter(|room| (1..=MOST_EVENTS).contains(room))?;
-    // Of more than that nothing is written.
-    pointers::is_writable(events, room.min(READY_FDS) * size_of::<epoll_event>()).then_some(())?;
+    // The layer never tells of more.
+    let room = room.min(READY_FDS);
+    pointers::is_writable(events, room * size_of::<epoll_event>()).then_some(())?;
     let result = ready::epoll_wait(epoll, unsafe { slice::from_raw_parts_mut(events, room) }, limit)?;
     Some(finish_int(result, number))
 }
@@ -181,7 +183,19 @@ unsafe fn polled(fds: *mut pollfd, count: nfds_t, limit: Limit<'_>) -> Option<c_
     if count > most_descriptors(count) || !pointers::is_writable(fds, count as usize * size_of::<pollfd>()) {
         return None;
     }
-    let fds = if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count as usize) } };
+    let count = count as usize;
+    if count > 0 && !fds.is_aligned() {
+        // The kernel takes them, Rust does not.
+        let mut copies: Vec<pollfd> = discreetly(|| (0..count).map(|at| unsafe { fds.add(at).read_unaligned() }).collect());
+        let result = polled_aligned(&mut copies, limit);
+        copies.iter().enumerate().for_each(|(at, entry)| unsafe { fds.add(at).write_unaligned(*entry) });
+        discreetly(|| drop(copies));
+        return result;
+    }
+    polled_aligned(if count == 0 { &mut [] } else { unsafe { slice::from_raw_parts_mut(fds, count) } }, limit)
+}
+
+fn polled_aligned(fds: &mut [pollfd], limit: Limit<'_>) -> Option<c_int> {
     if child::is_child() {
         fds.iter().for_each(|entry| child::wait_for_callers(entry.fd));
     }

@@ -20,6 +20,7 @@ use crate::image::Images;
 use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::node::Node;
+use crate::ops::time;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::{counters, sys};
@@ -138,6 +139,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     layer.await_session();
     layer.open_door().map_err(failed("a door for its peers"))?;
     *LAYER.lock() = Some(layer);
+    time::record(protection.record_time);
     set_phase(Phase::Active);
     Ok(())
 }

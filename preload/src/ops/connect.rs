@@ -131,9 +131,19 @@ fn find_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<(Sock
         Some(Ok(Called { local, peer: Some(peer), .. })) => Ok((layer, Some(Ok((local, With::Peer(peer)))))),
         Some(Ok(Called { local, from, peer: None })) => {
             let (layer, result) = call_nobody(layer, fd, from, to)?;
-            Ok((layer, result.map(|result| Ok((local, With::Nobody(Some(result)))))))
+            let outcome = result.map(|result| match result {
+                Err(error) if !is_under_way(error) => Err(error),
+                result => Ok((local, With::Nobody(Some(result)))),
+            });
+            Ok((layer, outcome))
         }
     }
+}
+
+/// Whether a call with this error leaves a connection behind that may yet be made. Any other error is an outcome as a value is: in replay the program is told it again, though
+/// a process may listen there by then.
+fn is_under_way(error: Errno) -> bool {
+    matches!(error, Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN)
 }
 
 /// Makes the program's own connection with a listener of which no node knows. A protected process may have begun to listen since the nodes were asked, so they are asked
@@ -154,8 +164,8 @@ fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Re
         Link::Settled if blocking => {
             rustix::net::connect(socket, &to).map_or_else(|error| (false, Err(error)), |()| (true, Ok(())))
         }
-        // What it has come to is in the socket, as the program expects.
-        Link::Settled => (rustix::net::getpeername(socket).is_ok(), Err(Errno::INPROGRESS)),
+        // One that has failed is told at once, as the kernel does on the same machine: what a program reads from its socket later is in no log.
+        Link::Settled => settled(fd).map_or_else(|error| (false, Err(error)), |()| (true, Err(Errno::INPROGRESS))),
         Link::Open(error) => (true, Err(error.unwrap_or(Errno::INPROGRESS))),
     };
     if made && matches!(link, Link::Settled) {
@@ -358,10 +368,14 @@ impl Connecting {
     /// over, and what says so has been heard already.
     fn dial(&mut self, mut layer: Held) -> Result<(Held, Outcome<()>), Errno> {
         let mut again = self.again;
+        let incarnation = layer.observer.incarnation();
         for _ in 0..CALLS {
             if again {
                 let (held, called) = call_up(layer, self.fd, self.to)?;
                 layer = held;
+                if layer.observer.incarnation() != incarnation {
+                    return Ok((layer, None));
+                }
                 match called {
                     None => return Ok((layer, None)),
                     Some(Ok(Called { peer: Some(peer), .. })) if peer.process == self.peer.process => self.peer = peer,
@@ -370,7 +384,7 @@ impl Connecting {
                 }
             }
             layer.pass_gate();
-            let (incarnation, returned) = (layer.observer.incarnation(), layer.links.returned());
+            let returned = layer.links.returned();
             // It never waits for as long as the kernel would for a machine that says nothing: that one may be dead, and the peer elsewhere.
             let (at, until) = (self.peer.at.unwrap_or(self.to), sys::now() + LINK_NS);
             let (mut held, linked) = link(layer, self.fd, at, self.blocking, until, false)?;
@@ -390,6 +404,9 @@ impl Connecting {
                 Err(Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
                     give_up(self.fd);
                     layer = pause(layer)?;
+                    if layer.observer.incarnation() != incarnation {
+                        return Ok((layer, None));
+                    }
                 }
                 Err(_) => return Ok((layer, Some(linked))),
             }

@@ -7,6 +7,7 @@ pub mod descriptor;
 pub mod epolls;
 pub mod ready;
 pub mod socket;
+pub mod time;
 
 use std::io::{IoSlice, IoSliceMut};
 

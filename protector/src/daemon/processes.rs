@@ -166,7 +166,11 @@ impl Processes {
         let id = |rank| ProcessId { job, rank };
         match output {
             HostOutput::Spawn(rank, order) => self.start(id(rank), order),
-            HostOutput::Restore(_, order) => self.restores.begin(order),
+            HostOutput::Restore(_, order) => {
+                // A start that is still under way is of an incarnation that is over: what comes of it is ended, and the host does not hear of it.
+                self.starting.remove(&order.process);
+                self.restores.begin(order);
+            }
             HostOutput::Stdin { number, data } => return self.write_stdin(job, number, data),
             HostOutput::Read(rank, stream) => {
                 if let Some(reader) = self.processes.get(&id(rank)).and_then(|p| p.readers.get(&stream)) {

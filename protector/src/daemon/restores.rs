@@ -1,5 +1,5 @@
 //! Processes on their way back: their images are fetched, verified and put together on threads of their own, a few at once, as
-//! [`Orders`] and [`Fetch`] say. What is ready is started by the daemon's own thread, to which the parent-death signal is tied.
+//! [`Orders`] and [`Fetch`] say. What is ready is started by the launcher's thread, to which the parent-death signal is tied.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -58,7 +58,7 @@
 //!   before a failed `fdatasync` is written again. A write of a file that was deleted meanwhile reports nothing.
 //! - *What is read of a log is what was written*: sums of what went to files stay in memory. A log that is not what was written
 //!   brings no process back ([`What::Unreadable`]): its job restarts from the beginning.
-//! - *No image without a code*: it is written when the image has been verified whole and before it is committed ([`check_code`]).
+//! - *No image without a code*: it is written when the image has been verified whole and before it is committed ([`open_verified`]).
 //! - *A caller that has not proven that it has the job's key* costs one of 256 places for at most 3 s. It is not answered. If it
 //!   repeats a login that it has overheard, it gets a random number. A process of an ended job is not let in.
 //! - *What only nodes ask for is proven with a key that only nodes have*: whole images, and what is forwarded.
@@ -99,7 +99,7 @@ use radic_wire::record::Cover;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::fetch::{MEMORY, fetch};
-pub use self::verify::{BadImage, check_code};
+pub use self::verify::{BadImage, open_verified};
 pub use crate::logserver::{Event, Status, What};
 use crate::store::{NoRestart, Restart};
 
@@ -253,7 +253,7 @@ impl Logs {
         self.0.question(|answer| Request::Fence(process, incarnation, answer))
     }
 
-    /// The file of a committed image, whose code ([`check_code`]) is to be checked before it is used. It is there until another
+    /// The file of a committed image, whose code ([`open_verified`]) is to be checked before it is used. It is there until another
     /// image is committed or the process removed.
     pub fn image_path(&self, process: ProcessId, image: u64) -> PathBuf {
         files::image_path(&self.0.dir, process, image)

@@ -1,7 +1,7 @@
 //! Verification of images, on a thread of its own: it may take seconds, and a gate must not wait for it.
 //!
 //! An image that is whole and undamaged gets a code ([`Purpose::Image`]) over its process, its number and all its bytes, with a
-//! key that no process has ([`JobKey::derive_for_nodes`]). A restart checks it: [`check_code`].
+//! key that no process has ([`JobKey::derive_for_nodes`]). A restart checks it: [`open_verified`].
 
 use std::fs;
 use std::io::{self, BufRead, Read, Seek, Write};
@@ -97,12 +97,7 @@ fn verify(
     Ok(input.bytes)
 }
 
-/// Checks the code of an image before it is used: the file `path`, and beside it `path` with `.mac`.
-pub fn check_code(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<(), BadImage> {
-    open_verified(path, key, process, image).map(drop)
-}
-
-/// Opens an image and checks the code of what it has opened. The file is at its beginning, and stays what it is whatever becomes
+/// Opens an image, the file `path`, and checks the code of what it has opened (`path` with `.mac`). The file is at its beginning, and stays what it is whatever becomes
 /// of its name.
 pub fn open_verified(path: &Path, key: &JobKey, process: ProcessId, image: u64) -> Result<fs::File, BadImage> {
     let stored = read_code(path)?;

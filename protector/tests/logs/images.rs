@@ -17,12 +17,12 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     assert_eq!(service.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 700));
 
     let path = service.logs.image_path(process, 0);
-    check_code(&path, &nodes_key(), process, 0).unwrap();
+    open_verified(&path, &nodes_key(), process, 0).unwrap();
     // Not even the processes of the job can make such a code.
     for other in [key(), JobKey::derive_for_nodes(&cluster(), JobId::from_bits(1))] {
-        assert!(check_code(&path, &other, process, 0).is_err());
+        assert!(open_verified(&path, &other, process, 0).is_err());
     }
-    assert!(check_code(&path, &nodes_key(), process, 1).is_err());
+    assert!(open_verified(&path, &nodes_key(), process, 1).is_err());
 
     service.image(speaker, &begin(1, Some(0), 80, &[]), &image(2, 1, 3));
     observer.expect_committed(1);
@@ -34,7 +34,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     let mut changed = fs::read(&path).unwrap();
     changed[5000] ^= 1;
     fs::write(&path, changed).unwrap();
-    assert!(check_code(&path, &nodes_key(), process, 0).is_err());
+    assert!(open_verified(&path, &nodes_key(), process, 0).is_err());
 }
 
 /// What stands in the way is said with the place (once, by a full disk, without).

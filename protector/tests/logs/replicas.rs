@@ -19,7 +19,7 @@ fn the_replica_decides() {
     first.image(observer.speaker, &begin(0, None, 50, &[(stream(1), 4)]), &image(1, 0, 300));
     while !is_committed(&observer.next(), 0) {}
     assert_eq!(second.read(process, LogPart::Image(0), 0).unwrap(), image(1, 0, 300));
-    check_code(&second.logs.image_path(process, 0), &nodes_key(), process, 0).unwrap();
+    open_verified(&second.logs.image_path(process, 0), &nodes_key(), process, 0).unwrap();
     assert!(second.read(process, LogPart::Journal, 49).is_err());
 
     // It dies: the gate is shut until another holds what was not stable.

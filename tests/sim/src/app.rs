@@ -9,6 +9,8 @@ use radic_wire::ids::ProcessId;
 pub const LISTENER: u32 = 1;
 /// Of so many calls on a connection one ends its stream.
 const EARLY: u64 = 32;
+/// Of so many calls one reads a clock.
+const CLOCK: u64 = 8;
 /// Of so many calls one reads standard input.
 const INPUT: u64 = 16;
 
@@ -48,6 +50,10 @@ pub struct App {
 pub enum Op {
     /// Begins a thread, which takes every second connection.
     Fork,
+    /// Reads a clock.
+    Clock {
+        clock: u32,
+    },
     /// Reads standard input.
     Input {
         max: usize,
@@ -130,6 +136,9 @@ impl App {
         }
         if self.forks && self.sockets.len() > 1 {
             return Op::Fork;
+        }
+        if (dice >> 44).is_multiple_of(CLOCK) {
+            return Op::Clock { clock: (dice >> 60) as u32 % 2 };
         }
         if self.reads_input && (dice >> 48).is_multiple_of(INPUT) {
             return Op::Input { max: 1 + (dice >> 52) as usize % 12, blocking: false };
@@ -234,6 +243,11 @@ impl App {
         self.reads_input = !bytes.is_empty();
         bytes.iter().for_each(|byte| self.fold(u64::from(*byte)));
         self.fold(9);
+    }
+
+    /// A clock says so many nanoseconds.
+    pub fn handle_clock(&mut self, time: i64) {
+        self.fold(time as u64);
     }
 
     /// `EAGAIN`, or a `poll` that returned 0: this program's logic counts them.

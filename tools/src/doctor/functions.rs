@@ -32,7 +32,7 @@ const GROUPS: &[Group] = &[
         means: "what it starts runs unprotected, and is lost with the node or at a restart",
         remedy: "let the ranks themselves do what matters; a child that has ended before the next checkpoint does no harm" },
     Group { level: Level::Note, name: "threads", what: "threads", functions: &["pthread_create", "thrd_create", "GOMP_parallel", "__kmpc_fork_call"], in_libraries: false,
-        means: "they may compute, but only one of them may use the connections to other ranks",
+        means: "the order of their calls is logged; what they tell each other through plain memory is not, and a restart that depends on it is given up",
         remedy: "with MPI: no more than MPI_THREAD_SERIALIZED, and calls from the thread that called MPI_Init" },
 ];
 

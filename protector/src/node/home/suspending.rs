@@ -104,7 +104,13 @@ impl Home {
 
     /// The command has written the job down.
     pub(super) fn end_suspended(&mut self, session: &SessionId) {
-        let Some(suspending) = self.suspending.as_mut().filter(|suspending| suspending.session == *session) else { return };
+        if let Some(outcome) = self.outcome.clone().filter(|_| self.is_over()) {
+            return self.tell_session(session.clone(), ToSession::Ended(outcome));
+        }
+        let Some(suspending) = self.suspending.as_mut().filter(|suspending| suspending.session == *session) else {
+            return self
+                .tell_session(session.clone(), ToSession::Frozen(Err("this command does not suspend it any more".to_owned())));
+        };
         let held = match std::mem::replace(&mut suspending.stage, Stage::Written) {
             Stage::Stopping { waiting } => return suspending.stage = Stage::Stopping { waiting },
             Stage::Stopped { held } => held,

@@ -121,8 +121,7 @@ impl World {
                 let (image, left) = (shipping.image, std::mem::take(&mut shipping.left));
                 self.say_of_image(pid, &ToProtector::ImageUnderWay { image });
                 left.into_iter().for_each(|packet| self.send(conn, 0, packet));
-                // Its end says that it is whole.
-                self.send(conn, 0, Packet::End);
+                self.send(conn, 0, Packet::Word(Word::ContentEnd));
             }
             // A process of the library logs in before it is saved.
             _ if !shipping.is_admitted => {

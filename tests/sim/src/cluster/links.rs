@@ -193,7 +193,6 @@ impl World {
 
     /// In a process that has come back: no link is one any more.
     pub fn break_all(&mut self, pid: u32) {
-        self.open_door(pid);
         self.drive(pid, |links, cx| {
             links.handle_restart(cx);
             Ok(())

@@ -226,11 +226,6 @@ impl World {
                     }
                     Next::Read
                 }
-                Packet::End if matches!(self.logs(at).server.role(number(conn)), Some(Role::Image(_, Some(_)))) => {
-                    let now = self.now;
-                    self.logs(at).server.handle_image_end(now, number(conn));
-                    Next::Closed
-                }
                 Packet::End => self.lose_log(at, conn, Gone::Ended),
                 Packet::Reset | Packet::Syn | Packet::Bytes(_) => self.lose_log(at, conn, Gone::Broke("reset")),
             };
@@ -283,8 +278,13 @@ impl World {
                 Next::Read
             }
             Word::Wish(image) => {
-                // The connection is kept until it is the image's turn.
+                // Nothing more is read: the connection rests until it is the image's turn, or the server has it closed.
                 _ = server.handle_wish(now, number(conn), image);
+                Next::Closed
+            }
+            // The last record of an image. An end of the connection before it is none of the image.
+            Word::ContentEnd => {
+                server.handle_image_end(now, number(conn));
                 Next::Closed
             }
             Word::Log(bytes) if matches!(role, Some(Role::Image(_, Some(_)))) => {

@@ -9,7 +9,7 @@ use radic_observer::connection::Slot;
 use radic_observer::links::Links;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
-use radic_observer::{Error, Observer, Transmit};
+use radic_observer::{Error, Failure, Observer, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
 use radic_wire::ids::{Incarnation, ProcessId};
@@ -59,6 +59,8 @@ pub struct Lib {
     pub image: Option<Shipping>,
     pub due: bool,
     pub initialized: bool,
+    /// Its peers can call it.
+    pub has_door: bool,
     /// It computes until then, and looks at nothing.
     pub busy: Duration,
 }
@@ -245,10 +247,14 @@ impl World {
 
     /// The end of a process, as the library does it: its protector judges of a crash, its home of an exit.
     pub fn end_by(&mut self, pid: u32, error: &Error) {
-        match error {
-            Error::Fenced(_) => self.end_process(pid, ExitStatus::Signal(libc::SIGKILL)),
-            error => self.fail(pid, &error.to_string()),
+        let failure = Failure::from(*error);
+        if failure.is_fenced() {
+            return self.end_process(pid, ExitStatus::Signal(libc::SIGKILL));
         }
+        if failure.is_divergence() {
+            self.tell_node(pid, ToNode::Diverged(failure.to_string()));
+        }
+        self.fail(pid, &failure.to_string());
     }
 
     // ---- its node
@@ -280,7 +286,6 @@ impl World {
         let program = Program::new(&self.plan, id, programs);
         let observer = Observer::as_incarnation(id, incarnation, &CONFIG);
         self.add_lib(pid, observer, program, Session::new(protector));
-        self.open_door(pid);
     }
 
     fn come_back(&mut self, pid: u32, restart: Restart) {
@@ -312,7 +317,7 @@ impl World {
     fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
         let (conns, from_protector, from_node) = Default::default();
         let (links, sockets, images, image) = Default::default();
-        let (due, initialized, busy) = (false, false, Duration::ZERO);
+        let (due, initialized, has_door, busy) = (false, false, false, Duration::ZERO);
         let lib = Lib {
             observer,
             program,
@@ -326,6 +331,7 @@ impl World {
             image,
             due,
             initialized,
+            has_door,
             busy,
         };
         self.processes[pid as usize].lib = Some(Box::new(lib));
@@ -406,6 +412,10 @@ impl World {
         }
         let blocked = self.is_running(pid) && !self.is_session_up(pid);
         if self.is_running(pid) && !blocked {
+            // A process that has no log yet lets nobody in.
+            if !std::mem::replace(&mut self.lib(pid).has_door, true) {
+                self.open_door(pid);
+            }
             self.tend(pid);
             self.print_again(pid);
             let (now, busy) = (self.now, self.lib(pid).busy);

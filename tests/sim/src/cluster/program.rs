@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use radic_observer::output::Output;
 use radic_observer::replay::Ask;
 use radic_observer::session::Session;
-use radic_observer::{Accept, Address, Context, Error, Input, Ready, Receive, Send, Source};
+use radic_observer::{Accept, Address, Context, Error, Input, Reading, Ready, Receive, Send, Source};
 use radic_wire::determinant::{Determinant, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
@@ -147,6 +147,7 @@ impl World {
                 lib.observer.begin_thread(1).map(|place| assert_eq!(place, 1, "its place is its number here"))
             }
             Op::Input { max, blocking } => self.app_input(caller, max, blocking),
+            Op::Clock { clock } => self.app_clock(caller, clock),
             Op::Connect { fd, peer } => self.app_connect(caller, fd, peer),
             Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
             Op::Poll { blocking } => self.app_poll(caller, blocking),
@@ -243,6 +244,26 @@ impl World {
         thread.app.handle_nothing();
         thread.calls += 1;
         Ok(())
+    }
+
+    fn app_clock(&mut self, (pid, thread): Caller, clock: u32) -> Result<(), Error> {
+        let real = self.clock_of(self.processes[pid as usize].machine);
+        let lib = self.lib(pid);
+        let told = match lib.observer.clock(thread as u32, clock)? {
+            Reading::Live => lib.observer.handle_clock(thread as u32, clock, real)?,
+            Reading::Again(told) => told,
+            Reading::Wait(_) => return Ok(()),
+        };
+        let thread = &mut lib.program.threads[thread];
+        thread.app.handle_clock(told);
+        thread.calls += 1;
+        Ok(())
+    }
+
+    /// What the clocks of a machine say, in nanoseconds. Machines have booted at different times.
+    fn clock_of(&mut self, at: usize) -> i64 {
+        let since = self.now.as_nanos() as i64 + self.dice.below(40) as i64;
+        since + 1_000_000_000 * (1 + at as i64 * 7 % 5)
     }
 
     fn app_connect(&mut self, (pid, thread): Caller, fd: u32, peer: ProcessId) -> Result<(), Error> {

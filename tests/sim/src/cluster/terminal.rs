@@ -79,6 +79,7 @@ impl World {
             outbox: 1 << 20,
             log: 1 << 20,
             keep_logs: false,
+            record_time: true,
         };
         let spec = JobSpec {
             program: ByteBuf::from("/bin/program"),

@@ -149,6 +149,8 @@ fn what_was_found_stays_mended() {
         262459, 266207, 295411, 299290, 301896, 315002, 357735, 375750, 463035, 464182, 485433, 508591, 830232, 870072, 917166,
         958219,
     ] {
-        World::new(Plan::new(seed), Breaks::default(), false).run();
+        for plan in [Plan::new(seed), Plan::dense(seed)] {
+            World::new(plan, Breaks::default(), false).run();
+        }
     }
 }
