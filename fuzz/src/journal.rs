@@ -94,7 +94,10 @@ fn replay(all: &[Determinant<'_>], bytes: &[u8], seed: u8) {
 /// What a thread is told that asks the question which is answered by this.
 fn offer(replay: &mut Replay, journal: &Journal, thread: u32, outcome: &Determinant<'_>) -> Result<Served, Error> {
     match *outcome {
-        Determinant::Time { clock, skipped, .. } => replay.offer_time(journal, thread, clock, skipped),
+        // By the rule it would be another time.
+        Determinant::Time { clock, skipped, difference } => {
+            replay.offer_time(journal, thread, (clock, skipped, difference.wrapping_add(1)))
+        }
         _ => replay.offer(journal, thread, ask(outcome), true),
     }
 }

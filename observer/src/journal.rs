@@ -18,6 +18,7 @@ use radic_wire::determinant::Determinant;
 use radic_wire::limits;
 use radic_wire::log::Span;
 
+use crate::clocks::Clocks;
 use crate::error::Error;
 use crate::ring::Ring;
 
@@ -46,6 +47,18 @@ struct Thread {
     /// Bytes that it has sent since its last outcome.
     sent: u64,
     /// What [`Journal::all_sent`] was at the last one, and what `sent` was.
+    at: (u64, u64),
+    /// A reading of a clock that the rule gave, if nothing else has come of a call since.
+    reading: Option<Reading>,
+}
+
+/// A reading of a clock that is not in the log, because the rule gives it: as it would be recorded.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    clock: u32,
+    skipped: u64,
+    difference: i64,
+    /// As for the last empty outcome.
     at: (u64, u64),
 }
 
@@ -76,6 +89,8 @@ pub struct Journal {
     taken: u64,
     /// The number of the last outcome's thread.
     thread: u32,
+    /// What the threads were told of clocks.
+    pub(crate) clocks: Clocks,
     /// Where an outcome is coded before it enters the ring whole.
     scratch: Box<[u8]>,
 }
@@ -94,7 +109,21 @@ impl Journal {
         table.push(Thread { alive: true, number: Some(0), ..Thread::default() });
         numbers.push(Some(Number { name: 0, place: Some(0) }));
         let (ring, threads, most) = (Ring::new(capacity), table, threads);
-        Journal { ring, stable: 0, shipped: 0, threads, numbers, most, sent: 0, all_sent: 0, taken: 0, thread: 0, scratch }
+        let clocks = Clocks::new(most);
+        Journal {
+            ring,
+            stable: 0,
+            shipped: 0,
+            threads,
+            numbers,
+            most,
+            sent: 0,
+            all_sent: 0,
+            taken: 0,
+            thread: 0,
+            clocks,
+            scratch,
+        }
     }
 
     /// The position after the last outcome.
@@ -136,13 +165,9 @@ impl Journal {
         if place == self.threads.len() {
             self.threads.push(Thread::default());
         }
+        self.clocks.begin_thread(place as u32);
         self.threads[place] = Thread { name, alive: true, number: number.map(|number| number as u32), ..Thread::default() };
         Ok(place as u32)
-    }
-
-    /// Whether a thread of this name has begun and not ended.
-    pub fn is_named(&self, name: u64) -> bool {
-        self.place_named(name).is_some()
     }
 
     /// The thread at this place has ended: another one may have its place, and its number in the log.
@@ -201,14 +226,19 @@ impl Journal {
         }
     }
 
+    /// The place of the thread that the log means, if it has begun here.
+    pub(crate) fn place_at(&self, number: u32, begins: Option<u64>) -> Option<u32> {
+        begins.map_or_else(|| self.place_of(number), |name| self.place_named(name))
+    }
+
     /// Empty outcomes of the thread that the log means.
     pub(crate) fn empties_of(&self, number: u32, begins: Option<u64>) -> u64 {
-        begins.map_or_else(|| self.place_of(number), |name| self.place_named(name)).map_or(0, |place| self.empties(place))
+        self.place_at(number, begins).map_or(0, |place| self.empties(place))
     }
 
     /// Bytes that the thread that the log means has sent since its last outcome.
     pub(crate) fn sent_of(&self, number: u32, begins: Option<u64>) -> u64 {
-        begins.map_or_else(|| self.place_of(number), |name| self.place_named(name)).map_or(0, |place| self.sent_by(place))
+        self.place_at(number, begins).map_or(0, |place| self.sent_by(place))
     }
 
     /// An outcome was served from the log that stood after `sent` bytes; at a thread's first one the thread gets its number.
@@ -224,6 +254,7 @@ impl Journal {
             self.bind(number, name);
         }
         if let Some(thread) = self.place_of(number).map(|place| &mut self.threads[place as usize]) {
+            thread.reading = None;
             thread.empties = empties.map_or(0, |empties| thread.empties.saturating_sub(empties.saturating_add(1)));
             thread.sent = own.map_or(0, |own| thread.sent.saturating_sub(own));
         }
@@ -283,20 +314,50 @@ impl Journal {
         Ok(())
     }
 
-    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in the log: how often nothing was found, and that
-    /// sends were taken that would have failed with less room. So these are recorded now, and repeated after a death whether or not a peer waits for what this process sends.
-    /// What there is no room for is left for the next call: the gate is shut until there is.
-    pub(crate) fn record_choices(&mut self, thread: u32) -> Result<(), Error> {
+    /// Something leaves `thread` that no peer asks for again (output, an answer to the launcher). It may depend on what is not in the log: how often nothing was found, times
+    /// that the rule gave, and that sends were taken that would have failed with less room. So these are recorded now, and repeated after a death whether or not a peer waits for
+    /// what this process sends. What there is no room for is left for the next call: the gate is shut until there is. If a reading was recorded: of which clock, and how many
+    /// that were not came before it.
+    pub(crate) fn record_choices(&mut self, thread: u32) -> Result<Option<(u32, u64)>, Error> {
+        // The reading comes after the last empty outcome: that would have made it none.
+        let reading = self.thread_at(thread)?.reading.map(|reading| (reading, self.since(thread, reading.at)));
         self.record_empties(thread)?;
+        let clock = match reading {
+            Some((Reading { clock, skipped, difference, .. }, (since, own))) if self.has_room() => {
+                self.append_between(thread, &Determinant::Time { clock, skipped, difference }, since, own)?;
+                Some((clock, skipped))
+            }
+            Some((reading, (_, own))) => {
+                let at = (reading.at.0, self.sent_by(thread).saturating_sub(own));
+                self.threads[thread as usize].reading = Some(Reading { at, ..reading });
+                None
+            }
+            None => None,
+        };
         if self.is_taken() && self.has_room() {
             self.append_before(thread, &Determinant::Taken, self.all_sent - self.taken)?;
         }
-        Ok(())
+        Ok(clock)
     }
 
     /// Whether something has happened to `thread` that is not in the log.
     pub(crate) fn has_choices(&self, thread: u32) -> bool {
-        self.empties(thread) > 0 || self.is_taken()
+        self.empties(thread) > 0
+            || self.is_taken()
+            || self.threads.get(thread as usize).is_some_and(|thread| thread.reading.is_some())
+    }
+
+    /// The rule gave `thread` a time: what would be recorded of it.
+    pub(crate) fn handle_reading(&mut self, thread: u32, clock: u32, skipped: u64, difference: i64) -> Result<(), Error> {
+        self.thread_at(thread)?;
+        let at = (self.all_sent, self.threads[thread as usize].sent);
+        self.threads[thread as usize].reading = Some(Reading { clock, skipped, difference, at });
+        Ok(())
+    }
+
+    /// Bytes sent since a moment with these sums, on all streams and by this thread.
+    fn since(&self, thread: u32, at: (u64, u64)) -> (u64, u64) {
+        (self.all_sent - at.0, self.sent_by(thread).saturating_sub(at.1))
     }
 
     /// Whether a send that does not wait was taken whole after the last outcome.
@@ -306,10 +367,10 @@ impl Journal {
 
     /// The last empty outcome becomes one of the log, at its place.
     fn record_empties(&mut self, thread: u32) -> Result<(), Error> {
-        let Thread { empties, at, sent, .. } = self.thread_at(thread)?;
+        let Thread { empties, at, .. } = self.thread_at(thread)?;
         let Some(before) = empties.checked_sub(1) else { return Ok(()) };
         self.threads[thread as usize].empties = before;
-        let (since, own) = (self.all_sent - at.0, sent - at.1);
+        let (since, own) = self.since(thread, at);
         self.append_between(thread, &Determinant::Nothing, since, own)
     }
 
@@ -323,6 +384,7 @@ impl Journal {
         self.thread_at(thread)?;
         let thread = &mut self.threads[thread as usize];
         (thread.empties, thread.at) = (thread.empties + 1, (self.all_sent, thread.sent));
+        thread.reading = None;
         Ok(())
     }
 

@@ -23,7 +23,6 @@ use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 
 use crate::checkpoint::Checkpoints;
-use crate::clocks::Clocks;
 use crate::connection::{Connection, Phase, Slot, Table, Waits};
 use crate::error::Error;
 use crate::journal::Journal;
@@ -96,7 +95,6 @@ pub struct Observer {
     me: ProcessId,
     incarnation: Incarnation,
     journal: Journal,
-    clocks: Clocks,
     payload: PayloadLog,
     outbox: Outbox,
     table: Table,
@@ -130,7 +128,6 @@ impl Observer {
             me,
             incarnation,
             journal: Journal::new(config.journal, config.threads, config.determinant),
-            clocks: Clocks::new(config.threads),
             payload: PayloadLog::new(config.payload, config.payload_pieces),
             outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
             table,
@@ -225,12 +222,7 @@ impl Observer {
 
     /// A thread makes its first call: its place in the table of threads, by which all calls name it. [`Journal::begin_thread`].
     pub fn begin_thread(&mut self, name: u64) -> Result<u32, Error> {
-        let is_known = self.journal.is_named(name);
-        let place = self.journal.begin_thread(name)?;
-        if !is_known {
-            self.clocks.begin_thread(place);
-        }
-        Ok(place)
+        self.journal.begin_thread(name)
     }
 
     /// The thread at this place has ended, and makes no call any more.
@@ -263,6 +255,7 @@ impl Observer {
     /// What the log says to `ask`; live, that there is room to record what comes of it.
     fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
+        self.pass_readings()?;
         let sends = matches!(ask, Ask::Send { .. });
         let served = loop {
             let Some(replay) = &mut self.replay else {
@@ -272,6 +265,7 @@ impl Observer {
             match replay.outcome().filter(|_| served == Served::Outcome) {
                 Some(Determinant::Taken) => {
                     self.handle_served();
+                    self.pass_readings()?;
                     continue;
                 }
                 Some(Determinant::Nothing) => {}
@@ -326,6 +320,7 @@ impl Observer {
     /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing. The log is
     /// over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
+        self.pass_readings()?;
         while let Some(replay) = &mut self.replay
             && replay.is_choice_next()?
         {

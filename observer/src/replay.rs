@@ -12,7 +12,7 @@
 //! every connection has sent again what its peer has) needs the connections, so it is in [`crate::Observer`].
 
 use radic_wire::bytes::{Malformed, Reader};
-use radic_wire::determinant::{CALLS, Call, Determinant, StreamId};
+use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, StreamId};
 
 use crate::error::Error;
 use crate::journal::Journal;
@@ -170,16 +170,20 @@ impl Head {
 enum Kind {
     /// Of a send: the descriptor, and how many bytes were taken.
     Send(u32, u32),
-    /// Of a reading: the clock, and the readings of it that were not recorded.
-    Time(u32, u64),
+    /// Of a reading: the clock, after how many readings of it by the rule, and the difference.
+    Time(u32, u64, i64),
     Other,
 }
 
 impl Kind {
-    fn of(outcome: &Determinant<'_>) -> Kind {
+    /// `passed`: readings by the rule that were recorded for what left later, before this outcome and after they were made.
+    fn of(outcome: &Determinant<'_>, passed: &[u64; CLOCKS]) -> Kind {
         match (outcome.sends_on(), *outcome) {
             (Some((fd, taken)), _) => Kind::Send(fd, taken),
-            (None, Determinant::Time { clock, skipped, .. }) => Kind::Time(clock, skipped),
+            (None, Determinant::Time { clock, skipped, difference }) => {
+                let passed = passed.get(clock as usize).copied().unwrap_or(0);
+                Kind::Time(clock, skipped.saturating_add(passed), difference)
+            }
             (None, _) => Kind::Other,
         }
     }
@@ -328,7 +332,13 @@ impl Replay {
 
     /// The next outcome of a thread, as far as the log is here.
     fn look_ahead(&mut self, journal: &Journal, thread: u32) -> Ahead {
-        if let Some((_, known)) = self.ahead.filter(|(of, _)| *of == thread) {
+        let skipped = journal.clocks.skipped(thread);
+        // A reading that was made since is not ahead any more.
+        let is_made = |ahead: &Ahead| match *ahead {
+            Ahead::Here(_, Kind::Time(clock, before, _)) => skipped.get(clock as usize).is_some_and(|skipped| *skipped > before),
+            _ => false,
+        };
+        if let Some((_, known)) = self.ahead.filter(|(of, known)| *of == thread && !is_made(known)) {
             return known;
         }
         let ahead = self.find_ahead(journal, thread);
@@ -340,6 +350,7 @@ impl Replay {
         let (mut at, mut before) = (self.at, self.thread);
         // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has sent since: so it does not wait there.
         let (mut empties, mut own) = (0, 0);
+        let (skipped, mut passed) = (journal.clocks.skipped(thread), [0u64; CLOCKS]);
         while at < self.filled
             && let Ok(head) = self.head_at(at, before)
             && let Some(outcome) = self.outcome_at(at, &head)
@@ -352,9 +363,16 @@ impl Replay {
                         empties = head.empties.saturating_add(1).saturating_add(empties);
                         own = head.own.unwrap_or(0).saturating_add(own);
                     }
+                    (true, Determinant::Time { clock, skipped: before, .. })
+                        if skipped[clock as usize] > passed[clock as usize].saturating_add(before) =>
+                    {
+                        passed[clock as usize] = passed[clock as usize].saturating_add(before).saturating_add(1);
+                        empties = head.empties.saturating_add(empties);
+                        own = head.own.unwrap_or(0).saturating_add(own);
+                    }
                     (true, _) => {
                         let (empties, own) = (head.empties.saturating_add(empties), head.own.map(|of| of.saturating_add(own)));
-                        return Ahead::Here(Head { empties, own, ..head }, Kind::of(&outcome));
+                        return Ahead::Here(Head { empties, own, ..head }, Kind::of(&outcome, &passed));
                     }
                     // Another thread has its number from here on: it has ended.
                     (false, _) if head.begins.is_some() && journal.is_thread(thread, head.thread, None) => return Ahead::Unknown,
@@ -382,7 +400,7 @@ impl Replay {
     }
 
     /// Whether a call may wait for its turn once more.
-    fn has_turns(&mut self) -> bool {
+    pub(crate) fn has_turns(&mut self) -> bool {
         let has_turns = self.turns < TURNS;
         self.turns += u32::from(has_turns);
         has_turns
@@ -435,8 +453,23 @@ impl Replay {
         Ok(Served::Nothing)
     }
 
+    /// The reading that is next in the log, if its thread is given: its place there, the clock, and the readings of it that were not recorded before. It may have been made already:
+    /// the image stands between the reading and what left then.
+    pub(crate) fn time_next(&mut self, journal: &Journal) -> Result<Option<(u32, u32, u64)>, Error> {
+        self.read_head()?;
+        let Some(head) = self.head.filter(|head| head.is_open(journal)) else { return Ok(None) };
+        let Some(Determinant::Time { clock, skipped, .. }) = self.outcome() else { return Ok(None) };
+        Ok(journal.place_at(head.thread, head.begins).map(|place| (place, clock, skipped)))
+    }
+
     /// What the log has for a reading of a clock, of which `thread` has had so many by the rule since the last record: [`Served::Nothing`] if this one is by the rule, too.
-    pub fn offer_time(&mut self, journal: &Journal, thread: u32, clock: u32, skipped: u64) -> Result<Served, Error> {
+    /// By that it is `step` after the last one. A record of that is one for what left later: other outcomes may depend on what the thread has sent since, so it does not wait there.
+    pub fn offer_time(
+        &mut self,
+        journal: &Journal,
+        thread: u32,
+        (clock, skipped, step): (u32, u64, i64),
+    ) -> Result<Served, Error> {
         if self.position == self.end {
             return Ok(Served::Over);
         }
@@ -449,16 +482,18 @@ impl Replay {
         if (outcome == Determinant::Taken || is_passed) && gate_a {
             return Ok(Served::Outcome);
         }
-        let is_this = |kind| kind == Kind::Time(clock, skipped);
-        let is_turn = outcome != Determinant::Taken && journal.is_thread(thread, head.thread, head.begins);
-        let is_due = match () {
-            () if is_turn && is_this(Kind::of(&outcome)) && gate_a => return Ok(Served::Outcome),
-            () if is_turn => is_this(Kind::of(&outcome)),
-            () => match self.look_ahead(journal, thread) {
-                Ahead::Here(_, kind) => is_this(kind),
-                Ahead::Coming => true,
-                Ahead::Unknown => false,
-            },
+        let is_head = journal.is_thread(thread, head.thread, head.begins) && outcome != Determinant::Taken;
+        let is_record =
+            |kind| matches!(kind, Kind::Time(of, before, difference) if (of, before) == (clock, skipped) && difference != step);
+        if is_head && gate_a && is_record(Kind::of(&outcome, &[0; CLOCKS])) {
+            return Ok(Served::Outcome);
+        }
+        let is_due = match self.look_ahead(journal, thread) {
+            Ahead::Here(_, kind) => is_record(kind),
+            Ahead::Coming => true,
+            // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known when the others have had their outcomes, as far as
+            // they do not need what this thread sends next.
+            Ahead::Unknown => gate_a || self.next_position() < self.end,
         };
         Ok(if is_due && self.has_turns() { Served::Turn } else { Served::Nothing })
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{MPICH, compiled};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, compiled};
 use radic_tests::process::{Process, eventually};
 use radic_tests::protection::ON;
 use radic_wire::event::EventName;
@@ -88,17 +88,30 @@ fn a_rank_comes_back_after_many_checkpoints() {
 
 /// A rank dies; the program sees nothing of it.
 fn survives(name: &str, args: &[&str], ranks: usize, killed: &[u32]) {
+    survives_with(&MPICH, "", &[&[name], args].concat(), ranks, killed);
+}
+
+/// The same with this library, and more flags.
+fn survives_with(library: &Library, flags: &str, command: &[&str], ranks: usize, killed: &[u32]) {
     let cluster = Cluster::start(Kind::Logical, 4);
-    let program = MPICH.program(name);
-    let command = [&[program.as_str()], args].concat();
-    let due = finish(MPICH.job(&cluster, ranks, "--protect none", &command).limit(LIMIT).start());
-    let running = MPICH.job(&cluster, ranks, ON, &command).limit(LIMIT).start();
+    let program = library.program(command[0]);
+    let command = [&[program.as_str()], &command[1..]].concat();
+    let due = finish(library.job(&cluster, ranks, "--protect none", &command).limit(LIMIT).start());
+    let running = library.job(&cluster, ranks, &format!("{ON} {flags}"), &command).limit(LIMIT).start();
     for rank in killed {
         kill(&cluster, *rank, 1);
     }
     let lines = finish(running);
     assert_eq!(lines, due);
     cluster.assert_idle();
+}
+
+/// A benchmark that chooses its repeat counts by the clock.
+#[test]
+fn a_program_that_times_itself_survives_the_death_of_each_rank() {
+    for library in [&MPICH, &INTEL, &OPENMPI] {
+        survives_with(library, "--record-time --outbox 2M", &["selftimed", "--rounds", "40", "--ms", "50"], 2, &[0, 1, 0]);
+    }
 }
 
 #[test]

@@ -427,7 +427,7 @@ impl<'a> Determinant<'a> {
 
     /// Whether its place is between two sends of its thread, and the thread's other calls do not say where.
     pub fn is_among_sends(&self) -> bool {
-        self.sends_on().is_some() || *self == Determinant::Nothing
+        self.sends_on().is_some() || matches!(self, Determinant::Nothing | Determinant::Time { .. })
     }
 
     /// The descriptor, and how many bytes were taken, if it is the outcome of a send.

@@ -125,6 +125,11 @@ impl Table {
         self.iter().map(|(_, c)| c.outgoing.end().min(c.outgoing.peer_has)).sum()
     }
 
+    /// Whether a peer is known to have bytes that this process has not sent again.
+    pub(crate) fn owes(&self) -> bool {
+        self.iter().any(|(_, c)| !c.offered && c.link == Link::Up && c.outgoing.end() < c.outgoing.peer_has)
+    }
+
     /// Which peers Gate B waits for, if it is not this process itself that has not sent again what they have.
     pub fn waits(&self) -> Waits {
         let open = || self.iter().map(|(_, c)| c).filter(|c| !c.offered && !c.forgettable.1);

@@ -146,6 +146,7 @@ impl Observer {
     /// have it re-execution finds nothing and has all that it sends taken (Gate B). Output has no such peer. So it is recorded first how often nothing was found, and that sends
     /// were taken. The same holds at Gate B: what is printed there after such a choice was not printed before, else the choice would be in the log.
     pub fn gate_of_output(&mut self, thread: u32) -> Result<Option<u64>, Error> {
+        self.pass_readings()?;
         if let Some(replay) = &mut self.replay
             && replay.is_taken_here(&self.journal)?
         {
@@ -155,7 +156,9 @@ impl Observer {
             self.resume_journal();
         }
         if self.writes_journal() && self.journal.has_room() {
-            self.journal.record_choices(thread)?;
+            if let Some((clock, skipped)) = self.journal.record_choices(thread)? {
+                self.journal.clocks.handle_recorded(thread, clock, skipped)?;
+            }
         }
         let gate = self.gate();
         assert!(

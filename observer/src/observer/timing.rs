@@ -3,23 +3,25 @@
 use radic_wire::determinant::Determinant;
 
 use super::{Observer, Reading, Wait};
+use crate::connection::Waits;
 use crate::error::Error;
-use crate::replay::Served;
+use crate::replay::{Replay, Served};
 
 impl Observer {
     /// The program reads a clock: its place in [`CLOCK_NAMES`](radic_wire::determinant::CLOCK_NAMES).
     pub fn clock(&mut self, thread: u32, clock: u32) -> Result<Reading, Error> {
         self.check_voice()?;
-        let skipped = self.clocks.skipped(thread, clock)?;
         loop {
+            self.pass_readings()?;
+            let (skipped, step) = self.journal.clocks.rule(thread, clock)?;
             let Some(replay) = &mut self.replay else {
                 let room = self.journal.has_room();
                 return Ok(if room { Reading::Live } else { Reading::Wait(Wait::Stable(self.journal.end())) });
             };
-            let wait = match replay.offer_time(&self.journal, thread, clock, skipped)? {
+            let wait = match replay.offer_time(&self.journal, thread, (clock, skipped, step))? {
                 Served::Outcome => match replay.outcome() {
                     Some(Determinant::Time { difference, .. }) => {
-                        let told = self.clocks.by_record(thread, clock, difference)?;
+                        let told = self.journal.clocks.by_record(thread, clock, difference)?;
                         self.handle_served();
                         return Ok(Reading::Again(told));
                     }
@@ -30,8 +32,12 @@ impl Observer {
                     }
                 },
                 Served::Over if self.settle() => return Ok(Reading::Live),
-                // Peers have bytes that this process has not sent again, and before those left a record would have been stable: there was none.
-                Served::Nothing | Served::Over => return self.clocks.by_rule(thread, clock).map(Reading::Again),
+                Served::Over if self.may_be_new() => Wait::Peers,
+                Served::Nothing | Served::Over => {
+                    let told = self.journal.clocks.by_rule(thread, clock)?;
+                    self.note_reading(thread, clock)?;
+                    return Ok(Reading::Again(told));
+                }
                 Served::Fetch => Wait::Log,
                 Served::Turn => Wait::Turn,
             };
@@ -39,10 +45,42 @@ impl Observer {
         }
     }
 
+    /// Readings that are next in the log, and that the image has already.
+    pub(super) fn pass_readings(&mut self) -> Result<(), Error> {
+        while let Some(replay) = &mut self.replay
+            && let Some((thread, clock, skipped)) = replay.time_next(&self.journal)?
+            && self.journal.clocks.handle_recorded(thread, clock, skipped)?
+        {
+            self.handle_served();
+        }
+        Ok(())
+    }
+
+    /// Whether a reading after the end of the log may be a new one. It was by the rule if a peer has bytes that this process is still to send again: before those
+    /// left then, a record would have been stable. A peer that is not here yet has to say what it has. One that catches up may need bytes of this process for that, so it is
+    /// not waited for without a limit.
+    fn may_be_new(&mut self) -> bool {
+        match self.table.waits() {
+            _ if self.table.owes() => false,
+            Waits::Not => false,
+            Waits::OutOfReach => true,
+            Waits::CatchesUp => self.replay.as_mut().is_some_and(Replay::has_turns),
+        }
+    }
+
     /// What came of [`Reading::Live`]: the clock says so many nanoseconds. What the program is told.
     pub fn handle_clock(&mut self, thread: u32, clock: u32, real: i64) -> Result<i64, Error> {
-        let (told, record) = self.clocks.read(thread, clock, real)?;
-        record.map_or(Ok(()), |record| self.journal.append(thread, &record))?;
+        let (told, record) = self.journal.clocks.read(thread, clock, real)?;
+        match record {
+            Some(record) => self.journal.append(thread, &record)?,
+            None => self.note_reading(thread, clock)?,
+        }
         Ok(told)
+    }
+
+    /// The rule gave a time: that is a choice, if something leaves that depends on it.
+    fn note_reading(&mut self, thread: u32, clock: u32) -> Result<(), Error> {
+        let (skipped, difference) = self.journal.clocks.as_record(thread, clock)?;
+        self.journal.handle_reading(thread, clock, skipped, difference)
     }
 }

@@ -254,9 +254,11 @@ impl World {
             Reading::Again(told) => told,
             Reading::Wait(_) => return Ok(()),
         };
-        let thread = &mut lib.program.threads[thread];
-        thread.app.handle_clock(told);
-        thread.calls += 1;
+        let of_thread = &mut lib.program.threads[thread];
+        of_thread.app.handle_clock(told);
+        of_thread.calls += 1;
+        let (calls, position) = (of_thread.calls, lib.observer.log_position());
+        self.trace(|| format!("process {pid}, thread {thread}, call {calls}: clock {clock} says {told} at {position}"));
         Ok(())
     }
 
