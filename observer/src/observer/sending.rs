@@ -155,10 +155,11 @@ impl Observer {
         if self.phase() == Phase::Settled && self.journal.has_choices(thread) {
             self.resume_journal();
         }
-        if self.writes_journal() && self.journal.has_room() {
-            if let Some((clock, skipped)) = self.journal.record_choices(thread)? {
-                self.journal.clocks.handle_recorded(thread, clock, skipped)?;
-            }
+        if self.writes_journal()
+            && self.journal.has_room()
+            && let Some((clock, skipped)) = self.journal.record_choices(thread)?
+        {
+            self.journal.clocks.handle_recorded(thread, clock, skipped)?;
         }
         let gate = self.gate();
         assert!(

@@ -13,6 +13,8 @@ pub struct Breaks {
     pub fence: bool,
     /// A program draws lots (G5).
     pub lots: bool,
+    /// A program that is restarted reads the clocks of its new machine (G5).
+    pub time: bool,
     /// Epochs are numbers that a home counts on from what it knows, and nothing more (G4).
     pub epochs: bool,
     /// Damaged images pass for whole (G6).

@@ -193,7 +193,12 @@ impl World {
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
                     let Process { id, machine, .. } = self.processes[pid];
                     self.crashes.entry((id.rank, machine, self.checks.epoch)).or_default().push(now);
-                    let can_restart = |at: usize| self.is_up(at) && self.machines[at].logs.server.store().can_restart(id);
+                    // What is left of an epoch before brings nothing back.
+                    let epoch = self.checks.epoch;
+                    let can_restart = |at: usize| {
+                        let store = self.machines[at].logs.server.store();
+                        self.is_up(at) && store.can_restart(id) && store.incarnation(id).is_some_and(|of| of.epoch == epoch)
+                    };
                     if !(0..self.machines.len()).any(can_restart) {
                         *self.early_crashes.entry(id.rank).or_default() += 1;
                     }

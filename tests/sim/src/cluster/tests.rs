@@ -101,6 +101,12 @@ fn the_checker_of_re_execution_bites() {
 }
 
 #[test]
+fn times_that_are_not_told_again_are_noticed() {
+    let breaks = Breaks { time: true, ..Breaks::default() };
+    assert!(violations(1..60, breaks, with(Fault::Crash(0))).any(|rule| rule == "G5"), "G5 was never violated");
+}
+
+#[test]
 fn the_checker_of_images_bites() {
     assert_eq!(violated(Breaks { image: true, ..Breaks::default() }, calm), "G6");
 }
