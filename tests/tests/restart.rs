@@ -110,7 +110,7 @@ fn survives_with(library: &Library, flags: &str, command: &[&str], ranks: usize,
 #[test]
 fn a_program_that_times_itself_survives_the_death_of_each_rank() {
     for library in [&MPICH, &INTEL, &OPENMPI] {
-        survives_with(library, "--record-time --outbox 2M", &["selftimed", "--rounds", "40", "--ms", "50"], 2, &[0, 1, 0]);
+        survives_with(library, "--record-time --outbox 2M", &["selftimed", "--rounds", "30", "--ms", "50"], 2, &[0, 1, 0]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Clocks. The kernel's page answers these without a system call, in 20 ns: they are the cheapest calls that there are, and are made most often.
 //!
-//! Whose readings are recorded depends on the code that makes the call ([`crate::callers`]), and only assembler knows where that is. So these are not declared by redhook;
+//! Whose readings are recorded depends on the code that makes the call (`preload/src/callers.rs`), and only assembler knows where that is. So these are not declared by redhook;
 //! but `MPI_Wtime` is, whose caller is the program.
 
 use std::arch::naked_asm;

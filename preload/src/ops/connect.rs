@@ -1,6 +1,7 @@
 //! Making connections: `connect`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use radic_observer::connection::Slot;
@@ -12,7 +13,7 @@ use radic_wire::mac::JobKey;
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::address::{self, Outcome, plain};
 use super::{ask_until_back, pause, take_turns, wait};
@@ -96,7 +97,10 @@ struct Peer {
 /// Which process this leads to, as it was then, or as the nodes say now.
 fn find_target(mut layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target), Errno> {
     let found = loop {
-        let (held, then) = address::consult(layer, Ask::Target { fd: fd as u32 })?;
+        let (held, then) = match address::consult(layer, Ask::Target { fd: fd as u32 }) {
+            Err(Errno::CONNREFUSED) if !flags_say_blocking(fd) => return Err(refuse_again(fd, &to)),
+            consulted => consulted?,
+        };
         layer = held;
         if let Some(address::Then { address: local, peer }) = then {
             let peer = peer.map(|process| Peer { process, key: key_again(&mut layer, process), at: None });
@@ -116,7 +120,9 @@ fn find_target(mut layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Target
     let outcome = |(local, peer)| Determinant::Target { fd: fd as u32, local, peer };
     if let Err(error) = address::record(&mut layer, fd, Call::Connect, known, outcome) {
         layer.ship();
-        return Err(error);
+        // The socket says it.
+        let is_pending = error == Errno::CONNREFUSED && !flags_say_blocking(fd);
+        return Err(if is_pending { Errno::INPROGRESS } else { error });
     }
     let (local, with) = found?;
     Ok((layer, Target { local, with, again: false }))
@@ -131,25 +137,31 @@ fn find_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<(Sock
         Some(Ok(Called { local, peer: Some(peer), .. })) => Ok((layer, Some(Ok((local, With::Peer(peer)))))),
         Some(Ok(Called { local, from, peer: None })) => {
             let (layer, result) = call_nobody(layer, fd, from, to)?;
-            let outcome = result.map(|result| match result {
-                Err(error) if !is_under_way(error) => Err(error),
-                result => Ok((local, With::Nobody(Some(result)))),
-            });
-            Ok((layer, outcome))
+            Ok((layer, result.map(|result| result.map(|result| (local, With::Nobody(Some(result)))))))
         }
     }
 }
 
-/// Whether a call with this error leaves a connection behind that may yet be made. Any other error is an outcome as a value is: in replay the program is told it again, though
-/// a process may listen there by then.
-fn is_under_way(error: Errno) -> bool {
-    matches!(error, Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN)
+/// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: by a socket that does not listen. What the program is told of
+/// the call; the rest is in its socket.
+fn refuse_again(fd: i32, to: &SocketAddr) -> Errno {
+    let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let nobody = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let nobody = nobody.and_then(|socket| rustix::net::bind(&socket, &SocketAddr::new(loopback, 0)).map(|()| socket));
+    let at = nobody.as_ref().ok().and_then(|socket| address::local(socket.as_raw_fd()));
+    match at.map(|at| rustix::net::connect(sys::borrow(fd), &at)) {
+        Some(Err(error)) => error,
+        _ => Errno::CONNREFUSED,
+    }
 }
 
 /// Makes the program's own connection with a listener of which no node knows. A protected process may have begun to listen since the nodes were asked, so they are asked
 /// again when there is a connection: the node of that listener has not forgotten the first question, and does not take this caller for an unprotected one. None: a protected
 /// process listens there, or may listen; this connection is over, and all is to be asked again. (Not covered: a connection that is made later than the call returns.)
-fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Result<(Held, Option<Result<(), Errno>>), Errno> {
+///
+/// What the call has come to, inside of what it is for the log: a connection that is made, or may yet be, or that there is none.
+fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Result<(Held, Outcome<Result<(), Errno>>), Errno> {
     layer.pass_gate();
     let (blocking, socket) = (flags_say_blocking(fd), sys::borrow(fd));
     let (incarnation, returned) = (layer.observer.incarnation(), layer.links.returned());
@@ -164,8 +176,8 @@ fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Re
         Link::Settled if blocking => {
             rustix::net::connect(socket, &to).map_or_else(|error| (false, Err(error)), |()| (true, Ok(())))
         }
-        // One that has failed is told at once, as the kernel does on the same machine: what a program reads from its socket later is in no log.
-        Link::Settled => settled(fd).map_or_else(|error| (false, Err(error)), |()| (true, Err(Errno::INPROGRESS))),
+        // What it has come to is in the socket, as the program expects.
+        Link::Settled => (rustix::net::getpeername(socket).is_ok(), Err(Errno::INPROGRESS)),
         Link::Open(error) => (true, Err(error.unwrap_or(Errno::INPROGRESS))),
     };
     if made && matches!(link, Link::Settled) {
@@ -181,8 +193,10 @@ fn call_nobody(mut layer: Held, fd: i32, from: SocketAddr, to: SocketAddr) -> Re
     }
     if made {
         layer.note_unprotected(&to);
+        return Ok((layer, Some(Ok(result))));
     }
-    Ok((layer, Some(result)))
+    // The socket knows the error, and would not know it any more when it is asked.
+    Ok((layer, Some(Err(result.err().filter(|error| *error != Errno::INPROGRESS).unwrap_or(Errno::CONNREFUSED)))))
 }
 
 /// How long a `connect` of the program may wait, in nanoseconds.
