@@ -46,16 +46,15 @@ unit:
 	$(CARGO) test --profile tests --workspace --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS))
 	$(CARGO) test --profile tests --workspace --doc
 
-# The longest of those that run two at once come first.
+# Those that measure times.
 ALONE := config death protect_net
-LONGEST := protect recover matrix lives recover_many restart faults suspend recover_moments slurm
 integration: build alone others
 
 alone:
-	./scripts/scenarios.sh $(TARGET)/scenarios "$(ALONE)" ""
+	./scripts/scenarios.sh $(TARGET)/scenarios $(ALONE)
 
 others:
-	./scripts/scenarios.sh $(TARGET)/scenarios "" "$(LONGEST) $(filter-out $(ALONE) $(LONGEST),$(SCENARIOS))"
+	./scripts/scenarios.sh $(TARGET)/scenarios $(filter-out $(ALONE),$(SCENARIOS))
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.
