@@ -58,9 +58,11 @@ pub(crate) struct Clocks {
 }
 
 impl Clocks {
-    /// For so many threads at once. Not all of the memory is touched before there are so many.
+    /// For so many threads at once, of which the first one has begun. Not all of the memory is touched before there are so many.
     pub fn new(threads: usize) -> Self {
-        Clocks { threads: Vec::with_capacity(threads), behind: [0; CLOCKS] }
+        let mut table = Vec::with_capacity(threads);
+        table.push(Default::default());
+        Clocks { threads: table, behind: [0; CLOCKS] }
     }
 
     /// Another thread has this place from now on.
@@ -73,10 +75,8 @@ impl Clocks {
     }
 
     fn told(&mut self, thread: u32, clock: u32) -> Result<&mut Told, Error> {
-        if thread as usize >= self.threads.len() {
-            self.begin_thread(thread);
-        }
-        self.threads[thread as usize].get_mut(clock as usize).ok_or(Error::Full("table of clocks"))
+        let told = self.threads.get_mut(thread as usize).ok_or(Error::Thread(thread))?;
+        told.get_mut(clock as usize).ok_or(Error::Full("table of clocks"))
     }
 
     /// How many readings by the rule this thread has had of this clock since the last one that was recorded, and what the rule adds.
@@ -115,10 +115,10 @@ impl Clocks {
     /// The clock says `real`: what the program is told, and what is to be recorded, if the rule does not give it.
     pub fn read(&mut self, thread: u32, clock: u32, real: i64) -> Result<(i64, Option<Determinant<'static>>), Error> {
         let behind = self.behind.get(clock as usize).copied().unwrap_or(0);
-        let told = self.told(thread, clock)?;
+        let last = self.told(thread, clock)?.last;
         let mut now = real.saturating_add(behind);
-        if now < told.last.saturating_sub(TOLERANCE_NS) && !REALTIME.contains(&clock) {
-            now = told.last;
+        if now < last.saturating_sub(TOLERANCE_NS) && !REALTIME.contains(&clock) {
+            now = last;
             if clock != THREAD {
                 self.behind[clock as usize] = now.saturating_sub(real);
             }
@@ -176,6 +176,7 @@ mod tests {
     #[test]
     fn after_a_restart_a_clock_goes_on_where_it_was() {
         let mut clocks = Clocks::new(2);
+        clocks.begin_thread(1);
         assert_eq!(clocks.read(0, MONOTONIC, 1_000_000).unwrap().0, 1_000_000);
         assert_eq!(clocks.read(0, MONOTONIC, 5_000).unwrap().0, 1_000_000, "it never goes back");
         assert_eq!(clocks.read(0, MONOTONIC, 15_000).unwrap().0, 1_010_000, "and goes on at its speed");

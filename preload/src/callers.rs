@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Beginnings of the names of libraries that communicate, and of what runs the program. Open MPI's components are `mca_*`, those of libfabric `lib*-fi`.
-const COMMUNICATE: [&str; 22] = [
+const COMMUNICATE: [&str; 19] = [
     "ld-linux",
     "libc.so",
     "libc-",
@@ -17,7 +17,6 @@ const COMMUNICATE: [&str; 22] = [
     "libhwloc",
     "libmca",
     "libmpi",
-    "libmpich",
     "libopen-",
     "libpmi",
     "libprrte",
@@ -27,8 +26,6 @@ const COMMUNICATE: [&str; 22] = [
     "libradic",
     "librt",
     "libuc",
-    "libuct",
-    "libucx",
     "mca_",
     "libmunge",
 ];
@@ -46,13 +43,13 @@ pub fn is_program(address: usize) -> bool {
     if entry >> 1 == page {
         return entry & 1 == 1;
     }
-    let is_program = find(address).is_some_and(is_program_s);
+    let is_program = find(address).is_some_and(belongs_to_program);
     known.store(page << 1 | u64::from(is_program), Relaxed);
     is_program
 }
 
 /// Whether a library of this path belongs to the program.
-fn is_program_s(path: &[u8]) -> bool {
+fn belongs_to_program(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     let is_provider = name.windows(3).any(|part| part == b"-fi");
     !is_provider && !COMMUNICATE.iter().any(|begin| name.starts_with(begin.as_bytes()))
@@ -86,7 +83,7 @@ mod tests {
             "/lib/x86_64-linux-gnu/libc.so.6",
             "/x/libradic.so",
         ] {
-            assert!(!is_program_s(path.as_bytes()), "{path}");
+            assert!(!belongs_to_program(path.as_bytes()), "{path}");
         }
         for path in [
             "./a.out",
@@ -96,7 +93,7 @@ mod tests {
             "/x/libgfortran.so.5",
             "/x/numpy/core/_multiarray.so",
         ] {
-            assert!(is_program_s(path.as_bytes()), "{path}");
+            assert!(belongs_to_program(path.as_bytes()), "{path}");
         }
     }
 

@@ -260,6 +260,14 @@ static inline void publish(uint16_t port4, uint16_t port6)
     EXPECT(rename(temporary, path), 0);
 }
 
+/* Leaves a file in the folder, for the test. */
+static inline void put(const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    EXPECT(close(MUST(open(path, O_CREAT | O_WRONLY, 0600))), 0);
+}
+
 static inline void find_server(void)
 {
     char path[4096];

@@ -33,13 +33,6 @@ static uint64_t read_clocks(void)
     return all;
 }
 
-static void say_sent(void)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/sent", folder);
-    EXPECT(close(MUST(open(path, O_CREAT | O_WRONLY, 0600))), 0);
-}
-
 int main(int argc, char **argv)
 {
     start(argc, argv);
@@ -50,7 +43,7 @@ int main(int argc, char **argv)
             recv_pattern(control, 1 + seed % 1000, seed);
             tell(seed);
             if (i == SOME)
-                say_sent();
+                put("sent");
             pause_ms(PAUSE_MS);
         } else {
             const uint64_t seed = read_clocks();

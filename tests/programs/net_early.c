@@ -35,13 +35,6 @@ static int calls(const struct sockaddr_in *to, int flags, int *fd)
     return 0;
 }
 
-static void begin_numbers(void)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/early", folder);
-    EXPECT(close(MUST(open(path, O_CREAT | O_WRONLY, 0600))), 0);
-}
-
 int main(int argc, char **argv)
 {
     struct sockaddr_in at;
@@ -63,7 +56,7 @@ int main(int argc, char **argv)
         }
         CHECK(refused >= REFUSALS);
         EXPECT(fcntl(fd, F_SETFL, 0), 0);
-        begin_numbers();
+        put("early");
     }
     for (uint64_t number = 0; number < NUMBERS; number++)
         if (server) {

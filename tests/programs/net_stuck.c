@@ -16,13 +16,6 @@ static int is_there(const char *name)
     return access(path, F_OK) == 0;
 }
 
-static void put(const char *name)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    EXPECT(close(MUST(open(path, O_CREAT | O_WRONLY, 0600))), 0);
-}
-
 static void take_away(const char *in, const char *name)
 {
     char path[4096];

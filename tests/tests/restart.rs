@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use radic_tests::Running;
@@ -124,36 +125,40 @@ fn a_jacobi_survives_the_death_of_a_rank() {
     survives("jacobi", &["--iterations", "4000"], 4, &[1, 3]);
 }
 
+/// Two ranks of a program without MPI, and the folder by which they find each other.
+fn pair(cluster: &Cluster, program: &str, folder: &str, flags: &str) -> (Running, PathBuf) {
+    let dir = cluster.dir().join(folder);
+    fs::create_dir(&dir).expect("a new directory");
+    let command = [&compiled("net", program), "rank", dir.to_str().expect("text")];
+    (cluster.job(2, flags, &command).limit(LIMIT).start(), dir)
+}
+
+fn all_numbers_come(cluster: &Cluster, job: Running) {
+    let finished = job.wait().expect(0);
+    assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
+    cluster.assert_idle();
+}
+
 /// Sends that its peer refuses, and a direction that it does not read any more: a rank that is brought back is told of them what it was told.
 #[test]
 fn what_was_refused_is_refused_again() {
     let cluster = Cluster::start(Kind::Logical, 2);
-    let dir = cluster.dir().join("refused");
-    fs::create_dir(&dir).expect("a new directory");
-    let command = [&compiled("net", "net_refused"), "rank", dir.to_str().expect("text")];
-    let job = cluster.job(2, "--protect on --ckpt-interval 0.3", &command).limit(LIMIT).start();
+    let (job, _) = pair(&cluster, "net_refused", "refused", "--protect on --ckpt-interval 0.3");
     // Before its image knows of the refusals, after, and once more on the other side.
     for (rank, checkpoints) in [(1, 1), (1, 4), (0, 1)] {
         kill(&cluster, rank, checkpoints);
     }
-    let finished = job.wait().expect(0);
-    assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
-    cluster.assert_idle();
+    all_numbers_come(&cluster, job);
 }
 
 /// Calls that were refused because nobody listened yet are refused again in replay, though their peer listens by then: the log has the refusals.
 #[test]
 fn what_was_called_too_early_is_refused_again() {
     let cluster = Cluster::start(Kind::Logical, 2);
-    let dir = cluster.dir().join("early");
-    fs::create_dir(&dir).expect("a new directory");
-    let command = [&compiled("net", "net_early"), "rank", dir.to_str().expect("text")];
-    let job = cluster.job(2, "--protect on --ckpt-interval 60 --on-loss fail", &command).limit(LIMIT).start();
+    let (job, dir) = pair(&cluster, "net_early", "early", "--protect on --ckpt-interval 60 --on-loss fail");
     eventually(SOON, "the numbers have begun", || dir.join("early").exists());
     kill(&cluster, 1, 0);
-    let finished = job.wait().expect(0);
-    assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
-    cluster.assert_idle();
+    all_numbers_come(&cluster, job);
 }
 
 /// A rank that goes by the clock, killed before its first checkpoint and after one: it is told the same times again, and sends the same.
@@ -161,16 +166,11 @@ fn what_was_called_too_early_is_refused_again() {
 fn a_program_that_goes_by_the_clock_is_told_the_same_times() {
     let cluster = Cluster::start(Kind::Logical, 2);
     for (interval, checkpoints) in [("60", 0), ("0.3", 2)] {
-        let dir = cluster.dir().join(format!("clock-{checkpoints}"));
-        fs::create_dir(&dir).expect("a new directory");
-        let command = [&compiled("net", "net_clock"), "rank", dir.to_str().expect("text")];
         let flags = format!("--protect on --record-time --ckpt-interval {interval} --on-loss fail");
-        let job = cluster.job(2, &flags, &command).limit(LIMIT).start();
+        let (job, dir) = pair(&cluster, "net_clock", &format!("clock-{checkpoints}"), &flags);
         eventually(SOON, "messages have been sent", || dir.join("sent").exists());
         kill(&cluster, 1, checkpoints);
-        let finished = job.wait().expect(0);
-        assert_eq!(finished.stdout().matches("all numbers").count(), 2, "{finished}");
-        cluster.assert_idle();
+        all_numbers_come(&cluster, job);
     }
 }
 

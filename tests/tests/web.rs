@@ -103,7 +103,7 @@ fn a_death_is_seen_from_its_detection_to_the_new_checkpoint() {
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &rounds(&MPICH, "--rounds 3000 --mib 2 --pause 2"));
     let number = first_checkpoints(&mut events, HOSTS.len()).to_string();
-    feed.until("who sends to whom", |feed| feed.pairs > 0);
+    feed.until("which ranks send to which", |feed| feed.pairs > 0);
     let host = Page::of(&cluster, "n2");
     let metrics = host.get("/metrics", &host.token);
     for part in [

@@ -261,7 +261,7 @@ function drawMatrix() {
   pen.strokeStyle = color("edge"); pen.strokeRect(left, 0, side, side); pen.fillStyle = color("mark");
   for (let i = 0; i < sums.length; i++) {
     if (!sums[i]) continue;
-    // By orders of magnitude: who hardly speaks is seen, too.
+    // By orders of magnitude: a rank that hardly sends is seen, too.
     pen.globalAlpha = .12 + .88 * Math.log1p(sums[i]) / Math.log1p(most);
     pen.fillRect(left + i % count * edge, Math.floor(i / count) * edge, Math.max(edge - (edge > 6 ? 1 : 0), 1), Math.max(edge - (edge > 6 ? 1 : 0), 1));
   }

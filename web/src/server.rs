@@ -45,7 +45,7 @@ pub const HEAD: usize = 16 << 10;
 pub const HEADERS: usize = 64;
 /// Longest path, in bytes.
 pub const PATH: usize = 256;
-/// What was scraped is given again for so long: many who scrape do not have the daemon asked more often.
+/// What was scraped is given again for so long: several scrapers do not have the daemon asked more often.
 const SCRAPE: Duration = Duration::from_millis(250);
 /// The page names the scripts and styles that a browser may use by a number that is new each time.
 const NONCE: &str = "{{nonce}}";

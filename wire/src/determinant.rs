@@ -377,6 +377,8 @@ pub enum Determinant<'a> {
 
 /// Clocks whose readings are outcomes.
 pub const CLOCKS: usize = 9;
+/// The clock of `MPI_Wtime`, which `clock_gettime` has not.
+pub const MPI_CLOCK: u32 = 8;
 /// Their names, as `clock_gettime` has them. The number of a clock is its place here, and for Linux, too; the last one is that of `MPI_Wtime`.
 pub const CLOCK_NAMES: [&str; CLOCKS] = [
     "realtime",

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{clockid_t, time_t, timespec, timeval};
-use radic_wire::determinant::CLOCKS;
+use radic_wire::determinant::{CLOCKS, MPI_CLOCK};
 
 use super::mpi;
 use crate::callers;
@@ -16,8 +16,6 @@ use crate::ops::time;
 use crate::real;
 
 const SECOND_NS: i64 = 1_000_000_000;
-/// The clock of `MPI_Wtime` has the place of one that `clock_gettime` has not.
-const MPI_CLOCK: u32 = 8;
 
 /// A function of the C library with at most two arguments, of which the hook gets the return address as a third one.
 macro_rules! with_caller {
