@@ -51,7 +51,7 @@ pub fn is_program(address: usize) -> bool {
 /// Whether a library of this path belongs to the program.
 fn belongs_to_program(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    let is_provider = name.windows(3).any(|part| part == b"-fi");
+    let is_provider = name.ends_with(b"-fi.so");
     !is_provider && !COMMUNICATE.iter().any(|begin| name.starts_with(begin.as_bytes()))
 }
 
@@ -87,6 +87,7 @@ mod tests {
         }
         for path in [
             "./a.out",
+            "./n-fib",
             "/usr/bin/python3",
             "/x/libpython3.11.so.1.0",
             "/lib/libstdc++.so.6",
