@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use crate::dense::Dense;
 use crate::interrupted::{WAITS, Wait};
+use crate::maps::ObjectId;
 use crate::pages::Extent;
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
 use crate::signals::{Handed, MAX_HANDED};
@@ -306,8 +307,8 @@ pub struct Shared {
     pub prot: u32,
     /// Where the content is.
     pub content: u64,
-    /// Inode of the object.
-    pub ino: u64,
+    /// The object.
+    pub object: ObjectId,
     /// Is it a whole segment of System V, and not marked for removal (2), or marked (1)? Else 0.
     pub segment: u32,
 }

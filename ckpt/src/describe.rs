@@ -7,7 +7,7 @@ use crate::dense::{self, Stretch};
 use crate::gather::{self, Refusal};
 use crate::image::MetaWriter;
 use crate::image::meta::{Backing, RegionRef};
-use crate::maps::{self, Line};
+use crate::maps::{self, Line, ObjectId};
 use crate::pages::{Extent, HIDDEN, Scanner, TRACKED, WRITTEN};
 use crate::plan::{RESTORER_BASE, RESTORER_SPAN};
 use crate::request::Advised;
@@ -101,14 +101,14 @@ fn copy_shared(tables: &mut Tables, line: &Line<'_>, memory: i32) -> Result<(), 
             Err(error) => return Err(error),
         }
     }
-    let (prot, ino) = (u32::from(line.prot), line.inode);
-    let entry = Shared { start: line.start, len: len as u64, span, prot, content: at, ino, segment: segment(tables, line) };
+    let (prot, object) = (u32::from(line.prot), line.object());
+    let entry = Shared { start: line.start, len: len as u64, span, prot, content: at, object, segment: segment(tables, line) };
     if tables.shared.push(entry) { Ok(()) } else { Err(Errno(libc::EFBIG)) }
 }
 
 /// Is the mapping a whole segment of System V? Its inode is the segment's id. See `Shared::segment`.
 fn segment(tables: &mut Tables, line: &Line<'_>) -> u32 {
-    if !line.path.starts_with(b"/SYSV") || line.offset != 0 {
+    if !line.object().is_segment || line.offset != 0 {
         return 0;
     }
     let mut about = core::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
@@ -128,9 +128,9 @@ fn segment(tables: &mut Tables, line: &Line<'_>) -> u32 {
     }
 }
 
-/// Number of the shared object with an inode: that of its first mapping.
-pub fn object_number(shared: &[Shared], ino: u64) -> u32 {
-    shared.iter().position(|s| s.ino == ino).unwrap_or(MAX_SHARED) as u32
+/// Number of a shared object: that of its first mapping.
+pub fn object_number(shared: &[Shared], object: ObjectId) -> u32 {
+    shared.iter().position(|s| s.object == object).unwrap_or(MAX_SHARED) as u32
 }
 
 /// Writes the metadata and lists the pages; gives the metadata's length and the number of extents. `tracked`: ask the kernel which
@@ -170,7 +170,7 @@ pub fn describe(
         if let (Some(stat), true) = (&file, (last.0, last.1) != (line.path, line.inode)) {
             last = (line.path, line.inode, mapped_head(tables, &line, stat));
         }
-        let object = if backing == Backing::SharedObject { object_number(&tables.shared, line.inode) } else { 0 };
+        let object = if backing == Backing::SharedObject { object_number(&tables.shared, line.object()) } else { 0 };
         let known = file.is_some() && matches!(backing, Backing::PrivateFile | Backing::SharedFile);
         out.region(&RegionRef {
             start: line.start,
@@ -249,7 +249,7 @@ fn backing(tables: &Tables, line: &Line<'_>, exists: bool) -> Backing {
         b"[stack]" => Backing::Stack,
         _ if line.shared && exists => Backing::SharedFile,
         _ if line.shared => {
-            debug_assert!(tables.shared.iter().any(|s| s.ino == line.inode));
+            debug_assert!(tables.shared.iter().any(|s| s.object == line.object()));
             Backing::SharedObject
         }
         _ if line.inode != 0 && exists => Backing::PrivateFile,

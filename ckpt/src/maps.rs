@@ -15,10 +15,39 @@ pub struct Line<'a> {
     pub shared: bool,
     /// Offset in the file.
     pub offset: u64,
+    /// Device of the file, as `st_dev` names it.
+    pub dev: u64,
     /// Inode; 0: no file.
     pub inode: u64,
     /// Name; may be empty.
     pub path: &'a [u8],
+}
+
+/// What is behind a mapping or a descriptor. Inodes are numbered on each device, and segments of System V, whose inode is their id, apart from the files of theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectId {
+    /// Its device.
+    pub dev: u64,
+    /// Its inode.
+    pub ino: u64,
+    /// It is a segment of System V.
+    pub is_segment: bool,
+}
+
+impl ObjectId {
+    /// The object of this name, device and inode.
+    #[must_use]
+    pub fn new(name: &[u8], dev: u64, ino: u64) -> ObjectId {
+        ObjectId { dev, ino, is_segment: name.starts_with(b"/SYSV") }
+    }
+}
+
+impl Line<'_> {
+    /// What is mapped.
+    #[must_use]
+    pub fn object(&self) -> ObjectId {
+        ObjectId::new(self.path, self.dev, self.inode)
+    }
 }
 
 /// Reads hexadecimal digits; the number and the rest.
@@ -58,11 +87,13 @@ pub fn parse(line: &[u8]) -> Option<Line<'_>> {
     let bit = |at: usize, letter: u8, value: u8| if flags[at] == letter { value } else { 0 };
     let (offset, rest) = hex(rest.strip_prefix(b" ")?);
     let rest = rest.strip_prefix(b" ")?;
-    let space = rest.iter().position(|b| *b == b' ')?;
-    let (inode, rest) = decimal(&rest[space + 1..]);
+    let (major, rest) = hex(rest);
+    let (minor, rest) = hex(rest.strip_prefix(b":")?);
+    let dev = libc::makedev(major as u32, minor as u32);
+    let (inode, rest) = decimal(rest.strip_prefix(b" ")?);
     let path = rest.trim_ascii_start();
     let prot = bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4);
-    (start < end).then_some(Line { start, end, prot, shared: flags[3] == b's', offset, inode, path })
+    (start < end).then_some(Line { start, end, prot, shared: flags[3] == b's', offset, dev, inode, path })
 }
 
 /// The value after `name` in text made of `name value` lines (`name` with its colon).
@@ -100,11 +131,25 @@ pub fn stat_field(text: &[u8], number: usize) -> u64 {
 mod tests {
     use super::*;
 
+    /// Lines that one process had: the inode alone does not tell the objects apart, nor does the device.
+    #[test]
+    fn objects_of_one_number() {
+        let lines = [
+            &b"7ffff52dd000-7ffff56f6000 rw-s 00000000 00:1b 34 /dev/shm/ucx_shm_posix_5d042762 (deleted)"[..],
+            b"7ffff56ff000-7ffff5b18000 rw-s 00000000 00:01 34 /SYSV00000000 (deleted)",
+            b"7ffff5b18000-7ffff5b21000 rw-s 00000000 00:01 34 /memfd:queue (deleted)",
+        ];
+        let objects = lines.map(|line| parse(line).unwrap().object());
+        assert!(objects[0] != objects[1] && objects[1] != objects[2] && objects[0] != objects[2], "{objects:?}");
+        assert_eq!(ObjectId::new(b"/memfd:queue (deleted)", libc::makedev(0, 1), 34), objects[2]);
+    }
+
     #[test]
     fn lines_of_maps() {
         let line = parse(b"7f00dead0000-7f00dead2000 rw-p 00001000 fe:01 1234   /lib/a b.so (deleted)").unwrap();
         assert_eq!((line.start, line.end, line.prot, line.shared), (0x7f00_dead_0000, 0x7f00_dead_2000, 3, false));
         assert_eq!((line.offset, line.inode, line.path), (0x1000, 1234, &b"/lib/a b.so (deleted)"[..]));
+        assert_eq!(line.dev, libc::makedev(0xfe, 1));
         let bare = parse(b"1000-2000 ---s 00000000 00:00 0 ").unwrap();
         assert_eq!((bare.prot, bare.shared, bare.inode, bare.path), (0, true, 0, &b""[..]));
         for bad in [&b""[..], b"x", b"1000-", b"1000-2000 rw", b"2000-1000 rw-p 0 0:0 0 "] {

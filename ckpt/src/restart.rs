@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use crate::arena::{self, Fd, Kind, LockKind, MAX_THREADS, Shared, Tables, Thread, state};
 use crate::describe::object_number;
 use crate::gather::numbered;
+use crate::maps::ObjectId;
 use crate::plan::{Plan, RESTORER_BASE, RESTORER_SPAN};
 use crate::save::hook;
 use crate::sys::{self, Errno, call, plain};
@@ -335,7 +336,7 @@ fn copy(fd: &Fd) {
 
 /// A file without a name: the object that the constructor made for its mappings, or a new memfd with its content.
 fn object(tables: &Tables, plan: &Plan, fd: &Fd) {
-    let number = object_number(&tables.shared, fd.ino);
+    let number = object_number(&tables.shared, ObjectId::new(tables.text(fd.path), fd.dev, fd.ino));
     let made = plan.objects[..plan.objects_used as usize].iter().find(|o| o.number == number);
     let new = match made {
         Some(made) => reopen(made.fd, fd),
@@ -506,7 +507,7 @@ fn lost_pipe(fd: &Fd) {
 /// Puts back what shared mappings held. The objects behind them are new, or files that may have changed since.
 fn shared(tables: &Tables) {
     for (index, mapping) in tables.shared.iter().enumerate() {
-        if mapping.segment != 0 && !tables.shared[..index].iter().any(|earlier| earlier.ino == mapping.ino) {
+        if mapping.segment != 0 && !tables.shared[..index].iter().any(|earlier| earlier.object == mapping.object) {
             segment(&tables.shared[index..], mapping);
         }
         // SAFETY: the restorer has mapped it; no other thread runs.
@@ -522,13 +523,13 @@ fn shared(tables: &Tables) {
 /// Makes mappings segments of System V again, so that they can be detached: the same one, if it is still there, else a new one.
 fn segment(mappings: &[Shared], first: &Shared) {
     const SHM_REMAP: i32 = 0o40000;
-    let same = mappings.iter().filter(|mapping| mapping.ino == first.ino && mapping.segment != 0);
+    let same = mappings.iter().filter(|mapping| mapping.object == first.object && mapping.segment != 0);
     let attach = |id: usize, mapping: &Shared| {
         let flags = SHM_REMAP | if mapping.prot & libc::PROT_WRITE as u32 == 0 { libc::SHM_RDONLY } else { 0 };
         // SAFETY: replaces what the restorer has mapped there for it.
         unsafe { call!(libc::SYS_shmat, id, mapping.start, flags) }
     };
-    let old = first.ino as usize;
+    let old = first.object.ino as usize;
     if first.segment == 2 && same.clone().all(|mapping| attach(old, mapping).is_ok()) {
         return;
     }
