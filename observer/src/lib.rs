@@ -6,6 +6,7 @@
 //! - [`journal`]: the log of determinants, what of it is stable, where the next outcome stands; [`gate`]: G1;
 //! - [`outbox`]: what was sent and the receiver's protector does not hold yet (G2);
 //! - [`payload`]: what was received, on its way to the protector;
+//! - [`connect`]: a `connect` of the program, from the question which process listens to the greeting;
 //! - [`connection`]: streams, and connections that outlive their sockets (G3);
 //! - [`replay`]: the log, served again (G5);
 //! - [`output`]: what was printed, and is printed once more after a restart (G3);
@@ -19,6 +20,7 @@
 
 pub mod checkpoint;
 mod clocks;
+pub mod connect;
 pub mod connection;
 mod context;
 mod error;

@@ -296,15 +296,9 @@ impl Layer {
     }
 
     /// The addresses of a connection that was opened here, as the program sees them.
-    fn ends(&self, slot: Slot) -> Option<Ends> {
+    pub fn ends(&self, slot: Slot) -> Option<Ends> {
         let names = self.names.get(&self.descriptor(slot)?)?;
         Some(Ends { from: names.local?, to: names.peer })
-    }
-
-    /// What this process says first on a link of a connection that it has opened.
-    pub fn hello(&mut self, slot: Slot) -> Option<Greeting> {
-        let ends = self.ends(slot);
-        self.observer.dial(slot).map(|hello| Greeting { ends, ..hello })
     }
 
     // ---- sockets behind the program's descriptors

@@ -101,7 +101,7 @@ pub struct JobId(u64);
 
 impl JobId {
     /// The job with the low 48 bits of `bits` as its number.
-    pub fn from_bits(bits: u64) -> Self {
+    pub const fn from_bits(bits: u64) -> Self {
         JobId(bits & 0xffff_ffff_ffff)
     }
 

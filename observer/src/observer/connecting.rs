@@ -1,6 +1,6 @@
 //! Calls that make, name and close connections; what peers say when they connect; and when a connection is forgotten.
 
-use radic_wire::determinant::{ConnectionId, Determinant};
+use radic_wire::determinant::{Call, ConnectionId, Determinant};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::Greeting;
 
@@ -37,6 +37,16 @@ impl Observer {
         let slot = self.table.open(self.me, fd, peer)?;
         self.find_held(slot);
         Ok(Ok(slot))
+    }
+
+    /// The `errno` of a call that would make one more connection, if the table has no room for it: an outcome then.
+    pub fn refuse_connection(&mut self, thread: u32, fd: u32, call: Call) -> Result<Option<u32>, Error> {
+        const ENFILE: u32 = 23;
+        let (room, _) = self.table.room();
+        if room > 0 || self.is_replaying() {
+            return Ok(None);
+        }
+        self.handle_failed(thread, fd, call, ENFILE).map(|()| Some(ENFILE))
     }
 
     /// A connection that this incarnation makes may have been there in an earlier one: then the protector holds some of it.
@@ -120,6 +130,15 @@ impl Observer {
         let (me, phase) = ((self.me, self.incarnation), self.phase());
         let held = |stream| take_held(&mut self.held, stream);
         self.table.handle_greeting((&mut self.outbox, &self.payload), me, greeting, phase, held)
+    }
+
+    /// A greeting came on a socket that the program's listener has accepted; its node has named `called` as the connection. Whether the socket is that connection's link. Two threads of
+    /// the opener may have called at once: only the greeting says which connection this is. An answer is wanted by reconnections only, which do not come to a listener of the program.
+    pub fn handle_first_greeting(&mut self, called: ConnectionId, greeting: &Greeting) -> Result<bool, Error> {
+        if greeting.connection.opener != called.opener {
+            return Ok(false);
+        }
+        self.handle_greeting(greeting).map(|welcome| matches!(welcome, Welcome::Link(_, None)))
     }
 
     /// The answer came on a socket that this process has dialed. False: close that socket.

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use radic_observer::connection::Welcome;
 use radic_observer::{Accept, Wait};
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
 use radic_wire::ids::Incarnation;
@@ -14,7 +13,7 @@ use rustix::io::{Errno, FdFlags};
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
 use super::address::{self, plain};
-use super::connect::{begin, flags_say_blocking, refused};
+use super::connect::{begin, flags_say_blocking, look_at_room};
 use super::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
@@ -162,8 +161,10 @@ impl Accepting {
     /// Takes a connection from the system, if there is one, and finds out which process calls: it is offered to the observer then. A connection with
     /// a peer that is not protected is the program's at once.
     fn take(&self, layer: &mut Layer) -> Option<Result<Accepted, Errno>> {
-        if let Some(error) = refused(layer, self.listener, Call::Accept) {
-            return Some(Err(error));
+        look_at_room(layer);
+        if let Some(errno) = sure(layer.observer.refuse_connection(self.thread, self.listener as u32, Call::Accept)) {
+            layer.ship();
+            return Some(Err(Errno::from_raw_os_error(errno as i32)));
         }
         loop {
             let listener = sys::borrow(self.listener);
@@ -290,26 +291,18 @@ fn like(address: SocketAddr, family: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// Reads the greeting of a new connection. None: the other end is gone, or says something else than its node did.
+/// Reads the greeting of a new connection, which its node has named. None: the other end is gone, or says something else than its node did.
 fn identify(layer: &mut Layer, fd: &OwnedFd, connection: ConnectionId) -> Option<Greeting> {
     let me = To { process: layer.observer.process(), incarnation: None };
-    let hello = match greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection)) {
-        // Two threads of the opener may have called at once: only the greeting says which connection this is.
-        Ok(hello) if hello.connection.opener == connection.opener => hello,
-        Ok(_) => {
-            layer.note("a connection was closed: its greeting is from another process than its call");
-            return None;
-        }
+    let greeting = greeting::read(sys::borrow(fd.as_raw_fd()), me, |connection| layer.key.greeting_key(connection));
+    let why = match greeting {
+        Ok(greeting) if sure(layer.observer.handle_first_greeting(connection, &greeting)) => return Some(greeting),
+        Ok(greeting) if greeting.connection.opener == connection.opener => return None,
+        Ok(_) => "its greeting is from another process than its call".to_owned(),
         // Its caller has given it up: it calls once more.
         Err(Errno::CONNRESET) => return None,
-        Err(error) => {
-            layer.note(&format!("a connection was closed: no greeting on it: {error}"));
-            return None;
-        }
+        Err(error) => format!("no greeting on it: {error}"),
     };
-    match sure(layer.observer.handle_greeting(&hello)) {
-        Welcome::Link(_, None) => Some(hello),
-        // An answer is wanted by reconnections only, which do not come to the program's listener.
-        Welcome::Link(..) | Welcome::Refuse | Welcome::Forgotten => None,
-    }
+    layer.note(&format!("a connection was closed: {why}"));
+    None
 }

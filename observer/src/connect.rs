@@ -1,0 +1,447 @@
+//! A `connect` of the program: which process listens at its address, the connection with that process, and the greeting. A value without sockets and clocks: the caller asks what
+//! is to be done ([`Connect::next`]), does it, tells what came of it (`handle_*`), and asks again.
+//!
+//! - *Which process listens.* The log of an earlier incarnation says it, or the nodes do. The socket is bound before they are asked: the node of the process that listens knows the
+//!   caller by its address, and tells its process which one has called.
+//! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
+//! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have begun to listen meanwhile. The node of that process
+//!   has not forgotten the first question, and does not take this caller for an unprotected one. (Not covered: a connection that is made later than the call returns.)
+//!
+//! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is brought back in the midst of a call asks its log again.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use radic_wire::determinant::{Call, Determinant};
+use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::log::Greeting;
+#[cfg(doc)]
+use radic_wire::process::ToNode;
+
+use crate::connection::Slot;
+use crate::links::Links;
+use crate::replay::Ask;
+use crate::{Address, Context, Error, Ready, Wait};
+
+#[cfg(test)]
+mod tests;
+
+/// Time that a process may take to be brought back before it is taken for an unprotected one.
+const RETURN: Duration = Duration::from_secs(60);
+/// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says nothing may be dead, and the process elsewhere.
+const LINK: Duration = Duration::from_secs(1);
+/// How often a process is called that listens and does not answer: the node learns in milliseconds that one has died, in a second or two that a machine has.
+const CALLS: u32 = 100;
+
+/// Numbers of `errno`.
+const EINVAL: u32 = 22;
+const ECONNRESET: u32 = 104;
+const ENETUNREACH: u32 = 101;
+const ETIMEDOUT: u32 = 110;
+const ECONNREFUSED: u32 = 111;
+const EHOSTUNREACH: u32 = 113;
+const EINPROGRESS: u32 = 115;
+
+/// What is to be done next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Wait for this.
+    Wait(Wait),
+    /// Give the socket the address that the kernel would give it, if it has none: [`Connect::handle_bound`].
+    Bind,
+    /// Ask the node by [`ToNode::Connecting`] with the connection that would be the next one: [`Connect::handle_peer`].
+    Ask {
+        /// The socket's own address, as others see it.
+        from: SocketAddr,
+        /// The address that is called.
+        to: SocketAddr,
+    },
+    /// Look after everything for a moment: a process that is on its way back may need what this one has sent.
+    Pause,
+    /// Connect the socket to a protected process, for so long at most, and whatever signals come: [`Connect::handle_dialed`].
+    Dial {
+        /// Where the process is now.
+        at: SocketAddr,
+        /// When it has taken too long.
+        until: Duration,
+    },
+    /// Make the program's own connection. None: for as long as the program waits, or until a signal comes: [`Connect::handle_dialed`]. An error that the socket keeps for the program
+    /// stays there.
+    Call {
+        /// Where to.
+        to: SocketAddr,
+        /// When it is left as it is.
+        until: Option<Duration>,
+    },
+    /// What the socket has under way, or has got, goes nowhere: the socket is as before.
+    GiveUp,
+    /// Say to the node what came of the call: [`ToNode::CallsNobody`].
+    Report {
+        /// The socket's own address, as others see it.
+        from: SocketAddr,
+        /// The address that was called.
+        to: SocketAddr,
+        /// There is a connection, or may be one.
+        made: bool,
+    },
+    /// The descriptor is this protected connection from now on. In replay it has no link yet; else the socket is its link, and this greeting is written to it first.
+    Take(Slot, Option<Greeting>),
+    /// The call is over.
+    Over(Outcome),
+}
+
+/// What a call has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// There is a connection with a protected process. To a program that does not wait it looks as it always does: under way, and writable at once.
+    Connected,
+    /// The call failed with this `errno`.
+    Failed(u32),
+    /// In replay: a call that does not wait was refused. It is refused again, though a process may listen there by now: programs read the error off the socket.
+    RefusedAgain,
+    /// There is, or may be, a connection that is not protected, and this is the `errno` of the call, or 0. None: in replay; the program's call is made again.
+    Unprotected(Option<u32>),
+}
+
+/// What has come of a socket that was connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialed {
+    /// It is connected.
+    Made,
+    /// It is not, and this `errno` is why.
+    Failed(u32),
+    /// It is under way still; the `errno` that has ended the wait, if it was not the time.
+    Open(Option<u32>),
+}
+
+/// The addresses of the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Own {
+    /// As the program is told it.
+    pub local: SocketAddr,
+    /// As others see it.
+    pub from: SocketAddr,
+}
+
+/// The protected process that listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Which.
+    pub process: ProcessId,
+    /// Where it is now, if it has moved.
+    pub at: Option<SocketAddr>,
+}
+
+/// How far a call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The log is asked which process listened; if it does not know, the nodes are.
+    Begun,
+    /// The socket gets its address.
+    Binding,
+    /// The nodes are asked which process listens.
+    Finding { own: Own, since: Duration },
+    /// They are to be asked again in a moment.
+    Resting { own: Own, since: Duration },
+    /// None listens; the program's own connection is to be made.
+    Unprotected(Own),
+    /// It is being made; so many processes had come back by then.
+    Calling { own: Own, returned: u64 },
+    /// It is made, and the nodes are asked again.
+    Verifying { own: Own, returned: u64 },
+    /// A protected process has begun to listen meanwhile, or may have: the connection is given up.
+    Withdrawing,
+    /// The node is to be told what came of it; the program, by `errno`.
+    Reporting { own: Own, made: bool, errno: u32 },
+    /// The node was told.
+    Reported { own: Own, made: bool, errno: u32 },
+    /// The process is known, an outcome; the log is asked what came of the call.
+    Known,
+    /// It is to be called.
+    Ready,
+    /// It is being called; so many processes had come back by then.
+    Dialing { returned: u64 },
+    /// That has led nowhere.
+    Missed { rests: bool },
+    /// A moment is to pass before the next call.
+    Breathing,
+    /// The connection is there, and is to be greeted.
+    Linked,
+    /// In replay: there was a connection.
+    Again,
+    /// The descriptor is the connection; what has come of the call is to be recorded.
+    Taken,
+    /// This has come of it.
+    Over(Outcome),
+}
+
+/// See the module's text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Connect {
+    thread: u32,
+    fd: u32,
+    to: SocketAddr,
+    blocking: bool,
+    /// The incarnation that goes on with it.
+    incarnation: Option<Incarnation>,
+    /// The socket's own address as the program is told it, and the process that listens, once both are recorded.
+    target: Option<(SocketAddr, Peer)>,
+    /// The nodes have said to this incarnation where the process is.
+    is_placed: bool,
+    /// How often it was called.
+    calls: u32,
+    stage: Stage,
+}
+
+impl Connect {
+    /// `thread` connects `fd`.
+    pub fn new(thread: u32, fd: u32, to: SocketAddr, blocking: bool) -> Connect {
+        Connect { thread, fd, to, blocking, incarnation: None, target: None, is_placed: false, calls: 0, stage: Stage::Begun }
+    }
+
+    /// The process that is called, once that is known, and the socket's own address as the program is told it.
+    pub fn target(&self) -> Option<(SocketAddr, ProcessId)> {
+        self.target.map(|(local, peer)| (local, peer.process))
+    }
+
+    /// What is to be done now.
+    pub fn next(&mut self, cx: &mut Context<'_>, links: &Links) -> Result<Step, Error> {
+        self.look_for_restart(cx);
+        loop {
+            if let Some(step) = self.go_on(cx, links)? {
+                return Ok(step);
+            }
+        }
+    }
+
+    /// Whether the process was brought back since. What a socket of its image has come to means nothing, and its log may know the outcome of the call.
+    fn look_for_restart(&mut self, cx: &Context<'_>) -> bool {
+        let incarnation = cx.observer.incarnation();
+        let is_restarted = self.incarnation.replace(incarnation).is_some_and(|before| before != incarnation);
+        if is_restarted && !matches!(self.stage, Stage::Over(_)) {
+            self.stage = if self.target.is_some() { Stage::Known } else { Stage::Begun };
+            self.is_placed = false;
+        }
+        is_restarted
+    }
+
+    /// None: the next stage says it.
+    fn go_on(&mut self, cx: &mut Context<'_>, links: &Links) -> Result<Option<Step>, Error> {
+        let (stage, returned) = (self.stage, links.returned());
+        let to = self.to;
+        Ok(match stage {
+            Stage::Begun => self.consult(cx)?.map(Step::Wait),
+            Stage::Binding => Some(Step::Bind),
+            Stage::Finding { own, .. } | Stage::Verifying { own, .. } => Some(Step::Ask { from: plain(own.from), to: plain(to) }),
+            Stage::Resting { own, since } => self.then(Stage::Finding { own, since }, Step::Pause),
+            Stage::Unprotected(own) => match gate(cx) {
+                Some(wait) => Some(wait),
+                None => {
+                    let until = (!self.blocking).then(|| cx.now + LINK);
+                    self.then(Stage::Calling { own, returned }, Step::Call { to, until })
+                }
+            },
+            Stage::Withdrawing => self.then(Stage::Begun, Step::GiveUp),
+            Stage::Reporting { own, made, errno } => {
+                self.then(Stage::Reported { own, made, errno }, Step::Report { from: plain(own.from), to: plain(to), made })
+            }
+            Stage::Reported { own, made, errno } => self.record_unprotected(cx, own, made, errno)?,
+            Stage::Known => self.consult_outcome(cx)?.map(Step::Wait),
+            Stage::Ready => match gate(cx) {
+                Some(wait) => Some(wait),
+                None => self.dial(cx, returned)?,
+            },
+            Stage::Missed { rests } => self.then(if rests { Stage::Breathing } else { Stage::Binding }, Step::GiveUp),
+            Stage::Breathing => self.then(Stage::Binding, Step::Pause),
+            // Another thread may have learnt something since the call began.
+            Stage::Linked => match gate(cx) {
+                Some(wait) => Some(wait),
+                None => self.take(cx, true)?,
+            },
+            Stage::Again => self.take(cx, false)?,
+            Stage::Taken => self.record_connected(cx)?,
+            Stage::Over(outcome) => Some(Step::Over(outcome)),
+            Stage::Calling { .. } | Stage::Dialing { .. } => unreachable!("what came of the last step is to be told first"),
+        })
+    }
+
+    fn then(&mut self, stage: Stage, step: Step) -> Option<Step> {
+        self.stage = stage;
+        Some(step)
+    }
+
+    /// Goes on at the next stage.
+    fn enter<T>(&mut self, stage: Stage) -> Option<T> {
+        self.stage = stage;
+        None
+    }
+
+    // ---- what the log says
+
+    fn consult(&mut self, cx: &mut Context<'_>) -> Result<Option<Wait>, Error> {
+        Ok(match cx.observer.address(self.thread, Ask::Target { fd: self.fd })? {
+            Address::Wait(wait) => Some(wait),
+            Address::Live => match cx.observer.refuse_connection(self.thread, self.fd, Call::Connect)? {
+                Some(errno) => self.enter(Stage::Over(Outcome::Failed(errno))),
+                None => self.enter(Stage::Binding),
+            },
+            Address::Again(local, Some(process)) => {
+                self.target = Some((local, Peer { process, at: None }));
+                self.enter(Stage::Known)
+            }
+            Address::Again(_, None) => self.enter(Stage::Over(Outcome::Unprotected(None))),
+            Address::Failed(ECONNREFUSED) if !self.blocking => self.enter(Stage::Over(Outcome::RefusedAgain)),
+            Address::Failed(errno) => self.enter(Stage::Over(Outcome::Failed(errno))),
+        })
+    }
+
+    fn consult_outcome(&mut self, cx: &mut Context<'_>) -> Result<Option<Wait>, Error> {
+        self.calls = 0;
+        Ok(match cx.observer.ask(self.thread, Ask::Connect { fd: self.fd }, self.blocking)? {
+            Ready::Wait(wait) => Some(wait),
+            Ready::Live => self.enter(if self.is_placed { Stage::Ready } else { Stage::Binding }),
+            // A call that did not wait, and did not fail, has no outcome of its own.
+            Ready::Nothing | Ready::Outcome(0) => self.enter(Stage::Again),
+            Ready::Outcome(errno) => self.enter(Stage::Over(Outcome::Failed(errno))),
+            Ready::Set(_) => self.enter(Stage::Over(Outcome::Failed(EINVAL))),
+        })
+    }
+
+    // ---- which process listens
+
+    /// The socket has got its address; or this `errno` is why not.
+    pub fn handle_bound(&mut self, cx: &mut Context<'_>, bound: Result<Own, u32>) -> Result<(), Error> {
+        if self.look_for_restart(cx) {
+            return Ok(());
+        }
+        assert_eq!(self.stage, Stage::Binding, "the socket was to be bound");
+        match bound {
+            Ok(own) => self.stage = Stage::Finding { own, since: cx.now },
+            Err(errno) => self.fail(cx, errno)?,
+        }
+        Ok(())
+    }
+
+    /// The nodes have said which process listens. `later`: one that may have listened there is lost, and on its way back.
+    pub fn handle_peer(&mut self, cx: &mut Context<'_>, links: &Links, peer: Option<Peer>, later: bool) -> Result<(), Error> {
+        if self.look_for_restart(cx) {
+            return Ok(());
+        }
+        match self.stage {
+            Stage::Finding { own, since } if later && cx.now < since + RETURN => self.stage = Stage::Resting { own, since },
+            Stage::Finding { own, .. } => self.find(cx, own, peer)?,
+            Stage::Verifying { own, returned } if peer.is_none() && !later && returned == links.returned() => {
+                let errno = if self.blocking { 0 } else { EINPROGRESS };
+                self.stage = Stage::Reporting { own, made: true, errno };
+            }
+            Stage::Verifying { .. } => self.stage = Stage::Withdrawing,
+            stage => unreachable!("which process listens was not asked in {stage:?}"),
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, cx: &mut Context<'_>, own: Own, peer: Option<Peer>) -> Result<(), Error> {
+        match (self.target, peer) {
+            (None, None) => self.stage = Stage::Unprotected(own),
+            (None, Some(peer)) => {
+                let target = Determinant::Target { fd: self.fd, local: own.local, peer: Some(peer.process) };
+                cx.observer.handle_outcome(self.thread, &target)?;
+                (self.target, self.is_placed, self.stage) = (Some((own.local, peer)), true, Stage::Known);
+            }
+            (Some((local, known)), Some(peer)) if known.process == peer.process => {
+                (self.target, self.is_placed, self.stage) = (Some((local, peer)), true, Stage::Ready);
+            }
+            // It may have left since the log was written: then nothing answers.
+            (Some(_), _) => self.fail(cx, ECONNREFUSED)?,
+        }
+        Ok(())
+    }
+
+    // ---- the connection
+
+    /// What has come of a socket that was to be connected.
+    pub fn handle_dialed(&mut self, cx: &mut Context<'_>, links: &Links, dialed: Dialed) -> Result<(), Error> {
+        if self.look_for_restart(cx) {
+            return Ok(());
+        }
+        match (self.stage, dialed) {
+            (Stage::Calling { own, returned }, Dialed::Made) => self.stage = Stage::Verifying { own, returned },
+            (Stage::Calling { own, .. }, Dialed::Failed(errno)) => self.stage = Stage::Reporting { own, made: false, errno },
+            (Stage::Calling { own, .. }, Dialed::Open(errno)) => {
+                self.stage = Stage::Reporting { own, made: true, errno: errno.unwrap_or(EINPROGRESS) };
+            }
+            // The link may lead to an incarnation that is over, and what says so has been heard already.
+            (Stage::Dialing { returned }, Dialed::Made) if returned != links.returned() => {
+                self.stage = Stage::Missed { rests: false }
+            }
+            (Stage::Dialing { .. }, Dialed::Made) => self.stage = Stage::Linked,
+            (Stage::Dialing { .. }, Dialed::Open(_)) => self.stage = Stage::Missed { rests: true },
+            (Stage::Dialing { .. }, Dialed::Failed(ECONNREFUSED | ECONNRESET | ETIMEDOUT | EHOSTUNREACH | ENETUNREACH)) => {
+                self.stage = Stage::Missed { rests: true };
+            }
+            (Stage::Dialing { .. }, Dialed::Failed(errno)) => self.fail(cx, errno)?,
+            (stage, _) => unreachable!("nothing was dialed in {stage:?}"),
+        }
+        Ok(())
+    }
+
+    fn dial(&mut self, cx: &mut Context<'_>, returned: u64) -> Result<Option<Step>, Error> {
+        if self.calls == CALLS {
+            return self.fail(cx, ECONNREFUSED).map(|()| None);
+        }
+        self.calls += 1;
+        let at = self.target.and_then(|(_, peer)| peer.at).unwrap_or(self.to);
+        Ok(self.then(Stage::Dialing { returned }, Step::Dial { at, until: cx.now + LINK }))
+    }
+
+    // ---- outcomes
+
+    /// The call fails: an outcome.
+    fn fail(&mut self, cx: &mut Context<'_>, errno: u32) -> Result<(), Error> {
+        self.stage = Stage::Over(Outcome::Failed(errno));
+        cx.observer.handle_failed(self.thread, self.fd, Call::Connect, errno)
+    }
+
+    /// The descriptor becomes the connection.
+    fn take(&mut self, cx: &mut Context<'_>, greets: bool) -> Result<Option<Step>, Error> {
+        let Some((_, peer)) = self.target else { unreachable!("a process that is called is known") };
+        Ok(match cx.observer.connect(self.fd, peer.process)? {
+            Err(wait) => Some(Step::Wait(wait)),
+            Ok(slot) if greets => {
+                let greeting = cx.observer.dial(slot);
+                assert!(greeting.is_some(), "a connection that was opened here has a greeting");
+                self.then(Stage::Taken, Step::Take(slot, greeting))
+            }
+            Ok(slot) => self.then(Stage::Over(Outcome::Connected), Step::Take(slot, None)),
+        })
+    }
+
+    fn record_connected(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
+        match self.blocking {
+            true => cx.observer.handle_outcome(self.thread, &Determinant::Connected { fd: self.fd })?,
+            false => cx.observer.handle_nothing(self.thread)?,
+        }
+        Ok(self.enter(Stage::Over(Outcome::Connected)))
+    }
+
+    fn record_unprotected(&mut self, cx: &mut Context<'_>, own: Own, made: bool, errno: u32) -> Result<Option<Step>, Error> {
+        if !made {
+            self.fail(cx, errno)?;
+            // A call that does not wait is told of it by the socket.
+            let is_in_socket = errno == ECONNREFUSED && !self.blocking;
+            return Ok(if is_in_socket { self.enter(Stage::Over(Outcome::Failed(EINPROGRESS))) } else { None });
+        }
+        cx.observer.handle_outcome(self.thread, &Determinant::Target { fd: self.fd, local: own.local, peer: None })?;
+        Ok(self.enter(Stage::Over(Outcome::Unprotected(Some(errno)))))
+    }
+}
+
+/// G1: a call leaves the process.
+fn gate(cx: &Context<'_>) -> Option<Step> {
+    cx.observer.gate().map(|position| Step::Wait(Wait::Stable(position)))
+}
+
+/// Without IPv6's zones and its way to write IPv4: the same address always looks the same.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

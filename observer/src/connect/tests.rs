@@ -1,0 +1,280 @@
+use radic_wire::ids::{JobId, Rank};
+use radic_wire::log::{FromProtector, ImageRange};
+use radic_wire::process::FromNode;
+
+use super::*;
+use crate::{Config, Observer};
+
+const ME: u32 = 0;
+const FD: u32 = 5;
+
+fn process(rank: u32) -> ProcessId {
+    ProcessId { job: JobId::from_bits(7), rank: Rank(rank) }
+}
+
+fn at(host: u8, port: u16) -> SocketAddr {
+    ([10, 0, 0, host], port).into()
+}
+
+fn own() -> Own {
+    Own { local: at(1, 40_000), from: at(1, 40_000) }
+}
+
+/// A process with a call under way to 10.0.0.2:80.
+#[derive(Clone)]
+struct Caller {
+    observer: Observer,
+    links: Links,
+    now: Duration,
+    call: Connect,
+}
+
+impl Caller {
+    fn new(blocking: bool) -> Caller {
+        let config = Config { connections: 2, descriptors: 16, ..Config::default() };
+        let call = Connect::new(0, FD, at(2, 80), blocking);
+        Caller { observer: Observer::new(process(ME), &config), links: Links::default(), now: Duration::from_secs(1), call }
+    }
+
+    fn tell(&mut self, input: impl FnOnce(&mut Connect, &mut Context<'_>, &Links) -> Result<(), Error>) {
+        let mut cx = Context { observer: &mut self.observer, now: self.now };
+        input(&mut self.call, &mut cx, &self.links).expect("nothing contradicts");
+    }
+
+    /// The next step; waiting at the gate is over at once.
+    fn step(&mut self) -> Step {
+        loop {
+            let mut cx = Context { observer: &mut self.observer, now: self.now };
+            match self.call.next(&mut cx, &self.links).expect("nothing contradicts") {
+                Step::Wait(Wait::Stable(position)) => {
+                    self.observer.poll_journal();
+                    self.observer.handle_protector(&FromProtector::JournalStable { position }).expect("it is stable");
+                }
+                step => return step,
+            }
+        }
+    }
+
+    fn is_asked(&mut self) {
+        assert_eq!(self.step(), Step::Ask { from: own().from, to: at(2, 80) });
+    }
+
+    fn binds(&mut self) {
+        assert_eq!(self.step(), Step::Bind);
+        self.tell(|call, cx, _| call.handle_bound(cx, Ok(own())));
+    }
+
+    fn hears(&mut self, peer: Option<Peer>, later: bool) {
+        self.tell(|call, cx, links| call.handle_peer(cx, links, peer, later));
+    }
+
+    fn dialed(&mut self, dialed: Dialed) {
+        self.tell(|call, cx, links| call.handle_dialed(cx, links, dialed));
+    }
+
+    /// Up to the answer of the nodes.
+    fn asks(&mut self) {
+        self.binds();
+        self.is_asked();
+    }
+
+    fn dials(&mut self, there: SocketAddr) {
+        let until = self.now + LINK;
+        assert_eq!(self.step(), Step::Dial { at: there, until });
+    }
+
+    fn is_taken(&mut self) {
+        let step = self.step();
+        assert!(matches!(step, Step::Take(_, Some(greeting)) if greeting.connection.opener == process(ME)), "{step:?}");
+        assert_eq!(self.step(), Step::Over(Outcome::Connected));
+        assert_eq!(self.step(), Step::Over(Outcome::Connected), "what is over stays over");
+    }
+
+    /// Another process has come back: so the links have heard.
+    fn one_returns(&mut self) {
+        let word = FromNode::Restarted { process: process(3), incarnation: Incarnation::restarted(1), door: at(4, 1) };
+        self.links
+            .handle_node(&mut Context { observer: &mut self.observer, now: self.now }, &word, 0)
+            .expect("nothing contradicts");
+    }
+
+    /// This one is brought back from `image`, with all of its log. Nothing of that has been shipped.
+    fn comes_back(&self, image: &Caller) -> Caller {
+        let mut next = image.clone();
+        let (begin, end) = (image.observer.journal().end(), self.observer.journal().end());
+        let mut before = self.observer.clone();
+        let log = before.poll_journal().map(|ship| [ship.head, ship.tail].concat()).unwrap_or_default();
+        let log = &log[log.len() - (end - begin) as usize..];
+        next.observer.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).expect("it restarts");
+        next.observer.handle_protector(&FromProtector::Journal { position: begin, bytes: log }).expect("the log is right");
+        next
+    }
+}
+
+const PEER: Peer = Peer { process: ProcessId { job: JobId::from_bits(7), rank: Rank(1) }, at: None };
+
+#[test]
+fn a_protected_process_is_called_and_greeted() {
+    for blocking in [true, false] {
+        let mut one = Caller::new(blocking);
+        one.asks();
+        one.hears(Some(PEER), false);
+        one.dials(at(2, 80));
+        assert_eq!(one.call.target(), Some((own().local, process(1))));
+        one.dialed(Dialed::Made);
+        one.is_taken();
+    }
+}
+
+#[test]
+fn a_process_that_has_moved_is_called_where_it_is() {
+    let mut one = Caller::new(true);
+    one.asks();
+    // It is lost, and on its way back.
+    one.hears(None, true);
+    assert_eq!(one.step(), Step::Pause);
+    one.is_asked();
+    one.hears(Some(Peer { at: Some(at(3, 81)), ..PEER }), false);
+    one.dials(at(3, 81));
+    // It is lost once more.
+    one.dialed(Dialed::Failed(ECONNREFUSED));
+    assert_eq!((one.step(), one.step()), (Step::GiveUp, Step::Pause));
+    one.asks();
+    one.hears(Some(Peer { at: Some(at(4, 82)), ..PEER }), false);
+    one.dials(at(4, 82));
+    // One has come back while the link was made: it may lead to an incarnation that is over.
+    one.one_returns();
+    one.dialed(Dialed::Made);
+    assert_eq!(one.step(), Step::GiveUp);
+    one.asks();
+    one.hears(Some(PEER), false);
+    one.dials(at(2, 80));
+    one.dialed(Dialed::Made);
+    one.is_taken();
+}
+
+#[test]
+fn a_process_that_does_not_come_back_is_refused_in_time() {
+    let mut one = Caller::new(true);
+    one.asks();
+    one.hears(None, true);
+    assert_eq!(one.step(), Step::Pause);
+    one.is_asked();
+    one.now += RETURN;
+    one.hears(None, true);
+    assert_eq!(one.step(), Step::Call { to: at(2, 80), until: None });
+
+    let mut one = Caller::new(true);
+    one.asks();
+    one.hears(Some(PEER), false);
+    for _ in 1..CALLS {
+        one.dials(at(2, 80));
+        one.dialed(Dialed::Open(None));
+        assert_eq!((one.step(), one.step()), (Step::GiveUp, Step::Pause));
+        one.asks();
+        one.hears(Some(PEER), false);
+    }
+    one.dials(at(2, 80));
+    one.dialed(Dialed::Failed(ETIMEDOUT));
+    assert_eq!((one.step(), one.step()), (Step::GiveUp, Step::Pause));
+    one.asks();
+    one.hears(Some(PEER), false);
+    assert_eq!(one.step(), Step::Over(Outcome::Failed(ECONNREFUSED)));
+}
+
+#[test]
+fn a_call_to_no_protected_process_is_the_programs_own() {
+    let mut one = Caller::new(true);
+    one.asks();
+    one.hears(None, false);
+    assert_eq!(one.step(), Step::Call { to: at(2, 80), until: None });
+    one.dialed(Dialed::Made);
+    one.is_asked();
+    one.hears(None, false);
+    assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: true });
+    assert_eq!(one.step(), Step::Over(Outcome::Unprotected(Some(0))));
+
+    let mut one = Caller::new(false);
+    let until = Some(one.now + LINK);
+    one.asks();
+    one.hears(None, false);
+    assert_eq!(one.step(), Step::Call { to: at(2, 80), until });
+    one.dialed(Dialed::Open(None));
+    assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: true });
+    assert_eq!(one.step(), Step::Over(Outcome::Unprotected(Some(EINPROGRESS))));
+}
+
+/// A listener that came between the question and the connection: the nodes are asked again, and the connection is made again, with a greeting.
+#[test]
+fn a_process_that_has_begun_to_listen_meanwhile_is_called_anew() {
+    for (peer, later) in [(Some(PEER), false), (None, true)] {
+        let mut one = Caller::new(true);
+        one.asks();
+        one.hears(None, false);
+        assert_eq!(one.step(), Step::Call { to: at(2, 80), until: None });
+        one.dialed(Dialed::Made);
+        one.is_asked();
+        one.hears(peer, later);
+        assert_eq!(one.step(), Step::GiveUp);
+        one.asks();
+        one.hears(Some(PEER), false);
+        one.dials(at(2, 80));
+        one.dialed(Dialed::Made);
+        one.is_taken();
+    }
+}
+
+#[test]
+fn what_was_refused_is_refused_again() {
+    for (blocking, told, again) in [
+        (true, Outcome::Failed(ECONNREFUSED), Outcome::Failed(ECONNREFUSED)),
+        (false, Outcome::Failed(EINPROGRESS), Outcome::RefusedAgain),
+    ] {
+        let mut one = Caller::new(blocking);
+        let image = one.clone();
+        one.asks();
+        one.hears(None, false);
+        assert!(matches!(one.step(), Step::Call { .. }));
+        one.dialed(Dialed::Failed(ECONNREFUSED));
+        assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: false });
+        assert_eq!(one.step(), Step::Over(told));
+        assert_eq!(one.comes_back(&image).step(), Step::Over(again));
+    }
+}
+
+/// The image stands in the midst of the call: what its socket comes to means nothing, and the log knows the outcome, or that there was none.
+#[test]
+fn a_call_that_was_interrupted_goes_back_to_its_log() {
+    let mut one = Caller::new(true);
+    one.asks();
+    one.hears(Some(PEER), false);
+    let Step::Wait(Wait::Stable(_)) =
+        one.call.next(&mut Context { observer: &mut one.observer, now: one.now }, &one.links).expect("nothing contradicts")
+    else {
+        panic!("the gate is open")
+    };
+    let image = one.clone();
+    // The outcome was lost with the process: it is asked anew where the other one is.
+    let mut next = one.comes_back(&image);
+    next.dialed(Dialed::Failed(EINVAL));
+    next.asks();
+    next.hears(Some(Peer { at: Some(at(9, 80)), ..PEER }), false);
+    next.dials(at(9, 80));
+    next.dialed(Dialed::Made);
+    next.is_taken();
+    // It was recorded: that is what it comes to.
+    one.observer.handle_outcome(0, &Determinant::Connected { fd: FD }).expect("there is room");
+    let mut next = one.comes_back(&image);
+    let step = next.step();
+    assert!(matches!(step, Step::Take(_, None)), "{step:?}");
+    assert_eq!(next.step(), Step::Over(Outcome::Connected));
+}
+
+#[test]
+fn a_table_without_room_refuses() {
+    let mut one = Caller::new(true);
+    for fd in [3, 4] {
+        one.observer.connect(fd, process(1)).expect("there is room").expect("the gate is open");
+    }
+    assert_eq!(one.step(), Step::Over(Outcome::Failed(23)));
+}
