@@ -145,6 +145,8 @@ pub enum PeerMessage {
         connection: ConnectionId,
         /// Its end.
         from: SocketAddr,
+        /// By the questions up to this number. It may have asked again since.
+        until: u64,
     },
     /// From the protector of a lost process to the node where it goes on: bring it back.
     Restart(Box<RestartOrder>),

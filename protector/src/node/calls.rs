@@ -160,7 +160,7 @@ impl Node {
     }
 
     pub(super) fn handle_answer(&mut self, now: Duration, from: &NodeId, number: u64, answer: Answer) {
-        let Some(gather) = self.gathers.get_mut(&number) else { return self.handle_late_listener(from, &answer) };
+        let Some(gather) = self.gathers.get_mut(&number) else { return self.handle_late_listener(from, number, &answer) };
         if !gather.waiting.contains(from) {
             return;
         }
@@ -246,9 +246,9 @@ impl Node {
             if let Answer::Listener { process, at, .. } = answer { process.map(|process| (process, *at)) } else { None }
         };
         let (found, silent) = (answers.values().find_map(of), silent.into_iter().collect::<Vec<_>>());
-        let later = found.is_none()
-            && silent.is_empty()
-            && (lost || self.is_announced(call.to) || self.may_listen_later(now, process, call.to, answers.values()));
+        // A member that says nothing may have the listener. It answers later, or is no member any more.
+        let is_open = lost || !silent.is_empty() || self.is_announced(call.to);
+        let later = found.is_none() && (is_open || self.may_listen_later(now, process, call.to, answers.values()));
         self.finish_listener(now, (observer, process, ask, call), found, later, &silent);
     }
 
@@ -263,8 +263,8 @@ impl Node {
     ) {
         let of = |answer: &Answer| if let Answer::Claim { holder, .. } = answer { *holder } else { None };
         let holder = answers.values().find_map(of);
-        let later =
-            holder.is_none() && silent.is_empty() && (lost || self.may_listen_later(now, process, address, answers.values()));
+        let is_open = lost || !silent.is_empty();
+        let later = holder.is_none() && (is_open || self.may_listen_later(now, process, address, answers.values()));
         self.finish_claim((observer, process, ask), holder, later);
     }
 }

@@ -65,6 +65,7 @@ use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
+use self::observers::Call;
 use self::observers::{ObserverId, Observers};
 use self::recovery::Recovery;
 use self::registry::Registry;
@@ -490,7 +491,7 @@ impl Node {
             PeerMessage::Forget { connection, process, for_good, epoch } => {
                 self.handle_forget(connection, process, for_good, epoch)
             }
-            PeerMessage::Withdraw { connection, from } => self.registry.withdraw(from, connection),
+            PeerMessage::Withdraw { connection, from, until } => self.registry.withdraw(from, connection, until),
             PeerMessage::Answer(number, answer) => self.handle_answer(now, from, number, answer),
             PeerMessage::Subscribe => _ = self.subscribers.insert(from.clone()),
             PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
@@ -546,7 +547,10 @@ impl Node {
                 let theirs = self.names.get(name).is_some_and(|(owner, _)| owner == job);
                 Answer::Name(if theirs { self.names.remove(name).map(|(_, port)| port) } else { None })
             }
-            Query::Listener { connection, from: caller, to } => self.answer_listener(now, from, *connection, *caller, *to),
+            Query::Listener { connection, from: caller, to } => {
+                let call = Call { connection: *connection, from: *caller, to: *to, asked: number };
+                self.answer_listener(now, from, call)
+            }
             Query::Claim { process, address } => self.answer_claim(now, from, *process, *address),
             Query::Knows(job) => Answer::Knows(self.knows(*job)),
             Query::Where(process) => {

@@ -287,14 +287,14 @@ impl Node {
             ToNode::NotListening(address) => self.registry.unlisten(process, address),
             ToNode::Claim { ask, address } => self.handle_claim(now, observer, process, ask, address),
             ToNode::Connecting { ask, connection, from, to } if connection.opener == process => {
-                self.look_up(now, observer, process, ask, Call { connection, from, to });
+                self.look_up(now, observer, process, ask, Call { connection, from, to, asked: self.next_query });
             }
             ToNode::GreetingKey { ask, connection, job } if connection.opener == process => {
                 let key = self.greeting_key(job, connection);
                 self.outputs.push_back(Output::Observer(observer, FromNode::GreetingKey { ask, key }));
             }
             ToNode::CallsNobody { connection, from, to, made } if connection.opener == process => {
-                self.handle_call_of_none(now, process, Call { connection, from, to }, made);
+                self.handle_call_of_none(now, process, Call { connection, from, to, asked: self.next_query }, made);
             }
             ToNode::Connecting { .. } | ToNode::CallsNobody { .. } | ToNode::GreetingKey { .. } => {
                 self.dismiss(now, observer, process, "it speaks for another process's connection");
@@ -451,10 +451,10 @@ impl Node {
     fn meet(&mut self, call: &Call) -> Option<(ProcessId, Option<SocketAddr>)> {
         let mine = self.is_mine(call.to.ip());
         let Some(process) = self.registry.find(call.to, mine) else {
-            self.registry.miss(call.from, call.to, mine, call.connection);
+            self.registry.miss(call.from, call.to, mine, (call.connection, call.asked));
             return None;
         };
-        self.registry.expect(process, call.from, call.connection);
+        self.registry.expect(process, call.from, (call.connection, call.asked));
         Some((process, self.registry.moved_to(call.to, mine)))
     }
 
@@ -527,18 +527,12 @@ impl Node {
     }
 
     /// Another node's process is about to connect.
-    pub(super) fn answer_listener(
-        &mut self,
-        now: Duration,
-        asker: &NodeId,
-        connection: ConnectionId,
-        from: SocketAddr,
-        to: SocketAddr,
-    ) -> Answer {
+    pub(super) fn answer_listener(&mut self, now: Duration, asker: &NodeId, call: Call) -> Answer {
+        let Call { connection, from, to, .. } = call;
         // A listener on a machine's loopback is known to the nodes of that machine only. The home of the caller's job is asked
         // all the same, because it knows which ranks are lost.
         let is_here = !to.ip().is_loopback() || self.is_on_this_machine(asker);
-        let found = if is_here { self.meet(&Call { connection, from, to }) } else { None };
+        let found = if is_here { self.meet(&call) } else { None };
         let (process, at) = found.unzip();
         let view = self.view().map_or(0, |view| view.number);
         let vacancy = Vacancy { at: to, wanted_by: connection.opener, asker: asker.clone() };
@@ -576,11 +570,10 @@ impl Node {
             let text = format!("{names} did not say within {} s whether a process listens at {}", LOOK_UP.as_secs(), call.to);
             self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
         }
-        if !self.is_newest(observer, process) {
-            // The caller is gone: the call will not come.
-            return self.withdraw(call);
+        // Of a caller that is gone an earlier connection may lie in the backlog still: it stays expected, so that this is not taken for one of an unprotected process.
+        if self.is_newest(observer, process) {
+            self.tell_peer(observer, process, (ask, call.connection), found, later);
         }
-        self.tell_peer(observer, process, (ask, call.connection), found, later);
     }
 
     /// The key with which the opener of a connection proves itself to a process of this job.
@@ -622,16 +615,19 @@ impl Node {
     }
 
     /// An answer that came after the question was answered otherwise: its sender expects a call that will not come.
-    pub(super) fn handle_late_listener(&mut self, from: &NodeId, answer: &Answer) {
+    pub(super) fn handle_late_listener(&mut self, from: &NodeId, number: u64, answer: &Answer) {
         if let Answer::Listener { connection, from: caller, .. } = *answer {
-            self.send(from, PeerMessage::Withdraw { connection, from: caller });
+            self.send(from, PeerMessage::Withdraw { connection, from: caller, until: number });
         }
     }
 
     /// The call does not come, or its target is not protected: every node that was asked is told.
     fn withdraw(&mut self, call: Call) {
-        self.registry.withdraw(call.from, call.connection);
-        let message = PeerMessage::Withdraw { connection: call.connection, from: call.from };
+        // Its next question has a greater number.
+        let until = self.next_query;
+        self.next_query += 1;
+        self.registry.withdraw(call.from, call.connection, until);
+        let message = PeerMessage::Withdraw { connection: call.connection, from: call.from, until };
         self.called(&call).iter().for_each(|node| self.send(node, message.clone()));
     }
 
@@ -785,4 +781,6 @@ pub(super) struct Call {
     pub(super) connection: ConnectionId,
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
+    /// The number of the question about it, as the caller's node counts its questions.
+    pub(super) asked: u64,
 }

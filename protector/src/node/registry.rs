@@ -6,7 +6,7 @@
 //! process learns from its own node which connection it has accepted. The caller connects only after that answer, so it is always
 //! known before it can be accepted.
 //!
-//! A caller is remembered until it has been greeted, is withdrawn, or its listener ends. It is not forgotten after a time: it may
+//! A caller is remembered until it has been greeted, is withdrawn, or its job is over. It is not forgotten after a time: it may
 //! lie in a backlog for as long as the listening process computes, and would then be taken for an unprotected peer. Callers that
 //! never come are bounded by [`limits::CALLERS`], the oldest being forgotten first.
 //!
@@ -63,14 +63,23 @@ struct Early {
     /// `to` is one of this node's own addresses.
     mine: bool,
     connection: ConnectionId,
+    asked: u64,
 }
 
 /// The callers that one process has not accepted yet, by their own address.
 #[derive(Debug, Default)]
 struct Callers {
-    connections: BTreeMap<SocketAddr, ConnectionId>,
+    connections: BTreeMap<SocketAddr, Expected>,
     /// The same callers in the order in which they came. Some may be gone already.
     order: VecDeque<(SocketAddr, ConnectionId)>,
+}
+
+/// A call that is expected.
+#[derive(Debug, Clone, Copy)]
+struct Expected {
+    connection: ConnectionId,
+    /// The number of the question that announced it, as its node counts them.
+    asked: u64,
 }
 
 impl Registry {
@@ -89,7 +98,7 @@ impl Registry {
             names.any(|name| name == address)
         });
         self.early = early;
-        met.into_iter().for_each(|Early { from, connection, .. }| self.expect(process, from, connection));
+        met.into_iter().for_each(|Early { from, connection, asked, .. }| self.expect(process, from, (connection, asked)));
         Ok(())
     }
 
@@ -169,37 +178,39 @@ impl Registry {
         self.listeners.get(&name).copied().filter(|holder| *holder != process)
     }
 
-    /// `process` is going to be called from there.
-    pub fn expect(&mut self, process: ProcessId, from: SocketAddr, connection: ConnectionId) {
+    /// `process` is going to be called from there, by the question with this number.
+    pub fn expect(&mut self, process: ProcessId, from: SocketAddr, (connection, asked): (ConnectionId, u64)) {
         let callers = self.callers.entry(process).or_default();
-        callers.connections.insert(canonical(from), connection);
+        let expected = callers.connections.entry(canonical(from)).or_insert(Expected { connection, asked });
+        let is_same = expected.connection == connection;
+        *expected = Expected { connection, asked: if is_same { asked.max(expected.asked) } else { asked } };
         callers.order.push_back((canonical(from), connection));
         while callers.order.len() > limits::CALLERS {
             let (from, connection) = callers.order.pop_front().expect("more than the limit");
-            callers.remove(from, connection);
+            callers.remove(from, connection, u64::MAX);
         }
         assert!(callers.connections.len() <= callers.order.len(), "every caller has its place in the order");
     }
 
-    /// A caller has found no listener at `to`.
-    pub fn miss(&mut self, from: SocketAddr, to: SocketAddr, mine: bool, connection: ConnectionId) {
+    /// A caller has found no listener at `to`, by the question with this number.
+    pub fn miss(&mut self, from: SocketAddr, to: SocketAddr, mine: bool, (connection, asked): (ConnectionId, u64)) {
         if self.early.len() == limits::CALLERS {
             self.early.pop_front();
         }
-        self.early.push_back(Early { from: canonical(from), to, mine, connection });
+        self.early.push_back(Early { from: canonical(from), to, mine, connection, asked });
     }
 
-    /// The caller does not come.
-    pub fn withdraw(&mut self, from: SocketAddr, connection: ConnectionId) {
+    /// The caller does not come by the questions up to this number. It may have asked again since.
+    pub fn withdraw(&mut self, from: SocketAddr, connection: ConnectionId, until: u64) {
         let from = canonical(from);
-        self.early.retain(|early| (early.from, early.connection) != (from, connection));
-        self.callers.values_mut().for_each(|callers| callers.remove(from, connection));
+        self.early.retain(|early| (early.from, early.connection) != (from, connection) || early.asked > until);
+        self.callers.values_mut().for_each(|callers| callers.remove(from, connection, until));
     }
 
     /// The process has accepted a connection from there. Returns which one, if its caller is protected. The caller stays known
     /// until it is greeted: an earlier call from the same address may have come to nothing.
     pub fn caller(&self, process: ProcessId, from: SocketAddr) -> Option<ConnectionId> {
-        self.callers.get(&process)?.connections.get(&canonical(from)).copied()
+        self.callers.get(&process)?.connections.get(&canonical(from)).map(|expected| expected.connection)
     }
 
     /// The process has greeted the caller from there, or refused it.
@@ -209,7 +220,8 @@ impl Registry {
         }
     }
 
-    /// The process executes another program: its old listeners mean nothing any more.
+    /// The process executes another program: its old listeners mean nothing any more. Its callers stay known, here and below: one may be under way, and get a connection with a
+    /// listener that comes in the place of the one that it has called.
     pub fn forget(&mut self, process: ProcessId) {
         self.forget_listeners(process);
         self.left.remove(&process);
@@ -218,6 +230,7 @@ impl Registry {
     /// Nothing of the job is left here.
     pub fn forget_job(&mut self, job: JobId) {
         self.left.retain(|process, _| process.job != job);
+        self.callers.retain(|process, _| process.job != job);
     }
 
     /// The process has ended. It may be brought back, and listen there again. `again`: since it was last brought back it had not
@@ -261,13 +274,12 @@ impl Registry {
         self.moved.retain(|address, _| self.listeners.contains_key(address));
         self.announced.retain(|(_, p)| *p != process);
         self.handed.retain(|(_, p)| *p != process);
-        self.callers.remove(&process);
     }
 }
 
 impl Callers {
-    fn remove(&mut self, from: SocketAddr, connection: ConnectionId) {
-        if self.connections.get(&from) == Some(&connection) {
+    fn remove(&mut self, from: SocketAddr, connection: ConnectionId, until: u64) {
+        if self.connections.get(&from).is_some_and(|expected| expected.connection == connection && expected.asked <= until) {
             self.connections.remove(&from);
         }
     }
@@ -434,7 +446,7 @@ mod tests {
     #[test]
     fn a_caller_is_told_until_it_is_greeted_and_only_to_the_process_that_it_calls() {
         let mut registry = Registry::default();
-        registry.expect(process(0), at("10.0.0.2:5000"), connection(1));
+        registry.expect(process(0), at("10.0.0.2:5000"), (connection(1), 1));
         assert_eq!(registry.caller(process(1), at("10.0.0.2:5000")), None);
         assert_eq!(registry.caller(process(0), at("[::ffff:10.0.0.2]:5000")), Some(connection(1)));
         assert_eq!(
@@ -444,19 +456,25 @@ mod tests {
         );
         registry.greeted(process(0), at("[::ffff:10.0.0.2]:5000"));
         assert_eq!(registry.caller(process(0), at("10.0.0.2:5000")), None);
-        registry.expect(process(0), at("10.0.0.2:5000"), connection(2));
-        registry.expect(process(0), at("10.0.0.2:5000"), connection(3));
-        registry.withdraw(at("10.0.0.2:5000"), connection(2));
+        registry.expect(process(0), at("10.0.0.2:5000"), (connection(2), 1));
+        registry.expect(process(0), at("10.0.0.2:5000"), (connection(3), 1));
+        registry.withdraw(at("10.0.0.2:5000"), connection(2), 1);
         assert_eq!(registry.caller(process(0), at("10.0.0.2:5000")), Some(connection(3)), "the newer one stays");
+        // An answer that came too late takes back its own question, and no later one.
+        registry.expect(process(0), at("10.0.0.2:5000"), (connection(3), 7));
+        registry.withdraw(at("10.0.0.2:5000"), connection(3), 6);
+        assert_eq!(registry.caller(process(0), at("10.0.0.2:5000")), Some(connection(3)), "it has asked again");
+        registry.withdraw(at("10.0.0.2:5000"), connection(3), 7);
+        assert_eq!(registry.caller(process(0), at("10.0.0.2:5000")), None);
     }
 
     #[test]
     fn a_caller_that_comes_before_a_listener_is_known_to_that_listener() {
         let mut registry = Registry::default();
-        registry.miss(at("10.0.0.2:5000"), at("10.0.0.1:80"), true, connection(1));
-        registry.miss(at("10.0.0.2:5001"), at("10.0.0.1:81"), true, connection(2));
-        registry.miss(at("10.0.0.2:5002"), at("10.0.0.1:80"), true, connection(3));
-        registry.withdraw(at("10.0.0.2:5002"), connection(3));
+        registry.miss(at("10.0.0.2:5000"), at("10.0.0.1:80"), true, (connection(1), 1));
+        registry.miss(at("10.0.0.2:5001"), at("10.0.0.1:81"), true, (connection(2), 1));
+        registry.miss(at("10.0.0.2:5002"), at("10.0.0.1:80"), true, (connection(3), 1));
+        registry.withdraw(at("10.0.0.2:5002"), connection(3), 1);
         assert!(!registry.is_announced(at("10.0.0.1:80"), true));
         registry.announce(process(0), at("0.0.0.0:80")).unwrap();
         assert!(registry.is_announced(at("10.0.0.1:80"), true) && !registry.is_announced(at("10.0.0.1:80"), false));
@@ -482,12 +500,12 @@ mod tests {
         assert_eq!(registry.listen(process(0), at("1.2.3.5:1")), Err(TooManyListeners));
         let from = |i: usize| SocketAddr::from((Ipv4Addr::from_bits(0x0a00_0000 + i as u32), 1));
         for i in 0..limits::CALLERS + 10 {
-            registry.expect(process(0), from(i), connection(i as u64));
+            registry.expect(process(0), from(i), (connection(i as u64), 1));
         }
         assert_eq!(registry.caller(process(0), from(9)), None, "the oldest is gone");
         assert_eq!(registry.caller(process(0), from(10)), Some(connection(10)));
         for i in 0..limits::CALLERS + 10 {
-            registry.miss(from(i), at("1.2.3.4:5000"), false, connection(i as u64));
+            registry.miss(from(i), at("1.2.3.4:5000"), false, (connection(i as u64), 1));
         }
         assert_eq!(registry.early.len(), limits::CALLERS);
         assert_eq!(registry.early.front().unwrap().from, from(10), "the oldest are gone");

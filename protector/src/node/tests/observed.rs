@@ -99,7 +99,7 @@ fn a_caller_without_a_listener_is_known_later_and_told_to_wait_while_a_listener_
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_not_waited_for_and_expects_no_caller_in_the_end() {
+fn a_node_that_does_not_answer_is_asked_again_and_its_late_answer_takes_nothing_back() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(3, never());
     cluster.say(job, 1, ToNode::Listening("10.0.0.2:80".parse().unwrap()));
@@ -109,14 +109,20 @@ fn a_node_that_does_not_answer_is_not_waited_for_and_expects_no_caller_in_the_en
     cluster.run_for(Duration::from_secs(4));
     assert_eq!(cluster.told(0).len(), 1, "it may still say that a process listens");
     cluster.run_for(Duration::from_secs(2));
-    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: true });
     assert_eq!(cluster.recorded(EventName::Limit), 1);
     cluster.deaf = None;
+    cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
+    cluster.run_for(Duration::from_millis(10));
+    let peer = Some(at(job, 1));
+    assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer, key: None, at: None, later: false });
+    let connection = cluster.caller_of(job, 1);
+    assert!(connection.is_some());
     for query in std::mem::take(&mut cluster.unheard) {
         cluster.post(&name(2), query);
     }
     cluster.run_for(Duration::from_millis(10));
-    assert_eq!(cluster.caller_of(job, 1), None);
+    assert_eq!(cluster.caller_of(job, 1), connection, "the answer to the first question came late");
 }
 
 #[test]
