@@ -5,7 +5,8 @@
 //!   caller by its address, and tells its process which one has called.
 //! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
 //! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have begun to listen meanwhile. The node of that process
-//!   has not forgotten the first question, and does not take this caller for an unprotected one. (Not covered: a connection that is made later than the call returns.)
+//!   has not forgotten the first question, and does not take this caller for an unprotected one. (Not covered: a process that begins to listen after that, while a call that does not
+//!   wait is under way still.)
 //!
 //! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is brought back in the midst of a call asks its log again.
 
@@ -147,8 +148,8 @@ enum Stage {
     Unprotected(Own),
     /// It is being made; so many processes had come back by then.
     Calling { own: Own, returned: u64 },
-    /// It is made, and the nodes are asked again.
-    Verifying { own: Own, returned: u64 },
+    /// It is made, or is under way for long; the nodes are asked again. This is the call's `errno` if they say the same.
+    Verifying { own: Own, returned: u64, errno: u32 },
     /// A protected process has begun to listen meanwhile, or may have: the connection is given up.
     Withdrawing,
     /// The node is to be told what came of it; the program, by `errno`.
@@ -330,8 +331,7 @@ impl Connect {
         match self.stage {
             Stage::Finding { own, since } if later && cx.now < since + RETURN => self.stage = Stage::Resting { own, since },
             Stage::Finding { own, .. } => self.find(cx, own, peer)?,
-            Stage::Verifying { own, returned } if peer.is_none() && !later && returned == links.returned() => {
-                let errno = if self.blocking { 0 } else { EINPROGRESS };
+            Stage::Verifying { own, returned, errno } if peer.is_none() && !later && returned == links.returned() => {
                 self.stage = Stage::Reporting { own, made: true, errno };
             }
             Stage::Verifying { .. } => self.stage = Stage::Withdrawing,
@@ -365,10 +365,13 @@ impl Connect {
             return Ok(());
         }
         match (self.stage, dialed) {
-            (Stage::Calling { own, returned }, Dialed::Made) => self.stage = Stage::Verifying { own, returned },
+            (Stage::Calling { own, returned }, Dialed::Made) => {
+                let errno = if self.blocking { 0 } else { EINPROGRESS };
+                self.stage = Stage::Verifying { own, returned, errno };
+            }
             (Stage::Calling { own, .. }, Dialed::Failed(errno)) => self.stage = Stage::Reporting { own, made: false, errno },
-            (Stage::Calling { own, .. }, Dialed::Open(errno)) => {
-                self.stage = Stage::Reporting { own, made: true, errno: errno.unwrap_or(EINPROGRESS) };
+            (Stage::Calling { own, returned }, Dialed::Open(errno)) => {
+                self.stage = Stage::Verifying { own, returned, errno: errno.unwrap_or(EINPROGRESS) };
             }
             // The link may lead to an incarnation that is over, and what says so has been heard already.
             (Stage::Dialing { returned }, Dialed::Made) if returned != links.returned() => {

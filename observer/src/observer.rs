@@ -255,9 +255,9 @@ impl Observer {
     /// What the log says to `ask`; live, that there is room to record what comes of it.
     fn consult(&mut self, thread: u32, ask: Ask, blocking: bool) -> Result<Verdict, Error> {
         self.check_voice()?;
-        self.pass_readings()?;
         let sends = matches!(ask, Ask::Send { .. });
         let served = loop {
+            self.pass_readings()?;
             let Some(replay) = &mut self.replay else {
                 return Ok(if self.journal.has_room() { Verdict::Live } else { Verdict::Wait(Wait::Stable(self.journal.end())) });
             };
@@ -265,7 +265,6 @@ impl Observer {
             match replay.outcome().filter(|_| served == Served::Outcome) {
                 Some(Determinant::Taken) => {
                     self.handle_served();
-                    self.pass_readings()?;
                     continue;
                 }
                 Some(Determinant::Nothing) => {}
@@ -320,13 +319,14 @@ impl Observer {
     /// The program ends, and asks nothing any more. If it goes by the clock, it may have been told more often then than now that there is nothing. The log is
     /// over all the same.
     pub fn handle_leaving(&mut self) -> Result<(), Error> {
-        self.pass_readings()?;
-        while let Some(replay) = &mut self.replay
-            && replay.is_choice_next()?
-        {
+        loop {
+            self.pass_readings()?;
+            let Some(replay) = &mut self.replay else { return Ok(()) };
+            if !replay.is_choice_next()? {
+                return Ok(());
+            }
             self.handle_served();
         }
-        Ok(())
     }
 
     /// The outcome that the log has; only after [`Verdict::Outcome`].

@@ -90,6 +90,15 @@ impl Caller {
         assert_eq!(self.step(), Step::Over(Outcome::Connected), "what is over stays over");
     }
 
+    /// From the question to the greeting.
+    fn reaches_its_peer(&mut self) {
+        self.asks();
+        self.hears(Some(PEER), false);
+        self.dials(at(2, 80));
+        self.dialed(Dialed::Made);
+        self.is_taken();
+    }
+
     /// Another process has come back: so the links have heard.
     fn one_returns(&mut self) {
         let word = FromNode::Restarted { process: process(3), incarnation: Incarnation::restarted(1), door: at(4, 1) };
@@ -146,11 +155,7 @@ fn a_process_that_has_moved_is_called_where_it_is() {
     one.one_returns();
     one.dialed(Dialed::Made);
     assert_eq!(one.step(), Step::GiveUp);
-    one.asks();
-    one.hears(Some(PEER), false);
-    one.dials(at(2, 80));
-    one.dialed(Dialed::Made);
-    one.is_taken();
+    one.reaches_its_peer();
 }
 
 #[test]
@@ -200,6 +205,8 @@ fn a_call_to_no_protected_process_is_the_programs_own() {
     one.hears(None, false);
     assert_eq!(one.step(), Step::Call { to: at(2, 80), until });
     one.dialed(Dialed::Open(None));
+    one.is_asked();
+    one.hears(None, false);
     assert_eq!(one.step(), Step::Report { from: own().from, to: at(2, 80), made: true });
     assert_eq!(one.step(), Step::Over(Outcome::Unprotected(Some(EINPROGRESS))));
 }
@@ -207,20 +214,17 @@ fn a_call_to_no_protected_process_is_the_programs_own() {
 /// A listener that came between the question and the connection: the nodes are asked again, and the connection is made again, with a greeting.
 #[test]
 fn a_process_that_has_begun_to_listen_meanwhile_is_called_anew() {
-    for (peer, later) in [(Some(PEER), false), (None, true)] {
+    let came = [(Dialed::Made, Some(PEER), false), (Dialed::Made, None, true), (Dialed::Open(None), None, true)];
+    for (dialed, peer, later) in came {
         let mut one = Caller::new(true);
         one.asks();
         one.hears(None, false);
         assert_eq!(one.step(), Step::Call { to: at(2, 80), until: None });
-        one.dialed(Dialed::Made);
+        one.dialed(dialed);
         one.is_asked();
         one.hears(peer, later);
         assert_eq!(one.step(), Step::GiveUp);
-        one.asks();
-        one.hears(Some(PEER), false);
-        one.dials(at(2, 80));
-        one.dialed(Dialed::Made);
-        one.is_taken();
+        one.reaches_its_peer();
     }
 }
 

@@ -4,7 +4,7 @@ use radic_wire::determinant::StreamId;
 use radic_wire::process::{StreamEnd, ToNode};
 
 use super::{Action, Ending, Links, RESET, Reconnection, Stage};
-use crate::connection::{Connection, Slot};
+use crate::connection::{Connection, Phase, Slot};
 use crate::{Context, Failure};
 
 impl Links {
@@ -19,6 +19,9 @@ impl Links {
         let there = connection.incoming().wanted() + unread;
         let is_whole = connection.incoming().finish().is_some_and(|finish| finish <= there);
         if is_whole && (why == Ending::End || refused) {
+            if owes_word(cx, slot) {
+                self.break_link(cx, slot, why);
+            }
             return false;
         }
         let ask = self.ask(|ask| ToNode::Ended { ask, stream, sender: peer });
@@ -79,7 +82,7 @@ impl Links {
     /// The sender has ended the stream. Is all of it here, and may the socket stay?
     fn judge(&mut self, cx: &mut Context<'_>, (slot, end): (Slot, StreamId), why: Ending, last: StreamEnd, there: u64) {
         match why {
-            _ if last.offset > there => self.break_link(cx, slot, why),
+            _ if last.offset > there || owes_word(cx, slot) => self.break_link(cx, slot, why),
             Ending::End => self.restore(end),
             Ending::Reset(errno) if last.closed => {
                 // Before anything is sent on it again. It is read to its end; the peer may still call, to say how far it has come.
@@ -106,4 +109,10 @@ impl Links {
         let ask = self.ask(|ask| ToNode::Ended { ask, stream, sender });
         self.set_stage(end, Stage::Parting { ask });
     }
+}
+
+/// Whether this process waits for its peer to say what it has (Gate B): the peer was catching up when it greeted. It says so on another link, or it has left, which its node knows.
+fn owes_word(cx: &Context<'_>, slot: Slot) -> bool {
+    let is_settled = cx.observer.table().get(slot).is_none_or(|connection| connection.outgoing().peer_settled);
+    cx.observer.phase() != Phase::Live && !is_settled
 }

@@ -181,6 +181,8 @@ impl Accepting {
             };
             let Ok(peer) = SocketAddr::try_from(peer) else { continue };
             match ask_caller(layer, plain(peer)) {
+                // Given up before it was accepted, perhaps by a process that is lost: on other systems no program sees such a connection.
+                None if is_reset(&fd) => {}
                 None => {
                     layer.note_unprotected(&peer);
                     return Some(Ok(Accepted { fd: sys::give(fd), peer }));
@@ -234,6 +236,11 @@ impl Accepting {
         layer.ship();
         Ok(Accepted { fd, peer })
     }
+}
+
+fn is_reset(fd: &OwnedFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    rustix::net::recv(fd, &mut [0; 1], flags).is_err_and(|error| !matches!(error, Errno::AGAIN | Errno::INTR))
 }
 
 /// The program closes a listener. The callers that wait there are told that their connection is over, which a reset alone does not say.

@@ -56,9 +56,9 @@ pub fn of_listener(layer: Held, fd: i32) -> Result<(Held, SocketAddr), Errno> {
 /// Gives the socket its address: `to`, or what the kernel has chosen already.
 fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, SocketAddr), Errno> {
     let address = loop {
-        let (held, then) = consult(layer, Ask::Bind { fd: fd as u32 })?;
+        let (held, then) = consult(layer, fd)?;
         layer = held;
-        if let Some(Then { address, .. }) = then {
+        if let Some(address) = then {
             if to.is_some() {
                 bind_again(fd, address);
             }
@@ -70,7 +70,7 @@ fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, Soc
         };
         layer = held;
         if let Some(now) = now {
-            break record(&mut layer, fd, Call::Bind, now, |address| Determinant::Bound { fd: fd as u32, address })?;
+            break record(&mut layer, fd, now)?;
         }
     };
     if fds::kind(fd) == Kind::Other && !fds::set(fd, Kind::Bound, true) {
@@ -80,37 +80,23 @@ fn settle(mut layer: Held, fd: i32, to: Option<SocketAddr>) -> Result<(Held, Soc
     Ok((layer, address))
 }
 
-/// Logs what a call has found out.
-pub fn record<'a, T: Copy>(
-    layer: &mut Layer,
-    fd: i32,
-    call: Call,
-    found: Result<T, Errno>,
-    outcome: impl FnOnce(T) -> Determinant<'a>,
-) -> Result<T, Errno> {
+/// Logs what `bind` has come to.
+fn record(layer: &mut Layer, fd: i32, found: Result<SocketAddr, Errno>) -> Result<SocketAddr, Errno> {
     let thread = layer.thread();
     match found {
-        Ok(value) => sure(layer.observer.handle_outcome(thread, &outcome(value))),
-        Err(error) => sure(layer.observer.handle_failed(thread, fd as u32, call, error.raw_os_error() as u32)),
+        Ok(address) => sure(layer.observer.handle_outcome(thread, &Determinant::Bound { fd: fd as u32, address })),
+        Err(error) => sure(layer.observer.handle_failed(thread, fd as u32, Call::Bind, error.raw_os_error() as u32)),
     }
     found
 }
 
-/// What the log says of an address.
-pub struct Then {
-    /// The socket's own.
-    pub address: SocketAddr,
-    /// The process that listens at the other one.
-    pub peer: Option<ProcessId>,
-}
-
-/// What the log says. None: the system is to be asked.
-pub fn consult(mut layer: Held, ask: Ask) -> Result<(Held, Option<Then>), Errno> {
+/// What the log says of the socket's address. None: the system is to be asked.
+fn consult(mut layer: Held, fd: i32) -> Result<(Held, Option<SocketAddr>), Errno> {
     let thread = layer.thread();
     loop {
-        match sure(layer.observer.address(thread, ask)) {
+        match sure(layer.observer.address(thread, Ask::Bind { fd: fd as u32 })) {
             Address::Live => return Ok((layer, None)),
-            Address::Again(address, peer) => return Ok((layer, Some(Then { address, peer }))),
+            Address::Again(address, _) => return Ok((layer, Some(address))),
             Address::Failed(errno) => return Err(Errno::from_raw_os_error(errno as i32)),
             Address::Wait(other) => layer = take_turns(layer, other)?,
         }
@@ -122,11 +108,8 @@ fn any(family: &SocketAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// What a call came to; none: the log is to be asked again.
-pub type Outcome<T> = Option<Result<T, Errno>>;
-
-/// A real `bind`, to an address that no other process is called by.
-fn bind_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Outcome<SocketAddr>), Errno> {
+/// A real `bind`, to an address that no other process is called by: what it came to. None: the log is to be asked again.
+fn bind_now(layer: Held, fd: i32, to: SocketAddr) -> Result<(Held, Option<Result<SocketAddr, Errno>>), Errno> {
     let address = match bind_here(&layer, fd, to) {
         Ok(address) => address,
         failed => return Ok((layer, Some(failed))),
