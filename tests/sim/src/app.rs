@@ -30,6 +30,8 @@ pub struct App {
     pub connects: Vec<ProcessId>,
     /// How many connections it accepts.
     pub accepts: usize,
+    /// Whether it listens, for those.
+    listens: bool,
     /// Bytes that it sends on every connection, at most: as it happens, it ends a stream before.
     pub quota: u64,
     /// Whether its sends may wait. Only one process's may: two that both wait for the other to read would wait for ever.
@@ -59,9 +61,12 @@ pub enum Op {
         max: usize,
         blocking: bool,
     },
+    /// Opens its listener.
+    Listen,
     Connect {
         fd: u32,
         peer: ProcessId,
+        blocking: bool,
     },
     Accept {
         fd: u32,
@@ -98,8 +103,8 @@ pub fn mix(state: u64, value: u64) -> u64 {
 
 impl App {
     pub fn new(seed: u64, connects: Vec<ProcessId>, accepts: usize, quota: u64, patient: bool) -> App {
-        let (sockets, opened, forks, reads_input, input) = Default::default();
-        App { connects, accepts, quota, patient, sockets, opened, forks, reads_input, input, state: mix(seed, 0) }
+        let (listens, sockets, opened, forks, reads_input, input) = Default::default();
+        App { connects, accepts, listens, quota, patient, sockets, opened, forks, reads_input, input, state: mix(seed, 0) }
     }
 
     /// The thread that takes every second connection.
@@ -128,8 +133,11 @@ impl App {
     /// What it does next.
     pub fn op(&self) -> Op {
         let dice = mix(self.state, 1);
+        if self.accepts > 0 && !self.listens {
+            return Op::Listen;
+        }
         if self.opened < self.connects.len() {
-            return Op::Connect { fd: self.next_fd(), peer: self.connects[self.opened] };
+            return Op::Connect { fd: self.next_fd(), peer: self.connects[self.opened], blocking: self.connect_waits() };
         }
         if self.opened < self.connects.len() + self.accepts {
             return Op::Accept { fd: self.next_fd(), blocking: dice.is_multiple_of(2) };
@@ -186,6 +194,10 @@ impl App {
         if self.reads_input { Op::Input { max: 9, blocking: true } } else { Op::Done }
     }
 
+    fn connect_waits(&self) -> bool {
+        mix(self.state, 12).is_multiple_of(2)
+    }
+
     fn owes(&self, socket: &Socket) -> bool {
         !socket.finished && socket.sent < self.quota
     }
@@ -194,6 +206,16 @@ impl App {
         let (finished, ended, closed) = (false, false, false);
         self.opened += 1;
         self.sockets.push(Socket { fd, sent: 0, received: 0, finished, ended, closed });
+    }
+
+    pub fn handle_listening(&mut self) {
+        self.listens = true;
+        self.fold(13);
+    }
+
+    /// `connect` was refused: it calls again.
+    pub fn handle_refused(&mut self) {
+        self.fold(14);
     }
 
     pub fn handle_connected(&mut self, fd: u32) {

@@ -12,8 +12,7 @@
 //!
 //! Beside these, [`scale`] measures clusters of thousands of protectors, without faults of the network and without checkers.
 //!
-//! Not simulated: the daemon's sockets and the library's system calls (their drivers are written once more here, after them), PMI, suspension, listeners of the
-//! program's. Scenarios on the real thing are in `tests/tests`.
+//! Not simulated: the daemon's sockets and the library's system calls (their drivers are written once more here, after them), PMI, suspension. Scenarios on the real thing are in `tests/tests`.
 #![forbid(unsafe_code)]
 
 pub mod app;

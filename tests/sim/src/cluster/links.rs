@@ -1,9 +1,6 @@
-//! The sockets of a process's links: [`radic_observer::links`] decides, here they are the simulated network's.
-//!
-//! One thing is simpler than it is in the library: a connection is made at the door from the beginning, not at a listener of the program's.
+//! The sockets of a process's links: [`radic_observer::links`] decides, here they are the simulated network's. Those of new connections come from [`super::calls`].
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
 
 use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Links, SocketId};
@@ -12,11 +9,12 @@ use radic_wire::determinant::StreamId;
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
 
+use super::machine::address;
 use super::net::{ConnId, Owner, Packet, Word, code};
 use super::world::World;
 
-/// ECONNRESET.
-const RESET: i32 = 104;
+/// By ECONNRESET.
+pub const BROKEN: Ending = Ending::Reset(104);
 
 /// A connection's socket, and what lies in it.
 #[derive(Debug, Default)]
@@ -31,7 +29,7 @@ impl Socket {
         match packet {
             Packet::Bytes(bytes) => self.bytes.extend(bytes),
             Packet::End => _ = self.ended.get_or_insert(Ending::End),
-            Packet::Reset => self.ended = Some(Ending::Reset(RESET)),
+            Packet::Reset => self.ended = Some(BROKEN),
             packet => unreachable!("{packet:?} on a link"),
         }
     }
@@ -74,7 +72,8 @@ impl Sockets {
     }
 }
 
-fn read_greeting(packet: Packet) -> Greeting {
+/// The greeting in a packet.
+pub fn read_greeting(packet: Packet) -> Greeting {
     let Packet::Word(Word::Greeting(bytes)) = packet else { unreachable!("{packet:?} instead of a greeting") };
     Greeting::read(&bytes).expect("a greeting")
 }
@@ -138,11 +137,7 @@ impl World {
                 if let Some(answer) = install.answer {
                     self.greet(pid, Some((conn, side)), &answer);
                 }
-                self.drop_link(pid, install.end);
-                let sockets = &mut self.lib(pid).sockets;
-                sockets.by_end.insert(install.end, conn);
-                sockets.links.entry(conn).or_insert(Socket { side, ..Socket::default() });
-                self.counts.links += 1;
+                self.install(pid, install.end, (conn, side));
             }
             Action::Unplug(end) => self.drop_link(pid, end),
             // Its end is known now.
@@ -167,7 +162,7 @@ impl World {
     }
 
     /// A greeting leaves: what it says of this process must be stable (G1).
-    fn greet(&mut self, pid: u32, to: Option<(ConnId, usize)>, greeting: &Greeting) {
+    pub fn greet(&mut self, pid: u32, to: Option<(ConnId, usize)>, greeting: &Greeting) {
         let Some((conn, side)) = to else { return };
         let position = self.lib(pid).observer.journal().end();
         if !self.lib(pid).observer.is_replaying() {
@@ -186,9 +181,10 @@ impl World {
     /// It can be dialed from now on.
     pub fn open_door(&mut self, pid: u32) {
         let at = self.processes[pid as usize].machine;
-        let door: SocketAddr = ([10, 0, 0, at as u8 + 1], 10_000 + pid as u16).into();
+        let door = address(at, 10_000 + pid as u16);
         self.net.listeners.insert(door, Owner::Process(pid));
         self.tell_node(pid, ToNode::Door(door));
+        self.listen_again(pid);
     }
 
     /// In a process that has come back: no link is one any more.
@@ -199,12 +195,21 @@ impl World {
         });
     }
 
-    /// A connection that the program has just opened.
-    pub fn begin_link(&mut self, pid: u32, slot: Slot) {
-        self.drive(pid, |links, cx| {
-            links.break_link(cx, slot, Ending::Reset(RESET));
-            Ok(())
-        });
+    fn install(&mut self, pid: u32, end: StreamId, (conn, side): (ConnId, usize)) {
+        self.drop_link(pid, end);
+        let sockets = &mut self.lib(pid).sockets;
+        sockets.by_end.insert(end, conn);
+        sockets.links.entry(conn).or_insert(Socket { side, ..Socket::default() });
+        self.counts.links += 1;
+    }
+
+    /// The first link of a connection: `rest` has come on it already.
+    pub fn plug(&mut self, pid: u32, slot: Slot, (conn, side): (ConnId, usize), rest: VecDeque<Packet>) {
+        let Some(end) = self.end_of(pid, slot) else { return self.close(conn, side) };
+        self.install(pid, end, (conn, side));
+        if let Some(socket) = self.lib(pid).sockets.links.get_mut(&conn) {
+            rest.into_iter().for_each(|packet| socket.take(packet));
+        }
     }
 
     /// Tells the node where an outgoing stream ends, before its end can leave.
@@ -233,6 +238,8 @@ impl World {
 
     /// Something came on a connection that is no log's.
     pub fn link_arrive(&mut self, pid: u32, conn: ConnId, side: usize, packet: Packet) {
+        let to = self.net.conns[conn].to;
+        let Some(packet) = self.lib(pid).calls.take(conn, to, packet) else { return };
         let sockets = &mut self.lib(pid).sockets;
         let visitor = Sockets::named(&sockets.visitors, conn);
         let dialed = Sockets::named(&sockets.dialed, conn);

@@ -12,7 +12,7 @@ use radic_wire::job::ExitStatus;
 use radic_wire::membership::{Member, Role};
 
 use super::logs::Logs;
-use super::net::{Conn, ConnId, Owner, Packet, machine_of};
+use super::net::{Conn, ConnId, End, Owner, Packet, machine_of};
 use super::peers::Connections;
 use super::plan::{Fault, Told, When};
 use super::process::Process;
@@ -240,6 +240,7 @@ impl World {
             for side in 0..2 {
                 if self.net.conns[conn].ends[1 - side].machine == at {
                     self.net.lose_rest(&mut self.dice, conn, side);
+                    self.fall_silent(conn, side);
                 }
             }
         }
@@ -250,6 +251,16 @@ impl World {
             }
         }
         self.net.listeners.retain(|address, _| machine_of(*address) != at);
+    }
+
+    /// The other machine of a link says nothing any more: the kernel here asks (keepalive), and gives the link up.
+    fn fall_silent(&mut self, conn: ConnId, side: usize) {
+        let is_process = |end: &End| matches!(end.owner, Owner::Process(_));
+        let ends = &self.net.conns[conn].ends;
+        if ends.iter().all(is_process) && ends[0].machine != ends[1].machine && !ends[side].closed {
+            let after = Duration::from_millis(35_000 + self.dice.below(10_000) as u64);
+            self.schedule(self.now + after, Event::Silent(conn, side));
+        }
     }
 
     /// Its protector ends, and what hangs on that.

@@ -13,6 +13,7 @@
 //! | [`peers`] | the driver of what decides about connections between daemons | `protector/src/daemon/peers.rs` |
 //! | [`logs`] | the store's driver, with a disk | `protector/src/logs` |
 //! | [`process`], [`links`] | the observer's driver | `preload/` |
+//! | [`calls`] | the program's listener and its calls: their sockets | `preload/src/ops/connect.rs`, `preload/src/ops/accept.rs` |
 //! | [`program`] | the program, and what its calls become | `preload/src/ops` |
 //! | [`stdio`] | pipes between a process and its host; the terminal's standard input | |
 //! | [`images`] | what the engine makes of a process, and the way to the protector | `preload/src/image.rs` |
@@ -23,6 +24,7 @@
 
 use std::time::Duration;
 
+pub mod calls;
 pub mod check;
 pub mod counts;
 pub mod daemon;

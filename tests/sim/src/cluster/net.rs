@@ -12,6 +12,7 @@ use radic_wire::bytes::Writer;
 use radic_wire::limits;
 use radic_wire::login::Channel;
 
+use super::machine::address;
 use super::queue::Event;
 use super::world::World;
 use crate::dice::Dice;
@@ -96,8 +97,12 @@ pub struct Conn {
     pub ends: [End; 2],
     /// What is on the way to each side.
     lanes: [Lane; 2],
-    /// Where it is to come to, until it has.
-    pub target: Option<SocketAddr>,
+    /// The address of the socket that has opened it.
+    pub from: SocketAddr,
+    /// The address that it was opened to.
+    pub to: SocketAddr,
+    /// It has come there.
+    pub arrived: bool,
     /// Nothing that is sent from now on arrives.
     pub broken: bool,
 }
@@ -113,6 +118,8 @@ pub struct Net {
     pub slow: BTreeMap<usize, Duration>,
     /// What listens where.
     pub listeners: BTreeMap<SocketAddr, Owner>,
+    /// Ports that were given.
+    ports: u16,
 }
 
 /// The machine with this address.
@@ -130,12 +137,19 @@ impl Net {
     }
 
     /// A connection that is being opened.
-    pub fn open(&mut self, owner: Owner, from: usize, to: SocketAddr) -> ConnId {
+    pub fn open(&mut self, owner: Owner, from: SocketAddr, to: SocketAddr) -> ConnId {
         let end = |owner, machine| End { owner, machine, closed: false };
         // What listens there is seen when it arrives.
-        let ends = [end(owner, from), end(owner, machine_of(to))];
-        self.conns.push(Conn { ends, lanes: Default::default(), target: Some(to), broken: false });
+        let ends = [end(owner, machine_of(from)), end(owner, machine_of(to))];
+        self.conns.push(Conn { ends, lanes: Default::default(), from, to, arrived: false, broken: false });
         self.conns.len() - 1
+    }
+
+    /// An address of a machine that no socket has.
+    pub fn free_address(&mut self, machine: usize) -> SocketAddr {
+        const FIRST: u16 = 30_000;
+        self.ports += 1;
+        address(machine, FIRST + self.ports)
     }
 
     /// Puts a packet on the way; when it arrives.
@@ -203,6 +217,11 @@ pub fn framed(head: &[u8], tail: &[u8], write: impl FnOnce(&mut Writer<'_>)) -> 
 impl World {
     /// Opens a connection.
     pub fn connect(&mut self, owner: Owner, from: usize, to: SocketAddr) -> ConnId {
+        self.connect_from(owner, address(from, 0), to)
+    }
+
+    /// The same from an address of the owner's own.
+    pub fn connect_from(&mut self, owner: Owner, from: SocketAddr, to: SocketAddr) -> ConnId {
         let conn = self.net.open(owner, from, to);
         self.send(conn, 0, Packet::Syn);
         conn
@@ -232,7 +251,7 @@ impl World {
         for conn in 0..self.net.conns.len() {
             for side in 0..2 {
                 let end = &self.net.conns[conn].ends[side];
-                if end.owner == owner && !end.closed && !(side == 1 && self.net.conns[conn].target.is_some()) {
+                if end.owner == owner && !end.closed && (side == 0 || self.net.conns[conn].arrived) {
                     let packet = if self.dice.one_in(2) { Packet::End } else { Packet::Reset };
                     self.send(conn, side, packet);
                     self.net.conns[conn].ends[side].closed = true;
@@ -256,8 +275,8 @@ impl World {
             // Its kernel does not run either.
             return self.schedule(self.machines[at].paused, Event::Arrive(conn, side));
         }
-        if let Some(to) = self.net.conns[conn].target.filter(|_| side == 1) {
-            return self.arrive_at_listener(conn, to);
+        if side == 1 && !self.net.conns[conn].arrived {
+            return self.arrive_at_listener(conn);
         }
         let end = &self.net.conns[conn].ends[side];
         let boot = match end.owner {
@@ -273,14 +292,22 @@ impl World {
         self.hand_over(conn, side, packet);
     }
 
+    /// The kernel of this side has asked the other one's, and has got no answer.
+    pub fn end_silent(&mut self, conn: ConnId, side: usize) {
+        if !self.net.conns[conn].broken {
+            self.hand_over(conn, side, Packet::Reset);
+            self.net.conns[conn].broken = true;
+        }
+    }
+
     /// A connection comes to a listener: the kernel takes it, or refuses.
-    fn arrive_at_listener(&mut self, conn: ConnId, to: SocketAddr) {
+    fn arrive_at_listener(&mut self, conn: ConnId) {
         let Some(packet) = self.net.take(conn, 1) else { return };
-        self.net.conns[conn].target = None;
+        self.net.conns[conn].arrived = true;
         if matches!(packet, Packet::Reset | Packet::End) {
             return self.net.conns[conn].ends[1].closed = true;
         }
-        let Some(owner) = self.net.listeners.get(&to).copied() else {
+        let Some(owner) = self.net.listeners.get(&self.net.conns[conn].to).copied() else {
             self.send(conn, 1, Packet::Reset);
             return self.net.conns[conn].ends[1].closed = true;
         };

@@ -173,7 +173,7 @@ impl World {
     }
 
     fn accept_for_daemon(&mut self, at: usize, conn: ConnId) {
-        let from = ([10, 0, 0, self.net.conns[conn].ends[0].machine as u8 + 1], 0).into();
+        let from = self.net.conns[conn].from;
         match self.drive_peers(at, |machine, now| machine.handle_accepted(now, from)) {
             Some(id) => self.peers(at).add(conn, Known { id, side: 1, taken: true }),
             None => self.close(conn, 1),

@@ -17,6 +17,7 @@ use radic_wire::job::ExitStatus;
 use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
 
+use super::calls::Calls;
 use super::images::{Saved, Shipping};
 use super::links::Sockets;
 use super::net::{ConnId, Owner, Packet, Word, code, framed};
@@ -54,6 +55,7 @@ pub struct Lib {
     pub from_node: VecDeque<FromNode>,
     pub links: Links,
     pub sockets: Sockets,
+    pub calls: Calls,
     pub images: Images,
     /// The connection of the image under way, and what is to be said there.
     pub image: Option<Shipping>,
@@ -117,7 +119,7 @@ impl Lib {
             self.program.standing(),
             observer.gate(),
             observer.outbox().used(),
-            (&self.links, &self.sockets),
+            (&self.links, &self.sockets, &self.calls),
             table.join("\n    ")
         )
     }
@@ -274,6 +276,9 @@ impl World {
             Some(message) => {
                 if let Some(lib) = &mut self.processes[pid as usize].lib {
                     lib.from_node.push_back(message);
+                    if self.is_in_question(pid) {
+                        self.step_soon(pid);
+                    }
                 }
             }
         }
@@ -282,6 +287,7 @@ impl World {
     fn joined(&mut self, pid: u32, incarnation: Incarnation, protector: SocketAddr) {
         let id = self.processes[pid as usize].id;
         self.checks.handle_incarnation(id, incarnation);
+        self.name_listener(pid, incarnation.epoch);
         let programs = self.processes[pid as usize].programs;
         let program = Program::new(&self.plan, id, programs);
         let observer = Observer::as_incarnation(id, incarnation, &CONFIG);
@@ -316,7 +322,7 @@ impl World {
 
     fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
         let (conns, from_protector, from_node) = Default::default();
-        let (links, sockets, images, image) = Default::default();
+        let (links, sockets, calls, images, image) = Default::default();
         let (due, initialized, has_door, busy) = (false, false, false, Duration::ZERO);
         let lib = Lib {
             observer,
@@ -327,6 +333,7 @@ impl World {
             from_node,
             links,
             sockets,
+            calls,
             images,
             image,
             due,
@@ -402,6 +409,14 @@ impl World {
         if process.step.take_if(|at| *at <= self.now).is_none() || process.ended.is_some() || process.lib.is_none() {
             return;
         }
+        if self.is_in_question(pid) {
+            self.look_for_answer(pid);
+            if self.is_running(pid) {
+                let pause = self.pause(pid, false);
+                self.step_at(pid, self.now + pause);
+            }
+            return;
+        }
         self.hear_node(pid);
         if !self.is_running(pid) {
             return;
@@ -421,13 +436,15 @@ impl World {
             let (now, busy) = (self.now, self.lib(pid).busy);
             let calls = if now < busy { 0 } else { 1 + self.dice.below(3) };
             for _ in 0..calls {
-                if self.has_library(pid) {
+                if self.has_library(pid) && !self.is_in_question(pid) {
                     self.call(pid);
                 }
             }
         }
         if self.has_library(pid) {
-            self.tend_after(pid);
+            if !self.is_in_question(pid) {
+                self.tend_after(pid);
+            }
             let pause = self.pause(pid, blocked);
             self.step_at(pid, self.now + pause);
         }

@@ -2,18 +2,18 @@
 
 use std::io::IoSliceMut;
 
+use radic_observer::connect::Connect;
 use radic_observer::output::Output;
-use radic_observer::replay::Ask;
 use radic_observer::session::Session;
-use radic_observer::{Accept, Address, Context, Error, Input, Reading, Ready, Receive, Send, Source};
-use radic_wire::determinant::{Determinant, ReadyFd, StreamId};
+use radic_observer::{Context, Error, Input, Reading, Ready, Receive, Send, Source};
+use radic_wire::determinant::{ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
 use radic_wire::process::ToNode;
 
 use super::plan::Plan;
 use super::world::World;
-use crate::app::{App, LISTENER, Op, mix};
+use crate::app::{App, Op, mix};
 
 /// Calls of a program's first thread after which it is through with its start.
 const STARTED: u64 = 8;
@@ -23,7 +23,7 @@ const STEPS: u32 = 6;
 const KEPT: usize = 4_096;
 
 /// A thread of a process: the process, and the number of the thread.
-type Caller = (u32, usize);
+pub type Caller = (u32, usize);
 
 /// Bytes of a send of which a part was taken.
 #[derive(Debug, Clone)]
@@ -41,10 +41,10 @@ pub struct Thread {
     pub app: App,
     /// What it is about to print.
     owed: Option<Vec<u8>>,
-    /// It is in `connect`, and knows the process that it calls.
-    calling: bool,
+    /// Its `connect` that is under way.
+    pub connect: Option<Connect>,
     /// Calls that were completed.
-    calls: u64,
+    pub calls: u64,
     /// It is in the midst of a send.
     rest: Option<Rest>,
     /// It is in the midst of a replayed `recv`: what has come of it.
@@ -55,8 +55,8 @@ pub struct Thread {
 
 impl Thread {
     fn new(app: App) -> Thread {
-        let (owed, calling, calls, rest, partial, is_over) = Default::default();
-        Thread { app, owed, calling, calls, rest, partial, is_over }
+        let (owed, connect, calls, rest, partial, is_over) = Default::default();
+        Thread { app, owed, connect, calls, rest, partial, is_over }
     }
 
     fn is_in_call(&self) -> bool {
@@ -73,6 +73,8 @@ pub struct Program {
     pub out: Vec<u8>,
     /// Its standard output.
     pub output: Output,
+    /// It listens.
+    pub listens: bool,
     /// Steps until it executes another program, if it is to.
     executes: Option<u32>,
 }
@@ -82,7 +84,7 @@ impl Program {
     pub fn new(plan: &Plan, id: ProcessId, before: u64) -> Program {
         let executes = plan.executes && id.rank > Rank(0) && before == 0;
         let threads = vec![Thread::new(plan.app_of(id.job, id.rank.0))];
-        Program { threads, out: Vec::new(), output: Output::new(KEPT), executes: executes.then_some(STEPS) }
+        Program { threads, out: Vec::new(), output: Output::new(KEPT), listens: false, executes: executes.then_some(STEPS) }
     }
 
     /// Whether a thread is in the midst of a call.
@@ -98,8 +100,8 @@ impl Program {
     /// Where it stands, for people.
     pub fn standing(&self) -> String {
         let of = |thread: &Thread| {
-            let Thread { app, calls, rest, is_over, .. } = thread;
-            format!("calls {calls}, op {:?}, rest {rest:?}, over: {is_over}, {:?}", app.op(), app.sockets)
+            let Thread { app, calls, connect, rest, is_over, .. } = thread;
+            format!("calls {calls}, op {:?}, {connect:?}, rest {rest:?}, over: {is_over}, {:?}", app.op(), app.sockets)
         };
         self.threads.iter().map(of).collect::<Vec<_>>().join("; ")
     }
@@ -128,7 +130,14 @@ impl World {
         }
         let calls = self.lib(pid).program.threads[thread].calls;
         let result = self.call_of((pid, thread));
+        self.called((pid, thread), calls, result);
+    }
+
+    /// A thread has come out of the library. It had completed so many calls before.
+    pub fn called(&mut self, (pid, thread): Caller, calls: u64, result: Result<(), Error>) {
         if self.is_running(pid) && self.sure(pid, result).is_some() && self.lib(pid).program.threads[thread].calls != calls {
+            let state = self.lib(pid).program.threads[thread].app.state() >> 40;
+            self.trace(|| format!("process {pid}, thread {thread}, call {}: {state:06x}", calls + 1));
             self.after_call((pid, thread));
         }
     }
@@ -148,7 +157,8 @@ impl World {
             }
             Op::Input { max, blocking } => self.app_input(caller, max, blocking),
             Op::Clock { clock } => self.app_clock(caller, clock),
-            Op::Connect { fd, peer } => self.app_connect(caller, fd, peer),
+            Op::Listen => self.app_listen(caller),
+            Op::Connect { fd, peer, blocking } => self.app_connect(caller, fd, peer, blocking),
             Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
             Op::Poll { blocking } => self.app_poll(caller, blocking),
             Op::Receive { socket, max, blocking } => self.app_receive(caller, socket, max, blocking),
@@ -239,7 +249,8 @@ impl World {
         Ok(())
     }
 
-    fn found_nothing(&mut self, (pid, thread): Caller) -> Result<(), Error> {
+    /// A call that did not wait has found nothing.
+    pub fn found_nothing(&mut self, (pid, thread): Caller) -> Result<(), Error> {
         let thread = &mut self.lib(pid).program.threads[thread];
         thread.app.handle_nothing();
         thread.calls += 1;
@@ -268,61 +279,6 @@ impl World {
     fn clock_of(&mut self, at: usize) -> i64 {
         let since = self.now.as_nanos() as i64 + self.dice.below(40) as i64;
         since + 1_000_000_000 * (1 + at as i64 * 7 % 5)
-    }
-
-    fn app_connect(&mut self, (pid, thread): Caller, fd: u32, peer: ProcessId) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        if !lib.program.threads[thread].calling {
-            match lib.observer.address(thread as u32, Ask::Target { fd })? {
-                Address::Live => {
-                    let local = ([127, 0, 0, 1], fd as u16).into();
-                    lib.observer.handle_outcome(thread as u32, &Determinant::Target { fd, local, peer: Some(peer) })?;
-                }
-                Address::Again(_, then) => assert_eq!(then, Some(peer), "connect calls the process that it called then"),
-                Address::Failed(errno) => panic!("no connect failed then: {errno}"),
-                Address::Wait(_) => return Ok(()),
-            }
-            lib.program.threads[thread].calling = true;
-        }
-        let again = match lib.observer.ask(thread as u32, Ask::Connect { fd }, true)? {
-            Ready::Live => false,
-            Ready::Outcome(0) => true,
-            Ready::Wait(_) => return Ok(()),
-            other => panic!("a connect that waits, and succeeded then: {other:?}"),
-        };
-        let Ok(slot) = lib.observer.connect(fd, peer)? else { return Ok(()) };
-        lib.program.threads[thread].calling = false;
-        lib.program.threads[thread].app.handle_connected(fd);
-        lib.program.threads[thread].calls += 1;
-        if !again {
-            self.begin_link(pid, slot);
-            self.lib(pid).observer.handle_outcome(thread as u32, &Determinant::Connected { fd })?;
-        }
-        Ok(())
-    }
-
-    fn app_accept(&mut self, (pid, thread): Caller, fd: u32, blocking: bool) -> Result<(), Error> {
-        let lib = self.lib(pid);
-        match lib.observer.accept(thread as u32, LISTENER, blocking)? {
-            Accept::Offered(connection) => {
-                let address = ([127, 0, 0, 1], connection.number as u16).into();
-                lib.observer.handle_accepted(thread as u32, LISTENER, fd, connection, address)?;
-                lib.program.threads[thread]
-                    .app
-                    .handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
-            }
-            Accept::Again { fd: then, connection, peer } => {
-                assert_eq!((then, peer.port()), (fd, connection.number as u16), "accept tells what it told then");
-                lib.program.threads[thread]
-                    .app
-                    .handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
-            }
-            Accept::Nothing => lib.program.threads[thread].app.handle_nothing(),
-            Accept::Failed(errno) => panic!("no accept failed then: {errno}"),
-            Accept::Wait(_) => return Ok(()),
-        }
-        lib.program.threads[thread].calls += 1;
-        Ok(())
     }
 
     fn app_poll(&mut self, (pid, thread): Caller, blocking: bool) -> Result<(), Error> {

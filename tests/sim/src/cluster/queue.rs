@@ -17,6 +17,8 @@ use super::plan::Fault;
 pub enum Event {
     /// A packet arrives at this side.
     Arrive(ConnId, usize),
+    /// The kernel of this side gives a link up whose other machine is silent.
+    Silent(ConnId, usize),
     /// For the node of a machine.
     Input(usize, u32, Box<Input>),
     /// The same, of this process: nothing, if another has its place.

@@ -1,13 +1,14 @@
 //! A simulated cluster: what there is, and how it goes on from event to event.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
 use radic_protector::node::Input;
 use radic_protector::store::Speaker;
 use radic_wire::event::EventName;
-use radic_wire::ids::{Epoch, Rank};
+use radic_wire::ids::{Epoch, ProcessId, Rank};
 
 use super::check::Checks;
 use super::counts::{Breaks, Counts};
@@ -36,6 +37,8 @@ pub struct World {
     pub processes: Vec<Process>,
     pub net: Net,
     pub saved: Vec<Saved>,
+    /// Where each process listens, as the programs of an epoch know it.
+    pub addresses: BTreeMap<(ProcessId, Epoch), SocketAddr>,
     pub terminal: Terminal,
     pub checks: Checks,
     /// From which machine's log each incarnation was begun, and how often that machine had been switched on.
@@ -77,6 +80,7 @@ impl World {
             processes,
             net,
             saved,
+            addresses: BTreeMap::new(),
             terminal,
             checks,
             brought_back: BTreeMap::new(),
@@ -165,6 +169,7 @@ impl World {
             Event::OfProcess(at, boot, ..) => (*at, Some(*boot)),
             Event::ToProcess(pid, _) | Event::Begin(pid) | Event::Step(pid) => (self.processes[*pid as usize].machine, None),
             Event::Arrive(conn, side) => return self.arrive(*conn, *side),
+            Event::Silent(conn, side) => (self.net.conns[*conn].ends[*side].machine, None),
             Event::Reply(..) | Event::Fault(_) | Event::Attach => (usize::MAX, None),
         };
         if at != usize::MAX {
@@ -177,6 +182,7 @@ impl World {
         self.note(&event);
         match event {
             Event::Arrive(..) => unreachable!("handled above"),
+            Event::Silent(conn, side) => self.end_silent(conn, side),
             Event::Input(at, _, input) => self.input(at, *input),
             Event::OfProcess(at, _, pid, input) => {
                 let id = self.processes[pid as usize].id;
@@ -212,6 +218,7 @@ impl World {
             Event::Reply(..) => 10,
             Event::Fault(_) => 11,
             Event::Attach => 12,
+            Event::Silent(conn, side) => 13 + 16 * (*conn as u64 * 2 + *side as u64),
         };
         self.digest = crate::app::mix(self.digest ^ self.now.as_nanos() as u64, kind);
     }

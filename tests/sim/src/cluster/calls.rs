@@ -1,0 +1,454 @@
+//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`, the observer of whom an `accept` gets; here are their
+//! sockets, the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting: nothing else goes on in the process
+//! meanwhile ([`World::is_in_question`]).
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use radic_observer::connect::{Connect, Dialed, Outcome, Own, Peer, Step};
+use radic_observer::connection::Slot;
+use radic_observer::links::{Ending, Links};
+use radic_observer::replay::Ask;
+use radic_observer::{Accept, Address, Context, Error};
+use radic_wire::determinant::{ConnectionId, Determinant};
+use radic_wire::ids::{Epoch, ProcessId};
+use radic_wire::log::Greeting;
+use radic_wire::process::{FromNode, ToNode};
+
+use super::links::read_greeting;
+use super::machine::address;
+use super::net::{ConnId, Owner, Packet, machine_of};
+use super::program::Caller;
+use super::world::World;
+use crate::app::LISTENER;
+
+/// The port of rank 0's listener, as programs know it.
+const PORT: u16 = 20_000;
+/// Time for a caller's greeting, as in the library.
+const GREETING: Duration = Duration::from_secs(5);
+/// Time between two questions whether a process is back, as in the library.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The kernel does not wait for ever for a machine that does not answer.
+const KERNEL: Duration = Duration::from_secs(120);
+
+/// What the library waits for in the midst of a call.
+#[derive(Debug, Clone, Copy)]
+enum Question {
+    /// The answer of its node to this question, for a thread's call.
+    Node { ask: u64, thread: usize },
+    /// The greeting of the first caller, which its node has named.
+    Greeting { connection: ConnectionId, until: Duration },
+}
+
+/// The socket of a thread's `connect`.
+#[derive(Debug, Default)]
+struct Socket {
+    /// Its own address.
+    from: Option<SocketAddr>,
+    /// What it was connected by.
+    conn: Option<ConnId>,
+    /// When that has taken too long, until the call has been told what came of it.
+    until: Option<Duration>,
+    /// What has come of it.
+    made: Option<bool>,
+    /// Its other side has closed it since.
+    ended: Option<Ending>,
+    /// The call looks after everything until then.
+    rests: Duration,
+}
+
+/// What a process has of listeners and calls.
+#[derive(Debug, Default)]
+pub struct Calls {
+    question: Option<Question>,
+    asks: u64,
+    /// The socket of its listener.
+    listener: Option<SocketAddr>,
+    /// Callers that the kernel has let in, the oldest first, and what has come from them.
+    backlog: VecDeque<(ConnId, VecDeque<Packet>)>,
+    /// By thread.
+    sockets: [Socket; 2],
+}
+
+impl Calls {
+    fn socket_of(&mut self, conn: ConnId) -> Option<&mut Socket> {
+        self.sockets.iter_mut().find(|socket| socket.conn == Some(conn))
+    }
+
+    /// What comes on a connection that is no link yet, if it is one of these. Else it is given back.
+    pub fn take(&mut self, conn: ConnId, to: SocketAddr, packet: Packet) -> Option<Packet> {
+        if let Some((_, packets)) = self.backlog.iter_mut().find(|(of, _)| *of == conn) {
+            packets.push_back(packet);
+        } else if let Some(socket) = self.socket_of(conn) {
+            match packet {
+                Packet::Ack => socket.made = Some(true),
+                Packet::End => socket.ended = Some(Ending::End),
+                _ if socket.made.is_none() => socket.made = Some(false),
+                _ => socket.ended = Some(super::links::BROKEN),
+            }
+        } else if matches!(packet, Packet::Syn) && self.listener == Some(to) {
+            self.backlog.push_back((conn, VecDeque::new()));
+        } else {
+            return Some(packet);
+        }
+        None
+    }
+}
+
+/// What the node answers, by the number of the question.
+fn answer_to(message: &FromNode) -> Option<u64> {
+    match *message {
+        FromNode::Announced { ask } | FromNode::Peer { ask, .. } | FromNode::Caller { ask, .. } => Some(ask),
+        _ => None,
+    }
+}
+
+impl World {
+    /// A process runs that was launched: this is where its program is going to listen, as the programs of its epoch know it.
+    pub fn name_listener(&mut self, pid: u32, epoch: Epoch) {
+        let process = &self.processes[pid as usize];
+        let there = address(process.machine, PORT + process.id.rank.0 as u16);
+        self.addresses.entry((process.id, epoch)).or_insert(there);
+    }
+
+    /// Where a process listens, as this one knows it.
+    fn listens_at(&mut self, pid: u32, process: ProcessId) -> Option<SocketAddr> {
+        let epoch = self.lib(pid).observer.incarnation().epoch;
+        self.addresses.get(&(process, epoch)).copied()
+    }
+
+    /// Where this one does.
+    fn named(&mut self, pid: u32) -> SocketAddr {
+        let me = self.processes[pid as usize].id;
+        self.listens_at(pid, me).expect("it was named when it was launched")
+    }
+
+    /// Whether the process waits within a call, and does nothing else.
+    pub fn is_in_question(&mut self, pid: u32) -> bool {
+        self.lib(pid).calls.question.is_some()
+    }
+
+    /// Looks whether what the process waits for has come.
+    pub fn look_for_answer(&mut self, pid: u32) {
+        let lib = self.lib(pid);
+        match lib.calls.question {
+            Some(Question::Node { ask, thread }) => {
+                let at = lib.from_node.iter().position(|message| answer_to(message) == Some(ask));
+                if let Some(message) = at.and_then(|at| lib.from_node.remove(at)) {
+                    lib.calls.question = None;
+                    let calls = lib.program.threads[thread].calls;
+                    let result = self.hear_answer((pid, thread), &message);
+                    self.called((pid, thread), calls, result);
+                }
+            }
+            Some(Question::Greeting { connection, until }) => {
+                let result = self.hear_caller(pid, connection, until);
+                self.sure(pid, result);
+            }
+            None => {}
+        }
+    }
+
+    fn ask_node(&mut self, (pid, thread): Caller, question: impl FnOnce(u64) -> ToNode) {
+        let calls = &mut self.lib(pid).calls;
+        calls.asks += 1;
+        let ask = calls.asks;
+        calls.question = Some(Question::Node { ask, thread });
+        let question = question(ask);
+        self.trace(|| format!("process {pid}, thread {thread} asks: {question:?}"));
+        self.tell_node(pid, question);
+    }
+
+    fn hear_answer(&mut self, (pid, thread): Caller, message: &FromNode) -> Result<(), Error> {
+        self.trace(|| format!("process {pid}, thread {thread} is answered: {message:?}"));
+        match *message {
+            FromNode::Announced { .. } => self.listen((pid, thread)),
+            FromNode::Peer { peer, at, later, .. } => {
+                let peer = peer.map(|process| Peer { process, at });
+                return self.tell_call((pid, thread), |call, cx, links| call.handle_peer(cx, links, peer, later));
+            }
+            FromNode::Caller { caller, .. } => {
+                if caller.is_none() && self.is_first_reset(pid) {
+                    let dead = self.lib(pid).calls.backlog.pop_front();
+                    dead.into_iter().for_each(|(conn, _)| self.close(conn, 1));
+                    return Ok(());
+                }
+                let Some(connection) = caller else {
+                    let me = self.processes[pid as usize].id;
+                    panic!("G7: {me} is told that its caller is not protected\n{}", self.standing());
+                };
+                let until = self.now + GREETING;
+                self.lib(pid).calls.question = Some(Question::Greeting { connection, until });
+                return self.hear_caller(pid, connection, until);
+            }
+            ref other => unreachable!("{other:?} answers nothing"),
+        }
+        Ok(())
+    }
+
+    // ---- the listener
+
+    /// Gives the listener its address, and announces it.
+    pub fn app_listen(&mut self, (pid, thread): Caller) -> Result<(), Error> {
+        let told = self.named(pid);
+        let lib = self.lib(pid);
+        match lib.observer.address(thread as u32, Ask::Bind { fd: LISTENER })? {
+            Address::Live => lib.observer.handle_outcome(thread as u32, &Determinant::Bound { fd: LISTENER, address: told })?,
+            Address::Again(then, _) => assert_eq!(then, told, "a listener has the address that it had then"),
+            Address::Failed(errno) => panic!("no bind failed then: {errno}"),
+            Address::Wait(_) => return Ok(()),
+        }
+        // The callers of a process that catches up are told to wait.
+        if lib.observer.is_replaying() || self.breaks.mute {
+            self.listen((pid, thread));
+        } else {
+            self.ask_node((pid, thread), |ask| ToNode::WillListen { ask, address: told });
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self, (pid, thread): Caller) {
+        let told = self.named(pid);
+        let program = &mut self.lib(pid).program;
+        program.listens = true;
+        program.threads[thread].app.handle_listening();
+        program.threads[thread].calls += 1;
+        let is_free = machine_of(told) == self.processes[pid as usize].machine && !self.net.listeners.contains_key(&told);
+        self.open_listener(pid, is_free.then_some(told));
+    }
+
+    /// Opens the socket of the program's listener, at `there` or anywhere, and says where.
+    fn open_listener(&mut self, pid: u32, there: Option<SocketAddr>) {
+        let (told, machine) = (self.named(pid), self.processes[pid as usize].machine);
+        let at = there.unwrap_or_else(|| self.net.free_address(machine));
+        self.net.listeners.insert(at, Owner::Process(pid));
+        self.lib(pid).calls.listener = Some(at);
+        if !self.breaks.mute {
+            self.tell_node(pid, if at == told { ToNode::Listening(told) } else { ToNode::ListeningAt { address: told, at } });
+        }
+    }
+
+    /// The listener of a program that has come back: that of its image is dead.
+    pub fn listen_again(&mut self, pid: u32) {
+        if self.lib(pid).program.listens && self.lib(pid).calls.listener.is_none() {
+            self.open_listener(pid, None);
+        }
+    }
+
+    /// `accept`: asks about the first caller, if there is one, and else does what the observer says.
+    pub fn app_accept(&mut self, (pid, thread): Caller, fd: u32, blocking: bool) -> Result<(), Error> {
+        let lib = self.lib(pid);
+        let is_offered = lib.observer.table().iter().any(|(_, connection)| connection.is_offered());
+        if !lib.observer.is_replaying()
+            && !is_offered
+            && let Some(conn) = lib.calls.backlog.front().map(|(conn, _)| *conn)
+        {
+            let from = self.net.conns[conn].from;
+            self.ask_node((pid, thread), |ask| ToNode::Accepted { ask, from });
+            return Ok(());
+        }
+        let (connection, peer) = match lib.observer.accept(thread as u32, LISTENER, blocking)? {
+            Accept::Offered(connection) => {
+                let peer = ([127, 0, 0, 1], connection.number as u16).into();
+                lib.observer.handle_accepted(thread as u32, LISTENER, fd, connection, peer)?;
+                (connection, peer)
+            }
+            Accept::Again { fd: then, connection, peer } => {
+                assert_eq!(then, fd, "accept tells what it told then");
+                (connection, peer)
+            }
+            Accept::Nothing => return self.found_nothing((pid, thread)),
+            Accept::Failed(errno) => panic!("no accept failed then: {errno}"),
+            Accept::Wait(_) => return Ok(()),
+        };
+        assert_eq!(peer.port(), connection.number as u16, "accept tells what it told then");
+        let thread = &mut lib.program.threads[thread];
+        thread.app.handle_accepted(fd, u64::from(connection.opener.rank.0) * 100 + connection.number);
+        thread.calls += 1;
+        Ok(())
+    }
+
+    /// The first caller was named; its greeting has come, or it does not come.
+    fn hear_caller(&mut self, pid: u32, connection: ConnectionId, until: Duration) -> Result<(), Error> {
+        let now = self.now;
+        let Some((conn, packets)) = self.lib(pid).calls.backlog.front_mut() else { return Ok(()) };
+        let (conn, first) = (*conn, packets.pop_front());
+        if first.is_none() && now < until {
+            return Ok(());
+        }
+        let lib = self.lib(pid);
+        lib.calls.question = None;
+        let rest = lib.calls.backlog.pop_front().map(|(_, packets)| packets).unwrap_or_default();
+        let greeting = match first {
+            Some(packet @ Packet::Word(_)) => {
+                let greeting = read_greeting(packet);
+                let is_right = lib.observer.handle_first_greeting(connection, &greeting)?;
+                is_right.then_some(greeting)
+            }
+            // It is over, or says nothing: its caller calls once more.
+            _ => None,
+        };
+        let Some(greeting) = greeting else {
+            self.close(conn, 1);
+            return Ok(());
+        };
+        let from = self.net.conns[conn].from;
+        self.tell_node(pid, ToNode::Greeted(from));
+        let lib = self.lib(pid);
+        let slot = lib.observer.table().find_end(greeting.connection, false).expect("it was let in");
+        self.plug(pid, slot, (conn, 1), rest);
+        Ok(())
+    }
+
+    /// The first caller has given its connection up.
+    fn is_first_reset(&mut self, pid: u32) -> bool {
+        let first = self.processes[pid as usize].lib.as_ref().and_then(|lib| lib.calls.backlog.front());
+        first.is_some_and(|(conn, packets)| {
+            packets.iter().any(|packet| matches!(packet, Packet::Reset)) || self.net.conns[*conn].broken
+        })
+    }
+
+    // ---- calls
+
+    fn tell_call<T>(
+        &mut self,
+        (pid, thread): Caller,
+        input: impl FnOnce(&mut Connect, &mut Context<'_>, &Links) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let now = self.now;
+        let lib = self.lib(pid);
+        let call = lib.program.threads[thread].connect.as_mut().expect("it is in connect");
+        input(call, &mut Context { observer: &mut lib.observer, now }, &lib.links)
+    }
+
+    /// `connect` to the listener of a process. One that was never launched has no address yet.
+    pub fn app_connect(&mut self, (pid, thread): Caller, fd: u32, peer: ProcessId, blocking: bool) -> Result<(), Error> {
+        let caller = (pid, thread);
+        let Some(to) = self.listens_at(pid, peer) else { return Ok(()) };
+        let connect = &mut self.lib(pid).program.threads[thread].connect;
+        connect.get_or_insert_with(|| Connect::new(thread as u32, fd, to, blocking));
+        let now = self.now;
+        let socket = &self.lib(pid).calls.sockets[thread];
+        if now < socket.rests || socket.until.is_some() && !self.look_at_dialed(caller)? {
+            return Ok(());
+        }
+        while self.is_running(pid) && !self.is_in_question(pid) {
+            let step = self.tell_call(caller, |call, cx, links| call.next(cx, links))?;
+            if !self.take_step(caller, (fd, peer), step)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// False: the call waits for something, or is over.
+    fn take_step(&mut self, caller: Caller, callee: (u32, ProcessId), step: Step) -> Result<bool, Error> {
+        let (pid, thread) = caller;
+        match step {
+            Step::Bind => self.bind(caller)?,
+            Step::Ask { from, to } => {
+                let connection = self.lib(pid).observer.next_connection();
+                self.ask_node(caller, |ask| ToNode::Connecting { ask, connection, from, to });
+            }
+            Step::GiveUp => self.give_up(caller),
+            Step::Report { from, to, made } => {
+                let connection = self.lib(pid).observer.next_connection();
+                self.tell_node(pid, ToNode::CallsNobody { connection, from, to, made });
+            }
+            Step::Take(slot, greeting) => self.take_connection(caller, slot, greeting.as_ref()),
+            Step::Wait(_) => return Ok(false),
+            Step::Pause => {
+                let until = self.now + PAUSE;
+                self.lib(pid).calls.sockets[thread].rests = until;
+                return Ok(false);
+            }
+            Step::Dial { at, until } => {
+                self.dial(caller, at, until);
+                return Ok(false);
+            }
+            Step::Call { to, until } => {
+                self.dial(caller, to, until.unwrap_or(self.now + KERNEL));
+                return Ok(false);
+            }
+            Step::Over(outcome) => {
+                self.end_call(caller, callee, outcome);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn bind(&mut self, (pid, thread): Caller) -> Result<(), Error> {
+        let machine = self.processes[pid as usize].machine;
+        let known = self.lib(pid).calls.sockets[thread].from;
+        let from = known.unwrap_or_else(|| self.net.free_address(machine));
+        self.lib(pid).calls.sockets[thread].from = Some(from);
+        self.tell_call((pid, thread), |call, cx, _| call.handle_bound(cx, Ok(Own { local: from, from })))
+    }
+
+    /// A call leaves: what was recorded must be stable (G1).
+    fn dial(&mut self, (pid, thread): Caller, to: SocketAddr, until: Duration) {
+        let position = self.lib(pid).observer.journal().end();
+        self.check_departure(pid, position);
+        let from = self.lib(pid).calls.sockets[thread].from.expect("it was bound");
+        let conn = self.connect_from(Owner::Process(pid), from, to);
+        let socket = &mut self.lib(pid).calls.sockets[thread];
+        (socket.conn, socket.until, socket.made, socket.ended) = (Some(conn), Some(until), None, None);
+    }
+
+    /// False: it is under way still.
+    fn look_at_dialed(&mut self, caller: Caller) -> Result<bool, Error> {
+        /// ECONNREFUSED.
+        const REFUSED: u32 = 111;
+        let ((pid, thread), now) = (caller, self.now);
+        let socket = &mut self.lib(pid).calls.sockets[thread];
+        let dialed = match socket.made {
+            Some(true) => Dialed::Made,
+            Some(false) => Dialed::Failed(REFUSED),
+            None if socket.until.is_some_and(|until| until <= now) => Dialed::Open(None),
+            None => return Ok(false),
+        };
+        socket.until = None;
+        self.tell_call(caller, |call, cx, links| call.handle_dialed(cx, links, dialed))?;
+        Ok(true)
+    }
+
+    fn give_up(&mut self, (pid, thread): Caller) {
+        let socket = &mut self.lib(pid).calls.sockets[thread];
+        socket.until = None;
+        if let Some(conn) = socket.conn.take() {
+            self.close(conn, 0);
+        }
+    }
+
+    /// The connection is the program's. In replay it has no link yet.
+    fn take_connection(&mut self, (pid, thread): Caller, slot: Slot, greeting: Option<&Greeting>) {
+        let Some(greeting) = greeting else { return };
+        let socket = &mut self.lib(pid).calls.sockets[thread];
+        let conn = socket.conn.take().expect("it was dialed");
+        let ended = socket.ended.take();
+        let rest = ended.map(|why| if why == Ending::End { Packet::End } else { Packet::Reset });
+        self.greet(pid, Some((conn, 0)), greeting);
+        self.plug(pid, slot, (conn, 0), rest.into_iter().collect());
+    }
+
+    fn end_call(&mut self, (pid, thread): Caller, (fd, peer): (u32, ProcessId), outcome: Outcome) {
+        self.give_up((pid, thread));
+        let me = self.processes[pid as usize].id;
+        let lib = self.lib(pid);
+        lib.calls.sockets[thread] = Socket::default();
+        let of = &mut lib.program.threads[thread];
+        let call = of.connect.take().expect("it is in connect");
+        of.calls += 1;
+        match outcome {
+            Outcome::Connected => {
+                assert_eq!(call.target().map(|(_, process)| process), Some(peer), "{me} has called {peer}");
+                of.app.handle_connected(fd);
+            }
+            // To the program it is the same whether it is told so by the call or by the socket.
+            Outcome::Failed(_) | Outcome::RefusedAgain => of.app.handle_refused(),
+            Outcome::Unprotected(_) => panic!("G7: {me} takes {peer} for a process that is not protected\n{}", self.standing()),
+        }
+    }
+}
