@@ -93,6 +93,9 @@ do_install() {
     put 644 "$work/module" "$prefix/share/radic/modulefile"
     put 644 "$source/packaging/radicd.toml" "$prefix/share/doc/radic/radicd.toml"
     put 644 "$source/packaging/slurm/chained.sh" "$prefix/share/doc/radic/chained.sh"
+    for name in $(cd "$source/packaging/kubernetes" && find base overlays -type f); do
+        put 644 "$source/packaging/kubernetes/$name" "$prefix/share/doc/radic/kubernetes/$name"
+    done
     for name in README.md ARCHITECTURE.md CHANGELOG.md LICENSE LICENSE-MIT LICENSE-APACHE; do
         put 644 "$source/$name" "$prefix/share/doc/radic/$name"
     done

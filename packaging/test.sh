@@ -204,7 +204,16 @@ part_tarball() {
     expect "the version of a work tree" "$(says A= | cut -c 1-12)" "$(git -C "$top" rev-parse --short=12 HEAD)"
 }
 
-all="install man completions unit settings lintian debian rpm module tarball"
+# The manifests, by the schemas of Kubernetes. `make test` does so, too, and starts what the pods run.
+part_kubernetes() {
+    local python=.deps/kubernetes/bin/python
+    [ -x "$python" ] || { say "LEFT OUT: kubernetes needs \`make deps\`"; return 77; }
+    "$python" packaging/kubernetes/check.py
+    need shellcheck || return 0
+    shellcheck packaging/kubernetes/base/*.sh
+}
+
+all="install man completions unit settings lintian debian rpm module tarball kubernetes"
 # shellcheck disable=SC2086 # Words, on purpose.
 [ $# -gt 0 ] || set -- $all
 for part; do

@@ -5,11 +5,13 @@
 #   .deps/mpich      MPICH 5 and mpi4py                  .deps/programs/mpich    for MPICH and, by LD_LIBRARY_PATH, for Intel MPI
 #   .deps/impi       Intel MPI's run-time and mpi4py     .deps/programs/openmpi  for Open MPI
 #   .deps/openmpi    mpi4py for Debian's Open MPI 4.1    .deps/programs/net      without MPI
+#   .deps/kubernetes schemas, by which packaging/kubernetes is checked
 set -eu
 
 MPI4PY=mpi4py==4.1.2
 MPICH=mpich==5.0.2
 IMPI=impi-rt==2021.18.1
+KUBERNETES=kubernetes-validate==1.37.0
 # The build (gcc, g++ for the fuzzer, make), the virtual environments, Open MPI 4.1, the tests on several network namespaces (iproute2); what
 # the checkpoint tests save and restore; what the network tests protect (redis-tools holds the server, too, and starts none).
 PACKAGES="gcc g++ libc6-dev make python3 python3-venv libopenmpi-dev openmpi-bin iproute2
@@ -73,6 +75,7 @@ esac
 venv mpich "$MPICH" "$MPI4PY"
 venv impi "$IMPI" "$MPI4PY"
 venv openmpi "$MPI4PY"
+venv kubernetes "$KUBERNETES"
 
 make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
 make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2

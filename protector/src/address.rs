@@ -157,6 +157,15 @@ pub fn seeds(list: &[Vec<SocketAddr>], own: SocketAddr, expect: Option<u32>) -> 
     Ok(Seeds { join, found })
 }
 
+/// Whether so much of the list of `--join` is known that the node at `own` need not wait for the rest. One other node is enough to join through. The first of the
+/// list, which may found the cluster, needs so many that it can: it counts only nodes whose addresses it knew when it began.
+pub fn is_enough(list: &[Vec<SocketAddr>], own: SocketAddr, expect: Option<u32>) -> bool {
+    let others = list.iter().filter(|addresses| !addresses.is_empty() && !addresses.contains(&own)).count();
+    let is_first = list.first().is_some_and(|first| first.contains(&own));
+    let expected = if is_first { expect.map_or(list.len() / 2 + 1, |expect| expect as usize) } else { 2 };
+    others >= expected.max(2) - 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,5 +219,21 @@ mod tests {
         assert!(of(&[1, 2, 3], 1, Some(1)).unwrap_err().contains("2 to 3"));
         assert!(of(&[1, 2, 3], 1, Some(4)).unwrap_err().contains("2 to 3"));
         assert!(of(&[1, 2], 3, Some(2)).unwrap_err().contains("name it there"));
+    }
+
+    #[test]
+    fn the_first_of_the_list_waits_for_as_many_names_as_it_needs_to_found() {
+        // 0 stands for a name that nobody knows yet.
+        let known =
+            |ports: &[u16]| -> Vec<_> { ports.iter().map(|port| if *port == 0 { vec![] } else { vec![at(*port)] }).collect() };
+        let enough = |ports: &[u16], own, expect| is_enough(&known(ports), at(own), expect);
+        assert!(!enough(&[1, 2, 0, 0, 0], 1, None) && enough(&[1, 2, 0, 4, 0], 1, None), "a majority of five are three");
+        assert!(!enough(&[1, 2, 3, 0, 0], 1, Some(4)) && enough(&[1, 2, 3, 4, 0], 1, Some(4)));
+        assert!(
+            !enough(&[0, 2, 0], 2, None) && enough(&[0, 2, 3], 2, None) && enough(&[1, 2, 0], 2, None),
+            "it joins through any"
+        );
+        assert!(!enough(&[0, 0], 9, None) && enough(&[0, 2], 9, None));
+        assert!(!enough(&[1], 1, None) && !enough(&[], 1, None) && !enough(&[1, 0], 1, Some(0)), "there is no other");
     }
 }

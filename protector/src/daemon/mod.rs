@@ -76,7 +76,7 @@ const URGENT: usize = 256;
 const BACKLOG: u32 = 4096;
 /// The file in the node's folder that names the protector's process.
 const PID: &str = "pid";
-/// Time for one of the names of `--join` to be known, and between two questions.
+/// Time for the names of `--join` that this node needs to be known, and between two questions.
 const NAMES: Duration = Duration::from_secs(20);
 const NAMES_AGAIN: Duration = Duration::from_millis(500);
 /// Time to hand over the last messages before the daemon ends.
@@ -416,6 +416,8 @@ impl Daemon {
         self.processes.kill_all();
         tokio::task::yield_now().await;
         _ = nix::sys::signal::raise(Signal::SIGKILL);
+        // The kernel spares the first process of a container what comes from within.
+        std::process::exit(128 + Signal::SIGKILL as i32);
     }
 }
 
@@ -567,8 +569,8 @@ async fn seeds(config: &Config, own: SocketAddr) -> Result<Seeds> {
         let resolved: Vec<_> = config.join.iter().map(|name| (name, name.resolve())).collect();
         let unknown = resolved.iter().filter_map(|(name, result)| Some((name, result.as_ref().err()?)));
         let list: Vec<_> = resolved.iter().map(|(_, result)| result.as_deref().unwrap_or_default().to_vec()).collect();
-        let is_known = list.iter().flatten().any(|address| *address != own);
-        if unknown.clone().next().is_none() || is_known || Instant::now() >= deadline {
+        let is_enough = address::is_enough(&list, own, config.bootstrap_expect);
+        if unknown.clone().next().is_none() || is_enough || Instant::now() >= deadline {
             unknown.for_each(|(name, error)| tracing::warn!(%name, %error, "cannot find the address of a node to join through"));
             let seeds = address::seeds(&list, own, config.bootstrap_expect).map_err(anyhow::Error::msg)?;
             // To found a cluster because no other name is known would be wrong.
