@@ -8,7 +8,7 @@
 # make pictures  draws docs/pictures/*.svg from their descriptions
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build format lint unit integration alone others long fuzz sim chaos lives pictures clean man completions install uninstall stage deb package-test
+.PHONY: demo test check deps build format lint unit integration long fuzz sim chaos lives pictures clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -16,10 +16,8 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 demo: deps build
 	./scripts/demo.sh
 
-# Simulated clusters, fuzzing and lints only compute, scenarios mostly wait; but nothing is beside those that measure times. The lints come last: until scenarios are compiled,
-# Cargo would let one wait for the other.
-test: deps format build unit alone
-	./scripts/beside.sh $(TARGET)/beside.log "$(MAKE) --no-print-directory sim fuzz lint" "$(MAKE) --no-print-directory others"
+# One after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
+test: deps format build unit sim fuzz lint integration
 
 check: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
@@ -46,15 +44,8 @@ unit:
 	$(CARGO) test --profile tests --workspace --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS))
 	$(CARGO) test --profile tests --workspace --doc
 
-# Those that measure times.
-ALONE := config death protect_net
-integration: build alone others
-
-alone:
-	./scripts/scenarios.sh $(TARGET)/scenarios $(ALONE)
-
-others:
-	./scripts/scenarios.sh $(TARGET)/scenarios $(filter-out $(ALONE),$(SCENARIOS))
+integration: build
+	./scripts/scenarios.sh $(TARGET)/scenarios $(SCENARIOS)
 
 # libFuzzer on stable Rust: what cargo-fuzz asks for with -Z is asked of LLVM. Everything is built anew, with counters, in a place of its
 # own. Findings are in target/fuzz, and what was learnt, too: the next run begins with it. fuzz/README.md tells more.

@@ -16,7 +16,7 @@ run() {
     echo "scenario $2 passed in $((SECONDS - begun)) s"
 }
 CARGO=${CARGO:-cargo}
-$CARGO test --profile tests --workspace --no-run
+$CARGO test --quiet --profile tests --workspace --no-run
 for name in "$@"; do
     run "$folder" "$name"
 done

@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-enum { REQUESTS = 300, CROWD = 100, ROUNDS = 3, SERVERS = 4, TURNS = 1200 };
+enum { REQUESTS = 300, CROWD = 100, ROUNDS = 3, SERVERS = 4, TURNS = 1600 };
 
 /* Answers one request, and ends with its connection. */
 static void *answer(void *fd)

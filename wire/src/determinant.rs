@@ -467,14 +467,8 @@ impl<'a> Determinant<'a> {
     /// Writes its code: at most [`limits::DETERMINANT`] bytes.
     pub fn write(&self, out: &mut Writer<'_>) {
         match *self {
-            Determinant::Recv { fd, len } => {
-                head(out, 0, u64::from(fd));
-                out.varint(u64::from(len));
-            }
-            Determinant::Peek { fd, len } => {
-                head(out, 1, u64::from(fd));
-                out.varint(u64::from(len));
-            }
+            Determinant::Recv { fd, len } => of_descriptor(out, 0, fd, len),
+            Determinant::Peek { fd, len } => of_descriptor(out, 1, fd, len),
             Determinant::Eof { fd } => head(out, 2, u64::from(fd)),
             Determinant::Errno { fd, call, errno } => {
                 head(out, 3, u64::from(fd));
@@ -488,19 +482,13 @@ impl<'a> Determinant<'a> {
                 write_address(out, &peer);
             }
             Determinant::Connected { fd } => head(out, 5, u64::from(fd)),
-            Determinant::SoError { fd, errno } => {
-                head(out, 6, u64::from(fd));
-                out.varint(u64::from(errno));
-            }
+            Determinant::SoError { fd, errno } => of_descriptor(out, 6, fd, errno),
             Determinant::Ready { epoll, set } => {
                 head(out, 7, set.runs().count() as u64);
                 out.varint(epoll.map_or(0, |fd| u64::from(fd) + 1));
                 set.write(out);
             }
-            Determinant::SendPart { fd, len } => {
-                head(out, 8, u64::from(fd));
-                out.varint(u64::from(len));
-            }
+            Determinant::SendPart { fd, len } => of_descriptor(out, 8, fd, len),
             Determinant::Empty { count } => head(out, 9, count),
             Determinant::Sent { bytes } => head(out, 10, bytes),
             Determinant::Thread { index } => head(out, 11, u64::from(index)),
@@ -609,6 +597,12 @@ fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
             out.varint(arg - 15);
         }
     }
+}
+
+/// What came of a call on a descriptor, in one number.
+fn of_descriptor(out: &mut Writer<'_>, kind: u8, fd: u32, number: u32) {
+    head(out, kind, u64::from(fd));
+    out.varint(u64::from(number));
 }
 
 pub(crate) fn write_address(out: &mut Writer<'_>, address: &SocketAddr) {

@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 
 use radic_wire::determinant::{ConnectionId, Determinant};
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::log::FromProtector;
+use radic_wire::log::{FromProtector, ImageRange};
 use radic_wire::process::Place;
 
 use super::*;
@@ -346,4 +346,27 @@ fn an_end_is_told_before_it_leaves_and_only_then() {
     let ((), actions) = one.drive(|links, cx| links.tell_finished(cx, slot, false));
     let wanted = StreamEnd { offset: 0, closed: false, received: 0 };
     assert!(matches!(&actions[..], [Action::Tell(ToNode::Finished { end, .. })] if *end == wanted), "{actions:?}");
+}
+
+/// A peer that was catching up when it greeted has still to say what it has: it does so on another link, or has left.
+#[test]
+fn the_end_of_a_stream_is_no_end_where_a_peer_owes_its_word() {
+    for settled in [true, false] {
+        let (mut one, mut other, slot, _) = pair();
+        let log_end = one.observer.journal().end();
+        let restarted = one.observer.restart(Incarnation::restarted(1), log_end, Vec::new(), ImageRange::default(), 64);
+        restarted.expect("it restarts");
+        one.drive(|links, cx| links.handle_restart(cx));
+        let (socket, hello) = one.greets();
+        let (_, result, actions) = other.is_visited(&hello);
+        result.expect("it is welcome");
+        let answer = Greeting { settled, ..installed(&actions).answer.expect("every greeting but the first is answered") };
+        let (result, _) = one.drive(|links, cx| links.handle_answer(cx, socket, &answer));
+        result.expect("it is right");
+        one.observer.handle_finish(slot, 0).expect("nothing was sent");
+        let name = end(&one, slot);
+        let (is_asked, actions) = one.drive(|links, cx| links.handle_ended(cx, slot, Ending::End, 0, false));
+        assert!(!is_asked, "where the stream ends is known");
+        assert_eq!(actions, if settled { vec![] } else { vec![Action::Unplug(name)] }, "settled: {settled}");
+    }
 }

@@ -469,6 +469,21 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_stays_known_while_the_process_that_it_calls_is_away() {
+        let mut registry = Registry::default();
+        let known = |registry: &Registry| registry.caller(process(0), at("10.0.0.2:5000"));
+        registry.listen(process(0), at("10.0.0.1:80")).unwrap();
+        registry.expect(process(0), at("10.0.0.2:5000"), (connection(1), 1));
+        registry.leave(process(0), false);
+        registry.come_back(process(0));
+        assert_eq!(known(&registry), Some(connection(1)), "its call may be under way, and meet the next listener");
+        registry.forget(process(0));
+        assert_eq!(known(&registry), Some(connection(1)), "so it may when another program is executed");
+        registry.forget_job(JobId::from_bits(7));
+        assert_eq!(known(&registry), None);
+    }
+
+    #[test]
     fn a_caller_that_comes_before_a_listener_is_known_to_that_listener() {
         let mut registry = Registry::default();
         registry.miss(at("10.0.0.2:5000"), at("10.0.0.1:80"), true, (connection(1), 1));

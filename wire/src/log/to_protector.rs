@@ -128,6 +128,19 @@ pub enum ToProtector<'a> {
     Closing,
 }
 
+/// A message's kind, and its numbers.
+fn numbers<const COUNT: usize>(out: &mut Writer<'_>, kind: u8, numbers: [u64; COUNT]) {
+    out.u8(kind);
+    numbers.into_iter().for_each(|number| out.varint(number));
+}
+
+/// A message's kind, a position in the payload, and what stands there.
+fn place_in_payload(out: &mut Writer<'_>, kind: u8, position: u64, stream: &StreamId, offset: u64) {
+    numbers(out, kind, [position]);
+    write_stream(out, stream);
+    out.varint(offset);
+}
+
 impl<'a> ToProtector<'a> {
     /// Writes the message.
     pub fn write(&self, out: &mut Writer<'_>) {
@@ -141,23 +154,14 @@ impl<'a> ToProtector<'a> {
                 write_option(out, image);
             }
             ToProtector::Journal { position, bytes } => {
-                out.u8(1);
-                out.varint(position);
+                numbers(out, 1, [position]);
                 out.raw(bytes);
             }
             ToProtector::Payload { position, stream, offset, bytes } => {
-                out.u8(2);
-                out.varint(position);
-                write_stream(out, &stream);
-                out.varint(offset);
+                place_in_payload(out, 2, position, &stream, offset);
                 out.raw(bytes);
             }
-            ToProtector::PayloadEnd { position, stream, offset } => {
-                out.u8(3);
-                out.varint(position);
-                write_stream(out, &stream);
-                out.varint(offset);
-            }
+            ToProtector::PayloadEnd { position, stream, offset } => place_in_payload(out, 3, position, &stream, offset),
             ToProtector::ImageBegin { image, parent, cut, payload, streams, ended } => {
                 out.u8(4);
                 out.varint(image);
@@ -168,36 +172,18 @@ impl<'a> ToProtector<'a> {
                 ended.write(out);
             }
             ToProtector::ImageChunk { image, offset, bytes } => {
-                out.u8(5);
-                out.varint(image);
-                out.varint(offset);
+                numbers(out, 5, [image, offset]);
                 out.raw(bytes);
             }
-            ToProtector::ImageEnd { image, length } => {
-                out.u8(6);
-                out.varint(image);
-                out.varint(length);
-            }
-            ToProtector::ImageAbandoned { image } => {
-                out.u8(7);
-                out.varint(image);
-            }
-            ToProtector::ImageUnderWay { image } => {
-                out.u8(15);
-                out.varint(image);
-            }
-            ToProtector::ImageUseless { image } => {
-                out.u8(14);
-                out.varint(image);
-            }
+            ToProtector::ImageEnd { image, length } => numbers(out, 6, [image, length]),
+            ToProtector::ImageAbandoned { image } => numbers(out, 7, [image]),
+            ToProtector::ImageUnderWay { image } => numbers(out, 15, [image]),
+            ToProtector::ImageUseless { image } => numbers(out, 14, [image]),
             ToProtector::AskStable { stream } => {
                 out.u8(8);
                 write_stream(out, &stream);
             }
-            ToProtector::FetchJournal { position } => {
-                out.u8(9);
-                out.varint(position);
-            }
+            ToProtector::FetchJournal { position } => numbers(out, 9, [position]),
             ToProtector::FetchPayload { stream, offset } => {
                 out.u8(10);
                 write_stream(out, &stream);
