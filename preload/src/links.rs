@@ -22,7 +22,7 @@ use rustix::net::{SocketFlags, sockopt};
 
 use crate::greeting::{self, Incoming, To};
 use crate::layer::{Arrived, Layer, Lingering, fail, sure};
-use crate::swap::{Aside, dial, discard, is_given_up, listen, unread};
+use crate::swap::{Aside, ask_when_silent, dial, discard, is_given_up, listen, unread};
 use crate::sys;
 
 /// Connections that are taken at the door at once.
@@ -327,6 +327,7 @@ impl Layer {
         match self.descriptor(slot) {
             Some(fd) => {
                 sys::copy_options(aside.as_ref().map_or(sys::borrow(fd), AsFd::as_fd), socket.as_fd());
+                ask_when_silent(socket.as_fd());
                 match self.put(fd, socket.as_fd()) {
                     Ok(old) => old.into_iter().for_each(discard),
                     Err(error) => fail(&format!("descriptor {fd} does not get its new link: {error}")),

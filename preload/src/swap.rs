@@ -63,6 +63,21 @@ pub fn dial(door: &SocketAddr) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// The kernel asks the other side's about a link that says nothing for long (keepalive): the last word of a process that has ended may be lost with its machine, and no other one
+/// comes. What the program has set itself holds.
+pub fn ask_when_silent(socket: BorrowedFd<'_>) {
+    const IDLE: Duration = Duration::from_secs(15);
+    const AGAIN: Duration = Duration::from_secs(5);
+    const PROBES: u32 = 5;
+    if sockopt::socket_keepalive(socket) == Ok(false) {
+        // Without it the link is as good, but for that.
+        _ = sockopt::set_tcp_keepidle(socket, IDLE)
+            .and_then(|()| sockopt::set_tcp_keepintvl(socket, AGAIN))
+            .and_then(|()| sockopt::set_tcp_keepcnt(socket, PROBES))
+            .and_then(|()| sockopt::set_socket_keepalive(socket, true));
+    }
+}
+
 /// A socket that is never readable and always writable, and leads nowhere.
 pub fn placeholder() -> Result<OwnedFd, Errno> {
     sys::high(rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)

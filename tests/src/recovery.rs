@@ -11,6 +11,7 @@ use crate::client::Events;
 use crate::cluster::{Cluster, Kind, Setup};
 use crate::command::{Finished, Running};
 use crate::library::{Library, script};
+use crate::random::Random;
 
 /// Time for one job, with all that happens to it.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -44,6 +45,11 @@ pub fn command_of(library: &Library, (name, args): (&str, &[&str])) -> Vec<Strin
 /// Whether everything is to be tried, and not a sample of it.
 pub fn is_long() -> bool {
     std::env::var_os("RADIC_LONG").is_some()
+}
+
+/// All of these where everything is to be tried, else one of them at random.
+pub fn sample<T: Copy>(items: &[T]) -> Vec<T> {
+    if is_long() { items.to_vec() } else { vec![items[Random::from_environment().below(items.len())]] }
 }
 
 /// A cluster with a first node that hosts nothing.

@@ -24,6 +24,7 @@ use crate::greeting::{self, To};
 use crate::layer::{self, Held, Layer, Names, sure};
 use crate::links::reset;
 use crate::memory::discreetly;
+use crate::swap::ask_when_silent;
 use crate::sys;
 
 pub(super) fn flags_say_blocking(fd: i32) -> bool {
@@ -319,22 +320,6 @@ pub(super) fn begin(fd: i32, blocking: bool) {
     let limit = |which| sockopt::socket_timeout(socket, which).is_ok_and(|limit| limit.is_some());
     fds::set_mark(fd, Mark::ReceiveLimit, limit(sockopt::Timeout::Recv));
     fds::set_mark(fd, Mark::SendLimit, limit(sockopt::Timeout::Send));
-    ask_when_silent(fd);
+    ask_when_silent(socket);
     fds::set_mark(fd, Mark::Linger, sockopt::socket_linger(socket).is_ok_and(|limit| limit.is_some()));
-}
-
-/// The kernel asks a peer's kernel that says nothing for long (keepalive): the last word of a process that has ended may be lost with its machine, and no other one comes. What
-/// the program has set itself holds.
-fn ask_when_silent(fd: i32) {
-    const IDLE: Duration = Duration::from_secs(15);
-    const AGAIN: Duration = Duration::from_secs(5);
-    const PROBES: u32 = 5;
-    let socket = sys::borrow(fd);
-    if sockopt::socket_keepalive(socket) == Ok(false) {
-        // Without it the link is as good, but for that.
-        _ = sockopt::set_tcp_keepidle(socket, IDLE)
-            .and_then(|()| sockopt::set_tcp_keepintvl(socket, AGAIN))
-            .and_then(|()| sockopt::set_tcp_keepcnt(socket, PROBES))
-            .and_then(|()| sockopt::set_socket_keepalive(socket, true));
-    }
 }

@@ -66,6 +66,18 @@ fn the_dialing_side_asks_whether_the_other_one_is_there_and_the_program_need_not
 }
 
 #[test]
+fn the_kernel_asks_on_a_silent_link_as_the_program_has_said_or_as_we_do() {
+    let ((ours, _far), (programs, _other_far)) = (pair(), pair());
+    let often = std::time::Duration::from_secs(3);
+    sockopt::set_tcp_keepidle(&programs, often).unwrap();
+    sockopt::set_socket_keepalive(&programs, true).unwrap();
+    [&ours, &programs].into_iter().for_each(|socket| ask_when_silent(socket.as_fd()));
+    assert!(sockopt::socket_keepalive(&ours).unwrap());
+    assert!(sockopt::tcp_keepidle(&ours).unwrap() > often);
+    assert_eq!(sockopt::tcp_keepidle(&programs), Ok(often));
+}
+
+#[test]
 fn a_descriptor_keeps_its_number_and_what_happens_to_it_at_an_exec() {
     let ((one, _far), (two, other)) = (pair(), pair());
     let number = one.as_raw_fd();
