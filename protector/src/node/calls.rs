@@ -160,12 +160,13 @@ impl Node {
     }
 
     pub(super) fn handle_answer(&mut self, now: Duration, from: &NodeId, number: u64, answer: Answer) {
-        let Some(gather) = self.gathers.get_mut(&number) else { return self.handle_late_listener(from, number, &answer) };
+        // A listener that is named too late goes on to expect the caller: an earlier connection of it may lie in the backlog, or it asks again.
+        let Some(gather) = self.gathers.get_mut(&number) else { return };
         if !gather.waiting.contains(from) {
             return;
         }
         gather.waiting.remove(from);
-        // One listener is enough. Any other node with a listener is told later that the call does not come.
+        // One listener is enough.
         let found = matches!(answer, Answer::Listener { process: Some(_), .. });
         gather.answers.insert(from.clone(), answer);
         if found || gather.waiting.is_empty() {

@@ -614,13 +614,6 @@ impl Node {
         self.with_host(now, process.job, |host| host.tell_unprotected(kind, text));
     }
 
-    /// An answer that came after the question was answered otherwise: its sender expects a call that will not come.
-    pub(super) fn handle_late_listener(&mut self, from: &NodeId, number: u64, answer: &Answer) {
-        if let Answer::Listener { connection, from: caller, .. } = *answer {
-            self.send(from, PeerMessage::Withdraw { connection, from: caller, until: number });
-        }
-    }
-
     /// The call does not come, or its target is not protected: every node that was asked is told.
     fn withdraw(&mut self, call: Call) {
         // Its next question has a greater number.
