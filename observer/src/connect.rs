@@ -445,6 +445,6 @@ fn gate(cx: &Context<'_>) -> Option<Step> {
 }
 
 /// Without IPv6's zones and its way to write IPv4: the same address always looks the same.
-fn plain(address: SocketAddr) -> SocketAddr {
+pub fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

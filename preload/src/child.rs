@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use radic_observer::connect::plain;
 use radic_wire::PROTOCOL_VERSION;
 use radic_wire::ids::ProcessId;
 use radic_wire::process::{FromNode, ToNode};
@@ -104,7 +105,7 @@ fn is_inherited(fd: i32) -> bool {
 
 /// Whether the caller from there is protected, and was told to call the rank.
 fn is_for_the_rank(from: SocketAddr) -> bool {
-    let from = address::plain(from);
+    let from = plain(from);
     let answer = ask(|process| ToNode::ChildAccepted { version: PROTOCOL_VERSION, process, from });
     matches!(answer, Some(FromNode::Caller { caller: Some(_), .. }))
 }
@@ -117,7 +118,7 @@ fn send_away(socket: &OwnedFd, from: SocketAddr) {
         Err(_) => true,
     };
     if there {
-        let from = address::plain(from);
+        let from = plain(from);
         _ = ask(|process| ToNode::ChildRefuses { version: PROTOCOL_VERSION, process, from });
     }
     _ = sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use radic_observer::connect::plain;
 use radic_observer::{Accept, Wait};
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
 use radic_wire::ids::Incarnation;
@@ -12,7 +13,7 @@ use rustix::event::PollFlags;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{RecvFlags, SocketFlags, sockopt};
 
-use super::address::{self, plain};
+use super::address;
 use super::connect::{begin, flags_say_blocking, look_at_room};
 use super::{take_turns, takes_turns, wait};
 use crate::counters::{self, Counter};

@@ -195,8 +195,3 @@ fn route(to: &SocketAddr) -> Result<SocketAddr, Errno> {
     rustix::net::connect(&probe, to)?;
     SocketAddr::try_from(rustix::net::getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
 }
-
-/// Without IPv6's zones and its way to write IPv4: the same address always looks the same.
-pub fn plain(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}

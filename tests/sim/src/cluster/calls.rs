@@ -1,4 +1,4 @@
-//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`, the observer of whom an `accept` gets; here are their
+//! The program's listener, and the calls that are made to it: [`radic_observer::connect`] decides what becomes of a `connect`, the observer which caller an `accept` gets; here are their
 //! sockets, the simulated network's. What the library asks its node within a call it waits for, and so it does for a caller's greeting: nothing else goes on in the process
 //! meanwhile ([`World::is_in_question`]).
 
