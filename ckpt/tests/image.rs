@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use radic_ckpt::image::format::HEADER_BYTES;
 use radic_ckpt::image::meta::RegionRef;
-use radic_ckpt::image::{Header, ImageWriter, MetaWriter, Reader, inspect, verify};
+use radic_ckpt::image::{Header, ImageError, ImageWriter, Meta, MetaWriter, Reader, inspect, verify};
 
 const BASE: u64 = 0x5555_0000_0000;
 
@@ -61,19 +61,25 @@ fn image(kinds: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (stream, memory)
 }
 
+/// The metadata and the memory of an image, all of it checked.
+fn read_back(stream: &[u8]) -> Result<(Meta, Vec<u8>), ImageError> {
+    let mut reader = Reader::begin(stream)?;
+    let (mut run, mut memory) = (Vec::new(), Vec::new());
+    while let Some(record) = reader.next_run(&mut run)? {
+        assert_eq!(record.addr, BASE + memory.len() as u64, "runs follow each other");
+        memory.extend_from_slice(&run);
+    }
+    Ok((reader.meta, memory))
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read_back(kinds in prop::collection::vec(0u8..3, 1..20)) {
         let (stream, memory) = image(&kinds);
-        let mut reader = Reader::begin(&stream[..]).unwrap();
-        prop_assert_eq!(reader.meta.process.pid, 77);
-        prop_assert_eq!(reader.meta.notes.len(), 1);
-        let (mut run, mut all) = (Vec::new(), Vec::new());
-        while let Some(record) = reader.next_run(&mut run).unwrap() {
-            prop_assert_eq!(record.addr, BASE + all.len() as u64);
-            all.extend_from_slice(&run);
-        }
-        prop_assert_eq!(all, memory);
+        let (meta, read) = read_back(&stream).unwrap();
+        prop_assert_eq!(meta.process.pid, 77);
+        prop_assert_eq!(meta.notes.len(), 1);
+        prop_assert_eq!(read, memory);
         prop_assert_eq!(inspect(&stream[..]).unwrap().bytes, stream.len() as u64);
     }
 
@@ -84,12 +90,19 @@ proptest! {
         prop_assert!(verify(&stream[..len]).is_err());
     }
 
+    /// LZ4 can say the same memory in several ways, and checksums are over memory: a byte of a packed run may change without a
+    /// difference to what is restored.
     #[test]
-    fn one_changed_byte_is_noticed(kinds in prop::collection::vec(0u8..3, 1..6), at in any::<prop::sample::Index>(), by in 1u8..) {
-        let (mut stream, _) = image(&kinds);
+    fn one_changed_byte_is_refused_or_changes_nothing(
+        kinds in prop::collection::vec(0u8..3, 1..6), at in any::<prop::sample::Index>(), by in 1u8..
+    ) {
+        let (mut stream, memory) = image(&kinds);
         let at = at.index(stream.len());
         stream[at] ^= by;
-        prop_assert!(verify(&stream[..]).is_err(), "byte {} of {}", at, stream.len());
+        if let Ok((meta, read)) = read_back(&stream) {
+            prop_assert_eq!((meta, read), (Meta::decode(&metadata(kinds.len() as u64)).unwrap(), memory), "byte {}", at);
+            prop_assert!(kinds.contains(&1), "byte {}: nothing here is packed", at);
+        }
     }
 
     /// An attacker that damages an image repairs the checksum of the header and of the metadata.
@@ -108,7 +121,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         prop_assert!(verify(&bytes[..]).is_err());
-        let _ = radic_ckpt::image::Meta::decode(&bytes);
+        let _ = Meta::decode(&bytes);
     }
 }
 
