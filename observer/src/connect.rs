@@ -5,14 +5,15 @@
 //!   caller by its address, and tells its process which one has called.
 //! - *A protected process.* It is called where it is now. While it is lost and on its way back, it is asked for and called again.
 //! - *No protected process.* The program's own connection is made. Then the nodes are asked again: a protected process may have begun to listen meanwhile. The node of that process
-//!   has not forgotten the first question, and does not take this caller for an unprotected one. (Not covered: a process that begins to listen after that, while a call that does not
-//!   wait is under way still.)
+//!   has not forgotten the first question, and does not take this caller for an unprotected one. A call to a machine of the cluster that is still under way then is made anew, for
+//!   [`RETURN`] at most: a process may begin to listen there before it arrives.
 //!
 //! Both are outcomes: [`Determinant::Target`] as soon as the process is known, then what the call has come to. A process that is brought back in the midst of a call asks its log again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_wire::address::canonical;
 use radic_wire::determinant::{Call, Determinant};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::Greeting;
@@ -28,7 +29,7 @@ use crate::{Address, Context, Error, Ready, Wait};
 mod tests;
 
 /// Time that a process may take to be brought back before it is taken for an unprotected one.
-const RETURN: Duration = Duration::from_secs(60);
+pub const RETURN: Duration = Duration::from_secs(60);
 /// Time that a connection with a protected process may take to be made. The kernel would try for minutes, but a machine that says nothing may be dead, and the process elsewhere.
 const LINK: Duration = Duration::from_secs(1);
 /// How often a process is called that listens and does not answer: the node learns in milliseconds that one has died, in a second or two that a machine has.
@@ -50,7 +51,7 @@ pub enum Step {
     Wait(Wait),
     /// Give the socket the address that the kernel would give it, if it has none: [`Connect::handle_bound`].
     Bind,
-    /// Ask the node by [`ToNode::Connecting`] with the connection that would be the next one: [`Connect::handle_peer`].
+    /// Ask the node by [`ToNode::Connecting`] with the connection that would be the next one: [`Connect::handle_found`].
     Ask {
         /// The socket's own address, as others see it.
         from: SocketAddr,
@@ -133,6 +134,17 @@ pub struct Peer {
     pub at: Option<SocketAddr>,
 }
 
+/// What the nodes say of an address.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The protected process that listens there.
+    pub peer: Option<Peer>,
+    /// None does, but one that may have listened there is lost, and on its way back.
+    pub later: bool,
+    /// It is an address of a machine of the cluster.
+    pub in_cluster: bool,
+}
+
 /// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -141,15 +153,15 @@ enum Stage {
     /// The socket gets its address.
     Binding,
     /// The nodes are asked which process listens.
-    Finding { own: Own, since: Duration },
+    Finding(Own),
     /// They are to be asked again in a moment.
-    Resting { own: Own, since: Duration },
+    Resting(Own),
     /// None listens; the program's own connection is to be made.
     Unprotected(Own),
     /// It is being made; so many processes had come back by then.
     Calling { own: Own, returned: u64 },
-    /// It is made, or is under way for long; the nodes are asked again. This is the call's `errno` if they say the same.
-    Verifying { own: Own, returned: u64, errno: u32 },
+    /// It is made, or is under way for long (`is_open`); the nodes are asked again. This is the call's `errno` if they say the same.
+    Verifying { own: Own, returned: u64, errno: u32, is_open: bool },
     /// A protected process has begun to listen meanwhile, or may have: the connection is given up.
     Withdrawing,
     /// The node is to be told what came of it; the program, by `errno`.
@@ -191,13 +203,26 @@ pub struct Connect {
     is_placed: bool,
     /// How often it was called.
     calls: u32,
+    /// Since when it is looked for.
+    since: Option<Duration>,
     stage: Stage,
 }
 
 impl Connect {
     /// `thread` connects `fd`.
     pub fn new(thread: u32, fd: u32, to: SocketAddr, blocking: bool) -> Connect {
-        Connect { thread, fd, to, blocking, incarnation: None, target: None, is_placed: false, calls: 0, stage: Stage::Begun }
+        Connect {
+            thread,
+            fd,
+            to,
+            blocking,
+            incarnation: None,
+            target: None,
+            is_placed: false,
+            calls: 0,
+            since: None,
+            stage: Stage::Begun,
+        }
     }
 
     /// The process that is called, once that is known, and the socket's own address as the program is told it.
@@ -221,7 +246,7 @@ impl Connect {
         let is_restarted = self.incarnation.replace(incarnation).is_some_and(|before| before != incarnation);
         if is_restarted && !matches!(self.stage, Stage::Over(_)) {
             self.stage = if self.target.is_some() { Stage::Known } else { Stage::Begun };
-            self.is_placed = false;
+            (self.is_placed, self.since) = (false, None);
         }
         is_restarted
     }
@@ -233,19 +258,21 @@ impl Connect {
         Ok(match stage {
             Stage::Begun => self.consult(cx)?.map(Step::Wait),
             Stage::Binding => Some(Step::Bind),
-            Stage::Finding { own, .. } | Stage::Verifying { own, .. } => Some(Step::Ask { from: plain(own.from), to: plain(to) }),
-            Stage::Resting { own, since } => self.then(Stage::Finding { own, since }, Step::Pause),
+            Stage::Finding(own) | Stage::Verifying { own, .. } => {
+                Some(Step::Ask { from: canonical(own.from), to: canonical(to) })
+            }
+            Stage::Resting(own) => self.then(Stage::Finding(own), Step::Pause),
             Stage::Unprotected(own) => match gate(cx) {
-                Some(wait) => Some(wait),
+                // What the nodes have said is old by then, and they may have died since, with what they knew of this call.
+                Some(wait) => self.then(Stage::Finding(own), wait),
                 None => {
                     let until = (!self.blocking).then(|| cx.now + LINK);
                     self.then(Stage::Calling { own, returned }, Step::Call { to, until })
                 }
             },
             Stage::Withdrawing => self.then(Stage::Begun, Step::GiveUp),
-            Stage::Reporting { own, made, errno } => {
-                self.then(Stage::Reported { own, made, errno }, Step::Report { from: plain(own.from), to: plain(to), made })
-            }
+            Stage::Reporting { own, made, errno } => self
+                .then(Stage::Reported { own, made, errno }, Step::Report { from: canonical(own.from), to: canonical(to), made }),
             Stage::Reported { own, made, errno } => self.record_unprotected(cx, own, made, errno)?,
             Stage::Known => self.consult_outcome(cx)?.map(Step::Wait),
             Stage::Ready => match gate(cx) {
@@ -317,24 +344,31 @@ impl Connect {
         }
         assert_eq!(self.stage, Stage::Binding, "the socket was to be bound");
         match bound {
-            Ok(own) => self.stage = Stage::Finding { own, since: cx.now },
+            Ok(own) => {
+                self.since.get_or_insert(cx.now);
+                self.stage = Stage::Finding(own);
+            }
             Err(errno) => self.fail(cx, errno)?,
         }
         Ok(())
     }
 
-    /// The nodes have said which process listens. `later`: one that may have listened there is lost, and on its way back.
-    pub fn handle_peer(&mut self, cx: &mut Context<'_>, links: &Links, peer: Option<Peer>, later: bool) -> Result<(), Error> {
+    /// The nodes have said which process listens.
+    pub fn handle_found(&mut self, cx: &mut Context<'_>, links: &Links, found: Found) -> Result<(), Error> {
         if self.look_for_restart(cx) {
             return Ok(());
         }
+        let in_time = self.since.is_some_and(|since| cx.now < since + RETURN);
         match self.stage {
-            Stage::Finding { own, since } if later && cx.now < since + RETURN => self.stage = Stage::Resting { own, since },
-            Stage::Finding { own, .. } => self.find(cx, own, peer)?,
-            Stage::Verifying { own, returned, errno } if peer.is_none() && !later && returned == links.returned() => {
-                self.stage = Stage::Reporting { own, made: true, errno };
+            Stage::Finding(own) if found.later && in_time => self.stage = Stage::Resting(own),
+            Stage::Finding(own) => self.find(cx, own, found.peer)?,
+            Stage::Verifying { own, returned, errno, is_open } => {
+                // A machine of the cluster that does not answer is cut off: a process may begin to listen there before the call arrives.
+                let may_come = is_open && found.in_cluster && in_time;
+                let is_same = found.peer.is_none() && !found.later && returned == links.returned();
+                let stays = is_same && !may_come;
+                self.stage = if stays { Stage::Reporting { own, made: true, errno } } else { Stage::Withdrawing };
             }
-            Stage::Verifying { .. } => self.stage = Stage::Withdrawing,
             stage => unreachable!("which process listens was not asked in {stage:?}"),
         }
         Ok(())
@@ -347,9 +381,11 @@ impl Connect {
                 let target = Determinant::Target { fd: self.fd, local: own.local, peer: Some(peer.process) };
                 cx.observer.handle_outcome(self.thread, &target)?;
                 (self.target, self.is_placed, self.stage) = (Some((own.local, peer)), true, Stage::Known);
+                self.since = None;
             }
             (Some((local, known)), Some(peer)) if known.process == peer.process => {
                 (self.target, self.is_placed, self.stage) = (Some((local, peer)), true, Stage::Ready);
+                self.since = None;
             }
             // It may have left since the log was written: then nothing answers.
             (Some(_), _) => self.fail(cx, ECONNREFUSED)?,
@@ -367,11 +403,13 @@ impl Connect {
         match (self.stage, dialed) {
             (Stage::Calling { own, returned }, Dialed::Made) => {
                 let errno = if self.blocking { 0 } else { EINPROGRESS };
-                self.stage = Stage::Verifying { own, returned, errno };
+                self.stage = Stage::Verifying { own, returned, errno, is_open: false };
             }
             (Stage::Calling { own, .. }, Dialed::Failed(errno)) => self.stage = Stage::Reporting { own, made: false, errno },
             (Stage::Calling { own, returned }, Dialed::Open(errno)) => {
-                self.stage = Stage::Verifying { own, returned, errno: errno.unwrap_or(EINPROGRESS) };
+                // What has ended the wait, a signal for one, is told to the program at once.
+                let is_open = errno.is_none();
+                self.stage = Stage::Verifying { own, returned, errno: errno.unwrap_or(EINPROGRESS), is_open };
             }
             // The link may lead to an incarnation that is over, and what says so has been heard already.
             (Stage::Dialing { returned }, Dialed::Made) if returned != links.returned() => {
@@ -442,9 +480,4 @@ impl Connect {
 /// G1: a call leaves the process.
 fn gate(cx: &Context<'_>) -> Option<Step> {
     cx.observer.gate().map(|position| Step::Wait(Wait::Stable(position)))
-}
-
-/// Without IPv6's zones and its way to write IPv4: the same address always looks the same.
-pub fn plain(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use radic_observer::connect::plain;
 use radic_wire::PROTOCOL_VERSION;
+use radic_wire::address::canonical;
 use radic_wire::ids::ProcessId;
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
@@ -105,7 +105,7 @@ fn is_inherited(fd: i32) -> bool {
 
 /// Whether the caller from there is protected, and was told to call the rank.
 fn is_for_the_rank(from: SocketAddr) -> bool {
-    let from = plain(from);
+    let from = canonical(from);
     let answer = ask(|process| ToNode::ChildAccepted { version: PROTOCOL_VERSION, process, from });
     matches!(answer, Some(FromNode::Caller { caller: Some(_), .. }))
 }
@@ -118,7 +118,7 @@ fn send_away(socket: &OwnedFd, from: SocketAddr) {
         Err(_) => true,
     };
     if there {
-        let from = plain(from);
+        let from = canonical(from);
         _ = ask(|process| ToNode::ChildRefuses { version: PROTOCOL_VERSION, process, from });
     }
     _ = sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));

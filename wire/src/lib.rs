@@ -2,7 +2,7 @@
 //!
 //! Everything that two RADIC programs say to each other is defined here, and nothing here does any input or output:
 //!
-//! - [`ids`]: nodes, boots, jobs, ranks, incarnations;
+//! - [`ids`]: nodes, boots, jobs, ranks, incarnations; [`address`]: addresses as they are compared;
 //! - [`key`]: the cluster key;
 //! - [`channel`]: the authenticated, encrypted channel between two protectors (Noise NNpsk0), as a state machine over bytes;
 //! - [`frame`]: length-prefixed frames, bounded before a byte is buffered;
@@ -17,6 +17,7 @@
 //! - [`limits`]: every bound in one place.
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod bytes;
 pub mod channel;
 pub mod codec;
@@ -41,4 +42,4 @@ pub mod suspension;
 pub mod token;
 
 /// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 23;
+pub const PROTOCOL_VERSION: u16 = 24;

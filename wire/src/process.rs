@@ -417,6 +417,8 @@ pub enum FromNode {
         at: Option<SocketAddr>,
         /// No protected process is there now, but one that may have listened there is lost and about to be back. To be asked again.
         later: bool,
+        /// The address is one of a machine of the cluster.
+        in_cluster: bool,
     },
     /// To `WillListen`: a process that asks from now on is told that one may listen there in a moment.
     Announced {

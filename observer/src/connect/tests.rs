@@ -65,7 +65,11 @@ impl Caller {
     }
 
     fn hears(&mut self, peer: Option<Peer>, later: bool) {
-        self.tell(|call, cx, links| call.handle_peer(cx, links, peer, later));
+        self.finds(Found { peer, later, in_cluster: false });
+    }
+
+    fn finds(&mut self, found: Found) {
+        self.tell(|call, cx, links| call.handle_found(cx, links, found));
     }
 
     fn dialed(&mut self, dialed: Dialed) {
@@ -226,6 +230,52 @@ fn a_process_that_has_begun_to_listen_meanwhile_is_called_anew() {
         assert_eq!(one.step(), Step::GiveUp);
         one.reaches_its_peer();
     }
+}
+
+/// A machine of the cluster is cut off: a process may begin to listen there before the call arrives.
+#[test]
+fn a_call_that_does_not_arrive_is_made_again_for_a_while() {
+    let nobody = Found { in_cluster: true, ..Found::default() };
+    let mut one = Caller::new(false);
+    let begin = one.now;
+    while one.now < begin + RETURN {
+        one.asks();
+        one.finds(nobody);
+        assert_eq!(one.step(), Step::Call { to: at(2, 80), until: Some(one.now + LINK) });
+        one.now += LINK;
+        one.dialed(Dialed::Open(None));
+        one.is_asked();
+        one.finds(nobody);
+        if one.now < begin + RETURN {
+            assert_eq!(one.step(), Step::GiveUp);
+        }
+    }
+    assert!(matches!(one.step(), Step::Report { made: true, .. }));
+    assert_eq!(one.step(), Step::Over(Outcome::Unprotected(Some(EINPROGRESS))));
+
+    // A program that is interrupted is told so at once.
+    const EINTR: u32 = 4;
+    let mut one = Caller::new(true);
+    one.asks();
+    one.finds(nobody);
+    assert!(matches!(one.step(), Step::Call { .. }));
+    one.dialed(Dialed::Open(Some(EINTR)));
+    one.is_asked();
+    one.finds(nobody);
+    assert!(matches!(one.step(), Step::Report { made: true, .. }));
+}
+
+/// The gate is shut between the answer of the nodes and the call: what they have said is old when it opens.
+#[test]
+fn a_call_that_waits_at_the_gate_asks_once_more() {
+    let mut one = Caller::new(true);
+    one.asks();
+    // Another outcome is not stable yet.
+    one.observer.handle_outcome(0, &Determinant::Connected { fd: 9 }).expect("there is room");
+    one.hears(None, false);
+    one.is_asked();
+    one.hears(None, false);
+    assert!(matches!(one.step(), Step::Call { .. }));
 }
 
 #[test]

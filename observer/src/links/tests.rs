@@ -143,6 +143,29 @@ fn the_acceptor_calls_and_the_opener_dials() {
     assert!(installed(&actions).answer.is_some() && !other.links.is_any_down());
 }
 
+/// The opener goes back to before its `connect` and makes the connection once more. The acceptor accepted it long ago, so nobody reads the first greeting in its backlog.
+#[test]
+fn an_acceptor_that_knows_an_earlier_incarnation_is_heard() {
+    let (mut one, mut other, slot, there) = pair();
+    one.breaks(slot);
+    let (_, hello) = one.greets();
+    assert_eq!(hello.attempt, 1);
+    other.is_visited(&hello).1.expect("it is welcome");
+    let mut next = Side::new(0);
+    next.observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).expect("it restarts");
+    let asked = next.observer.address(0, crate::replay::Ask::Target { fd: 3 }).expect("nothing contradicts");
+    assert_eq!(asked, crate::Address::Live, "its log is empty");
+    let again = next.observer.connect(3, process(1)).expect("there is room").expect("the gate is open");
+    let unread = next.observer.dial(again).expect("it was opened here");
+    assert_eq!((unread.connection, unread.attempt), (hello.connection, 0));
+    other.breaks(there);
+    let (_, call) = other.greets();
+    assert_eq!(call.attempt, 1);
+    let (visitor, result, actions) = next.is_visited(&call);
+    result.expect("it is heard");
+    assert_eq!(actions, [Action::Close(visitor), Action::Unplug(end(&next, again))]);
+}
+
 #[test]
 fn a_call_stands_when_its_socket_is_gone_and_an_openers_greeting_does_not() {
     let (mut one, mut other, slot, there) = pair();

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use radic_observer::connect::plain;
 use radic_observer::{Accept, Wait};
+use radic_wire::address::canonical;
 use radic_wire::determinant::{Call, ConnectionId, StreamId};
 use radic_wire::ids::Incarnation;
 use radic_wire::log::Greeting;
@@ -51,7 +51,7 @@ pub fn listen(fd: i32, backlog: i32) -> Option<Result<(), Errno>> {
 pub fn listened_at(fd: i32, told: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let both = told.is_ipv6() && told.ip().is_unspecified() && sockopt::ipv6_v6only(sys::borrow(fd)) == Ok(false);
     let v4 = both.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), told.port()));
-    std::iter::once(plain(told)).chain(v4)
+    std::iter::once(canonical(told)).chain(v4)
 }
 
 fn announce(layer: &mut Layer, address: SocketAddr) {
@@ -91,7 +91,7 @@ fn listens(layer: &Layer, fd: i32, address: SocketAddr) -> ToNode {
 fn elsewhere(layer: &Layer, fd: i32, told: SocketAddr) -> Option<SocketAddr> {
     let real = address::local(fd).filter(|real| *real != told)?;
     let ip = if real.ip().is_unspecified() { layer.door_ip()? } else { real.ip() };
-    Some(SocketAddr::new(ip.to_canonical(), real.port()))
+    Some(canonical(SocketAddr::new(ip, real.port())))
 }
 
 /// A descriptor that was accepted, and the address of the peer.
@@ -181,7 +181,7 @@ impl Accepting {
                 Err(error) => return Some(Err(self.failed(layer, error))),
             };
             let Ok(peer) = SocketAddr::try_from(peer) else { continue };
-            match ask_caller(layer, plain(peer)) {
+            match ask_caller(layer, canonical(peer)) {
                 // Given up before it was accepted, perhaps by a process that is lost: on other systems no program sees such a connection.
                 None if is_reset(&fd) => {}
                 None => {
@@ -253,7 +253,7 @@ pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
         // A connection that is over already was given up by its caller, which comes once more.
         let over =
             rustix::net::recv(&fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_err_and(|error| error != Errno::AGAIN);
-        if !over && let Some(connection) = ask_caller(layer, plain(from)) {
+        if !over && let Some(connection) = ask_caller(layer, canonical(from)) {
             send_off(layer, from);
             let stream = StreamId { connection, from_opener: false };
             let end = StreamEnd { offset: 0, closed: true, received: 0 };
@@ -266,7 +266,7 @@ pub(super) fn refuse_waiting(layer: &mut Layer, listener: i32) {
 
 /// The caller from there is dealt with.
 fn send_off(layer: &mut Layer, from: SocketAddr) {
-    if let Err(error) = layer.node.send(&ToNode::Greeted(plain(from))) {
+    if let Err(error) = layer.node.send(&ToNode::Greeted(canonical(from))) {
         layer::fail(&format!("its node does not learn that {from} was greeted: {error}"));
     }
 }

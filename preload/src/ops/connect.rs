@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Outcome, Own, Peer, Step};
+use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, Step};
 use radic_observer::connection::Slot;
 use radic_observer::links::Links;
 use radic_observer::{Context, Error};
@@ -109,17 +109,17 @@ impl Connecting {
 
     fn ask(&mut self, layer: &mut Layer, from: SocketAddr, to: SocketAddr) {
         let connection = layer.observer.next_connection();
-        let (process, key, at, later) = layer.inquire(
+        let (key, found) = layer.inquire(
             |ask| ToNode::Connecting { ask, connection, from, to },
             |answer| {
-                let FromNode::Peer { ask, peer, ref key, at, later } = *answer else { return None };
-                Some((ask, (peer, discreetly(|| key.clone()), at, later)))
+                let FromNode::Peer { ask, peer, ref key, at, later, in_cluster } = *answer else { return None };
+                let peer = peer.map(|process| Peer { process, at });
+                Some((ask, (discreetly(|| key.clone()), Found { peer, later, in_cluster })))
             },
             || format!("which process listens at {to}"),
         );
         self.key = key;
-        let peer = process.map(|process| Peer { process, at });
-        self.tell(layer, |call, cx, links| call.handle_peer(cx, links, peer, later));
+        self.tell(layer, |call, cx, links| call.handle_found(cx, links, found));
     }
 
     fn report(&self, layer: &mut Layer, from: SocketAddr, to: SocketAddr, made: bool) {

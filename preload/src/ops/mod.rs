@@ -12,6 +12,7 @@ pub mod time;
 use std::io::{IoSlice, IoSliceMut};
 
 use radic_observer::Wait;
+use radic_observer::connect::RETURN;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
@@ -97,9 +98,7 @@ pub fn pause(layer: Held) -> Result<Held, Errno> {
 /// Asks its node something again and again, while the answer is "later": it depends on a process that is lost, and on its way back. None: this process was lost itself
 /// meanwhile, and has come back; its log may know the outcome of the call.
 pub fn ask_until_back<T>(mut layer: Held, question: impl Fn(&mut Layer) -> (T, bool)) -> Result<(Held, Option<T>), Errno> {
-    /// Time that a process may take to be brought back before it is taken for an unprotected one, in nanoseconds.
-    const RETURN_NS: u64 = 60_000_000_000;
-    let until = sys::now() + RETURN_NS;
+    let until = sys::now() + RETURN.as_nanos() as u64;
     loop {
         let (answer, later) = question(&mut layer);
         if !later || sys::now() >= until {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use radic_wire::PROTOCOL_VERSION;
+use radic_wire::address::canonical;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
@@ -430,7 +431,7 @@ impl Node {
     fn look_up(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, call: Call) {
         let call = self.seen(call);
         if let Some((peer, at)) = self.meet(&call) {
-            return self.tell_peer(observer, process, (ask, call.connection), Some((peer, at)), false);
+            return self.tell_peer(observer, process, (ask, call), Some((peer, at)), false);
         }
         if !self.begin_ask(now, observer, process) {
             return;
@@ -480,7 +481,7 @@ impl Node {
     fn handle_claim(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, address: SocketAddr) {
         let here = || self.origin_of(process).unwrap_or(self.config.me.address.ip());
         let ip = if address.ip().is_unspecified() { here() } else { address.ip() };
-        let address = registry::canonical(SocketAddr::new(ip, address.port()));
+        let address = canonical(SocketAddr::new(ip, address.port()));
         let mine = self.is_mine(address.ip());
         if !self.begin_ask(now, observer, process) {
             return;
@@ -526,9 +527,14 @@ impl Node {
         ip.is_loopback() || ip == self.config.me.address.ip() || (self.config.addresses)().contains(&ip)
     }
 
+    /// Whether a member has this address, as the members know each other.
+    fn is_in_cluster(&self, ip: IpAddr) -> bool {
+        self.is_mine(ip) || self.view().is_some_and(|view| registry::has_member(view, ip))
+    }
+
     /// Another node's process is about to connect.
     pub(super) fn answer_listener(&mut self, now: Duration, asker: &NodeId, call: Call) -> Answer {
-        let Call { connection, from, to, .. } = call;
+        let Call { connection, to, .. } = call;
         // A listener on a machine's loopback is known to the nodes of that machine only. The home of the caller's job is asked
         // all the same, because it knows which ranks are lost.
         let is_here = !to.ip().is_loopback() || self.is_on_this_machine(asker);
@@ -537,7 +543,7 @@ impl Node {
         let view = self.view().map_or(0, |view| view.number);
         let vacancy = Vacancy { at: to, wanted_by: connection.opener, asker: asker.clone() };
         let away = is_here && self.is_announced(to) || self.is_any_away(now, &vacancy);
-        Answer::Listener { connection, from, process, at: at.flatten(), away, view }
+        Answer::Listener { process, at: at.flatten(), away, view }
     }
 
     /// Whether a process may listen later where none was found: a process that may have listened there is lost and not back yet,
@@ -572,7 +578,7 @@ impl Node {
         }
         // Of a caller that is gone an earlier connection may lie in the backlog still: it stays expected, so that this is not taken for one of an unprotected process.
         if self.is_newest(observer, process) {
-            self.tell_peer(observer, process, (ask, call.connection), found, later);
+            self.tell_peer(observer, process, (ask, call), found, later);
         }
     }
 
@@ -585,15 +591,16 @@ impl Node {
         &mut self,
         observer: ObserverId,
         process: ProcessId,
-        (ask, connection): (u64, ConnectionId),
+        (ask, call): (u64, Call),
         found: Option<(ProcessId, Option<SocketAddr>)>,
         later: bool,
     ) {
         let (peer, at) = found.unzip();
         let at = at.flatten();
         let other = peer.filter(|peer| peer.job != process.job);
-        let key = other.map(|peer| self.greeting_key(peer.job, connection));
-        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at, later }));
+        let key = other.map(|peer| self.greeting_key(peer.job, call.connection));
+        let in_cluster = self.is_in_cluster(call.to.ip());
+        self.outputs.push_back(Output::Observer(observer, FromNode::Peer { ask, peer, key, at, later, in_cluster }));
     }
 
     /// Records, once for each process, that it talks to a peer without protection.

@@ -18,6 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use radic_wire::address::canonical;
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{JobId, NodeId, ProcessId};
 use radic_wire::limits;
@@ -294,11 +295,6 @@ fn names_of(to: SocketAddr, mine: bool) -> impl Iterator<Item = SocketAddr> {
     std::iter::once(to).chain(mine.then_some(SocketAddr::new(any, to.port())))
 }
 
-/// The same address for the same place: IPv4 within IPv6 is IPv4, and neither flow nor scope tells listeners apart.
-pub fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
 /// Where a connection to `to` really goes: the unspecified address means this machine.
 pub fn target(to: SocketAddr) -> SocketAddr {
     let to = canonical(to);
@@ -338,7 +334,8 @@ pub fn may_have_been_at(view: &View, origin: Option<IpAddr>, ip: IpAddr) -> bool
     origin == Some(ip) || !has_member(view, ip) || has_died(view, ip)
 }
 
-fn has_member(view: &View, ip: IpAddr) -> bool {
+/// Whether a member has this address.
+pub fn has_member(view: &View, ip: IpAddr) -> bool {
     view.members.iter().any(|member| member.address.ip() == ip)
 }
 

@@ -108,12 +108,8 @@ pub enum Answer {
     Events(Vec<Event>),
     /// To `LookupName` (the port) and `UnpublishName` (what it was).
     Name(Option<String>),
-    /// To `Listener`. The process that asked may have given up; then it withdraws what it has announced.
+    /// To `Listener`.
     Listener {
-        /// The caller's connection.
-        connection: ConnectionId,
-        /// Its end.
-        from: SocketAddr,
         /// The process that listens, if one does.
         process: Option<ProcessId>,
         /// It has moved: where to connect instead.

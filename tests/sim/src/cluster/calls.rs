@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Outcome, Own, Peer, Step};
+use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, Step};
 use radic_observer::connection::Slot;
 use radic_observer::links::{Ending, Links};
 use radic_observer::replay::Ask;
@@ -164,9 +164,9 @@ impl World {
         self.trace(|| format!("process {pid}, thread {thread} is answered: {message:?}"));
         match *message {
             FromNode::Announced { .. } => self.listen((pid, thread)),
-            FromNode::Peer { peer, at, later, .. } => {
-                let peer = peer.map(|process| Peer { process, at });
-                return self.tell_call((pid, thread), |call, cx, links| call.handle_peer(cx, links, peer, later));
+            FromNode::Peer { peer, at, later, in_cluster, .. } => {
+                let found = Found { peer: peer.map(|process| Peer { process, at }), later, in_cluster };
+                return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
             }
             FromNode::Caller { caller, .. } => {
                 if caller.is_none() && self.is_first_reset(pid) {

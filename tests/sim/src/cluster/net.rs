@@ -304,7 +304,9 @@ impl World {
     fn arrive_at_listener(&mut self, conn: ConnId) {
         let Some(packet) = self.net.take(conn, 1) else { return };
         self.net.conns[conn].arrived = true;
-        if matches!(packet, Packet::Reset | Packet::End) {
+        // A connection is there only when both kernels have spoken: a caller that is over by then does not answer.
+        let caller = &self.net.conns[conn].ends[0];
+        if caller.closed || !self.machines[caller.machine].power {
             return self.net.conns[conn].ends[1].closed = true;
         }
         let Some(owner) = self.net.listeners.get(&self.net.conns[conn].to).copied() else {

@@ -148,7 +148,7 @@ fn a_call_to_its_own_machine_reaches_no_process_on_that_of_its_home() {
     cluster.say(job, 0, ToNode::Listening("0.0.0.0:80".parse().unwrap()));
     cluster.say(job, 1, calling(job, 1, "127.0.0.1:80"));
     cluster.run_for(SOON);
-    assert_eq!(*cluster.last_told(1), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false });
+    assert_eq!(*cluster.last_told(1), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: true });
 }
 
 /// A process was lost between `bind` and `listen`, by its log, but what it had put had gone through a fence: others call it while
