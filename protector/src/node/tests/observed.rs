@@ -59,7 +59,10 @@ fn a_caller_is_known_to_whom_it_calls_before_it_is_accepted() {
     cluster.say(job, 2, calling(job, 2, "192.168.0.1:80"));
     cluster.run_until(|c| c.told(0).len() == 3 && c.told(2).len() == 2);
     assert_eq!(*cluster.last_told(0), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: true });
-    assert_eq!(*cluster.last_told(2), FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: true });
+    assert_eq!(
+        *cluster.last_told(2),
+        FromNode::Peer { ask: 3, peer: None, key: None, at: None, later: false, in_cluster: false }
+    );
     // Listeners go with their process.
     cluster.exit(at(job, 1), ExitStatus::Code(0));
     cluster.say(job, 0, calling(job, 0, "10.0.0.2:80"));
