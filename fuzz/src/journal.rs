@@ -4,7 +4,7 @@ use radic_observer::Error;
 use radic_observer::journal::Journal;
 use radic_observer::replay::{Ask, Replay, Served};
 use radic_wire::bytes::Reader;
-use radic_wire::determinant::{Call, Determinant, ReadyFd, ReadySet};
+use radic_wire::determinant::{Call, Determinant, KernelCall, ReadyFd, ReadySet};
 use radic_wire::limits;
 
 use crate::Inputs;
@@ -122,6 +122,7 @@ fn ask(outcome: &Determinant<'_>) -> Ask {
             Call::Send => Ask::Send { fd },
             _ => Ask::Ready { epoll: (fd > 0).then_some(fd) },
         },
+        Determinant::Kernel { call, .. } => Ask::Kernel { call },
         _ => Ask::Input,
     }
 }
@@ -155,6 +156,7 @@ pub fn first() -> Inputs {
         Determinant::Nothing,
         Determinant::Taken,
         Determinant::Time { clock: 1, skipped: 3, difference: -70_000 },
+        Determinant::Kernel { call: KernelCall::Random, bytes: &[5; 32] },
     ];
     let journal = |all: &[Determinant<'_>]| {
         let codes = all.iter().flat_map(|determinant| written(|out| determinant.write(out)));

@@ -37,4 +37,6 @@ pub mod session;
 
 pub use context::{Context, Failure};
 pub use error::Error;
-pub use observer::{Accept, Address, Config, Cut, Input, Observer, Reading, Ready, Receive, Send, Source, Transmit, Wait};
+pub use observer::{
+    Accept, Address, Answer, Config, Cut, Input, Observer, Reading, Ready, Receive, Send, Source, Transmit, Wait,
+};

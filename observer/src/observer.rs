@@ -30,7 +30,7 @@ use crate::outbox::Outbox;
 use crate::payload::PayloadLog;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
-pub use answers::{Accept, Address, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
+pub use answers::{Accept, Address, Answer, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 pub use images::Cut;
 
 /// How much of everything; all of it is allocated at once.

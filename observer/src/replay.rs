@@ -15,7 +15,7 @@
 mod tests;
 
 use radic_wire::bytes::{Malformed, Reader};
-use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, StreamId};
+use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall, StreamId};
 
 use crate::error::Error;
 use crate::journal::Journal;
@@ -69,6 +69,11 @@ pub enum Ask {
         /// The epoll's descriptor; `None` for `poll` and `select`.
         epoll: Option<u32>,
     },
+    /// The kernel's answer to a call.
+    Kernel {
+        /// Which call.
+        call: KernelCall,
+    },
     /// That bytes are taken.
     Send {
         /// The descriptor.
@@ -88,6 +93,9 @@ impl Ask {
             Ask::SoError { .. } => "now it is in a getsockopt of SO_ERROR",
             Ask::Input => "now it is in a read of standard input that waits",
             Ask::Ready { .. } => "now it is in a poll, select or epoll_wait that waits",
+            Ask::Kernel { call: KernelCall::Random } => "now it asks for random bytes",
+            Ask::Kernel { call: KernelCall::Usage } => "now it is in a getrusage",
+            Ask::Kernel { call: KernelCall::Times } => "now it is in a times",
             Ask::Send { .. } => "now it is in a send that waits",
         }
     }
@@ -103,6 +111,7 @@ impl Ask {
             (Ask::Connect { fd }, Determinant::Connected { fd: got }) => fd == got,
             (Ask::SoError { fd }, Determinant::SoError { fd: got, .. }) => fd == got,
             (Ask::Input, Determinant::Input { .. }) => true,
+            (Ask::Kernel { call }, Determinant::Kernel { call: of, .. }) => call == of,
             (Ask::Ready { epoll }, Determinant::Ready { epoll: got, .. }) => epoll == got,
             (Ask::Send { fd }, Determinant::SendPart { fd: got, .. }) => fd == got,
             (_, Determinant::Nothing) => true,

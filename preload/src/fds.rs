@@ -30,6 +30,8 @@ pub enum Kind {
     Input = 8,
     /// A TCP socket with an address, and no peer yet.
     Bound = 9,
+    /// The kernel's source of random bytes, opened by the program.
+    Random = 10,
 }
 
 const KIND: u8 = 0x0f;
@@ -53,6 +55,7 @@ pub fn kind(fd: i32) -> Kind {
         7 => Kind::Pmi,
         8 => Kind::Input,
         9 => Kind::Bound,
+        10 => Kind::Random,
         _ => Kind::Other,
     }
 }

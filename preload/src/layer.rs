@@ -35,6 +35,7 @@ use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::lock::Lock;
 use crate::node::Node;
+use crate::ops::kernel::Used;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
 use crate::replay::Replayer;
@@ -144,6 +145,8 @@ pub struct Layer {
     pub outputs: Outputs,
     /// Standard input.
     pub input: InputPipe,
+    /// What it was told of the processor's time.
+    pub used: Used,
     /// The connection to the process manager.
     pub pmi: Pmi,
     /// Links that are not up, and how they come up again.

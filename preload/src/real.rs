@@ -4,11 +4,11 @@
 //! oldest C library that Rust supports is glibc 2.17: what came later is in this table.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use libc::{epoll_event, sigset_t, timespec, timeval};
+use libc::{FILE, clock_t, epoll_event, mode_t, rusage, sigset_t, size_t, ssize_t, timespec, timeval, tms};
 
 /// The C library's `errno` of the calling thread.
 pub fn errno() -> c_int {
@@ -52,7 +52,7 @@ impl Function {
 }
 
 macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),*) -> c_int;)*) => {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $none:expr;)*) => {
         #[allow(non_upper_case_globals)]
         mod table {
             $(pub static $name: super::Function = {
@@ -69,15 +69,15 @@ macro_rules! functions {
             /// # Safety
             /// As for the C library's.
             #[allow(non_snake_case)]
-            pub unsafe fn $name($($argument: $type),*) -> c_int {
+            pub unsafe fn $name($($argument: $type),*) -> $result {
                 let function = table::$name.address();
                 if function.is_null() {
                     set_errno(libc::ENOSYS);
-                    return -1;
+                    return $none;
                 }
                 // SAFETY: the function of this name has this type; the arguments are the caller's.
                 unsafe {
-                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(function)($($argument),*)
+                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(function)($($argument),*)
                 }
             }
         )*
@@ -90,14 +90,31 @@ macro_rules! functions {
 }
 
 functions! {
-    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
-    // All C libraries have these two, and redhook does not declare them.
-    clock_gettime(clock: c_int, to: *mut timespec) -> c_int;
-    gettimeofday(to: *mut timeval, zone: *mut c_void) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int = -1;
     // A pid_t.
-    _Fork() -> c_int;
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
-    epoll_pwait2(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    _Fork() -> c_int = -1;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = -1;
+    epoll_pwait2(epoll: c_int, events: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int = -1;
+    getrandom(to: *mut c_void, length: size_t, flags: c_uint) -> ssize_t = -1;
+    getentropy(to: *mut c_void, length: size_t) -> c_int = -1;
+    arc4random() -> c_uint = 0;
+    arc4random_buf(to: *mut c_void, length: size_t) -> () = ();
+    arc4random_uniform(bound: c_uint) -> c_uint = 0;
+    // All C libraries have these, and redhook does not declare them, because their hooks need their caller.
+    clock_gettime(clock: c_int, to: *mut timespec) -> c_int = -1;
+    gettimeofday(to: *mut timeval, zone: *mut c_void) -> c_int = -1;
+    times(to: *mut tms) -> clock_t = -1;
+    getrusage(whose: c_int, to: *mut rusage) -> c_int = -1;
+    open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int = -1;
+    open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int = -1;
+    openat(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int = -1;
+    openat64(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int = -1;
+    __open_2(path: *const c_char, flags: c_int) -> c_int = -1;
+    __open64_2(path: *const c_char, flags: c_int) -> c_int = -1;
+    __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int = -1;
+    __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int = -1;
+    fopen(path: *const c_char, how: *const c_char) -> *mut FILE = ptr::null_mut();
+    fopen64(path: *const c_char, how: *const c_char) -> *mut FILE = ptr::null_mut();
 }
 
 #[cfg(test)]
@@ -105,7 +122,7 @@ mod tests {
     use super::*;
 
     functions! {
-        radic_no_such_function(value: c_int) -> c_int;
+        radic_no_such_function(value: c_int) -> c_int = -1;
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn survives_with(library: &Library, flags: &str, command: &[&str], ranks: usize,
 #[test]
 fn a_program_that_times_itself_survives_the_death_of_each_rank() {
     for library in sample(&[&MPICH, &INTEL, &OPENMPI]) {
-        survives_with(library, "--record-time --outbox 2M", &["selftimed", "--rounds", "30", "--ms", "50"], 2, &[0, 1, 0]);
+        survives_with(library, "--outbox 2M", &["selftimed", "--rounds", "30", "--ms", "50"], 2, &[0, 1, 0]);
     }
 }
 
@@ -162,13 +162,13 @@ fn what_was_called_too_early_is_refused_again() {
     all_numbers_come(&cluster, job);
 }
 
-/// A rank that goes by the clock, killed before its first checkpoint and after one: it is told the same times again, and sends the same.
+/// A rank that goes by the clock, by what it has used and by lots, killed before its first checkpoint and after one: it is told the same again, and sends the same.
 #[test]
-fn a_program_that_goes_by_the_clock_is_told_the_same_times() {
+fn a_program_that_goes_by_the_clock_and_by_lots_is_told_the_same_again() {
     let cluster = Cluster::start(Kind::Logical, 2);
     for (interval, checkpoints) in [("60", 0), ("0.3", 2)] {
-        let flags = format!("--protect on --record-time --ckpt-interval {interval} --on-loss fail");
-        let (job, dir) = pair(&cluster, "net_clock", &format!("clock-{checkpoints}"), &flags);
+        let flags = format!("--protect on --ckpt-interval {interval} --on-loss fail");
+        let (job, dir) = pair(&cluster, "net_kernel", &format!("kernel-{checkpoints}"), &flags);
         eventually(SOON, "messages have been sent", || dir.join("sent").exists());
         kill(&cluster, 1, checkpoints);
         all_numbers_come(&cluster, job);

@@ -228,6 +228,9 @@ fn describe(determinant: &Determinant<'_>) -> (&'static str, Value) {
             let clock = CLOCK_NAMES.get(clock as usize).copied().unwrap_or("?");
             ("time", json!({ "clock": clock, "skipped": skipped, "difference_ns": difference }))
         }
+        Determinant::Kernel { call, bytes } => {
+            ("kernel", json!({ "call": format!("{call:?}").to_lowercase(), "bytes": bytes.len() }))
+        }
         Determinant::Empty { count } => ("empty", json!({ "count": count })),
         Determinant::Sent { bytes } => ("sent", json!({ "bytes": bytes })),
         Determinant::Own { bytes } => ("own", json!({ "bytes": bytes })),

@@ -41,10 +41,10 @@ pub(crate) struct ProtectionArgs {
     /// Keep the logs and checkpoints that no restart needs any more, for `radic replay`, until the cluster is stopped
     #[arg(long)]
     keep_logs: bool,
-    /// Record what the program reads of clocks (clock_gettime, gettimeofday, time, MPI_Wtime), and tell it the same after a restart: for programs that choose by the
-    /// clock how often they do something
-    #[arg(long)]
-    record_time: bool,
+    /// Record what the program reads of clocks, and tell it the same after a restart: programs choose by the clock how often they do something. Without it
+    /// a reading costs less, and such a program may go another way after a restart, which ends as --on-loss says
+    #[arg(long, value_enum, default_value_t = RecordTimeFlag::On, value_name = "WHETHER")]
+    record_time: RecordTimeFlag,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -55,6 +55,14 @@ enum ProtectFlag {
     Off,
     /// Do not load the library: nothing is logged or saved, and everything is as fast as without RADIC
     None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
+enum RecordTimeFlag {
+    /// clock_gettime, gettimeofday, time, clock, times, getrusage and MPI_Wtime
+    On,
+    /// None; random bytes are recorded all the same
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -92,7 +100,7 @@ impl ProtectionArgs {
             outbox: self.outbox,
             log: self.log_limit,
             keep_logs: self.keep_logs,
-            record_time: self.record_time,
+            record_time: self.record_time == RecordTimeFlag::On,
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,

@@ -242,6 +242,21 @@ impl Call {
     const ALL: [Call; 6] = [Call::Recv, Call::Send, Call::Accept, Call::Connect, Call::Ready, Call::Bind];
 }
 
+/// Calls of which the kernel's answer is recorded as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelCall {
+    /// `getrandom` and its kin, and reads of `/dev/urandom`: random bytes.
+    Random,
+    /// `getrusage`: what was used.
+    Usage,
+    /// `times`: processor times.
+    Times,
+}
+
+impl KernelCall {
+    const ALL: [KernelCall; 3] = [KernelCall::Random, KernelCall::Usage, KernelCall::Times];
+}
+
 /// One outcome, or where the next one belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Determinant<'a> {
@@ -344,6 +359,13 @@ pub enum Determinant<'a> {
         /// The time less the thread's last reading of this clock, in nanoseconds.
         difference: i64,
     },
+    /// The kernel's answer to a call.
+    Kernel {
+        /// Which call.
+        call: KernelCall,
+        /// The answer, at most [`limits::ANSWER`].
+        bytes: &'a [u8],
+    },
     /// So many calls had an empty outcome before the next outcome of this thread.
     Empty {
         /// How many.
@@ -393,7 +415,7 @@ pub const CLOCK_NAMES: [&str; CLOCKS] = [
 ];
 
 /// The calls of the program that have outcomes, as a message names them.
-pub const CALLS: [&str; 18] = [
+pub const CALLS: [&str; 21] = [
     "no call",
     "recv",
     "recv with MSG_PEEK",
@@ -412,6 +434,9 @@ pub const CALLS: [&str; 18] = [
     "poll, select or epoll_wait that failed",
     "bind that failed",
     "reading of a clock",
+    "call for random bytes",
+    "getrusage",
+    "times",
 ];
 
 impl<'a> Determinant<'a> {
@@ -456,6 +481,7 @@ impl<'a> Determinant<'a> {
             Determinant::Nothing => 10,
             Determinant::Errno { call, .. } => 11 + *call as usize,
             Determinant::Time { .. } => 17,
+            Determinant::Kernel { call, .. } => 18 + *call as usize,
             Determinant::Empty { .. }
             | Determinant::Sent { .. }
             | Determinant::Own { .. }
@@ -522,6 +548,11 @@ impl<'a> Determinant<'a> {
                 out.varint(skipped);
                 out.varint(zigzag(difference));
             }
+            Determinant::Kernel { call, bytes } => {
+                head(out, 15, KERNEL + call as u64);
+                out.varint(bytes.len() as u64);
+                out.raw(bytes);
+            }
         }
     }
 
@@ -578,16 +609,25 @@ impl<'a> Determinant<'a> {
             _ if arg == 1 => Determinant::Taken,
             _ if arg == 2 => Determinant::Begins { index: narrow(from)?, name: from.varint()? },
             _ if arg == 3 => Determinant::Own { bytes: from.varint()? },
-            _ if arg < TIME + CLOCKS as u64 => {
+            _ if arg < KERNEL => {
                 Determinant::Time { clock: (arg - TIME) as u32, skipped: from.varint()?, difference: unzigzag(from.varint()?) }
             }
-            _ => return Err(from.malformed("no such determinant")),
+            _ => {
+                let call = arg.checked_sub(KERNEL).and_then(|place| KernelCall::ALL.get(usize::try_from(place).ok()?));
+                let call = *call.ok_or(from.malformed("no such determinant"))?;
+                match usize::try_from(from.varint()?) {
+                    Ok(length @ 0..=limits::ANSWER) => Determinant::Kernel { call, bytes: from.raw(length)? },
+                    _ => return Err(from.malformed("a longer answer than one outcome holds")),
+                }
+            }
         })
     }
 }
 
 /// The first clock's argument, beside those of what has no descriptor.
 const TIME: u64 = 4;
+/// The first of [`KernelCall`], after the clocks.
+const KERNEL: u64 = TIME + CLOCKS as u64;
 
 fn head(out: &mut Writer<'_>, kind: u8, arg: u64) {
     match arg {
@@ -714,6 +754,11 @@ mod tests {
         #[test]
         fn input_is_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             check(Determinant::Input { bytes: &bytes })?;
+        }
+
+        #[test]
+        fn answers_of_the_kernel_are_read(call in 0usize..3, bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            check(Determinant::Kernel { call: KernelCall::ALL[call], bytes: &bytes })?;
         }
 
         #[test]

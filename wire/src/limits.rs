@@ -62,6 +62,8 @@ pub const LAYERS: usize = 16;
 pub const CHAIN: u64 = 64 << 20;
 /// Bytes of standard input that one outcome holds.
 pub const INPUT: usize = 4 << 10;
+/// Bytes of the kernel's answer to one call that one outcome holds: random bytes are asked for in pieces of this length.
+pub const ANSWER: usize = 4 << 10;
 /// Longest code of one determinant, in bytes: a readiness set of [`READY_FDS`] that make no runs.
 pub const DETERMINANT: usize = 10 * READY_FDS + 64;
 /// Most bytes of journal, payload or image in one message between an observer and its protector.

@@ -91,7 +91,7 @@ impl Default for Protection {
             outbox: 64 << 20,
             log: 1 << 30,
             keep_logs: false,
-            record_time: false,
+            record_time: true,
         }
     }
 }

@@ -148,6 +148,17 @@ pub enum Input {
     Wait(Wait),
 }
 
+/// The answer to a call that the kernel answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Ask the kernel for at most [`limits::ANSWER`](radic_wire::limits::ANSWER) bytes, and tell [`Observer::handle_kernel`](super::Observer::handle_kernel).
+    Live,
+    /// So many bytes of then are in the caller's room.
+    Again(usize),
+    /// Not yet.
+    Wait(Wait),
+}
+
 /// What may leave on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transmit {

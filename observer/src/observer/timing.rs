@@ -1,11 +1,11 @@
-//! Readings of clocks.
+//! What the kernel says without having been told anything: clocks, processor times, random bytes.
 
-use radic_wire::determinant::Determinant;
+use radic_wire::determinant::{Determinant, KernelCall};
 
-use super::{Observer, Reading, Wait};
+use super::{Answer, Observer, Reading, Verdict, Wait};
 use crate::connection::Waits;
 use crate::error::Error;
-use crate::replay::{Replay, Served};
+use crate::replay::{Ask, Replay, Served};
 
 impl Observer {
     /// The program reads a clock: its place in [`CLOCK_NAMES`](radic_wire::determinant::CLOCK_NAMES).
@@ -43,6 +43,31 @@ impl Observer {
             };
             return Ok(Reading::Wait(wait));
         }
+    }
+
+    /// A call that the kernel answers, into `room` (not empty).
+    pub fn kernel(&mut self, thread: u32, call: KernelCall, room: &mut [u8]) -> Result<Answer, Error> {
+        match self.consult(thread, Ask::Kernel { call }, true)? {
+            Verdict::Live => return Ok(Answer::Live),
+            Verdict::Nothing => return Ok(Answer::Wait(Wait::Turn)),
+            Verdict::Wait(wait) => return Ok(Answer::Wait(wait)),
+            Verdict::Outcome => {}
+        }
+        let Determinant::Kernel { bytes, .. } = self.outcome()? else {
+            return Err(self.diverged("a call that the kernel answers had another kind of outcome then"));
+        };
+        let count = bytes.len();
+        let Some(room) = room.get_mut(..count) else {
+            return Err(self.diverged("the kernel is asked for less than it answered then"));
+        };
+        room.copy_from_slice(bytes);
+        self.handle_served();
+        Ok(Answer::Again(count))
+    }
+
+    /// What came of [`Answer::Live`]: at most [`limits::ANSWER`](radic_wire::limits::ANSWER) bytes. A failure is no outcome: it follows from the arguments.
+    pub fn handle_kernel(&mut self, thread: u32, call: KernelCall, bytes: &[u8]) -> Result<(), Error> {
+        self.journal.append(thread, &Determinant::Kernel { call, bytes })
     }
 
     /// Readings that are next in the log, and that the image has already.

@@ -11,9 +11,9 @@ use rustix::io::Errno;
 use super::{finish, is_connection};
 use crate::fds::{self, Kind};
 use crate::layer;
-use crate::ops::BUFFERS;
 use crate::ops::descriptor::note_once;
 use crate::ops::socket::{self, How};
+use crate::ops::{BUFFERS, kernel};
 use crate::pointers::{self, MOST};
 use crate::{input, output, pmi, sys};
 
@@ -294,7 +294,15 @@ unsafe fn read_one(fd: c_int, bytes: *mut c_void, length: size_t) -> Option<ssiz
         let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length) };
         return input::read(fd, &mut [IoSliceMut::new(room)]).map(finish);
     }
+    if fds::kind(fd) == Kind::Random && length > 0 && pointers::is_writable(bytes, length) {
+        return unsafe { read_random(fd, slice::from_raw_parts_mut(bytes.cast::<u8>(), length)) };
+    }
     unsafe { receive_one(fd, bytes, length, 0) }
+}
+
+/// Reads the kernel's source of random bytes.
+pub(super) unsafe fn read_random(fd: c_int, room: &mut [u8]) -> Option<ssize_t> {
+    kernel::random(room, |room| rustix::io::read(sys::borrow(fd), room)).map(finish)
 }
 
 unsafe fn read_parts(fd: c_int, parts: *const iovec, count: c_int) -> Option<ssize_t> {
@@ -303,6 +311,8 @@ unsafe fn read_parts(fd: c_int, parts: *const iovec, count: c_int) -> Option<ssi
             // An IoSliceMut is an iovec in memory.
             input::read(fd, unsafe { slice::from_raw_parts_mut(parts.cast_mut().cast::<IoSliceMut<'_>>(), count) }).map(finish)
         }
+        // It may give fewer bytes than it is asked for.
+        Kind::Random if count > 0 => pointers::read(parts).and_then(|part| unsafe { read_one(fd, part.iov_base, part.iov_len) }),
         _ => unsafe { receive_many(fd, parts, count, 0, Errno::INVAL) },
     })
 }

@@ -55,6 +55,18 @@ macro_rules! hooks {
     };
 }
 
+/// A function of the C library of which the hook gets the return address, too, in the register after those of the function's arguments. Only assembler knows that
+/// address, so these are not declared by redhook, and [`crate::real`] finds what is behind them.
+macro_rules! with_caller {
+    ($name:ident => $hook:path, $register:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(concat!("mov ", $register, ", [rsp]"), "jmp {hook}", hook = sym $hook)
+        }
+    };
+}
+
 /// The function behind a hook.
 macro_rules! real {
     ($name:ident) => {
@@ -69,6 +81,7 @@ pub mod io;
 pub mod mpi;
 pub mod poll;
 pub mod process;
+pub mod random;
 pub mod socket;
 pub mod stdio;
 pub mod thread;
@@ -130,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    const SOURCES: [&str; 11] = [
+    const SOURCES: [&str; 12] = [
         include_str!("descriptor.rs"),
         include_str!("exit.rs"),
         include_str!("identity.rs"),
@@ -138,6 +151,7 @@ mod tests {
         include_str!("mpi.rs"),
         include_str!("poll.rs"),
         include_str!("process.rs"),
+        include_str!("random.rs"),
         include_str!("socket.rs"),
         include_str!("stdio.rs"),
         include_str!("thread.rs"),

@@ -11,7 +11,7 @@ use libc::{FILE, off_t, size_t, ssize_t};
 use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, mprotect};
 
-use super::io::{on_read, on_write};
+use super::io::{on_read, on_write, read_random};
 use super::{finish, is_connection};
 use crate::fds::{self, Kind};
 use crate::lock::Lock;
@@ -142,10 +142,15 @@ pub fn watch_streams() -> Result<(), &'static str> {
 /// Reads for a stream.
 unsafe extern "C" fn read_stream(stream: *mut FILE, bytes: *mut c_void, length: ssize_t) -> ssize_t {
     let fd = unsafe { real!(fileno_unlocked)(stream) };
-    if layer::is_active() && fd >= 0 && length > 0 && fds::kind(fd) == Kind::Input {
-        let room = unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length as usize) };
-        if let Some(result) = input::read(fd, &mut [IoSliceMut::new(room)]) {
-            return finish(result);
+    if layer::is_active() && fd >= 0 && length > 0 {
+        let room = || unsafe { slice::from_raw_parts_mut(bytes.cast::<u8>(), length as usize) };
+        let ours = match fds::kind(fd) {
+            Kind::Input => input::read(fd, &mut [IoSliceMut::new(room())]).map(finish),
+            Kind::Random => unsafe { read_random(fd, room()) },
+            _ => None,
+        };
+        if let Some(result) = ours {
+            return result;
         }
     }
     let next = unsafe { std::mem::transmute::<*mut c_void, StreamRead>(NEXT_READ.load(Ordering::Relaxed)) };

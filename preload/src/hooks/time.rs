@@ -1,4 +1,4 @@
-//! Clocks. The kernel's page answers these without a system call, in 20 ns: they are the cheapest calls that there are, and are made most often.
+//! Clocks, and what was used of the processor. The kernel's page answers the former without a system call, in 20 ns: they are the cheapest calls that there are, and are made most often.
 //!
 //! Whose readings are recorded depends on the code that makes the call (`preload/src/callers.rs`), and only assembler knows where that is. So these are not declared by redhook;
 //! but `MPI_Wtime` is, whose caller is the program.
@@ -7,30 +7,23 @@ use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use libc::{clockid_t, time_t, timespec, timeval};
+use libc::{clock_t, clockid_t, rusage, time_t, timespec, timeval, tms};
 use radic_wire::determinant::{CLOCKS, MPI_CLOCK};
+use rustix::io::Errno;
 
 use super::mpi;
-use crate::callers;
+use crate::ops::kernel::{self, USAGE};
 use crate::ops::time;
-use crate::real;
+use crate::{callers, pointers, real};
 
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// A function of the C library with at most two arguments, of which the hook gets the return address as a third one.
-macro_rules! with_caller {
-    ($name:ident => $hook:path) => {
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn $name() -> c_int {
-            naked_asm!("mov rdx, [rsp]", "jmp {hook}", hook = sym $hook)
-        }
-    };
-}
-
-with_caller!(clock_gettime => on_clock_gettime);
-with_caller!(gettimeofday => on_gettimeofday);
-with_caller!(time => on_time);
+with_caller!(clock_gettime => on_clock_gettime, "rdx");
+with_caller!(gettimeofday => on_gettimeofday, "rdx");
+with_caller!(time => on_time, "rsi");
+with_caller!(clock => on_clock, "rdi");
+with_caller!(times => on_times, "rsi");
+with_caller!(getrusage => on_getrusage, "rdx");
 
 /// Whether a reading by the code at this address is recorded.
 fn is_recorded(caller: usize) -> bool {
@@ -72,7 +65,7 @@ unsafe extern "C" fn on_gettimeofday(to: *mut timeval, zone: *mut c_void, caller
 }
 
 /// The C library's own reads the same clock.
-unsafe extern "C" fn on_time(to: *mut time_t, _: usize, caller: usize) -> time_t {
+unsafe extern "C" fn on_time(to: *mut time_t, caller: usize) -> time_t {
     let clock = libc::CLOCK_REALTIME_COARSE;
     let ns = if is_recorded(caller) { told(clock) } else { None }.or_else(|| nanoseconds(clock));
     let seconds = ns.map_or(-1, |ns| ns.div_euclid(SECOND_NS));
@@ -80,6 +73,47 @@ unsafe extern "C" fn on_time(to: *mut time_t, _: usize, caller: usize) -> time_t
         unsafe { *to = seconds };
     }
     seconds
+}
+
+/// In microseconds. The C library's own reads the same clock.
+unsafe extern "C" fn on_clock(caller: usize) -> clock_t {
+    let ns = if is_recorded(caller) { told(libc::CLOCK_PROCESS_CPUTIME_ID) } else { None };
+    ns.or_else(|| nanoseconds(libc::CLOCK_PROCESS_CPUTIME_ID)).map_or(-1, |ns| ns / 1_000)
+}
+
+unsafe extern "C" fn on_times(to: *mut tms, caller: usize) -> clock_t {
+    let ask = || {
+        let mut used = tms { tms_utime: 0, tms_stime: 0, tms_cutime: 0, tms_cstime: 0 };
+        let now = unsafe { real::times(&raw mut used) };
+        Ok([used.tms_utime, used.tms_stime, used.tms_cutime, used.tms_cstime, now])
+    };
+    let can_take = || to.is_null() || pointers::is_writable(to, size_of::<tms>());
+    match if is_recorded(caller) && can_take() { kernel::times(ask) } else { None } {
+        Some(Ok([tms_utime, tms_stime, tms_cutime, tms_cstime, now])) => {
+            if !to.is_null() {
+                unsafe { *to = tms { tms_utime, tms_stime, tms_cutime, tms_cstime } };
+            }
+            now
+        }
+        _ => unsafe { real::times(to) },
+    }
+}
+
+unsafe extern "C" fn on_getrusage(whose: c_int, to: *mut rusage, caller: usize) -> c_int {
+    const _: () = assert!(size_of::<rusage>() == size_of::<[i64; USAGE]>(), "it consists of numbers");
+    let ask = || {
+        let mut numbers = [0; USAGE];
+        let result = unsafe { real::getrusage(whose, (&raw mut numbers).cast()) };
+        if result == 0 { Ok(numbers) } else { Err(Errno::from_raw_os_error(real::errno())) }
+    };
+    let is_ours = is_recorded(caller) && pointers::is_writable(to, size_of::<rusage>());
+    match if is_ours { kernel::usage(whose, ask) } else { None } {
+        Some(Ok(numbers)) => {
+            unsafe { to.cast::<[i64; USAGE]>().write_unaligned(numbers) };
+            0
+        }
+        _ => unsafe { real::getrusage(whose, to) },
+    }
 }
 
 type Wtime = unsafe extern "C" fn() -> f64;

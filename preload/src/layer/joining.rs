@@ -20,6 +20,7 @@ use crate::image::Images;
 use crate::input::InputPipe;
 use crate::links::Sockets;
 use crate::node::Node;
+use crate::ops::kernel::Used;
 use crate::ops::time;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
@@ -114,6 +115,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         sockets: Sockets::default(),
         outputs: Outputs::new(),
         input: InputPipe::new(inherited),
+        used: Used::default(),
         pmi: Pmi::find(is_linked),
         images: Images::new(config.connections),
         observer,

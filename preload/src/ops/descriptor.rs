@@ -35,6 +35,10 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
             }
             return Ok(());
         }
+        Kind::Random => {
+            fds::clear(fd);
+            return Ok(());
+        }
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Output | Kind::Input | Kind::Pmi => {}
     }
     let Some(mut layer) = layer::enter_for_connection() else { return Ok(()) };
@@ -134,7 +138,7 @@ pub fn duplicated(old: i32, new: i32) {
     if kind == Kind::Epoll {
         return super::ready::duplicated(old, new);
     }
-    if matches!(kind, Kind::Output | Kind::Input) {
+    if matches!(kind, Kind::Output | Kind::Input | Kind::Random) {
         return fds::set_like(new, kind, old);
     }
     let Some(mut layer) = layer::enter() else { return };

@@ -5,6 +5,7 @@ pub mod address;
 pub mod connect;
 pub mod descriptor;
 pub mod epolls;
+pub mod kernel;
 pub mod ready;
 pub mod socket;
 pub mod time;

@@ -143,7 +143,7 @@ fn watches_protected(epolls: &Epolls, epoll: i32, depth: u32) -> bool {
     let protected = |fd| match fds::kind(fd) {
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => inner(fd),
-        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound => false,
+        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound | Kind::Random => false,
     };
     epolls.get(epoll).is_some_and(|table| table.watched().any(|watch| protected(watch.fd)))
 }
@@ -209,7 +209,7 @@ pub fn wait_for(fds: &[(i32, PollFlags)], time: Option<u64>, mask: &sigset_t) ->
 pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>> {
     let kinds = || fds.iter().map(|entry| (entry.fd, fds::kind(entry.fd)));
     let waits = limit.time != Some(0);
-    if !waits && kinds().all(|(_, kind)| matches!(kind, Kind::Other | Kind::Bound)) {
+    if !waits && kinds().all(|(_, kind)| matches!(kind, Kind::Other | Kind::Bound | Kind::Random)) {
         layer::tend_in_passing();
         return None;
     }
@@ -217,7 +217,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     let logged = kinds().any(|(fd, kind)| match kind {
         Kind::Connection | Kind::Listener | Kind::Alias | Kind::Input => true,
         Kind::Epoll => is_logged(&layer, fd),
-        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound => false,
+        Kind::Other | Kind::Own | Kind::Output | Kind::Pmi | Kind::Bound | Kind::Random => false,
     });
     if !logged && !must_tend(&layer, limit) {
         return None;
@@ -415,7 +415,7 @@ fn is_readable(layer: &Layer, fd: i32, depth: u32) -> bool {
             let watched: Vec<i32> = EPOLLS.lock().get(fd).into_iter().flat_map(reading).collect();
             watched.into_iter().any(|fd| is_readable(layer, fd, depth + 1))
         }
-        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Input | Kind::Pmi | Kind::Bound => false,
+        Kind::Epoll | Kind::Other | Kind::Own | Kind::Output | Kind::Input | Kind::Pmi | Kind::Bound | Kind::Random => false,
     }
 }
 

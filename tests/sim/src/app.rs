@@ -11,6 +11,8 @@ pub const LISTENER: u32 = 1;
 const EARLY: u64 = 32;
 /// Of so many calls one reads a clock.
 const CLOCK: u64 = 8;
+/// Of so many calls one draws random bytes.
+const RANDOM: u64 = 32;
 /// Of so many calls one reads standard input.
 const INPUT: u64 = 16;
 
@@ -55,6 +57,10 @@ pub enum Op {
     /// Reads a clock.
     Clock {
         clock: u32,
+    },
+    /// Draws random bytes.
+    Random {
+        count: usize,
     },
     /// Reads standard input.
     Input {
@@ -147,6 +153,9 @@ impl App {
         }
         if (dice >> 44).is_multiple_of(CLOCK) {
             return Op::Clock { clock: (dice >> 60) as u32 % 2 };
+        }
+        if (dice >> 36).is_multiple_of(RANDOM) {
+            return Op::Random { count: 1 + (dice >> 60) as usize };
         }
         if self.reads_input && (dice >> 48).is_multiple_of(INPUT) {
             return Op::Input { max: 1 + (dice >> 52) as usize % 12, blocking: false };
@@ -270,6 +279,11 @@ impl App {
     /// A clock says so many nanoseconds.
     pub fn handle_clock(&mut self, time: i64) {
         self.fold(time as u64);
+    }
+
+    /// Random bytes.
+    pub fn handle_random(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.fold(u64::from(*byte)));
     }
 
     /// `EAGAIN`, or a `poll` that returned 0: this program's logic counts them.

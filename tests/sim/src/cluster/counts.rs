@@ -15,6 +15,8 @@ pub struct Breaks {
     pub lots: bool,
     /// A program that is restarted reads the clocks of its new machine (G5).
     pub time: bool,
+    /// It draws other random bytes (G5).
+    pub random: bool,
     /// Nodes do not hear of the listeners of their processes (G7).
     pub mute: bool,
     /// Epochs are numbers that a home counts on from what it knows, and nothing more (G4).

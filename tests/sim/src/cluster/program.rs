@@ -5,8 +5,8 @@ use std::io::IoSliceMut;
 use radic_observer::connect::Connect;
 use radic_observer::output::Output;
 use radic_observer::session::Session;
-use radic_observer::{Context, Error, Input, Reading, Ready, Receive, Send, Source};
-use radic_wire::determinant::{ReadyFd, StreamId};
+use radic_observer::{Answer, Context, Error, Input, Reading, Ready, Receive, Send, Source};
+use radic_wire::determinant::{KernelCall, ReadyFd, StreamId};
 use radic_wire::ids::{ProcessId, Rank};
 use radic_wire::job::ExitStatus;
 use radic_wire::process::ToNode;
@@ -157,6 +157,7 @@ impl World {
             }
             Op::Input { max, blocking } => self.app_input(caller, max, blocking),
             Op::Clock { clock } => self.app_clock(caller, clock),
+            Op::Random { count } => self.app_random(caller, count),
             Op::Listen => self.app_listen(caller),
             Op::Connect { fd, peer, blocking } => self.app_connect(caller, fd, peer, blocking),
             Op::Accept { fd, blocking } => self.app_accept(caller, fd, blocking),
@@ -272,6 +273,23 @@ impl World {
         of_thread.calls += 1;
         let (calls, position) = (of_thread.calls, lib.observer.log_position());
         self.trace(|| format!("process {pid}, thread {thread}, call {calls}: clock {clock} says {told} at {position}"));
+        Ok(())
+    }
+
+    fn app_random(&mut self, (pid, thread): Caller, count: usize) -> Result<(), Error> {
+        let drawn: Vec<u8> = (0..count).map(|_| self.dice.below(256) as u8).collect();
+        let is_broken = self.breaks.random;
+        let lib = self.lib(pid);
+        let mut bytes = drawn.clone();
+        match lib.observer.kernel(thread as u32, KernelCall::Random, &mut bytes)? {
+            Answer::Live => lib.observer.handle_kernel(thread as u32, KernelCall::Random, &drawn)?,
+            Answer::Again(_) if is_broken => bytes = drawn,
+            Answer::Again(told) => assert_eq!(told, count, "as many as then"),
+            Answer::Wait(_) => return Ok(()),
+        }
+        let of_thread = &mut lib.program.threads[thread];
+        of_thread.app.handle_random(&bytes);
+        of_thread.calls += 1;
         Ok(())
     }
 

@@ -107,6 +107,12 @@ fn times_that_are_not_told_again_are_noticed() {
 }
 
 #[test]
+fn random_bytes_that_are_not_told_again_are_noticed() {
+    let breaks = Breaks { random: true, ..Breaks::default() };
+    assert!(violations(1..120, breaks, with(Fault::Crash(0))).any(|rule| rule == "G5"), "G5 was never violated");
+}
+
+#[test]
 fn the_checker_of_callers_bites() {
     assert_eq!(violated(Breaks { mute: true, ..Breaks::default() }, calm), "G7");
 }
