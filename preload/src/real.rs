@@ -98,7 +98,7 @@ functions! {
     getrandom(to: *mut c_void, length: size_t, flags: c_uint) -> ssize_t = -1;
     getentropy(to: *mut c_void, length: size_t) -> c_int = -1;
     arc4random() -> c_uint = 0;
-    arc4random_buf(to: *mut c_void, length: size_t) -> () = ();
+    arc4random_buf(to: *mut c_void, length: size_t) -> () = Default::default();
     arc4random_uniform(bound: c_uint) -> c_uint = 0;
     // All C libraries have these, and redhook does not declare them, because their hooks need their caller.
     clock_gettime(clock: c_int, to: *mut timespec) -> c_int = -1;
