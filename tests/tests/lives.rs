@@ -23,7 +23,7 @@ const FLAGS: &str = "--protect on --ckpt-interval 0.15";
 /// Time for one job, which gets on only between deaths.
 const LIMIT: Duration = Duration::from_secs(1200);
 /// Restores when nothing else is said: some of each library.
-const SAMPLE: usize = 20;
+const SAMPLE: usize = 12;
 /// Restores in one job; then it is left alone until it ends.
 const OF_A_JOB: usize = 150;
 /// A rank is killed at most so many milliseconds after one that was killed is live again.

@@ -22,6 +22,8 @@ const ATTEMPTS: usize = 4;
 const INCREMENTS: usize = 3;
 /// Set for the tests' second process, which is the ordinary user's: the folder prepared by root.
 const HOME_VARIABLE: &str = "RADIC_MATRIX_HOME";
+/// Set with it: which combination was drawn.
+const DRAWN_VARIABLE: &str = "RADIC_MATRIX_DRAWN";
 
 /// How a program is made or found.
 enum Made {
@@ -250,8 +252,8 @@ struct Combination {
     generations: u32,
 }
 
-/// All combinations, or a sample that is another one for each program.
-fn combinations(program: usize) -> Vec<Combination> {
+/// All combinations, or a sample that is another one for each program: one as root and one as an ordinary user, of which one is `drawn`.
+fn combinations(program: usize, drawn: usize) -> Vec<Combination> {
     let mut all = Vec::new();
     for way in WAYS {
         for aslr in [true, false] {
@@ -261,10 +263,11 @@ fn combinations(program: usize) -> Vec<Combination> {
     if harness::long() {
         return all;
     }
-    // One as root and one as an ordinary user, in turn through all generations and through one: the numbers are not divisors of each other's.
+    // In turn through all generations and through one: the numbers are not divisors of each other's.
     let (first, second) = if program.is_multiple_of(2) { (3, 1) } else { (1, 3) };
-    let chosen = if PROGRAMS[program].large { vec![(8, 1)] } else { vec![(2 * program, first), (2 * program + 3, second)] };
-    chosen.into_iter().map(|(index, generations)| Combination { generations, ..all[index % all.len()] }).collect()
+    let sample = [(2 * program, first), (2 * program + 3, second)];
+    let (index, generations) = if PROGRAMS[program].large { (8, 1) } else { sample[drawn % sample.len()] };
+    vec![Combination { generations, ..all[index % all.len()] }]
 }
 
 /// The test of one program.
@@ -272,19 +275,21 @@ fn survives(name: &str) {
     let index = PROGRAMS.iter().position(|program| program.name == name).unwrap();
     let program = &PROGRAMS[index];
     let mut random = Random::new(name);
-    let (mine, others): (Vec<_>, Vec<_>) =
-        combinations(index).into_iter().partition(|combination| !(harness::root() && combination.ordinary));
     if let Some(home) = std::env::var_os(HOME_VARIABLE) {
         let home = Home { path: home.into() };
-        let all = combinations(index).into_iter().filter(|combination| combination.ordinary);
+        let drawn = std::env::var(DRAWN_VARIABLE).unwrap().parse().unwrap();
+        let all = combinations(index, drawn).into_iter().filter(|combination| combination.ordinary);
         all.for_each(|combination| home.survives_all(program, combination, &home.path.join("nobody"), &mut random));
         return;
     }
+    let drawn = random.below(2) as usize;
+    let (mine, others): (Vec<_>, Vec<_>) =
+        combinations(index, drawn).into_iter().partition(|combination| !(harness::root() && combination.ordinary));
     let folder = tempfile::tempdir().unwrap();
     let home = Home::prepare(program, folder.path());
     mine.into_iter().for_each(|combination| home.survives_all(program, combination, &home.path, &mut random));
     if !others.is_empty() {
-        home.as_nobody(name);
+        home.as_nobody(name, drawn);
     }
 }
 
@@ -345,7 +350,7 @@ impl Home {
     }
 
     /// The same combinations, in a process of the ordinary user.
-    fn as_nobody(&self, name: &str) {
+    fn as_nobody(&self, name: &str, drawn: usize) {
         let tests = self.path.join("tests");
         fs::copy(std::env::current_exe().unwrap(), &tests).unwrap();
         let library = harness::library();
@@ -353,7 +358,7 @@ impl Home {
         chown(self.place(&self.path, "nobody"), Some(NOBODY), Some(NOBODY)).unwrap();
         let mut command = Command::new(tests);
         command.args(["--exact", &format!("matrix::{name}"), "--nocapture"]).uid(NOBODY).gid(NOBODY).current_dir(&self.path);
-        command.env_clear().env("PATH", "/usr/bin:/bin").env(HOME_VARIABLE, &self.path);
+        command.env_clear().env("PATH", "/usr/bin:/bin").env(HOME_VARIABLE, &self.path).env(DRAWN_VARIABLE, drawn.to_string());
         command.envs(std::env::vars_os().filter(|(name, _)| name == "RADIC_LONG" || name == "RADIC_SEED"));
         // It bounds its waits itself.
         let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| {
