@@ -114,6 +114,9 @@ pub struct Settings {
     /// Host nothing until a node has died
     #[arg(long, env = "RADIC_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub spare: Option<bool>,
+    /// Host ranks; but if a node of this name has died, join as a spare: for machines and pods that are started again by themselves
+    #[arg(long, env = "RADIC_REJOIN_AS_SPARE", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub rejoin_as_spare: Option<bool>,
     /// Vote, and never host anything: a third machine by which two can tell a death from a broken network
     #[arg(long, env = "RADIC_WITNESS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub witness: Option<bool>,
@@ -225,7 +228,9 @@ pub enum ConfigError {
         error: String,
     },
     /// Two settings that exclude each other.
-    #[error("{0} and {1} exclude each other: a spare takes the ranks of a node that dies, a witness never hosts any")]
+    #[error(
+        "{0} and {1} exclude each other: a spare takes the ranks of a node that dies, a witness never hosts any, and what rejoins as a spare is a node before"
+    )]
     Both(&'static str, &'static str),
     /// A folder that the environment of ranks could not name.
     #[error(
@@ -260,6 +265,7 @@ impl Settings {
             log_memory: self.log_memory.or(file.log_memory),
             encrypt: self.encrypt.or(file.encrypt),
             spare: self.spare.or(file.spare),
+            rejoin_as_spare: self.rejoin_as_spare.or(file.rejoin_as_spare),
             witness: self.witness.or(file.witness),
             slots: self.slots.or(file.slots),
             heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
@@ -346,11 +352,17 @@ impl Settings {
     }
 
     fn role(&self) -> Result<Role, ConfigError> {
-        match (self.spare.unwrap_or(false), self.witness.unwrap_or(false)) {
-            (true, true) => Err(ConfigError::Both("spare", "witness")),
-            (true, false) => Ok(Role::Spare),
-            (false, true) => Ok(Role::Witness),
-            (false, false) => Ok(Role::Node),
+        let of = |asked: Option<bool>, role, name| asked.unwrap_or(false).then_some((role, name));
+        let roles = [
+            of(self.spare, Role::Spare, "spare"),
+            of(self.witness, Role::Witness, "witness"),
+            of(self.rejoin_as_spare, Role::Newcomer, "rejoin-as-spare"),
+        ];
+        let mut asked = roles.into_iter().flatten();
+        match (asked.next(), asked.next()) {
+            (Some((_, one)), Some((_, other))) => Err(ConfigError::Both(one, other)),
+            (Some((role, _)), None) => Ok(role),
+            (None, _) => Ok(Role::Node),
         }
     }
 }
@@ -385,6 +397,7 @@ impl Config {
             log_memory: Some(self.log_memory >> 20),
             encrypt: Some(self.encrypt),
             spare: is(Role::Spare),
+            rejoin_as_spare: is(Role::Newcomer),
             witness: is(Role::Witness),
             slots: Some(self.slots),
             heartbeat_ms: Some(self.timing.heartbeat.as_millis() as u64),
@@ -505,8 +518,17 @@ mod tests {
         assert_eq!(config.role, Role::Witness);
         let again: Settings = toml::from_str(&config.to_toml().unwrap()).unwrap();
         assert_eq!(again.complete().unwrap().role, Role::Witness);
-        let both = settings(&[&args[..], &["--spare"]].concat()).complete().unwrap_err();
-        assert!(both.to_string().starts_with("spare and witness exclude each other"), "{both}");
+        for (flag, says) in [
+            ("--spare", "spare and witness exclude each other"),
+            ("--rejoin-as-spare", "witness and rejoin-as-spare exclude each other"),
+        ] {
+            let both = settings(&[&args[..], &[flag]].concat()).complete().unwrap_err();
+            assert!(both.to_string().starts_with(says), "{both}");
+        }
+        let newcomer = settings(&[&args[..5], &["/d", "--rejoin-as-spare"]].concat()).complete().unwrap();
+        assert_eq!(newcomer.role, Role::Newcomer);
+        let again: Settings = toml::from_str(&newcomer.to_toml().unwrap()).unwrap();
+        assert_eq!(again.complete().unwrap().role, Role::Newcomer);
     }
 
     #[test]

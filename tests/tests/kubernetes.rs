@@ -28,8 +28,6 @@ const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/kuber
 const CONTAINED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/contained.py");
 /// Mounts, in a namespace of its own, what a pod has: its hosts, and shared memory of its own. Then it does the rest of its words.
 const MOUNTS: &str = r#"mount --bind "$1" /etc/hosts && mount -t tmpfs tmpfs /dev/shm && shift && exec "$@""#;
-/// As in the ConfigMap: from which number on pods are spares at first, and once the cluster is founded.
-const AFTERWARDS: usize = 0;
 
 /// A pod that was started.
 struct Pod {
@@ -232,7 +230,7 @@ fn a_pod_that_comes_back_with_another_address_joins_as_a_spare() {
     assert_eq!(live.node.as_str(), "radic-3", "{live:?}");
     // The container's first process is what was killed, and nothing outlives that.
     pods.end_of(1);
-    pods.begin(1, AFTERWARDS);
+    pods.begin(1, 3);
     pods.until_member(1);
     let status = pods.status(0);
     let back = member(&status, 1);
@@ -258,7 +256,7 @@ fn a_pod_that_comes_back_with_another_address_joins_as_a_spare() {
     // The first of the list, which has founded the cluster, founds no other one.
     pods.cluster.kill_all_of(&pods.pods[&0].machine.clone());
     pods.end_of(0);
-    pods.begin(0, AFTERWARDS);
+    pods.begin(0, 3);
     pods.until_member(0);
     let same = |pods: &Pods| {
         let of = |number| {

@@ -247,7 +247,7 @@ impl Protector<'_> {
         command.arg(format!("--listen={}", self.listen));
         command.args(self.join.map(|address| format!("--join={address}")));
         command.args(match self.role {
-            Role::Node => None,
+            Role::Node | Role::Newcomer => None,
             Role::Spare => Some("--spare"),
             Role::Witness => Some("--witness"),
         });

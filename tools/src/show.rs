@@ -141,7 +141,7 @@ fn nodes_table(nodes: &[NodeInfo]) -> String {
             node.name.to_string(),
             match (node.role, node.ranks.is_empty()) {
                 _ if gone => state,
-                (Role::Node, _) => state,
+                (Role::Node | Role::Newcomer, _) => state,
                 (Role::Witness, _) => format!("{state}, witness"),
                 (Role::Spare, true) => format!("{state}, spare"),
                 // It answers, or its ranks would not be known.

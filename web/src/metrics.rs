@@ -55,7 +55,7 @@ fn of_job(job: JobId) -> Labels {
 
 fn role(role: Role) -> &'static str {
     match role {
-        Role::Node => "node",
+        Role::Node | Role::Newcomer => "node",
         Role::Spare => "spare",
         Role::Witness => "witness",
     }

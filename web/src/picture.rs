@@ -325,7 +325,7 @@ fn node_row(at: usize, node: &NodeInfo, held: u64) -> String {
         NodeState::Left => "left",
     };
     let role = match node.role {
-        Role::Node => "node",
+        Role::Node | Role::Newcomer => "node",
         Role::Spare => "spare",
         Role::Witness => "witness",
     };

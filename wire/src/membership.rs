@@ -22,6 +22,8 @@ pub enum Role {
     Spare,
     /// It never hosts anything, and stands outside the ring.
     Witness,
+    /// It asks to be a spare if a member of its name has died, and else a node. Which of them it is, the view says: no member has this role.
+    Newcomer,
 }
 
 /// One protector as the others know it.
@@ -113,6 +115,9 @@ pub enum BadView {
     /// A former member would come back.
     #[error("{0:?} has departed before")]
     Departed(NodeId),
+    /// A member without a decided role.
+    #[error("{0:?} is neither a node nor a spare")]
+    Newcomer(NodeId),
     /// A node is removed that is no member, or one is removed twice.
     #[error("{0:?} is not a member")]
     NotAMember(NodeId),
@@ -121,6 +126,7 @@ pub enum BadView {
 impl View {
     /// View 1 of a new cluster.
     pub fn founded_by(founder: Member) -> View {
+        let founder = admitted(founder, &[], &[]);
         View { cluster: founder.id.boot, number: 1, members: vec![founder], departed: Vec::new() }
     }
 
@@ -172,9 +178,11 @@ impl View {
             let stranger = gone.into_iter().find(|id| self.get(id).is_none());
             return Err(stranger.map_or(BadView::NoSurvivor, |id| BadView::NotAMember(id.clone())));
         }
-        members.extend(
-            changes.iter().filter_map(|change| if let Change::Join(member) = change { Some(member.clone()) } else { None }),
-        );
+        for change in changes {
+            if let Change::Join(member) = change {
+                members.push(admitted(member.clone(), &members, &departed));
+            }
+        }
         let departed = departed.split_off(departed.len().saturating_sub(limits::DEPARTED));
         let number = self.number.checked_add(1).ok_or(BadView::Number)?;
         let next = View { cluster: self.cluster, number, members, departed };
@@ -203,12 +211,26 @@ impl View {
         if let Some(twice) = self.members.iter().find(|member| !names.insert(&member.id.name)) {
             return Err(BadView::NameTwice(twice.id.name.clone()));
         }
+        if let Some(undecided) = self.members.iter().find(|member| member.role == Role::Newcomer) {
+            return Err(BadView::Newcomer(undecided.id.clone()));
+        }
         let departed: BTreeSet<&NodeId> = self.departed.iter().map(|departed| &departed.id).collect();
         match self.members.iter().find(|member| departed.contains(&member.id)) {
             Some(back) => Err(BadView::Departed(back.id.clone())),
             None => Ok(()),
         }
     }
+}
+
+/// The member as it joins these: a newcomer gets its role. It is a spare only while more than half of the members are nodes: else a cluster whose machines die and come back, one
+/// after the other, would end with spares alone.
+fn admitted(mut member: Member, members: &[Member], departed: &[Departed]) -> Member {
+    if member.role == Role::Newcomer {
+        let has_died = departed.iter().any(|gone| gone.id.name == member.id.name && gone.how == Departure::Died);
+        let nodes = members.iter().filter(|member| member.role == Role::Node).count();
+        member.role = if has_died && 2 * nodes > members.len() { Role::Spare } else { Role::Node };
+    }
+    member
 }
 
 /// A ballot of one consensus instance. Round 0 belongs to the first member of the view, which needs no promise for it.
@@ -355,6 +377,32 @@ mod tests {
         let last = View { number: u64::MAX, ..View::founded_by(member("a", 1)) };
         assert_eq!(last.check(), Ok(()));
         assert_eq!(last.next(&[Change::Join(member("b", 1))]), Err(BadView::Number));
+    }
+
+    #[test]
+    fn a_newcomer_is_a_node_and_after_its_death_a_spare() {
+        let newcomer = |name: &str, boot| Member { role: Role::Newcomer, ..member(name, boot) };
+        let founded = View::founded_by(newcomer("a", 1));
+        assert_eq!(founded.members[0].role, Role::Node);
+        let joined = founded.next(&[Change::Join(newcomer("b", 1))]).unwrap();
+        assert_eq!(joined.members[1].role, Role::Node);
+        let roles = |view: &View| view.members.iter().map(|member| member.role).collect::<Vec<_>>();
+        // Its death and its return may be in one change, or far from each other.
+        let b = joined.members[1].id.clone();
+        let at_once = joined.next(&[Change::Dead(b.clone()), Change::Join(newcomer("b", 2))]).unwrap();
+        assert_eq!(roles(&at_once), [Role::Node, Role::Spare]);
+        let dead = joined.next(&[Change::Dead(b.clone())]).unwrap();
+        let later = dead.next(&[Change::Join(newcomer("b", 2)), Change::Join(newcomer("c", 1))]).unwrap();
+        assert_eq!(roles(&later), [Role::Node, Role::Spare, Role::Node]);
+        // It has left in order: nothing has taken its place.
+        let left = joined.next(&[Change::Leave(b), Change::Join(newcomer("b", 2))]).unwrap();
+        assert_eq!(roles(&left), [Role::Node, Role::Node]);
+        // No more spares than nodes.
+        let a = at_once.members[0].id.clone();
+        assert_eq!(roles(&at_once.next(&[Change::Dead(a), Change::Join(newcomer("a", 2))]).unwrap()), [Role::Spare, Role::Node]);
+        let mut bad = joined;
+        bad.members[1].role = Role::Newcomer;
+        assert_eq!(bad.check(), Err(BadView::Newcomer(bad.members[1].id.clone())));
     }
 
     #[test]

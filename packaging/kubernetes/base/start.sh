@@ -19,7 +19,8 @@ if [ "$number" = 0 ]; then
         seconds=$((seconds - 1))
     done
 fi
-spare=false
-[ "$number" -lt "$SPARES_FROM" ] || spare=true
+# A pod whose machine has died comes back as a spare: one of those has its ranks.
+role=--rejoin-as-spare
+[ "$number" -lt "$SPARES_FROM" ] || role=--spare
 # In this shell's place: SIGTERM is for radicd.
-exec radicd --name "$POD_NAME" --listen "$POD_IP" --spare="$spare"
+exec radicd --name "$POD_NAME" --listen "$POD_IP" "$role"

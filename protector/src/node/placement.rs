@@ -117,7 +117,7 @@ fn chosen<'a>(spec: &JobSpec, view: &'a View) -> Result<Vec<&'a Member>, Placeme
             PlacementError::Unknown { name: name.clone(), known: known.join(", ") }
         })?;
         match node.role {
-            Role::Node => {}
+            Role::Node | Role::Newcomer => {}
             Role::Spare => return Err(PlacementError::Spare(name.clone())),
             Role::Witness => return Err(PlacementError::Witness(name.clone())),
         }

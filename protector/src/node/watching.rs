@@ -34,7 +34,7 @@ impl Node {
         let me = &self.config.me;
         let status = NodeStatus {
             node: me.id.name.clone(),
-            role: me.role,
+            role: self.view().and_then(|view| view.get(&me.id)).map_or(me.role, |member| member.role),
             slots: me.slots,
             http: self.config.http,
             view: self.view().map_or(0, |view| view.number),

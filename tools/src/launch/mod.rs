@@ -179,7 +179,7 @@ fn version() -> String {
 fn tell(planned: &Planned, done: &Result<plan::Ready, String>) {
     let name = &planned.host.name;
     let role = match planned.role {
-        Role::Node => "",
+        Role::Node | Role::Newcomer => "",
         Role::Spare => ", a spare",
         Role::Witness => ", the witness",
     };

@@ -78,7 +78,7 @@ fn node_row(status: &ClusterStatus, node: &NodeInfo) -> Row {
         (NodeState::Alive, Role::Spare) if node.ranks.is_empty() => ("spare", Health::Good),
         (NodeState::Alive, Role::Spare) => ("spare in use", Health::Good),
         (NodeState::Alive, Role::Witness) => ("witness", Health::Good),
-        (NodeState::Alive, Role::Node) => ("alive", Health::Good),
+        (NodeState::Alive, Role::Node | Role::Newcomer) => ("alive", Health::Good),
     };
     let load = node.ranks.len() as f64 / f64::from(node.slots.max(1));
     let cells = vec![
