@@ -19,7 +19,7 @@ use crate::membership::Timing;
 /// Longest configuration file, in bytes.
 const FILE_LIMIT: u64 = 64 << 10;
 /// Where the page is, if --http names no port.
-const HTTP_PORT: u16 = 7118;
+pub const HTTP_PORT: u16 = 7118;
 /// In the cluster's directory, where each node has its own.
 const NODES: &str = "nodes";
 
@@ -412,7 +412,8 @@ impl Config {
     }
 }
 
-fn parse_http(text: &str) -> Result<SocketAddr, String> {
+/// An address of `--http`, with its port or with the usual one.
+pub fn parse_http(text: &str) -> Result<SocketAddr, String> {
     let with_port = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, HTTP_PORT));
     let why = format!(
         "it is an address and a port, like 127.0.0.1:{HTTP_PORT} or [::1]:{HTTP_PORT}; 0.0.0.0 is every address of this machine"

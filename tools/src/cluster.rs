@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -46,7 +46,7 @@ const READY_LINE: usize = 512;
 /// How much of a log is shown, in bytes.
 const TAIL: u64 = 2000;
 /// Where the nodes of this machine listen.
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// What `radic cluster start` is asked for.
 #[derive(Debug, Clone)]
@@ -57,6 +57,23 @@ pub(crate) struct StartOptions {
     pub(crate) slots: Option<u32>,
     pub(crate) heartbeat_ms: Option<u64>,
     pub(crate) grace: Option<u64>,
+    /// That every node serves its page, and where, if that is said.
+    pub(crate) http: Option<Option<SocketAddr>>,
+}
+
+impl StartOptions {
+    /// Where each node serves its page, on this port unless another one is said.
+    pub(crate) fn http_on(&self, port: u16) -> Result<Option<SocketAddr>> {
+        let address = self.http.map(|said| said.unwrap_or(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+        let on_this_machine = self.nodes + self.spares + u32::from(self.witness);
+        if let Some(taken) = address.filter(|address| address.port() != 0 && self.nodes > 0 && on_this_machine > 1) {
+            bail!(
+                "--http {taken}: {on_this_machine} nodes of one machine cannot share a port: leave the address out, or give port 0, and each has a port of its own \
+                 (`radic web` tells which)"
+            );
+        }
+        Ok(address)
+    }
 }
 
 /// A node that was started.
@@ -92,6 +109,8 @@ pub(crate) fn prepared<T>(cluster: &Cluster, start: impl FnOnce() -> Result<T>) 
 
 /// Starts a cluster. If anything fails, nothing of it is left running.
 pub(crate) fn start(cluster: &Cluster, options: &StartOptions) -> Result<Launched> {
+    // What cannot be is refused before there is a folder for it.
+    options.http_on(0)?;
     let started = prepared(cluster, || start_here(cluster, options))?;
     Ok(Launched { started, failed: Vec::new() })
 }
@@ -195,6 +214,7 @@ fn start_all(
     started: &mut Vec<Starting>,
 ) -> Result<()> {
     let deadline = Instant::now() + READY;
+    let http = options.http_on(0)?;
     let names = (1..=options.nodes).map(|i| (format!("n{i}"), Role::Node));
     let names = names.chain((1..=options.spares).map(|i| (format!("s{i}"), Role::Spare)));
     let mut names = names.chain(options.witness.then(|| ("w1".to_owned(), Role::Witness)));
@@ -207,6 +227,7 @@ fn start_all(
             slots: options.slots,
             heartbeat_ms: options.heartbeat_ms,
             grace: options.grace,
+            http,
         };
         let command = wanted.command(cluster, radicd)?;
         check_interrupt(signals)?;
@@ -236,6 +257,8 @@ pub(crate) struct Protector<'a> {
     pub(crate) slots: Option<u32>,
     pub(crate) heartbeat_ms: Option<u64>,
     pub(crate) grace: Option<u64>,
+    /// Where it serves its page.
+    pub(crate) http: Option<SocketAddr>,
 }
 
 impl Protector<'_> {
@@ -254,6 +277,7 @@ impl Protector<'_> {
         command.args(self.slots.map(|slots| format!("--slots={slots}")));
         command.args(self.heartbeat_ms.map(|ms| format!("--heartbeat-ms={ms}")));
         command.args(self.grace.map(|seconds| format!("--grace={seconds}")));
+        command.args(self.http.map(|address| format!("--http={address}")));
         // What the environment says about one protector is not meant for all of these.
         for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
             command.env_remove(variable);
@@ -607,6 +631,24 @@ pub(crate) fn wait_gone(processes: &mut Vec<Process>, limit: Duration) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_of_one_machine_have_ports_of_their_own() {
+        let options = |nodes, http: Option<Option<&str>>| {
+            let http = http.map(|said| said.map(|text| text.parse().unwrap()));
+            StartOptions { nodes, spares: 0, witness: false, slots: None, heartbeat_ms: None, grace: None, http }
+        };
+        let on = |nodes, http, port| options(nodes, http).http_on(port).map(|address| address.map(|address| address.to_string()));
+        assert_eq!(on(4, None, 0).unwrap(), None);
+        assert_eq!(on(4, Some(None), 0).unwrap().as_deref(), Some("127.0.0.1:0"));
+        assert_eq!(on(4, Some(Some("0.0.0.0:0")), 0).unwrap().as_deref(), Some("0.0.0.0:0"));
+        assert_eq!(on(1, Some(Some("127.0.0.1:80")), 0).unwrap().as_deref(), Some("127.0.0.1:80"));
+        let error = on(4, Some(Some("127.0.0.1:80")), 0).unwrap_err().to_string();
+        assert!(error.contains("4 nodes of one machine") && error.contains("port 0"), "{error}");
+        // On other machines, where no node is counted, each has the same port.
+        assert_eq!(on(0, Some(None), 7118).unwrap().as_deref(), Some("127.0.0.1:7118"));
+        assert_eq!(on(0, Some(Some("0.0.0.0:80")), 7118).unwrap().as_deref(), Some("0.0.0.0:80"));
+    }
 
     #[test]
     fn a_protector_that_forks_is_counted_once() {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -208,6 +209,7 @@ enum Command {
 enum ClusterCommand {
     /// Start a cluster in the background, on this machine or on others; no root needed
     #[command(after_help = "Examples:\n  radic cluster start --nodes 4 --spares 1\n  radic run -n 4 -- ./program\n\n  \
+        radic cluster start --nodes 4 --http && radic web\n\n  \
         radic cluster start --hosts node1,node2,node3,node4 --spares 1\n  \
         radic cluster start --hosts hostfile --rsh \"ssh -p 2222\"\n  \
         radic cluster start --slurm --spares 1\n\n\
@@ -234,6 +236,10 @@ enum ClusterCommand {
         /// Time for the jobs on a node to make a checkpoint when its daemon gets SIGTERM, in seconds, before the node leaves [default: 0]
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
         grace: Option<u64>,
+        /// Every node serves a page and OpenMetrics over HTTP: on this address, which may lack its port (7118), or on loopback; `radic web` tells where, with a token.
+        /// [default: no page]
+        #[arg(long, value_name = "ADDR:PORT", value_parser = radic_protector::config::parse_http)]
+        http: Option<Option<SocketAddr>>,
         #[command(flatten)]
         launch: launch::LaunchArgs,
         /// The cluster's directory, the same on every host; the same as --cluster
@@ -344,9 +350,9 @@ fn make_key(path: &std::path::Path) -> Result<()> {
 
 fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
     match command {
-        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, grace, launch, dir, format } => {
+        ClusterCommand::Start { nodes, spares, witness, slots, heartbeat_ms, grace, http, launch, dir, format } => {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
-            let options = cluster::StartOptions { nodes: nodes.unwrap_or(0), spares, witness, slots, heartbeat_ms, grace };
+            let options = cluster::StartOptions { nodes: nodes.unwrap_or(0), spares, witness, slots, heartbeat_ms, grace, http };
             let launched = match &launch.hosts {
                 Some(hosts) => launch::start_hosts(&cluster, hosts, &launch, &options)?,
                 None if launch.slurm => launch::slurm::start(&cluster, &launch, &options)?,

@@ -40,7 +40,7 @@ pub(crate) fn web(cluster: &Cluster, args: &WebArgs) -> Result<()> {
     let pages: Vec<_> = cluster.nodes().into_iter().filter_map(|name| page_of(cluster, &name)).collect();
     if pages.is_empty() {
         bail!(
-            "no daemon in {} serves a page: start radicd with --http, or RADIC_HTTP=127.0.0.1:0 radic cluster start; `radic web --token` makes a \
+            "no daemon in {} serves a page: start them with --http (`radicd --http`, `radic cluster start --http`); `radic web --token` makes a \
              token for daemons elsewhere",
             cluster.dir().display()
         );

@@ -246,7 +246,7 @@ impl Temporary {
         let temporary = Temporary { cluster: Cluster::new(Some(dir))? };
         cluster::start(
             &temporary.cluster,
-            &StartOptions { nodes, spares, witness: false, slots: None, heartbeat_ms: None, grace: None },
+            &StartOptions { nodes, spares, witness: false, slots: None, heartbeat_ms: None, grace: None, http: None },
         )?;
         Ok(temporary)
     }

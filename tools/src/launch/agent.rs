@@ -106,6 +106,7 @@ impl Agent {
             slots: own.slots.or_else(|| if self.stays { slots_of_slurm() } else { None }),
             heartbeat_ms: order.heartbeat_ms,
             grace: order.grace,
+            http: order.http,
         };
         let mut command = wanted.command(&cluster, &cluster::find_radicd()?)?;
         let mut child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;

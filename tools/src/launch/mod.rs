@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use radic_protector::config::HTTP_PORT;
 use radic_wire::key::ClusterKey;
 use radic_wire::membership::Role;
 
@@ -151,6 +152,7 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
         port: args.port.unwrap_or(0),
         heartbeat_ms: options.heartbeat_ms,
         grace: options.grace,
+        http: options.http_on(HTTP_PORT)?,
         nodes: planned.iter().map(Planned::assignment).collect(),
         watch: None,
     })

@@ -27,6 +27,8 @@ pub(crate) struct Order {
     pub(crate) port: u16,
     pub(crate) heartbeat_ms: Option<u64>,
     pub(crate) grace: Option<u64>,
+    /// Where each node serves its page.
+    pub(crate) http: Option<SocketAddr>,
     /// What each node is to be; an agent looks for its own.
     pub(crate) nodes: Vec<Assignment>,
     /// What nodes that stay with their agents are to look for.
