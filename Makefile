@@ -88,6 +88,48 @@ long: build
 pictures:
 	python3 scripts/pictures.py docs/pictures/*.txt
 
+# What takes the pictures is no part of `make deps`: apt-get install chromium fonts-dejavu-core; pip install playwright pyte.
+screenshots: build
+	PATH=$(TARGET)/release:$$PATH python3 scripts/screenshots.py '.deps/programs/mpich/jacobi --size 400 --iterations 100000 --alone 0' docs/pictures
+
+man: build
+	$(TARGET)/release/radic man $(TARGET)/man
+
+completions: build
+	mkdir -p $(TARGET)/completions
+	for shell in bash zsh fish; do for program in radic radicd; do \
+		$(TARGET)/release/radic completions $$shell --of $$program >$(TARGET)/completions/$$program.$$shell || exit 1; done; done
+
+# Nothing is built here: `make build` as yourself, then `sudo make install`.
+PREFIX ?= /usr/local
+export PREFIX SYSCONFDIR DESTDIR
+install:
+	./packaging/install.sh install $(TARGET)/release
+
+uninstall:
+	./packaging/install.sh uninstall
+
+# The same files as for `make install PREFIX=/usr`, with the licences of all that is compiled in. packaging/README.md tells what is made of it.
+STAGE := target/package/root
+stage: build
+	rm -rf $(STAGE)
+	PREFIX=/usr SYSCONFDIR=/etc DESTDIR=$(STAGE) ZSH_FOLDER=vendor-completions ./packaging/install.sh install $(TARGET)/release
+	./packaging/third-party.py >$(STAGE)/usr/share/doc/radic/THIRD-PARTY
+
+# As Debian wants it: without what debuggers need (that stays in target/package/debug), and its names of changelogs.
+DEBUG := target/package/debug
+deb: stage
+	mkdir -p $(DEBUG)
+	for file in $(STAGE)/usr/lib/radic/radic* $(STAGE)/usr/lib/radic/*.so; do name=$$(basename $$file); \
+		objcopy --only-keep-debug --compress-debug-sections $$file $(DEBUG)/$$name.debug && strip --strip-unneeded $$file && \
+		objcopy --add-gnu-debuglink=$(DEBUG)/$$name.debug $$file || exit 1; done
+	gzip -9n <$(STAGE)/usr/share/doc/radic/CHANGELOG.md >$(STAGE)/usr/share/doc/radic/changelog.gz
+	rm $(STAGE)/usr/share/doc/radic/CHANGELOG.md
+	$(CARGO) deb --no-build -p radic-tools --output target/package/
+
+package-test: deb
+	./packaging/test.sh
+
 clean:
 	$(CARGO) clean
 	rm -rf .deps

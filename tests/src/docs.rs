@@ -117,6 +117,18 @@ fn files_and_names_of_the_map_and_the_glossary_exist() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
+/// `make` takes one without a rule for done.
+#[test]
+fn what_the_makefile_lists_is_there() {
+    let text = read(&root().join("Makefile"));
+    let listed: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix(".PHONY:")).flat_map(str::split_whitespace).collect();
+    assert!(listed.len() > 10, "{listed:?}");
+    let has_rule = |name: &str| text.lines().any(|line| line.split_once(':').is_some_and(|(target, _)| target == name));
+    let missing: Vec<&str> = listed.into_iter().filter(|name| !has_rule(name)).collect();
+    assert!(missing.is_empty(), "the Makefile has no rule for {}", missing.join(", "));
+}
+
 #[test]
 fn every_link_within_the_repository_leads_somewhere() {
     let mut broken = Vec::new();
