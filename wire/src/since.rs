@@ -77,7 +77,7 @@ impl Growth<'_> {
         match () {
             () if !process.running => ("has ended", Health::Gone),
             () if process.protect == Protect::None => ("not protected", Health::Good),
-            () if process.degraded => ("coming back", Health::Troubled),
+            () if process.degraded => (self.way_back(), Health::Troubled),
             () if !process.joined => ("starting", Health::Troubled),
             () if process.logs.iter().any(|log| log.waits.is_some()) => ("log is full", Health::Troubled),
             // Half of the time at the gate.
@@ -89,5 +89,65 @@ impl Growth<'_> {
             () if self.rate(|counters| counters.events).is_some() => ("computes", Health::Good),
             () => ("runs", Health::Good),
         }
+    }
+
+    /// How far a process is that was lost, or that has no checkpoint at its protector.
+    fn way_back(&self) -> &'static str {
+        let Some(counters) = self.process.counters.filter(|_| self.process.joined) else { return "coming back" };
+        let grows = |counter: fn(&Counters) -> u64| self.rate(counter).is_some_and(|n| n > 0.0);
+        match () {
+            () if counters.waits > 0 => "waits for peers",
+            () if counters.awaited > 0 || grows(|c| c.replayed + c.again) => "catching up",
+            // It lives, and has its checkpoint to make.
+            () if grows(|c| c.messages_in + c.messages_out + c.events) => "unprotected",
+            () => "coming back",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at: u64, process: ProcessInfo) -> Sample {
+        let status = ClusterStatus {
+            answered_by: "n1".parse().unwrap(),
+            view: 1,
+            frozen: false,
+            nodes: Vec::new(),
+            jobs: Vec::new(),
+            processes: vec![process],
+        };
+        Sample { at: Duration::from_secs(at), status }
+    }
+
+    fn process(joined: bool, counters: Counters) -> ProcessInfo {
+        ProcessInfo {
+            job: JobId::from_bits(1),
+            rank: Rank(0),
+            node: "n1".parse().unwrap(),
+            pid: 7,
+            running: true,
+            protect: Protect::On,
+            joined,
+            degraded: true,
+            counters: Some(counters),
+            logs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_lost_says_how_far_it_is() {
+        let does = |joined, after: Counters| {
+            let (before, now) = (sample(1, process(joined, Counters::default())), sample(2, process(joined, after)));
+            Since::new(Some(&before), &now).of(&now.status.processes[0]).activity()
+        };
+        let counters = Counters::default();
+        assert_eq!(does(false, Counters { messages_in: 1, ..counters }), ("coming back", Health::Troubled));
+        assert_eq!(does(true, counters).0, "coming back");
+        assert_eq!(does(true, Counters { waits: 1, awaited: 257, ..counters }).0, "waits for peers");
+        assert_eq!(does(true, Counters { awaited: 257, ..counters }).0, "catching up");
+        assert_eq!(does(true, Counters { replayed: 9, messages_in: 1, ..counters }).0, "catching up");
+        assert_eq!(does(true, Counters { messages_in: 1, ..counters }), ("unprotected", Health::Troubled));
     }
 }

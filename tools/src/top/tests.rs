@@ -119,7 +119,7 @@ fn a_job_opens_into_ranks_and_says_what_each_does() {
     let shown = screen(&model);
     assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
     let line = |rank: &str| shown.lines().find(|line| line.trim_start().starts_with(&format!("{rank} n1 "))).unwrap();
-    assert!(line("0").contains("communicates") && line("1").contains("coming back"), "{shown}");
+    assert!(line("0").contains("communicates") && line("1").contains("unprotected"), "{shown}");
     assert!(line("2").contains("at the gate") && line("2").contains("180%"), "{shown}");
     assert!(line("3").contains("2.0M") && line("3").contains("3.0G") && line("3").contains("12s"), "{shown}");
     // Back, to where it was.
@@ -141,8 +141,8 @@ fn rows_are_sorted_filtered_and_selected() {
     model.handle_key(Key::Last);
     assert_eq!(model.selected, 29);
     assert!(screen(&model).contains("\n   29 n1"), "the selected row is on the screen:\n{}", screen(&model));
-    press(&mut model, "/coming");
-    assert!(screen(&model).contains("filter: coming_"));
+    press(&mut model, "/unprot");
+    assert!(screen(&model).contains("filter: unprot_"));
     press(&mut model, "\n");
     assert_eq!((model.rows().len(), model.selected), (1, 0));
     press(&mut model, "\n");
