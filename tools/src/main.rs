@@ -17,6 +17,7 @@ use crate::client::Cluster;
 use crate::launch::record::Record;
 
 mod bench;
+mod chart;
 mod ckpt;
 mod client;
 mod cluster;
@@ -24,6 +25,7 @@ mod counters;
 mod doctor;
 mod explain;
 mod feed;
+mod file;
 mod inject;
 mod kill;
 mod launch;
@@ -35,6 +37,7 @@ mod outcome;
 mod printer;
 mod protection;
 mod replay;
+mod report;
 mod run;
 mod session;
 mod show;
@@ -177,6 +180,13 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Tell of a job what happened when, what each death and protection cost, and what that suggests
+    #[command(
+        after_help = "Examples:\n  radic report 4f3c\n  radic report 4f3c --html report.html\n  radic report 4f3c --svg report.svg --mtbf 30d\n\n\
+        Of a job that runs, or of one that has ended and is still remembered: the nodes keep their last events, and what ranks have counted. What is not known \
+        is said. A file that is there already stays as it is; new ones are readable by you alone. No rank is asked for anything."
+    )]
+    Report(report::ReportArgs),
     /// Say what an exit code of `radic run`, or the name of an event, means, and what can be done
     Explain(explain::ExplainArgs),
     /// Measure what RADIC costs
@@ -319,6 +329,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Top(args) => top::top(&cluster, &args)?,
         Command::Web(args) => web::web(&cluster, &args)?,
         Command::Events { follow, format } => show::events(&cluster, follow, format.json)?,
+        Command::Report(args) => report::report(&cluster, &args)?,
         Command::Ckpt(command) => return ckpt::dispatch(command),
         Command::Bench(command) => bench::dispatch(&cluster, &command)?,
         Command::Inject(command) => inject::inject(&cluster, command)?,

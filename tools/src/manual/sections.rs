@@ -118,7 +118,8 @@ pub(super) fn see_also(command: &Command, name: &str, parent: Option<&str>) -> S
     let of_page: &[&str] = match name {
         "radic-run" => &["radic-explain(1)", "radic-doctor(1)", "radic-attach(1)", "radic-suspend(1)"],
         "radic-attach" | "radic-resume" | "radic-suspend" => &["radic-run(1)", "radic-explain(1)"],
-        "radic-events" => &["radic-explain(1)"],
+        "radic-events" => &["radic-explain(1)", "radic-report(1)"],
+        "radic-report" => &["radic-events(1)", "radic-jobs(1)", "radic-top(1)"],
         "radic-explain" => &["radic-run(1)", "radic-events(1)"],
         _ => &[],
     };
