@@ -10,7 +10,8 @@ use radic_wire::local::{LogSizes, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::process::{Counters, Protect};
 
 use crate::client::{ClientError, Cluster};
-use crate::show::{Table, bytes, duration, print, print_json};
+use crate::progress::{Progress, TICK, Unit};
+use crate::show::{Table, ask_status, bytes, duration, print, print_json};
 
 /// Processes of which is shown what they wait for.
 const WAITING: usize = 8;
@@ -81,32 +82,44 @@ fn sum(all: impl Iterator<Item = Counters>) -> Counters {
 }
 
 /// A checkpoint of each rank of a job, now, or why there is none.
-pub(crate) fn make_checkpoints(cluster: &Cluster, job: String) -> Result<Vec<RankCheckpoint>> {
-    let (all, incomplete) = ask_checkpoints(cluster, job)?;
+pub(crate) fn make_checkpoints(cluster: &Cluster, job: String, progress: &Progress) -> Result<Vec<RankCheckpoint>> {
+    let (all, incomplete) = ask_checkpoints(cluster, job, progress)?;
     incomplete.map_or(Ok(all), |error| Err(error.into()))
 }
 
 /// What became of the ranks' checkpoints, and why nothing is known of others.
-fn ask_checkpoints(cluster: &Cluster, job: String) -> Result<(Vec<RankCheckpoint>, Option<ClientError>)> {
+fn ask_checkpoints(cluster: &Cluster, job: String, progress: &Progress) -> Result<(Vec<RankCheckpoint>, Option<ClientError>)> {
+    let ranks = if progress.is_shown() { ranks_of(cluster, &job) } else { None };
+    progress.begin("checkpoints", Unit::Steps, ranks);
     let mut connection = cluster.connect(None)?;
     connection.send(&Request::Checkpoint { job })?;
     let deadline = Instant::now() + CHECKPOINTS;
     let mut all: Vec<RankCheckpoint> = Vec::new();
     let incomplete = loop {
-        match connection.wait(Some(deadline))? {
+        match connection.wait(Some(deadline.min(Instant::now() + TICK)))? {
             Some(Reply::Checkpoints(some)) => all.extend(some),
             Some(Reply::Done) => break None,
             Some(Reply::Error(error)) => break Some(ClientError::Refused(error)),
             Some(other) => return Err(connection.unexpected(&other).into()),
+            None if Instant::now() < deadline => progress.tick(),
             None => break Some(ClientError::Late { node: connection.node().to_owned(), limit: CHECKPOINTS }),
         }
+        progress.reach(all.len() as u64);
     };
     Ok((all, incomplete))
 }
 
+/// How many ranks a job has, if that is known.
+fn ranks_of(cluster: &Cluster, job: &str) -> Option<u64> {
+    let jobs = ask_status(cluster).ok()?.jobs;
+    let mut found =
+        jobs.iter().filter(|known| known.outcome.is_none() && known.job.to_string().starts_with(&job.to_ascii_lowercase()));
+    found.next().map(|job| u64::from(job.ranks))
+}
+
 /// `radic checkpoint`. The result is the exit code.
 pub(crate) fn checkpoint(cluster: &Cluster, job: String, json: bool) -> Result<u8> {
-    let (all, incomplete) = ask_checkpoints(cluster, job)?;
+    let (all, incomplete) = ask_checkpoints(cluster, job, &Progress::new(json))?;
     if json {
         print_json(&all)?
     } else {

@@ -35,6 +35,7 @@ mod manual;
 mod mpi;
 mod outcome;
 mod printer;
+mod progress;
 mod protection;
 mod replay;
 mod report;

@@ -32,6 +32,7 @@ use serde::Serialize;
 
 use crate::client::Cluster;
 use crate::log::{Held, stream_text};
+use crate::progress::{Progress, Unit};
 use crate::show::{Table, bytes, print, print_json};
 
 /// The library's file, beside this command.
@@ -117,14 +118,17 @@ impl Report {
 pub(crate) fn replay(cluster: &Cluster, args: ReplayArgs) -> Result<()> {
     let began = Instant::now();
     let mut session = Session::open(cluster, &args)?;
-    let images = session.fetch_images()?;
+    let progress = Progress::new(args.json);
+    let images = session.fetch_images(&progress)?;
     let launcher = getrandom::u64().map_err(|error| anyhow!("no random bytes from the system: {error}"))?;
     let name = socket_name(launcher);
     let address = SocketAddr::from_abstract_name(name.as_bytes()).context("the socket's name")?;
     let listener = UnixListener::bind_addr(&address).context("cannot listen for the restored process")?;
     let mut child = Kept(restore(images, launcher)?);
-    let mut talk = accept(listener, &mut child.0)?;
-    let (complete, ended) = session.serve(&mut talk, &mut child.0)?;
+    progress.begin("restoring the process", Unit::Steps, None);
+    let mut talk = accept(listener, &mut child.0, &progress)?;
+    let (complete, ended) = session.serve(&mut talk, &mut child.0, &progress)?;
+    drop(progress);
     let report = session.report(complete, ended, began.elapsed());
     if args.json {
         print_json(&report)?
@@ -163,7 +167,7 @@ fn restore(images: Vec<File>, launcher: u64) -> Result<Child> {
 }
 
 /// The connection of the restored process. Whatever other process calls is turned away, and gets not a byte: the socket's name is there for every user to see.
-fn accept(listener: UnixListener, child: &mut Child) -> Result<Talk> {
+fn accept(listener: UnixListener, child: &mut Child, progress: &Progress) -> Result<Talk> {
     listener.set_nonblocking(true)?;
     let deadline = Instant::now() + RESTORED;
     loop {
@@ -181,6 +185,7 @@ fn accept(listener: UnixListener, child: &mut Child) -> Result<Talk> {
                 }
                 let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(&listener), nix::poll::PollFlags::POLLIN)];
                 nix::poll::poll(&mut poll, nix::poll::PollTimeout::from(100u8))?;
+                progress.tick();
             }
             Err(error) => return Err(error).context("cannot accept the restored process"),
         }
@@ -278,7 +283,8 @@ impl Session {
     }
 
     /// The image, last, and those that it builds upon, in files without names: nothing is left behind, however this command ends.
-    fn fetch_images(&mut self) -> Result<Vec<File>> {
+    fn fetch_images(&mut self, progress: &Progress) -> Result<Vec<File>> {
+        progress.begin("fetching the images", Unit::Bytes, Some(self.images.iter().map(|image| image.bytes).sum()));
         let folder = std::env::temp_dir();
         let mut files = Vec::new();
         for image in &self.images {
@@ -291,6 +297,7 @@ impl Session {
                 ensure!(!piece.is_empty(), "image {} has been replaced while it was read; run this again", image.image);
                 (&file).write_all(&piece)?;
                 position += piece.len() as u64;
+                progress.advance(piece.len() as u64);
             }
             files.push(file);
         }
@@ -298,7 +305,8 @@ impl Session {
     }
 
     /// Answers the process until it goes no further. Whether it was served everything, and why it ended.
-    fn serve(&mut self, talk: &mut Talk, child: &mut Child) -> Result<(bool, String)> {
+    fn serve(&mut self, talk: &mut Talk, child: &mut Child, progress: &Progress) -> Result<(bool, String)> {
+        progress.begin("executing again, by the journal", Unit::Bytes, Some(self.journal.len() as u64));
         let mut settled = false;
         loop {
             let Some(message) = talk.hear()? else {
@@ -313,6 +321,7 @@ impl Session {
                 }
                 ToReplayer::FetchJournal { position, room } => {
                     let from = position.saturating_sub(self.cut()) as usize;
+                    progress.reach(from as u64);
                     let rest = self.journal.get(from..).unwrap_or(&[]);
                     talk.say(&FromReplayer::Journal(rest[..rest.len().min(room as usize)].to_vec().into()))?;
                 }
@@ -320,7 +329,10 @@ impl Session {
                     let bytes = self.own.received(stream, offset);
                     talk.say(&FromReplayer::Payload(bytes[..bytes.len().min(room as usize)].to_vec().into()))?;
                 }
-                ToReplayer::Sent { stream, offset, bytes } => self.compare(stream, offset, &bytes)?,
+                ToReplayer::Sent { stream, offset, bytes } => {
+                    progress.tick();
+                    self.compare(stream, offset, &bytes)?;
+                }
                 ToReplayer::Settled => settled = true,
                 ToReplayer::Ended(why) => return Ok((settled, why)),
             }

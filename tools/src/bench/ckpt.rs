@@ -23,11 +23,13 @@ use radic_protector::folder;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::plot::{Panel, Row, Spread};
 use super::rival::Rival;
 use super::subject::READY;
-use super::{Comparison, Times};
+use super::{Comparison, PlotArgs, Times};
 use crate::ckpt::library;
 use crate::client;
+use crate::progress::{Progress, Unit};
 use crate::show::{print, print_json, report};
 use crate::terminal::Signals;
 
@@ -39,6 +41,14 @@ const DIRTYING: Duration = Duration::from_millis(300);
 const INCREMENTS: u32 = 3;
 /// Period of the checkpoints of the loop with tracking.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// The most that a pause, and a restart, should take.
+const FORK_MS: f64 = 35.0;
+const HUGE_MS: f64 = 10.0;
+const INCREMENTAL_MS: f64 = 5.0;
+const RESTORE_S: f64 = 0.7;
+/// Steps of a round: two of fork mode, huge pages, increments, and nine loops. A rival is one more.
+const STEPS: u64 = 13;
 
 /// The file that is the program's stderr.
 const COMPLAINTS: &str = "stderr";
@@ -58,6 +68,8 @@ pub(crate) struct CkptArgs {
     /// Where images go meanwhile [default: TMPDIR, or /tmp]
     #[arg(long)]
     dir: Option<PathBuf>,
+    #[command(flatten)]
+    plot: PlotArgs,
     /// Print JSON, for programs
     #[arg(long)]
     json: bool,
@@ -98,8 +110,11 @@ struct Report {
 
 /// `radic bench ckpt`.
 pub(super) fn measure(args: &CkptArgs) -> Result<()> {
+    let file = args.plot.begin()?;
     let mut bench = Bench::new(args)?;
     let (rival, why) = Rival::find();
+    let steps = STEPS + u64::from(rival.is_some());
+    bench.progress.begin("checkpoints", Unit::Steps, Some(steps * u64::from(args.rounds)));
     let busy = super::busy();
     let mut samples = Samples::default();
     for round in 1..=args.rounds {
@@ -112,6 +127,7 @@ pub(super) fn measure(args: &CkptArgs) -> Result<()> {
         }
         bench.loops(&mut samples)?;
     }
+    bench.progress.end();
     let mut notes: Vec<String> = why.into_iter().chain(busy).collect();
     if samples.huge.is_empty() {
         notes.push("huge pages were not measured: the kernel gave the program none".into());
@@ -129,7 +145,36 @@ pub(super) fn measure(args: &CkptArgs) -> Result<()> {
         loop_under_library: Comparison::of(&samples.library),
         loop_tracked: Comparison::of(&samples.tracked),
     };
-    if args.json { print_json(&figures) } else { Ok(print(&in_words(&figures))?) }
+    if args.json {
+        print_json(&figures)?
+    } else {
+        print(&in_words(&figures))?
+    }
+    args.plot.finish(file, &panels(&figures))
+}
+
+fn panels(report: &Report) -> [Panel; 2] {
+    let pause = |what: &str, cost: &Cost, target: f64| {
+        let spread = Spread::parts_of(&cost.program_pause_ms, target);
+        Row { what: format!("{what} ({target} ms)"), spread, target: Some(1.0) }
+    };
+    let mut pauses = vec![pause("fork, 4 KiB pages", &report.fork, FORK_MS)];
+    pauses.extend(report.fork_huge_pages.as_ref().map(|cost| pause("fork, huge pages", cost, HUGE_MS)));
+    pauses.push(pause("incremental, 1 % dirty", &report.incremental, INCREMENTAL_MS));
+    let restore = Spread::parts_of(&report.restore_s, RESTORE_S);
+    pauses.push(Row { what: format!("restart ({RESTORE_S} s)"), spread: restore, target: Some(1.0) });
+    let row = |what: &str, comparison: &Comparison, target| Row {
+        what: what.into(),
+        spread: comparison.pair_ratios,
+        target: Some(target),
+    };
+    let loops =
+        vec![row("loop, no checkpoint", &report.loop_under_library, 1.01), row("loop, one a second", &report.loop_tracked, 1.02)];
+    let title = format!("Checkpoints of {} MiB: pauses and restart, {} rounds", report.mib, report.rounds);
+    [
+        Panel { title, axis: "parts of the target, which is in brackets", rows: pauses },
+        Panel { title: "A loop that reads and writes its memory".into(), axis: "times the native one", rows: loops },
+    ]
 }
 
 #[derive(Default)]
@@ -186,7 +231,7 @@ fn in_words(report: &Report) -> String {
         ("loop, no checkpoint", &report.loop_under_library, "0.99 to 1.01"),
         ("loop, an increment a second", &report.loop_tracked, "<= 1.02"),
     ];
-    for (what, Comparison { native, radic, ratio, pair_ratio }, target) in loops {
+    for (what, Comparison { native, radic, ratio, pair_ratio, .. }, target) in loops {
         text += &format!("{what:<34} {:>10.3} {:>10.3} {ratio:>9.4} {pair_ratio:>9.4}   {target}\n", native.median, radic.median);
     }
     for note in &report.notes {
@@ -212,6 +257,7 @@ struct Bench {
     folder: Folder,
     library: PathBuf,
     signals: Signals,
+    progress: Progress,
 }
 
 impl Bench {
@@ -220,11 +266,21 @@ impl Bench {
         let library = library()?;
         // An interrupt ends the program, which is in the foreground with us; we remove what we have made, and end then.
         let signals = Signals::block(None).context("cannot wait for signals")?;
-        Ok(Self { mib: args.mib, rounds: args.rounds, passes: args.passes, round: 0, folder, library, signals })
+        Ok(Self {
+            mib: args.mib,
+            rounds: args.rounds,
+            passes: args.passes,
+            round: 0,
+            folder,
+            library,
+            signals,
+            progress: Progress::new(args.json),
+        })
     }
 
     fn step(&mut self, what: &str) -> Result<()> {
-        report(&format!("radic: round {} of {}: {what}", self.round, self.rounds));
+        self.progress.say(&format!("round {} of {}: {what}", self.round, self.rounds));
+        self.progress.advance(1);
         self.not_interrupted()
     }
 

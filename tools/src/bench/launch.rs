@@ -13,10 +13,12 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-use super::Comparison;
+use super::plot::{Panel, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
+use super::{Comparison, PlotArgs};
 use crate::client::Cluster;
-use crate::show::{print, print_json, report};
+use crate::progress::{Progress, Unit};
+use crate::show::{print, print_json};
 
 /// Message sizes in bytes, and how many exchanges of each in one run.
 const EXCHANGES: [(u64, u32); 2] = [(8, 20_000), (4 << 20, 150)];
@@ -43,6 +45,8 @@ pub(crate) struct LaunchArgs {
     /// Ranks to launch; 0: none
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(0..=4096))]
     ranks: u32,
+    #[command(flatten)]
+    plot: PlotArgs,
     /// Print JSON, for programs
     #[arg(long)]
     json: bool,
@@ -74,9 +78,13 @@ struct Report {
 
 /// `radic bench launch`.
 pub(crate) fn launch(cluster: &Cluster, args: &LaunchArgs) -> Result<()> {
+    let file = args.plot.begin()?;
     let program = args.program.clone().map_or_else(|| find_program(args.mpi, "pingpong"), Ok)?;
     let program = fs::canonicalize(&program).with_context(|| format!("--program {}", program.display()))?;
-    let runs = Runs::new(args.mpi, &program, args.mpiexec.as_deref())?;
+    let runs = Runs::new(args.mpi, &program, args.mpiexec.as_deref(), Progress::new(args.json))?;
+    let launches = if args.ranks > 0 { LAUNCHES } else { 0 };
+    let steps = u64::from(args.pairs) * EXCHANGES.len() as u64 + u64::from(launches);
+    runs.progress.begin("launching", Unit::Steps, Some(steps));
     let temporary = if cluster.connect(None).is_ok() { None } else { Some(Temporary::start(2)?) };
     let cluster = temporary.as_ref().map_or(cluster, |t| &t.cluster);
     let mut bench = Bench { runs, program, cluster };
@@ -85,17 +93,34 @@ pub(crate) fn launch(cluster: &Cluster, args: &LaunchArgs) -> Result<()> {
         pingpong.push(bench.pingpong(bytes, count, args.pairs)?);
     }
     let launch = if args.ranks > 0 { Some(bench.launch(args.ranks)?) } else { None };
+    bench.runs.progress.end();
     let Bench { runs: Runs { mpiexec, .. }, program, .. } = bench;
     let report = Report { library: args.mpi, program, mpiexec, pairs: args.pairs, pingpong, launch };
-    if args.json { print_json(&report) } else { Ok(print(&report_text(&report))?) }
+    if args.json {
+        print_json(&report)?
+    } else {
+        print(&report_text(&report))?
+    }
+    args.plot.finish(file, &[panel(&report)])
+}
+
+fn panel(report: &Report) -> Panel {
+    let row = |what, comparison: &Comparison| Row { what, spread: comparison.pair_ratios, target: None };
+    let messages = report.pingpong.iter().map(|of| row(format!("{}, half round trip", size(of.bytes)), &of.half_round_trip_us));
+    let launch = report.launch.iter().map(|of| row(format!("launch of {} ranks", of.ranks), &of.seconds));
+    let title = format!("radic run without protection against mpiexec, {} pairs", report.pairs);
+    Panel { title, axis: "times the native one", rows: messages.chain(launch).collect() }
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{bytes} B") } else { format!("{} MiB", bytes >> 20) }
 }
 
 fn report_text(report: &Report) -> String {
     let mut text = format!("program  {}\nnative   {}\n\n", report.program.display(), report.mpiexec.display());
     text.push_str("                   native min   median    RADIC min   median   ratio  of pairs\n");
     for PingPong { bytes, half_round_trip_us } in &report.pingpong {
-        let size = if *bytes < 1 << 20 { format!("{bytes} B") } else { format!("{} MiB", bytes >> 20) };
-        text.push_str(&row(&format!("{size}, us"), half_round_trip_us));
+        text.push_str(&row(&format!("{}, us", size(*bytes)), half_round_trip_us));
     }
     if let Some(Launch { ranks, seconds }) = &report.launch {
         text.push_str(&row(&format!("{ranks} ranks, s"), seconds));
@@ -103,7 +128,7 @@ fn report_text(report: &Report) -> String {
     text
 }
 
-fn row(what: &str, Comparison { native, radic, ratio, pair_ratio }: &Comparison) -> String {
+fn row(what: &str, Comparison { native, radic, ratio, pair_ratio, .. }: &Comparison) -> String {
     let (native, radic) = [native, radic].map(|t| format!("{:>11.2} {:>8.2}", t.min, t.median)).into();
     format!("{what:<17} {native}  {radic}  {ratio:>6.3}  {pair_ratio:>8.3}\n")
 }
@@ -130,9 +155,10 @@ impl Bench<'_> {
         let options = ["--json", "--size", &bytes.to_string(), "--count", &count.to_string()].map(str::to_owned);
         let mut times = Vec::new();
         for pair in 1..=pairs {
-            report(&format!("radic: {bytes} B, pair {pair} of {pairs}"));
+            self.runs.progress.say(&format!("{}, pair {pair} of {pairs}", size(bytes)));
             let native = figure(&self.native(2, &options)?, HALF_ROUND_TRIP)?;
             times.push((native, figure(&self.radic(2, &options)?, HALF_ROUND_TRIP)?));
+            self.runs.progress.advance(1);
         }
         Ok(PingPong { bytes, half_round_trip_us: Comparison::of(&times) })
     }
@@ -141,13 +167,14 @@ impl Bench<'_> {
         let options = ["--size", "8", "--count", "1"].map(str::to_owned);
         let mut times = Vec::new();
         for number in 1..=LAUNCHES {
-            report(&format!("radic: {ranks} ranks, launch {number} of {LAUNCHES}"));
+            self.runs.progress.say(&format!("{ranks} ranks, launch {number} of {LAUNCHES}"));
             let start = Instant::now();
             self.native(ranks, &options)?;
             let native = start.elapsed().as_secs_f64();
             let start = Instant::now();
             self.radic(ranks, &options)?;
             times.push((native, start.elapsed().as_secs_f64()));
+            self.runs.progress.advance(1);
         }
         Ok(Launch { ranks, seconds: Comparison::of(&times) })
     }

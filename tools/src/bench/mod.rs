@@ -1,14 +1,20 @@
 //! `radic bench`: what RADIC costs.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use self::plot::{Panel, Spread};
 use crate::client::Cluster;
+use crate::file::NewFile;
+use crate::show::report;
 
 mod ckpt;
 mod launch;
 mod net;
+mod plot;
 mod recover;
 mod rival;
 mod runs;
@@ -61,6 +67,28 @@ pub(crate) fn dispatch(cluster: &Cluster, command: &BenchCommand) -> Result<()> 
     }
 }
 
+/// Where the picture goes.
+#[derive(Args)]
+struct PlotArgs {
+    /// Draw the figures with their spread, and their targets, into this new file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl PlotArgs {
+    /// The file, made before anything is measured: minutes later would be too late to hear that it cannot be.
+    fn begin(&self) -> Result<Option<NewFile>> {
+        self.svg.as_deref().map(NewFile::create).transpose()
+    }
+
+    fn finish(&self, file: Option<NewFile>, panels: &[Panel]) -> Result<()> {
+        let (Some(file), Some(path)) = (file, &self.svg) else { return Ok(()) };
+        file.finish(&plot::svg(panels)?)?;
+        report(&format!("radic: the picture is in {}", path.display()));
+        Ok(())
+    }
+}
+
 /// Whether other work will be a part of the figures: there is some before we begin.
 fn busy() -> Option<String> {
     let load: f64 = std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
@@ -72,18 +100,19 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|s| (0.01..=3600.0).contains(s)).ok_or_else(|| "it is a number of seconds, 0.01 to 3600".into())
 }
 
-/// Least and middle of several times.
+/// Least, middle and most of several times.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Times {
     min: f64,
     median: f64,
+    max: f64,
 }
 
 impl Times {
     fn of(mut times: Vec<f64>) -> Self {
         assert!(!times.is_empty(), "at least one run is asked for");
         times.sort_by(f64::total_cmp);
-        Times { min: times[0], median: times[times.len() / 2] }
+        Times { min: times[0], median: times[times.len() / 2], max: times[times.len() - 1] }
     }
 }
 
@@ -96,14 +125,17 @@ struct Comparison {
     ratio: f64,
     /// The median of the ratios of the pairs.
     pair_ratio: f64,
+    /// All ratios of the pairs.
+    pair_ratios: Spread,
 }
 
 impl Comparison {
     fn of(pairs: &[(f64, f64)]) -> Self {
         let (native, radic) = pairs.iter().copied().unzip();
         let (native, radic) = (Times::of(native), Times::of(radic));
-        let ratios = pairs.iter().map(|(native, radic)| radic / native);
-        Comparison { native, radic, ratio: radic.median / native.median, pair_ratio: Times::of(ratios.collect()).median }
+        let ratios = Times::of(pairs.iter().map(|(native, radic)| radic / native).collect());
+        let pair_ratios = Spread::parts_of(&ratios, 1.0);
+        Comparison { native, radic, ratio: radic.median / native.median, pair_ratio: ratios.median, pair_ratios }
     }
 }
 
@@ -113,8 +145,8 @@ mod tests {
 
     #[test]
     fn the_median_is_the_middle() {
-        assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { min: 1.0, median: 2.0 });
-        assert_eq!(Times::of(vec![5.0]), Times { min: 5.0, median: 5.0 });
+        assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { min: 1.0, median: 2.0, max: 3.0 });
+        assert_eq!(Times::of(vec![5.0]), Times { min: 5.0, median: 5.0, max: 5.0 });
     }
 
     #[test]
@@ -125,7 +157,9 @@ mod tests {
 
     #[test]
     fn a_ratio_above_1_says_that_radic_is_slower() {
-        let Comparison { native, radic, ratio, pair_ratio } = Comparison::of(&[(1.0, 2.0), (10.0, 30.0), (2.0, 3.0)]);
+        let Comparison { native, radic, ratio, pair_ratio, pair_ratios } =
+            Comparison::of(&[(1.0, 2.0), (10.0, 30.0), (2.0, 3.0)]);
         assert_eq!((native.median, radic.median, ratio, pair_ratio), (2.0, 3.0, 1.5, 2.0));
+        assert_eq!(pair_ratios, Spread { min: 1.5, median: 2.0, max: 3.0 });
     }
 }

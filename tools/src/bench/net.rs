@@ -15,10 +15,12 @@ use radic_wire::local::{ClusterStatus, Reply, Request};
 use radic_wire::process::Counters;
 use serde::Serialize;
 
-use super::Comparison;
+use super::plot::{Panel, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
+use super::{Comparison, PlotArgs};
 use crate::client::{self, Cluster};
-use crate::show::{print, print_json, report};
+use crate::progress::{Progress, Unit};
+use crate::show::{print, print_json};
 
 /// Messages: bytes, exchanges in one run, and the most that protection may cost.
 const EXCHANGES: [Exchange; 3] = [
@@ -61,6 +63,8 @@ pub(crate) struct NetArgs {
     /// Seconds between two checkpoints of a rank of Jacobi's iteration
     #[arg(long, default_value_t = 5.0, value_parser = super::parse_seconds, value_name = "S")]
     ckpt_interval: f64,
+    #[command(flatten)]
+    plot: PlotArgs,
     /// Print JSON, for programs
     #[arg(long)]
     json: bool,
@@ -104,8 +108,11 @@ struct Report {
 
 /// `radic bench net`.
 pub(super) fn measure(args: &NetArgs) -> Result<()> {
+    let file = args.plot.begin()?;
     let program = find_program(args.mpi, "pingpong")?;
-    let mut runs = Runs::new(args.mpi, &program, None)?;
+    let mut runs = Runs::new(args.mpi, &program, None, Progress::new(args.json))?;
+    let steps = u64::from(args.rounds) * EXCHANGES.len() as u64 + u64::from(args.jacobi_rounds);
+    runs.progress.begin("messages", Unit::Steps, Some(steps));
     let notes = super::busy().into_iter().collect();
     let mut bench = Bench { runs: &mut runs, program, cluster: Temporary::start(2)? };
     let pingpong = EXCHANGES.iter().map(|exchange| bench.pingpong(exchange, args.rounds)).collect::<Result<_>>()?;
@@ -116,8 +123,33 @@ pub(super) fn measure(args: &NetArgs) -> Result<()> {
     } else {
         None
     };
+    runs.progress.end();
     let figures = Report { library: args.mpi, mpiexec: runs.mpiexec, rounds: args.rounds, pingpong, jacobi, notes };
-    if args.json { print_json(&figures) } else { Ok(print(&in_words(&figures))?) }
+    if args.json {
+        print_json(&figures)?
+    } else {
+        print(&in_words(&figures))?
+    }
+    args.plot.finish(file, &[panel(&figures)])
+}
+
+fn panel(report: &Report) -> Panel {
+    let row = |what, comparison: &Comparison, target| Row { what, spread: comparison.pair_ratios, target: Some(target) };
+    let messages = report.pingpong.iter().flat_map(|of| {
+        let size = size(of.bytes);
+        [row(format!("{size}, protected"), &of.protected, of.target), row(format!("{size}, protect off"), &of.off, of.off_target)]
+    });
+    let jacobi = report.jacobi.iter().map(|of| row(format!("Jacobi, {} ranks", of.ranks), &of.protected, of.target));
+    let title = format!("What protection costs: times under RADIC, {} rounds", report.rounds);
+    Panel { title, axis: "times the native one", rows: messages.chain(jacobi).collect() }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
 }
 
 fn in_words(report: &Report) -> String {
@@ -128,12 +160,7 @@ fn in_words(report: &Report) -> String {
     );
     text += &format!("{:<18} {:>10} {:>10} {:>7} {:>8}  target\n", "", "native", "radic", "ratio", "of pairs");
     for PingPong { bytes, off, off_target, protected, target, bandwidth } in &report.pingpong {
-        let size = match bytes {
-            0..1024 => format!("{bytes} B"),
-            1024..1_048_576 => format!("{} KiB", bytes >> 10),
-            _ => format!("{} MiB", bytes >> 20),
-        };
-        text += &row(&format!("{size}, us"), protected, *target);
+        text += &row(&format!("{}, us", size(*bytes)), protected, *target);
         if *bytes >= 1 << 20 {
             text += &format!("{:<18} {:>37.2}  >= {:.2} of the native bandwidth\n", "", bandwidth, 1.0 / target);
         }
@@ -149,7 +176,7 @@ fn in_words(report: &Report) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-fn row(what: &str, Comparison { native, radic, ratio, pair_ratio }: &Comparison, target: f64) -> String {
+fn row(what: &str, Comparison { native, radic, ratio, pair_ratio, .. }: &Comparison, target: f64) -> String {
     format!("{what:<18} {:>10.2} {:>10.2} {ratio:>7.3} {pair_ratio:>8.3}  <= {target:.2}\n", native.median, radic.median)
 }
 
@@ -175,12 +202,13 @@ impl Bench<'_> {
         let options = ["--json", "--size", &bytes.to_string(), "--count", &count.to_string()].map(str::to_owned);
         let (mut off, mut protected) = (Vec::new(), Vec::new());
         for round in 1..=rounds {
-            report(&format!("radic: {bytes} B, round {round} of {rounds}"));
+            self.runs.progress.say(&format!("{}, round {round} of {rounds}", size(bytes)));
             let name = "half_round_trip_us";
             let native = self.native(2, &options, name)?;
             off.push((native, self.radic(2, &OFF, &options, name)?));
             protected.push((native, self.radic(2, &ON, &options, name)?));
             self.newest_job(2)?;
+            self.runs.progress.advance(1);
         }
         let (off, protected) = (Comparison::of(&off), Comparison::of(&protected));
         let bandwidth = 1.0 / protected.ratio;
@@ -195,7 +223,7 @@ impl Bench<'_> {
         let mut times = Vec::new();
         let (mut checkpoints, mut longest) = (0, 0);
         for round in 1..=args.jacobi_rounds {
-            report(&format!("radic: Jacobi, round {round} of {}", args.jacobi_rounds));
+            self.runs.progress.say(&format!("Jacobi, round {round} of {}", args.jacobi_rounds));
             let native = self.native(JACOBI_RANKS, &options, "seconds")?;
             times.push((native, self.radic(JACOBI_RANKS, &flags, &options, "seconds")?));
             for counters in self.newest_job(JACOBI_RANKS)? {
@@ -206,6 +234,7 @@ impl Bench<'_> {
                 checkpoints += counters.committed;
                 longest = longest.max(counters.longest_pause_ns);
             }
+            self.runs.progress.advance(1);
         }
         let protected = Comparison::of(&times);
         let longest_pause_ms = longest as f64 / 1e6;

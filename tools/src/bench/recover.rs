@@ -19,11 +19,13 @@ use radic_wire::ids::{JobId, Rank};
 use radic_wire::local::{ClusterStatus, NodeInfo, ProcessInfo, Reply, Request};
 use serde::Serialize;
 
-use super::Times;
+use super::plot::{Panel, Row as Plotted, Spread};
 use super::runs::{Library, Runs, Started, Temporary, figure, find_program};
+use super::{PlotArgs, Times};
 use crate::client::{Cluster, Connection};
 use crate::counters::make_checkpoints;
-use crate::show::{ask_status, print, print_json, report};
+use crate::progress::{Progress, Unit};
+use crate::show::{ask_status, print, print_json};
 
 const RANKS: u32 = 4;
 /// The node and the rank that die: neither the terminal's node nor that of rank 0, where the job is at home.
@@ -47,6 +49,8 @@ const TRIAL: u64 = 300;
 const SLACK: f64 = 10.0;
 /// Deaths that a job lasts for, at least, when it has one every so often.
 const DEATHS: f64 = 2.5;
+/// Steps of the whole job: how long it takes, undisturbed, and with deaths in two ways.
+const WHOLE_STEPS: u64 = 4;
 /// Runs in which the length of such a job is found.
 const LENGTHS: u32 = 3;
 
@@ -77,6 +81,8 @@ pub(crate) struct RecoverArgs {
     /// Seconds that a job with one death takes when nothing happens to it; it must not end before the death
     #[arg(long, default_value_t = 25.0, value_parser = super::parse_seconds, value_name = "S")]
     seconds: f64,
+    #[command(flatten)]
+    plot: PlotArgs,
     /// Print JSON, for programs
     #[arg(long)]
     json: bool,
@@ -190,18 +196,69 @@ struct Report {
 
 /// `radic bench recover`.
 pub(super) fn measure(args: &RecoverArgs) -> Result<()> {
+    let file = args.plot.begin()?;
     let program = args.program.clone().map_or_else(|| find_program(args.mpi, "memory"), Ok)?;
     let program = std::fs::canonicalize(&program).with_context(|| program.display().to_string())?;
     let notes = super::busy().into_iter().collect();
     let longest = Duration::from_secs_f64(SLACK * args.seconds.max(DEATHS * args.every));
-    let mut bench = Bench { runs: Runs::protected(args.mpi, &program)?.lasting(longest), program, args };
+    let runs = Runs::protected(args.mpi, &program, Progress::new(args.json))?.lasting(longest);
+    let steps = args.mib.len() as u64 * (1 + u64::from(args.rounds)) + if args.every > 0.0 { WHOLE_STEPS } else { 0 };
+    runs.progress.begin("deaths", Unit::Steps, Some(steps));
+    let mut bench = Bench { runs, program, args };
     let rows = args.mib.iter().map(|mib| bench.deaths(*mib)).collect::<Result<_>>()?;
     let first = args.mib.first().filter(|_| args.every > 0.0);
     let whole = first.map(|mib| bench.whole(*mib)).transpose()?;
+    bench.runs.progress.end();
     let Bench { program, .. } = bench;
     let (library, rounds, ckpt_interval_s) = (args.mpi, args.rounds, args.ckpt_interval);
     let figures = Report { library, program, rounds, ckpt_interval_s, rows, whole, notes };
-    if args.json { print_json(&figures) } else { Ok(print(&in_words(&figures))?) }
+    if args.json {
+        print_json(&figures)?
+    } else {
+        print(&in_words(&figures))?
+    }
+    args.plot.finish(file, &panels(&figures))
+}
+
+fn panels(report: &Report) -> [Panel; 2] {
+    let part = |mib: u64, what: &str, times: &Times, target: f64| Plotted {
+        what: format!("{mib} MiB: {what} ({target} s)"),
+        spread: Spread::parts_of(times, target),
+        target: Some(1.0),
+    };
+    let of_row = |row: &Row| {
+        let replay = Plotted {
+            what: format!("{} MiB: replay, by what it does again", row.mib),
+            spread: inverse(&row.replay_speed),
+            target: Some(1.0),
+        };
+        let detected = part(row.mib, "detected", &row.detect_s, DETECTED);
+        let restarted = (row.mib <= TARGET_MIB).then(|| part(row.mib, "replay begins", &row.restarted_s, RESTARTED));
+        [Some(detected), restarted, Some(replay)].into_iter().flatten().collect::<Vec<_>>()
+    };
+    let whole = report.whole.iter().flat_map(|whole| {
+        let row = |what: &str, seconds: f64| {
+            let ratio = seconds / whole.undisturbed_s;
+            Plotted { what: what.into(), spread: Spread { min: ratio, median: ratio, max: ratio }, target: None }
+        };
+        let over = whole.over_s.map(|seconds| row("all begin anew", seconds));
+        [
+            Some(row("only the lost rank goes back", whole.radic_s)),
+            Some(row("all go back to the last save", whole.together_s)),
+            over,
+        ]
+    });
+    let title = format!("From a death to life, {} deaths of each size", report.rounds);
+    [
+        Panel { title, axis: "parts of the target, which is in brackets", rows: report.rows.iter().flat_map(of_row).collect() },
+        Panel { title: "One job with many deaths".into(), axis: "times the undisturbed one", rows: whole.flatten().collect() },
+    ]
+}
+
+/// The time by the time that is done again: less is better.
+fn inverse(speed: &Times) -> Spread {
+    let part = |speed: f64| 1.0 / speed.max(1e-3);
+    Spread { min: part(speed.max), median: part(speed.median), max: part(speed.min) }
 }
 
 fn in_words(report: &Report) -> String {
@@ -270,15 +327,16 @@ impl Bench<'_> {
         let steps = self.steps(mib)?;
         let mut deaths = Vec::new();
         for round in 1..=self.args.rounds {
-            report(&format!("radic: {mib} MiB, death {round} of {}", self.args.rounds));
+            self.runs.progress.say(&format!("{mib} MiB, death {round} of {}", self.args.rounds));
             deaths.push(self.death(mib, steps)?);
+            self.runs.progress.advance(1);
         }
         Ok(Row::of(mib, &deaths))
     }
 
     /// How many steps take the time that a job is to take, checkpoints among them: with much memory they take most of it.
     fn steps(&mut self, mib: u64) -> Result<u64> {
-        report(&format!("radic: {mib} MiB, undisturbed"));
+        self.runs.progress.say(&format!("{mib} MiB, undisturbed"));
         let mut steps = TRIAL;
         for trial in [self.args.ckpt_interval.min(self.args.seconds), self.args.seconds] {
             let temporary = Temporary::start(RANKS)?;
@@ -286,6 +344,7 @@ impl Bench<'_> {
             let seconds = figure(&self.runs.run(command)?, "seconds")?;
             steps = (steps as f64 * trial / seconds.max(1e-3)) as u64 + 1;
         }
+        self.runs.progress.advance(1);
         Ok(steps)
     }
 
@@ -299,10 +358,13 @@ impl Bench<'_> {
     fn whole(&mut self, mib: u64) -> Result<Whole> {
         let every_s = self.args.every;
         let (steps, undisturbed_s) = self.lasting(mib, DEATHS * every_s)?;
-        report(&format!("radic: {mib} MiB, the whole job, a node dies every {every_s} s"));
+        self.runs.progress.advance(1);
+        self.runs.progress.say(&format!("{mib} MiB, the whole job, a node dies every {every_s} s"));
         let (radic_s, radic_deaths) = self.with_deaths(mib, steps, undisturbed_s)?;
-        report(&format!("radic: {mib} MiB, the whole job, all ranks go back every {every_s} s"));
+        self.runs.progress.advance(1);
+        self.runs.progress.say(&format!("{mib} MiB, the whole job, all ranks go back every {every_s} s"));
         let (together_s, together_deaths, together_saved) = self.together(mib, steps)?;
+        self.runs.progress.advance(1);
         // It ends before the first death, or never.
         let over_s = (undisturbed_s < every_s).then_some(undisturbed_s);
         Ok(Whole { mib, every_s, undisturbed_s, radic_s, radic_deaths, together_s, together_deaths, together_saved, over_s })
@@ -312,7 +374,7 @@ impl Bench<'_> {
     fn lasting(&mut self, mib: u64, due: f64) -> Result<(u64, f64)> {
         let mut steps = (self.steps(mib)? as f64 * due / self.args.seconds) as u64 + 1;
         for _ in 0..LENGTHS {
-            report(&format!("radic: {mib} MiB, the whole job undisturbed"));
+            self.runs.progress.say(&format!("{mib} MiB, the whole job undisturbed"));
             let undisturbed = self.undisturbed(mib, steps)?;
             if undisturbed >= due {
                 return Ok((steps, undisturbed));
@@ -338,6 +400,7 @@ impl Bench<'_> {
             if left.is_zero() {
                 return Ok(true);
             }
+            self.runs.progress.tick();
             std::thread::sleep(left.min(LOOK));
         }
         Ok(false)
@@ -435,7 +498,7 @@ impl Bench<'_> {
             ensure!(Instant::now() < deadline, "there is no checkpoint of {mib} MiB within {} s", LIMIT.as_secs());
             let Some(id) = self.running(job, cluster)? else { bail!("the job ended before it was saved: give more --seconds") };
             // A rank that begins or catches up makes none: asked again soon.
-            if make_checkpoints(cluster, id)?.iter().any(|rank| rank.result.is_err()) {
+            if make_checkpoints(cluster, id, &Progress::hidden())?.iter().any(|rank| rank.result.is_err()) {
                 self.wait(job, Instant::now() + AGAIN)?;
             }
         }

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::client::{self, Cluster};
 use crate::cluster::{self, StartOptions};
 use crate::mpi::{self, Plan};
+use crate::progress::{Progress, TICK};
 use crate::show::report;
 use crate::terminal::Signals;
 
@@ -69,11 +70,13 @@ pub(super) struct Runs {
     signals: Signals,
     /// Time that one run may take.
     limit: Duration,
+    /// How far the benchmark is.
+    pub(super) progress: Progress,
 }
 
 impl Runs {
     /// Runs of this program, and of others that use the same library.
-    pub(super) fn new(library: Library, program: &Path, mpiexec: Option<&Path>) -> Result<Self> {
+    pub(super) fn new(library: Library, program: &Path, mpiexec: Option<&Path>, progress: Progress) -> Result<Self> {
         let library_path = library_path(library)?;
         let inherited: Vec<_> = std::env::vars_os().collect();
         let environment = mpi::Environment { inherited: &inherited, explicit: &library_path };
@@ -81,12 +84,12 @@ impl Runs {
         let mpiexec = mpiexec.map_or_else(|| find_mpiexec(library, &plan), |path| Ok(path.to_owned()))?;
         // An interrupt ends the runs, which are in the foreground with us; we end what we have started, and then ourselves.
         let signals = Signals::block(None).context("cannot wait for signals")?;
-        Ok(Runs { library, mpiexec, plan, library_path, signals, limit: LIMIT })
+        Ok(Runs { library, mpiexec, plan, library_path, signals, limit: LIMIT, progress })
     }
 
     /// Runs of this program under RADIC only: no mpiexec is needed.
-    pub(super) fn protected(library: Library, program: &Path) -> Result<Self> {
-        Self::new(library, program, Some(Path::new("mpiexec")))
+    pub(super) fn protected(library: Library, program: &Path, progress: Progress) -> Result<Self> {
+        Self::new(library, program, Some(Path::new("mpiexec")), progress)
     }
 
     /// Runs that may take so long, if that is more than others may.
@@ -152,7 +155,7 @@ impl Runs {
 
     /// Waits for its end; its exit code and what it printed.
     pub(super) fn end(&mut self, mut started: Started) -> Result<(Option<i32>, String)> {
-        let output = read_output(&mut started.child, self.limit);
+        let output = read_output(&mut started.child, self.limit, &self.progress);
         if output.is_err() {
             // It may have ended by itself meanwhile.
             let _ = started.child.kill();
@@ -191,7 +194,7 @@ impl Drop for Started {
     }
 }
 
-fn read_output(child: &mut Child, limit: Duration) -> Result<String> {
+fn read_output(child: &mut Child, limit: Duration, progress: &Progress) -> Result<String> {
     let mut stdout = child.stdout.take().context("the pipe that was asked for")?;
     let deadline = Instant::now() + limit;
     let mut output = Vec::new();
@@ -201,7 +204,10 @@ fn read_output(child: &mut Child, limit: Duration) -> Result<String> {
         ensure!(output.len() < OUTPUT, "it prints more than {OUTPUT} bytes");
         let ready = {
             let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&stdout), PollFlags::POLLIN)];
-            client::poll_fds(&mut fds, Some(left)).context("waiting for output")?;
+            // A reader of the line on the terminal sees that time passes.
+            let wait = if progress.is_shown() { left.min(TICK) } else { left };
+            client::poll_fds(&mut fds, Some(wait)).context("waiting for output")?;
+            progress.tick();
             fds[0].any().unwrap_or(false)
         };
         let mut buffer = [0; 4096];

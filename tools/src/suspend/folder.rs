@@ -20,6 +20,7 @@ use rustix::fs::FlockOperation;
 
 use crate::client::Cluster;
 use crate::log::Held;
+use crate::progress::{Progress, Unit};
 
 use super::content::{self, Mark, NEW_MANIFEST, Saved, Source, UNFINISHED};
 use super::{ATTEMPTS, MANIFEST, needed};
@@ -112,13 +113,21 @@ impl Folder {
     }
 
     /// Copies what the protectors hold. It must be what they held before and hold afterwards.
-    pub(super) fn write_ranks(&mut self, cluster: &Cluster, job: JobId, ranks: u32, key: &JobKey) -> Result<Vec<SavedRank>> {
+    pub(super) fn write_ranks(
+        &mut self,
+        cluster: &Cluster,
+        job: JobId,
+        ranks: u32,
+        key: &JobKey,
+        progress: &Progress,
+    ) -> Result<Vec<SavedRank>> {
         let list = |rank| Ok(Held::open(cluster, job.to_string(), rank)?.log);
         let list = || (0..ranks).map(|rank| list(Rank(rank))).collect::<Result<Vec<HeldLog>>>();
         let all = |logs: &[HeldLog]| logs.iter().map(needed).collect::<Result<Vec<_>>>();
         for _ in 0..ATTEMPTS {
             let before = list()?;
-            let saved: Result<Vec<_>> = before.iter().map(|log| self.write_rank(cluster, log, key)).collect();
+            progress.begin("writing the ranks", Unit::Bytes, Some(before.iter().map(bytes_of).sum()));
+            let saved: Result<Vec<_>> = before.iter().map(|log| self.write_rank(cluster, log, key, progress)).collect();
             if all(&list()?)? == all(&before)? {
                 return saved;
             }
@@ -126,22 +135,22 @@ impl Folder {
         bail!("what its protectors hold goes on changing though its ranks are stopped; the job goes on");
     }
 
-    fn write_rank(&mut self, cluster: &Cluster, log: &HeldLog, key: &JobKey) -> Result<SavedRank> {
+    fn write_rank(&mut self, cluster: &Cluster, log: &HeldLog, key: &JobKey, progress: &Progress) -> Result<SavedRank> {
         let (process, (incarnation, images, journal, streams)) = (log.process, needed(log)?);
         let rank = process.rank;
         let mut held = Held::open(cluster, process.job.to_string(), rank)?;
         let mut saved_images = Vec::new();
         for HeldImage { image, parent, cut, bytes, .. } in images {
             let mut file = Saving::create(self, format!("rank-{rank}.image-{image}"), key)?;
-            file.copy(&mut held, LogPart::Image(image), Span { start: 0, end: bytes })?;
+            file.copy(&mut held, LogPart::Image(image), Span { start: 0, end: bytes }, progress)?;
             saved_images.push(SavedImage { image, parent, cut, file: file.finish()? });
         }
         let mut file = Saving::create(self, format!("rank-{rank}.journal"), key)?;
-        file.copy(&mut held, LogPart::Journal, journal)?;
+        file.copy(&mut held, LogPart::Journal, journal, progress)?;
         let journal_file = file.finish()?;
         let mut file = Saving::create(self, format!("rank-{rank}.received"), key)?;
         for HeldStream { stream, bytes, .. } in streams.iter().filter(|stream| !stream.closed) {
-            file.copy(&mut held, LogPart::Stream(*stream), *bytes)?;
+            file.copy(&mut held, LogPart::Stream(*stream), *bytes, progress)?;
         }
         let streams_file = file.finish()?;
         Ok(SavedRank { incarnation, images: saved_images, journal, journal_file, streams, streams_file })
@@ -169,6 +178,14 @@ impl Folder {
     pub(super) fn mark(&self, mark: &Mark) -> Result<()> {
         content::write_mark(&self.files, &self.id, mark)
     }
+}
+
+/// The bytes that are written of a rank.
+fn bytes_of(log: &HeldLog) -> u64 {
+    let Ok((_, images, journal, streams)) = needed(log) else { return 0 };
+    let length = |span: &Span| span.end.saturating_sub(span.start);
+    let received = streams.iter().filter(|stream| !stream.closed).map(|stream| length(&stream.bytes));
+    images.iter().map(|image| image.bytes).chain([length(&journal)]).chain(received).sum()
 }
 
 /// Whether the job of a suspension needs it no more, so that this one may be written in its place.
@@ -218,7 +235,7 @@ impl Saving {
     }
 
     /// Exactly this part of what is held.
-    fn copy(&mut self, held: &mut Held, part: LogPart, Span { start, end }: Span) -> Result<()> {
+    fn copy(&mut self, held: &mut Held, part: LogPart, Span { start, end }: Span, progress: &Progress) -> Result<()> {
         let mut position = start;
         while position < end {
             let mut piece = held.read(part, position)?;
@@ -228,6 +245,7 @@ impl Saving {
             self.code.update(&piece);
             self.bytes += piece.len() as u64;
             position += piece.len() as u64;
+            progress.advance(piece.len() as u64);
         }
         Ok(())
     }

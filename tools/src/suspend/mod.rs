@@ -37,7 +37,8 @@ use radic_wire::suspension::{Manifest, SavedRank, Suspension, Unprinted};
 
 use crate::client::{ClientError, Cluster, Connection};
 use crate::counters;
-use crate::show::{bytes, report};
+use crate::progress::Progress;
+use crate::show::bytes;
 
 use self::content::Mark;
 use self::folder::Folder;
@@ -77,14 +78,15 @@ impl From<Failure> for anyhow::Error {
 
 /// `radic suspend`.
 pub(crate) fn suspend(cluster: &Cluster, args: &SuspendArgs) -> Result<()> {
-    Ok(write_down(cluster, &args.job, &args.dir, &|line| report(line))?)
+    let progress = Progress::new(false);
+    Ok(write_down(cluster, &args.job, &args.dir, &progress, &|line| progress.report(line))?)
 }
 
-/// Writes a job to a folder, and ends it. `say` is told how far it is.
-fn write_down(cluster: &Cluster, job: &str, dir: &Path, say: &dyn Fn(&str)) -> Result<(), Failure> {
+/// Writes a job to a folder, and ends it. `say` is told what has been done.
+fn write_down(cluster: &Cluster, job: &str, dir: &Path, progress: &Progress, say: &dyn Fn(&str)) -> Result<(), Failure> {
     let key = load_key(cluster).map_err(Failure::Lasting)?;
     let mut folder = Folder::create(dir, &key, job).map_err(Failure::Lasting)?;
-    let (mut connection, job, size) = fill(cluster, job, &mut folder, &key, say).map_err(Failure::Passing)?;
+    let (mut connection, job, size) = fill(cluster, job, &mut folder, &key, progress, say).map_err(Failure::Passing)?;
     let ended = match connection.ask(&Request::EndSuspended, ENDED) {
         Ok(Reply::Done) => Ok(()),
         Ok(other) => Err(connection.unexpected(&other)),
@@ -107,13 +109,15 @@ fn fill(
     job: &str,
     folder: &mut Folder,
     key: &ClusterKey,
+    progress: &Progress,
     say: &dyn Fn(&str),
 ) -> Result<(Connection, JobId, u64)> {
-    checkpoint(cluster, job)?;
+    checkpoint(cluster, job, progress)?;
     let (connection, suspension, unprinted) = stop(cluster, job)?;
     let job = suspension.job;
     say(&format!("radic: all ranks of job {job} are stopped; writing them to {}", folder.path().display()));
-    let ranks = folder.write_ranks(cluster, job, suspension.ward.spec.ranks, &JobKey::derive_for_suspension(key, job))?;
+    let key_of_job = JobKey::derive_for_suspension(key, job);
+    let ranks = folder.write_ranks(cluster, job, suspension.ward.spec.ranks, &key_of_job, progress)?;
     let size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
     folder.finish(&Manifest { suspension, unprinted, ranks }.encode(key)?)?;
     Ok((connection, job, size))
@@ -126,8 +130,8 @@ pub(crate) fn load_key(cluster: &Cluster) -> Result<ClusterKey> {
 }
 
 /// A new image of each rank, so that little is to be done again.
-fn checkpoint(cluster: &Cluster, job: &str) -> Result<()> {
-    let ranks = counters::make_checkpoints(cluster, job.to_owned())?;
+fn checkpoint(cluster: &Cluster, job: &str, progress: &Progress) -> Result<()> {
+    let ranks = counters::make_checkpoints(cluster, job.to_owned(), progress)?;
     let failed = ranks.iter().find_map(|RankCheckpoint { rank, result, .. }| Some((rank, result.as_ref().err()?)));
     if let Some((rank, why)) = failed {
         bail!("rank {rank} has no checkpoint: {why}; the job goes on");

@@ -23,6 +23,7 @@ use radic_wire::local::{Reply, Request};
 use crate::client::{ClientError, Cluster};
 use crate::launch::slurm::{self, BatchSignal};
 use crate::outcome::Usage;
+use crate::progress::Progress;
 
 use super::folder::Folder;
 use super::{Failure, load_key, now_ms, write_down};
@@ -197,7 +198,7 @@ fn attempt(cluster: &Cluster, job: JobId, dir: &Path, voice: &Voice) {
     for left in (0..TRIES).rev() {
         let since = now_ms();
         voice.busy.store(true, Ordering::Release);
-        let result = write_down(cluster, &job.to_string(), dir, &|line| voice.line(line));
+        let result = write_down(cluster, &job.to_string(), dir, &Progress::hidden(), &|line| voice.line(line));
         voice.busy.store(false, Ordering::Release);
         match result {
             Ok(()) => return,

@@ -23,6 +23,7 @@ use radic_wire::mac::{Code, JobKey};
 use radic_wire::suspension::{Resumption, SavedFile, SavedImage, SavedRank, Unprinted, begin_code};
 
 use crate::client::{self, ClientError, Cluster, Connection};
+use crate::progress::{Progress, Unit};
 use crate::session::{self, Shown};
 use crate::show::report;
 
@@ -84,17 +85,23 @@ impl Resume<'_> {
     ) -> Result<u8> {
         let job = saved.job();
         let (signed, proof) = (JobKey::derive_for_suspension(key, job), JobKey::derive(key, job));
+        let progress = Progress::new(false);
+        let size = Some(saved.manifest.ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum());
+        progress.begin("verifying the files", Unit::Bytes, size);
         for file in saved.manifest.ranks.iter().flat_map(SavedRank::files) {
-            verify(source, file, &signed)?;
+            verify(source, file, &signed, &progress)?;
         }
         saved.manifest.suspension.ward.spec.nodes = self.nodes.to_vec();
         let (connection, logs) = ask_where(cluster, &saved)?;
+        progress.begin("giving the ranks to their protectors", Unit::Bytes, size);
         for ((rank, of_rank), log) in (0..).map(Rank).zip(&saved.manifest.ranks).zip(logs) {
-            report(&format!("radic: rank {rank} goes to its protector at {log}"));
+            progress.report(&format!("radic: rank {rank} goes to its protector at {log}"));
             let process = ProcessId { job, rank };
-            let upload = Upload { dir: source, signed: &signed, key: &proof, process, saved: of_rank };
+            let upload = Upload { dir: source, signed: &signed, key: &proof, process, saved: of_rank, progress: &progress };
             upload.give(log).with_context(|| format!("rank {rank} cannot be given to its protector at {log}"))?;
         }
+        // From here on the terminal is the job's.
+        drop(progress);
         let Shown { code, outcome } = self.begin(cluster, connection, &saved, on_signal)?;
         if let Some(outcome) = outcome.filter(|outcome| outcome.reason != EndReason::Suspended)
             && let Err(error) = saved.mark_ended(self.dir, &outcome)
@@ -140,8 +147,8 @@ fn ask_where(cluster: &Cluster, saved: &Saved) -> Result<(Connection, Vec<Socket
 }
 
 /// A file is there, whole, and what was written.
-pub(super) fn verify(dir: &Source, saved: &SavedFile, key: &JobKey) -> Result<()> {
-    let mut pieces = Pieces::open(dir, saved, key)?;
+pub(super) fn verify(dir: &Source, saved: &SavedFile, key: &JobKey, progress: &Progress) -> Result<()> {
+    let mut pieces = Pieces::open(dir, saved, key, progress)?;
     while !pieces.next()?.is_empty() {}
     Ok(())
 }
@@ -154,10 +161,11 @@ struct Pieces<'a> {
     code: Option<Code>,
     left: u64,
     buffer: Vec<u8>,
+    progress: &'a Progress,
 }
 
 impl<'a> Pieces<'a> {
-    fn open(dir: &Source, saved: &'a SavedFile, key: &JobKey) -> Result<Self> {
+    fn open(dir: &Source, saved: &'a SavedFile, key: &JobKey, progress: &'a Progress) -> Result<Self> {
         let path = dir.path(&saved.name);
         let file = dir.read(&saved.name, &format!("{} is missing", path.display()))?;
         let length = file.metadata().with_context(|| path.display().to_string())?.len();
@@ -168,7 +176,7 @@ impl<'a> Pieces<'a> {
             saved.bytes
         );
         let code = Some(begin_code(key, &saved.name));
-        Ok(Pieces { path, saved, file, code, left: saved.bytes, buffer: vec![0; PIECE] })
+        Ok(Pieces { path, saved, file, code, left: saved.bytes, buffer: vec![0; PIECE], progress })
     }
 
     /// At most so many of the next bytes.
@@ -177,6 +185,7 @@ impl<'a> Pieces<'a> {
         let piece = &mut self.buffer[..length];
         self.file.read_exact(piece).with_context(|| self.path.display().to_string())?;
         self.left -= length as u64;
+        self.progress.advance(length as u64);
         let code = self.code.as_mut().context("nothing is read behind the end")?;
         code.update(piece);
         if self.left == 0 {
@@ -201,6 +210,7 @@ struct Upload<'a> {
     key: &'a JobKey,
     process: ProcessId,
     saved: &'a SavedRank,
+    progress: &'a Progress,
 }
 
 impl Upload<'_> {
@@ -219,7 +229,7 @@ impl Upload<'_> {
         for (at, image) in images.iter().enumerate() {
             self.give_image(log, &mut voice, image, at + 1 == images.len())?;
         }
-        let mut pieces = Pieces::open(self.dir, journal_file, self.signed)?;
+        let mut pieces = Pieces::open(self.dir, journal_file, self.signed, self.progress)?;
         let mut position = journal.start;
         loop {
             let bytes = pieces.next()?;
@@ -252,7 +262,7 @@ impl Upload<'_> {
         let SavedImage { image, parent, cut, ref file } = *image;
         let mut client = self.open(log, Channel::Image)?;
         client.send(&ToProtector::ImageBegin { image, parent, cut, payload: 0, streams, ended })?;
-        let mut pieces = Pieces::open(self.dir, file, self.signed)?;
+        let mut pieces = Pieces::open(self.dir, file, self.signed, self.progress)?;
         loop {
             let bytes = pieces.next()?;
             if bytes.is_empty() {
@@ -273,7 +283,7 @@ impl Upload<'_> {
     fn give_received(&self, log: SocketAddr) -> Result<()> {
         let SavedRank { ref streams, ref streams_file, .. } = *self.saved;
         let mut bulk = self.open(log, Channel::Bulk)?;
-        let mut pieces = Pieces::open(self.dir, streams_file, self.signed)?;
+        let mut pieces = Pieces::open(self.dir, streams_file, self.signed, self.progress)?;
         let mut position = 0;
         for HeldStream { stream, bytes: Span { start, end }, .. } in streams.iter().filter(|stream| !stream.closed) {
             let mut offset = *start;

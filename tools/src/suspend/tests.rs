@@ -31,10 +31,10 @@ fn what_is_missing_truncated_or_damaged_is_said() {
         let content = vec![7; length];
         let file = saved(dir.path(), &content);
         let folder = Source::open(dir.path(), Owners::Trusted).unwrap();
-        verify(&folder, &file, &key()).unwrap();
+        verify(&folder, &file, &key(), &Progress::hidden()).unwrap();
         let path = dir.path().join("rank-0.journal");
         let fails = |how: &str| {
-            let error = format!("{:#}", verify(&folder, &file, &key()).unwrap_err());
+            let error = format!("{:#}", verify(&folder, &file, &key(), &Progress::hidden()).unwrap_err());
             assert!(error.contains(how) && error.contains("rank-0.journal"), "{length}: {error}");
         };
         fs::write(&path, [&content[..], b"x"].concat()).unwrap();
@@ -85,7 +85,7 @@ fn what_another_user_owns_or_may_write_is_refused_unless_that_user_is_trusted() 
     let dir = tempfile::tempdir().unwrap();
     let file = saved(dir.path(), b"content");
     let path = dir.path().join(&file.name);
-    let verify = |owners| Source::open(dir.path(), owners).and_then(|source| verify(&source, &file, &key()));
+    let verify = |owners| Source::open(dir.path(), owners).and_then(|source| verify(&source, &file, &key(), &Progress::hidden()));
     verify(Owners::Trusted).unwrap();
     let refused = |how: &str| {
         let error = format!("{:#}", verify(Owners::Trusted).unwrap_err());
