@@ -7,9 +7,10 @@
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 # make pictures  draws docs/pictures/*.svg from their descriptions
+# make screenshots  takes docs/pictures/top.svg and page.png of a job of 8 ranks through two deaths (with chromium, playwright and pyte)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build format lint unit integration long fuzz sim chaos lives pictures clean man completions install uninstall stage deb package-test
+.PHONY: demo test check deps build format lint unit integration long fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
