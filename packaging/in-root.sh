@@ -24,6 +24,12 @@ sleep 1.5
 radic inject kill-node n2
 wait "$job"
 radic events --json | grep '"event":"live"' >/dev/null
+radic top --once | grep 'nodes alive' >/dev/null
+number=$(radic events --json | sed -n 's/.*"event":"live".*"job":"\([0-9a-f]*\)".*/\1/p' | head -n 1)
+radic report "$number" | grep 'n2 died' >/dev/null
+radic report "$number" --html report.html && grep '<svg ' report.html >/dev/null
+# What Tab completes, in the shell of a user who has done nothing for it.
+( . /usr/share/bash-completion/completions/radic; COMP_WORDS=(radic rep) COMP_CWORD=1; _radic radic rep radic; [[ " ${COMPREPLY[*]} " = *" report "* ]] )
 radic run -n 1 -- sh -c 'exit 42' && exit 1 || [ $? = 42 ]
 radic explain 42
 radic cluster stop

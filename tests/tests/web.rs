@@ -131,5 +131,44 @@ fn a_death_is_seen_from_its_detection_to_the_new_checkpoint() {
     drop(feed);
     job.signal(rustix::process::Signal::TERM);
     job.wait();
+    check_report(&cluster, &number);
+    cluster.stop();
+}
+
+/// What `radic report` tells of the job of which n4 with its rank 2 has died.
+fn check_report(cluster: &Cluster, job: &str) {
+    let path = cluster.dir().join("report.html");
+    let file = path.display().to_string();
+    let written = cluster.radic(["report", job, "--json", "--html", &file]).run().expect(0);
+    let report: Value = serde_json::from_slice(written.bytes()).unwrap_or_else(|error| panic!("{error} in {written}"));
+    assert_eq!(
+        (&report["deaths"][0]["node"], &report["deaths"][0]["ranks"]),
+        (&"n4".into(), &serde_json::json!([2])),
+        "{report}"
+    );
+    let back = &report["recoveries"][0];
+    assert_eq!((&back["rank"], &back["cause"]["node"], &back["end"]), (&2.into(), &"n4".into(), &"protected".into()), "{back}");
+    let steps = back["steps"].as_array().expect("the steps of a recovery");
+    assert_eq!(steps.len(), 7, "{back}");
+    assert!(steps.iter().all(|taken| taken["to_ms"].as_u64() >= taken["from_ms"].as_u64()), "{back}");
+    assert!(report["overhead"]["known"].as_u64() > Some(0) && report["checkpoints"]["committed"].as_u64() > Some(0), "{report}");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    assert!(page.contains("<svg ") && page.contains("rank 2, n4") && !page.contains("<script"), "{page}");
+    cluster.radic(["report", job, "--svg", &file]).run().expect(125).expect_stderr(&["is there already"]);
+    assert_eq!(std::fs::read_to_string(&path).expect("the page"), page, "what is there stays");
+    cluster.radic(["report", "ffffffffffff"]).run().expect(125).expect_stderr(&["no job", "radic jobs --all"]);
+}
+
+#[test]
+fn a_cluster_is_started_with_a_page_for_each_node() {
+    let cluster = Cluster::empty(Kind::Logical);
+    let start = |http: &str| cluster.radic(["cluster", "start", "--nodes", "2", http]).run();
+    start("--http=127.0.0.1:7118").expect(125).expect_stderr(&["cannot share a port"]);
+    start("--http").expect(0);
+    let pages = ["n1", "n2"].map(|node| Page::of(&cluster, node));
+    assert_ne!(pages[0].address, pages[1].address);
+    for page in pages {
+        assert!(page.get("/metrics", &page.token).starts_with("HTTP/1.1 200"), "{}", page.address);
+    }
     cluster.stop();
 }
