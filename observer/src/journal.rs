@@ -422,6 +422,11 @@ impl Journal {
         self.thread
     }
 
+    /// Bytes that are not shipped.
+    pub fn unshipped(&self) -> usize {
+        (self.end() - self.shipped) as usize
+    }
+
     /// What is to be shipped now, if anything; it counts as shipped.
     pub fn poll_ship(&mut self) -> Option<Ship<'_>> {
         let (position, end) = (self.shipped, self.end());

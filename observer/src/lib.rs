@@ -25,6 +25,7 @@ pub mod connection;
 mod context;
 mod error;
 pub mod gate;
+pub mod haste;
 pub mod journal;
 pub mod links;
 mod observer;

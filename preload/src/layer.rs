@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use radic_observer::Observer;
 use radic_observer::connection::Slot;
+use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::session::Session;
 use radic_wire::determinant::ConnectionId;
@@ -171,6 +172,8 @@ pub struct Layer {
     pub key: JobKey,
     /// Keys for greetings to processes of other jobs.
     foreign: Vec<(ConnectionId, JobKey)>,
+    /// When outcomes are shipped.
+    pub(crate) haste: Haste,
     /// The session with the protector, and its connections.
     pub(crate) session: Session,
     pub(crate) journal: Channel,

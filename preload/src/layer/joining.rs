@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::session::{REPLACED, Session};
 use radic_observer::{Config, Observer};
@@ -128,6 +129,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         broken: Vec::with_capacity(64),
         key,
         foreign: Vec::new(),
+        haste: Haste::default(),
         session: Session::logged_in(protector, Duration::from_nanos(sys::now())),
         journal,
         bulk,

@@ -1,11 +1,17 @@
 //! What the protector gets, and the gate: waiting until it has that.
 
+use std::time::Duration;
+
 use rustix::event::{PollFd, PollFlags};
 
 use super::Layer;
 use super::ending::sure;
 use crate::counters::{self, Counter};
 use crate::{sys, threads};
+
+pub(super) fn clock() -> Duration {
+    Duration::from_nanos(sys::now())
+}
 
 impl Layer {
     /// Ships the journal at once.
@@ -20,6 +26,13 @@ impl Layer {
         counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
         if let Err(error) = self.journal.send_journal(&ship) {
             self.reconnect(error);
+        }
+    }
+
+    /// The same after the outcome of a receiving call, at once or later: [`Haste`](radic_observer::haste::Haste).
+    pub fn ship_received(&mut self) {
+        if self.haste.handle_outcome(clock, self.observer.journal().unshipped()) {
+            self.ship();
         }
     }
 
@@ -42,7 +55,9 @@ impl Layer {
 
     /// G1: waits until nothing that precedes is unstable.
     pub fn pass_gate(&mut self) {
-        if self.observer.gate().is_some() {
+        let is_shut = self.observer.gate().is_some();
+        self.haste.handle_gate(clock, is_shut, self.observer.journal().unshipped() > 0);
+        if is_shut {
             self.wait_at_gate();
         }
     }

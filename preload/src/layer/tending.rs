@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::ending::sure;
 use super::held::{self, enter, try_enter};
+use super::shipping;
 use super::{Layer, UNSENT};
 use crate::counters::{self, Counter};
 use crate::{signals, sys};
@@ -107,6 +108,8 @@ impl Layer {
     /// The outbox fills: asks before it is full.
     pub fn note_sent(&mut self) {
         self.idle = 0;
+        // If it has waited at the gate, that was told before.
+        self.haste.handle_gate(shipping::clock, false, false);
         self.tend_links_in_passing();
         if self.observer.outbox().is_pressed() {
             self.hear_node();

@@ -189,8 +189,7 @@ impl Receiving {
         self.told = self.filled;
         counters::add(Counter::Events, 1);
         counters::add(Counter::MessagesIn, 1);
-        // At once: the acknowledgement is on its way while the program computes what it will send.
-        layer.ship();
+        layer.ship_received();
         layer.note_received();
         (!self.how.all || self.filled == self.total).then_some(self.filled)
     }
