@@ -230,6 +230,28 @@ fn two_ranks_on_the_dead_node() {
     cluster.stop();
 }
 
+/// Protectors, logs, doors and the links of ranks have addresses of IPv6.
+#[test]
+fn a_node_dies_where_addresses_are_of_ipv6() {
+    let library = [&MPICH, &INTEL, &OPENMPI][Random::from_environment().below(3)];
+    let mut cluster = Cluster::empty(Kind::Logical);
+    cluster.make_key();
+    for (node, role) in [("n1", None), ("n2", None), ("n3", None), ("n4", None), ("n5", None), ("s1", Some("--spare"))] {
+        let flags: Vec<&str> = ["--listen=[::1]:0", "--slots=1"].into_iter().chain(role).collect();
+        cluster.start_node(node, &flags);
+    }
+    let command = command_of(library, PROGRAMS[0]);
+    let due = result(&start(library, &cluster, PLAIN, &command).wait().expect(0));
+    let mut events = cluster.events_at("n1");
+    let job = start(library, &cluster, FLAGS, &command);
+    first_checkpoints(&mut events, RANKS);
+    cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
+    expect_same(&cluster, job, &due, "a death among addresses of IPv6");
+    events.expect("the rank to live again", SOON, |e| e.event == EventName::Live);
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 /// Nothing is committed yet: the job restarts from its beginning, by itself, and says so.
 #[test]
 fn a_death_just_after_the_start() {

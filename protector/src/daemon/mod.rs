@@ -30,7 +30,7 @@ mod wire;
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -594,7 +594,14 @@ fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
         Some(found) => (found.interface_name.clone(), found.netmask.as_ref().and_then(ip_of).map(prefix_length)),
         None => (String::new(), None),
     };
-    let length = length.unwrap_or(if address.is_ipv4() { 32 } else { 128 });
+    // Open MPI takes the name of an interface, or a network, which it reads as IPv4.
+    let prefix = match address {
+        IpAddr::V4(address) => {
+            let length = length.unwrap_or(32);
+            format!("{}/{length}", network(address, length))
+        }
+        IpAddr::V6(_) => iface.clone(),
+    };
     let radicd = std::env::current_exe().context("cannot find radicd's own path")?;
     // What is no text could only be named as something else.
     let text = |path: PathBuf| {
@@ -604,7 +611,7 @@ fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
     Ok(HostEnvironment {
         address,
         iface,
-        prefix: format!("{}/{length}", network(address, length)),
+        prefix,
         radic_pmi: beside("libradic_pmi.so")?,
         library: beside("libradic.so")?,
         process_socket: text(dir.join(radic_wire::process::SOCKET_NAME))?,
@@ -625,11 +632,8 @@ fn prefix_length(mask: IpAddr) -> u32 {
 }
 
 /// The first address of the network that `address` is in.
-fn network(address: IpAddr, length: u32) -> IpAddr {
-    match address {
-        IpAddr::V4(a) => IpAddr::V4((a.to_bits() & u32::MAX.checked_shl(32 - length).unwrap_or(0)).into()),
-        IpAddr::V6(a) => IpAddr::V6((a.to_bits() & u128::MAX.checked_shl(128 - length).unwrap_or(0)).into()),
-    }
+fn network(address: Ipv4Addr, length: u32) -> Ipv4Addr {
+    (address.to_bits() & u32::MAX.checked_shl(32 - length).unwrap_or(0)).into()
 }
 
 /// Raises our soft limit on descriptors to the hard one; returns what it was, which is what ranks get.
@@ -666,7 +670,6 @@ mod tests {
         let cut = |address: &str, length| network(address.parse().unwrap(), length).to_string();
         assert_eq!(cut("127.3.2.1", 8), "127.0.0.0");
         assert_eq!((cut("10.1.2.3", 32), cut("10.1.2.3", 0)), ("10.1.2.3".into(), "0.0.0.0".into()));
-        assert_eq!((cut("fd00::2", 64), cut("fd00::2", 0)), ("fd00::".into(), "::".into()));
         assert_eq!(prefix_length("255.255.240.0".parse().unwrap()), 20);
     }
 }
