@@ -403,7 +403,8 @@ fn unknown(facts: &Facts, report: &Report) -> Vec<String> {
     let known = report.overhead.as_ref().map_or(0, |overhead| overhead.known);
     if known < job.ranks as usize {
         unknown.push(format!(
-            "What {} of {} ranks have counted: of ranks that are not protected nothing is counted, and what a rank has counted is gone with its node.",
+            "What {} of {} ranks have counted: of ranks that are not protected nothing is counted, and what a rank has counted is gone with its node, or with a process that a \
+             signal has ended.",
             job.ranks as usize - known,
             job.ranks
         ));
