@@ -129,9 +129,12 @@ fn a_death_is_seen_from_its_detection_to_the_new_checkpoint() {
     });
     feed.until("that the node is dead", |feed| feed.last["nodes"]["n4"]["state"] == "dead" || feed.has("job-end"));
     drop(feed);
+    check_report(&cluster, &number);
     job.signal(rustix::process::Signal::TERM);
     job.wait();
-    check_report(&cluster, &number);
+    // What the ranks have counted is gone with their processes.
+    let text = cluster.radic(["report", &number]).run().expect(0).stdout();
+    assert!(text.contains("rank 2, n4") && text.contains("nothing is known of it"), "{text}");
     cluster.stop();
 }
 
