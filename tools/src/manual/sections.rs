@@ -52,6 +52,18 @@ pub(super) fn exit_status(name: &str) -> (Vec<Entry>, Vec<String>) {
     }
 }
 
+/// Pages of commands that say on a terminal how far they are.
+pub(super) const PROGRESS: [&str; 8] = [
+    "radic-bench-ckpt",
+    "radic-bench-launch",
+    "radic-bench-net",
+    "radic-bench-recover",
+    "radic-checkpoint",
+    "radic-replay",
+    "radic-resume",
+    "radic-suspend",
+];
+
 /// What a page says under ENVIRONMENT: the variables that stand for flags, and others that are read or set.
 pub(super) fn environment(command: &Command, name: &str) -> Vec<Entry> {
     let variables = command.get_arguments().filter_map(|argument| {
@@ -83,6 +95,9 @@ pub(super) fn environment(command: &Command, name: &str) -> Vec<Entry> {
         }
         "radic-ckpt-restart" => add("TMPDIR", "Where an increment or a packed image is unpacked; without it, beside the image."),
         _ => {}
+    }
+    if PROGRESS.contains(&name) {
+        add("NO_COLOR, TERM", "Of the line on a terminal that says how far it is: no colours; no such line if TERM is dumb.");
     }
     all
 }

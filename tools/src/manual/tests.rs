@@ -37,6 +37,16 @@ fn every_command_has_a_page_with_an_example_and_exit_codes() {
 }
 
 #[test]
+fn pages_of_commands_that_show_progress_say_how_it_looks() {
+    let pages = pages().unwrap();
+    for name in sections::PROGRESS {
+        let page = pages.iter().find(|page| page.file == format!("{name}.1")).unwrap_or_else(|| panic!("{name} has no page"));
+        let environment = section(page, "ENVIRONMENT").join("\n").replace("\\_", "_");
+        assert!(environment.contains("NO_COLOR"), "{environment}");
+    }
+}
+
+#[test]
 fn the_daemon_s_page_has_every_variable() {
     let pages = pages().unwrap();
     let page = pages.iter().find(|page| page.file == "radicd.8").unwrap();
