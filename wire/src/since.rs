@@ -82,6 +82,7 @@ impl Growth<'_> {
             () if process.logs.iter().any(|log| log.waits.is_some()) => ("log is full", Health::Troubled),
             // Half of the time at the gate.
             () if self.rate(|counters| counters.gate_ns).is_some_and(|ns| ns > 5e8) => ("at the gate", Health::Good),
+            () if self.rate(|counters| counters.checkpoints).is_some_and(|n| n > 0.0) => ("checkpointing", Health::Good),
             () if self.rate(|counters| counters.messages_in + counters.messages_out).is_some_and(|n| n > 0.0) => {
                 ("communicates", Health::Good)
             }
@@ -134,6 +135,19 @@ mod tests {
             counters: Some(counters),
             logs: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_rank_that_has_made_a_checkpoint_since_says_so() {
+        let safe = |counters| ProcessInfo { degraded: false, ..process(true, counters) };
+        let does = |after: Counters| {
+            let (before, now) = (sample(1, safe(Counters::default())), sample(2, safe(after)));
+            Since::new(Some(&before), &now).of(&now.status.processes[0]).activity().0
+        };
+        let counters = Counters { messages_in: 1, ..Counters::default() };
+        assert_eq!(does(counters), "communicates");
+        assert_eq!(does(Counters { checkpoints: 1, ..counters }), "checkpointing");
+        assert_eq!(does(Counters { checkpoints: 1, gate_ns: 600_000_000, ..counters }), "at the gate");
     }
 
     #[test]
