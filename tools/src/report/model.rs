@@ -183,8 +183,8 @@ impl Report {
         let began = job.started_ms;
         let end = end_ms(facts);
         let mut history = recoveries::history(job.job, began, &facts.events);
-        // A cluster that is taken down after the job loses nodes, too.
-        history.deaths.retain(|death| death.at_ms <= end);
+        // Nodes died before the job, and a cluster that is taken down after it loses nodes, too.
+        history.deaths.retain(|death| death.confirmed_ms >= began && death.at_ms <= end);
         let costs = costs(facts, &history);
         let checkpoints = checkpoints(facts, &costs);
         let overhead = overhead(&facts.processes, job, costs);

@@ -79,7 +79,7 @@ pub(crate) enum KnownBy {
 }
 
 /// The end of a node, as far as the job may have felt it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Death {
     pub(crate) node: NodeName,
     /// Milliseconds since 1970.
@@ -87,6 +87,8 @@ pub(crate) struct Death {
     pub(crate) known_by: KnownBy,
     /// When it was certain.
     pub(crate) confirmed_ms: u64,
+    /// The node that told so first: as a rule the one that watched it, and protected its ranks.
+    told_by: NodeName,
     /// The ranks of the job that were lost with it.
     pub(crate) ranks: Vec<Rank>,
 }
@@ -222,6 +224,8 @@ struct Attempt {
     end: End,
     over_ms: Option<u64>,
     to: Option<NodeName>,
+    /// The node that has its log.
+    fenced_by: Option<NodeName>,
     image_mib: Option<f64>,
     outcomes: Option<u64>,
     different: Option<u64>,
@@ -238,6 +242,7 @@ impl Attempt {
             end: End::UnderWay,
             over_ms: None,
             to: None,
+            fenced_by: None,
             image_mib: None,
             outcomes: None,
             different: None,
@@ -288,8 +293,8 @@ impl Reader {
                 self.heard.remove(node);
                 self.injected.remove(node);
             }
-            (EventName::Confirm, None, Some(node)) => self.node_died(node.clone(), event.at_ms),
-            (EventName::View, None, _) => gone(&event.text).for_each(|node| self.node_died(node, event.at_ms)),
+            (EventName::Confirm, None, Some(node)) => self.node_died(node.clone(), event),
+            (EventName::View, None, _) => gone(&event.text).for_each(|node| self.node_died(node, event)),
             (EventName::Restart, _, _) if of_job => {
                 self.history.restarts.push(event.at_ms);
                 self.end_all(End::Restarted, event.at_ms);
@@ -359,11 +364,13 @@ impl Reader {
                 attempt.different = number_before(&event.text, "bytes").map(|number| number as u64);
             }
             Step::Protect => self.end_one(rank, End::Protected, event.at_ms),
-            Step::Detect | Step::Fence => {}
+            Step::Fence => attempt.fenced_by = Some(event.node.clone()),
+            Step::Detect => {}
         }
     }
 
-    fn node_died(&mut self, node: NodeName, at_ms: u64) {
+    fn node_died(&mut self, node: NodeName, told: &Event) {
+        let at_ms = told.at_ms;
         let known = self.history.deaths.iter().rev().find(|death| death.node == node);
         if known.is_some_and(|death| at_ms.saturating_sub(death.confirmed_ms) < SAME) {
             return;
@@ -374,7 +381,8 @@ impl Reader {
             (None, Some(heard)) => (heard, KnownBy::LastHeard),
             (None, None) => (at_ms, KnownBy::Consequence),
         };
-        self.history.deaths.push(Death { node, at_ms: from, known_by, confirmed_ms: at_ms, ranks: Vec::new() });
+        let told_by = told.node.clone();
+        self.history.deaths.push(Death { node, at_ms: from, known_by, confirmed_ms: at_ms, told_by, ranks: Vec::new() });
     }
 
     fn end_one(&mut self, rank: Rank, end: End, at_ms: u64) {
@@ -411,9 +419,12 @@ impl Reader {
     }
 
     fn recovery(&self, attempt: &Attempt, first: u64) -> Recovery {
-        // What follows from a node's death comes soon; the last one before it is meant.
+        // What follows from a node's death comes soon. Of several at once it is that of the node which the rank's protector has watched, else the last one.
         let is_before = |death: &&Death| death.confirmed_ms <= first + SKEW && death.at_ms + FOLLOWS >= first;
-        let death = self.history.deaths.iter().rev().find(is_before).filter(|_| attempt.crashed.is_none());
+        let deaths = || self.history.deaths.iter().rev().filter(is_before).filter(|_| attempt.crashed.is_none());
+        let is_watched =
+            |death: &&Death| attempt.fenced_by.as_ref() == Some(&death.told_by) && death.confirmed_ms + SAME >= first;
+        let death = deaths().find(is_watched).or_else(|| deaths().next());
         let (cause, lost, known_by, certain) = match (death, attempt.crashed) {
             (_, Some(at)) if attempt.again => (Cause::Again, at, KnownBy::Seen, Some(at)),
             (_, Some(at)) if attempt.injected => (Cause::Crash, at, KnownBy::Injected, attempt.at[Step::Detect as usize]),

@@ -240,6 +240,20 @@ fn a_job_that_was_resumed_has_lost_nothing_by_that() {
 }
 
 #[test]
+fn of_two_nodes_that_die_at_once_each_has_its_own_ranks() {
+    let mut events = vec![
+        about(10_050, "n4", EventName::Confirm, "n3", "no node that was asked got an answer"),
+        about(10_050, "n6", EventName::Confirm, "n5", "no node that was asked got an answer"),
+        event(10_060, "n6", EventName::Fence, Some(4), ""),
+    ];
+    events.extend(comes_back(10_050));
+    let history = history(the_job(), BEGAN, &events);
+    let causes: Vec<_> = history.recoveries.iter().map(|back| (back.rank.0, back.cause.clone())).collect();
+    let of = |node: &str| Cause::Node { node: node.parse().unwrap() };
+    assert_eq!(causes, [(2, of("n3")), (4, of("n5"))]);
+}
+
+#[test]
 fn two_nodes_at_once_and_one_that_dies_twice_are_told_apart() {
     let mut events = one_death();
     events.push(about(10_049, "n4", EventName::Confirm, "n2", "no node that was asked got an answer"));
