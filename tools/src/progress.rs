@@ -1,5 +1,6 @@
 //! What is shown while something takes its time: on standard error, if that is a terminal, and never on standard output.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -20,15 +21,17 @@ pub(crate) enum Unit {
 /// A line that says how far something is; it is gone when this is dropped. No thread draws it: whoever works tells, so it stands still when the work does.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    bar: ProgressBar,
+    is_shown: bool,
+    /// Of what was begun last.
+    bar: RefCell<ProgressBar>,
 }
 
 impl Progress {
     /// Shown only if standard error is a terminal that can take lines back, and nobody has asked for JSON.
     pub(crate) fn new(json: bool) -> Progress {
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let target = if json || is_dumb { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        Progress { bar: ProgressBar::with_draw_target(None, target) }
+        let is_shown = !json && !is_dumb && !ProgressDrawTarget::stderr().is_hidden();
+        Progress { is_shown, bar: RefCell::new(ProgressBar::hidden()) }
     }
 
     /// Never shown.
@@ -38,50 +41,47 @@ impl Progress {
 
     /// Whether anybody sees it: what only it needs need not be asked for.
     pub(crate) fn is_shown(&self) -> bool {
-        !self.bar.is_hidden()
+        self.is_shown
     }
 
     /// Begins with something. None: nobody knows how much it is.
     pub(crate) fn begin(&self, what: &str, unit: Unit, total: Option<u64>) {
-        self.bar.set_style(style(unit, total.is_some()));
-        self.bar.reset();
-        match total {
-            Some(total) => self.bar.set_length(total),
-            None => self.bar.unset_length(),
-        }
-        self.bar.set_message(what.to_owned());
-        self.bar.tick();
+        self.end();
+        let target = if self.is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar =
+            ProgressBar::with_draw_target(total, target).with_style(style(unit, total.is_some())).with_message(what.to_owned());
+        bar.tick();
+        *self.bar.borrow_mut() = bar;
     }
 
     /// What is being done now.
     pub(crate) fn say(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
-        self.bar.tick();
+        self.bar.borrow().set_message(what.to_owned());
     }
 
     /// So much more is done.
     pub(crate) fn advance(&self, by: u64) {
-        self.bar.inc(by);
+        self.bar.borrow().inc(by);
     }
 
     /// So much is done.
     pub(crate) fn reach(&self, position: u64) {
-        self.bar.set_position(position);
+        self.bar.borrow().set_position(position);
     }
 
     /// It still waits.
     pub(crate) fn tick(&self) {
-        self.bar.tick();
+        self.bar.borrow().tick();
     }
 
     /// A line of text that stays, above the line that does not.
     pub(crate) fn report(&self, text: &str) {
-        self.bar.suspend(|| report(text));
+        self.bar.borrow().suspend(|| report(text));
     }
 
     /// The line is taken back: what follows is for good.
     pub(crate) fn end(&self) {
-        self.bar.finish_and_clear();
+        self.bar.borrow().finish_and_clear();
     }
 }
 
@@ -129,8 +129,9 @@ mod tests {
         assert!(!progress.is_shown());
         progress.begin("something", Unit::Bytes, Some(10));
         progress.advance(4);
-        assert_eq!((progress.bar.position(), progress.bar.length()), (4, Some(10)));
+        let counted = |progress: &Progress| (progress.bar.borrow().position(), progress.bar.borrow().length());
+        assert_eq!(counted(&progress), (4, Some(10)));
         progress.begin("something else", Unit::Steps, None);
-        assert_eq!((progress.bar.position(), progress.bar.length()), (0, None));
+        assert_eq!(counted(&progress), (0, None));
     }
 }
