@@ -51,7 +51,7 @@ impl Step {
     }
 
     /// The event that ends it.
-    fn end(self) -> EventName {
+    pub(super) fn end(self) -> EventName {
         match self {
             Step::Detect => EventName::Confirm,
             Step::Fence => EventName::Fence,
@@ -278,6 +278,8 @@ struct Reader {
     died: BTreeMap<Rank, u64>,
     /// The job has ended once: if anything follows it was resumed.
     has_ended: bool,
+    /// How far each rank has come since then.
+    resumed: BTreeMap<Rank, Step>,
 }
 
 impl Reader {
@@ -301,6 +303,7 @@ impl Reader {
             }
             (EventName::JobEnd, _, _) if of_job => {
                 self.has_ended = true;
+                self.resumed.clear();
                 self.end_all(End::JobOver, event.at_ms);
             }
             (_, Some(rank), _) if of_job => self.read_rank(rank, event),
@@ -339,8 +342,7 @@ impl Reader {
             self.end_one(rank, End::DiedAgain, event.at_ms);
         }
         let is_open = self.open.contains_key(&rank);
-        // A job that is resumed has its ranks come back from its folder: none was lost, and none is fenced.
-        if self.has_ended && !is_open && step > Step::Place {
+        if !is_open && self.is_resumed(rank, step) {
             return;
         }
         if step == Step::Protect && !is_open {
@@ -366,6 +368,20 @@ impl Reader {
             Step::Protect => self.end_one(rank, End::Protected, event.at_ms),
             Step::Fence => attempt.fenced_by = Some(event.node.clone()),
             Step::Detect => {}
+        }
+    }
+
+    /// Whether this is how a rank goes on from the folder of a suspended job: by the same steps as one that was lost.
+    fn is_resumed(&mut self, rank: Rank, step: Step) -> bool {
+        if !self.has_ended {
+            return false;
+        }
+        match self.resumed.get(&rank) {
+            None if step < Step::CatchUp => true,
+            None => self.resumed.insert(rank, step).is_none(),
+            // Its first checkpoint is still a part of it.
+            Some(Step::CatchUp) if step == Step::Protect => self.resumed.insert(rank, step).is_some(),
+            Some(_) => false,
         }
     }
 

@@ -229,13 +229,18 @@ fn what_is_under_way_or_given_up_is_said_to_be() {
 fn a_job_that_was_resumed_has_lost_nothing_by_that() {
     let mut events = one_death();
     events.push(event(90_000, "n1", EventName::JobStart, None, "resumed"));
-    for (at, name) in [(90_100, EventName::Image), (90_200, EventName::Replay), (90_300, EventName::Live)] {
+    let steps = Step::ALL.into_iter().skip(1).map(Step::end);
+    for (at, name) in (90_050..).step_by(50).zip(steps) {
         events.push(event(at, "n2", name, Some(3), "rank 3: lives again, after 0 outcomes; 0 bytes differ"));
     }
     let mut facts = facts(events);
     facts.job.elapsed_ms = 5_000;
     let report = Report::of(&facts);
     assert_eq!((report.recoveries.len(), report.seconds), (1, 95.0), "since it was resumed it has run for 5 s");
+    assert_eq!(report.deaths[0].moved, [Rank(1)], "its first checkpoint is none because of a death");
+    // What is lost afterwards is lost.
+    facts.events.push(event(92_000, "n4", EventName::Fence, Some(3), ""));
+    assert_eq!(Report::of(&facts).recoveries.len(), 2);
     assert_eq!(report.overhead.as_ref().unwrap().of_ranks[3].seconds, 5.0);
 }
 
