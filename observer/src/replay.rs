@@ -15,7 +15,7 @@
 mod tests;
 
 use radic_wire::bytes::{Malformed, Reader};
-use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall, StreamId};
+use radic_wire::determinant::{CALLS, CLOCKS, Call, Determinant, KernelCall};
 
 use crate::error::Error;
 use crate::journal::Journal;
@@ -589,30 +589,5 @@ impl Replay {
         self.thread = head.thread;
         self.at += head.code.1;
         self.position += head.code.1 as u64;
-    }
-}
-
-/// G5: compares what re-execution sends with what was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Comparison {
-    /// Bytes compared.
-    pub compared: u64,
-    /// Bytes that differ.
-    pub different: u64,
-    /// The first that differs.
-    pub first: Option<(StreamId, u64)>,
-}
-
-impl Comparison {
-    /// Compares the bytes sent again at `offset` of `stream` with those sent then, as far as both are there.
-    pub fn compare(&mut self, stream: StreamId, offset: u64, again: &[u8], then: &[u8]) {
-        self.compared += again.len().min(then.len()) as u64;
-        if again == then {
-            return;
-        }
-        for (offset, _) in (offset..).zip(again.iter().zip(then)).filter(|(_, (again, then))| again != then) {
-            self.different += 1;
-            self.first.get_or_insert((stream, offset));
-        }
     }
 }

@@ -12,7 +12,7 @@ use radic_wire::frame::{self, FrameReader};
 use radic_wire::limits;
 use radic_wire::log::{FromProtector, ImageRange};
 use radic_wire::replay::{FRAME, FromReplayer, ToReplayer, socket_name};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -25,6 +25,8 @@ const ANSWER_MS: u64 = 60_000;
 const AFTERWARDS: u64 = 100_000;
 /// Empty outcomes more than then before it is clear that re-execution goes another way.
 const PATIENCE: u64 = 1_000_000;
+/// Time without an outcome after which a process that waits goes no further, in nanoseconds: another thread may compute for as long.
+const STANDSTILL_NS: u64 = 120_000_000_000;
 /// Bytes of journal that are here at once.
 const BUFFER: usize = 1 << 20;
 
@@ -36,6 +38,8 @@ pub struct Replayer {
     settled: bool,
     /// Empty outcomes since it sent something, or since the log was over.
     idle: u64,
+    /// Where a call that waits has found the log last, and since when it has stood there.
+    moved: Option<(u64, u64)>,
 }
 
 impl Replayer {
@@ -54,7 +58,7 @@ impl Replayer {
         if !is_parent(sys::peer(fd.as_fd())?) {
             return Err(Errno::PERM);
         }
-        let mut replayer = Replayer { fd, frames: FrameReader::new(FRAME), settled: false, idle: 0 };
+        let mut replayer = Replayer { fd, frames: FrameReader::new(FRAME), settled: false, idle: 0, moved: None };
         let (process, incarnation, cut) = (observer.process(), observer.incarnation(), observer.journal().end());
         match replayer.ask(&ToReplayer::Restored { process, incarnation, cut })? {
             FromReplayer::Setup { incarnation, log_end, held } => {
@@ -119,6 +123,25 @@ impl Replayer {
         }
     }
 
+    /// A call waits. The process ends if there is no other thread that it could wait for, if the command is gone, or if nothing has happened for long.
+    pub fn handle_wait(&mut self, observer: &mut Observer) {
+        if observer.journal().threads() == 1 {
+            return self.wait_for(observer, Wait::Event);
+        }
+        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::empty())];
+        _ = sys::poll(&mut fds, Some(sys::span(0)));
+        if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            fail("the command that replays it is gone");
+        }
+        let (now, position) = (sys::now(), observer.log_position());
+        if self.moved.is_none_or(|(at, _)| at != position) {
+            self.moved = Some((position, now));
+        }
+        if self.moved.is_some_and(|(_, since)| now >= since + STANDSTILL_NS) {
+            self.end(&format!("it stands still at position {position} of its log: it went another way"));
+        }
+    }
+
     /// It goes no further.
     pub fn end(&mut self, why: &str) -> ! {
         _ = self.send(&ToReplayer::Ended(why.to_owned()));
@@ -141,7 +164,7 @@ impl Replayer {
             // At the end of the log a waiting call waits for peers, which are not there; before it, for bytes that no log holds.
             Wait::Peers => self.end("the log is over"),
             Wait::Event if self.settled => self.end("the log is over"),
-            other => self.end(&format!("it waits for {other:?}: what it received then is not held, or it went another way")),
+            _ => self.end("it waits for bytes that its log does not hold: the job runs, and they are not shipped yet, or it went another way"),
         }
     }
 

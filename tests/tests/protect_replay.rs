@@ -168,3 +168,26 @@ fn intel_mpi_sends_as_much() {
 fn open_mpi_sends_as_much() {
     replay_all(&OPENMPI, false);
 }
+
+/// A rank of a job that runs is replayed as far as its log goes: what it has received last may not be shipped yet. Nothing of the replay stays when its command is killed.
+#[test]
+fn a_rank_of_a_job_that_runs_is_replayed_as_far_as_its_log_goes() {
+    let cluster = Cluster::start(Kind::Logical, RANKS);
+    let mut events = cluster.events_at("n1");
+    let program = MPICH.program("jacobi");
+    let command = [program.as_str(), "--size", "300", "--iterations", "3000000", "--alone", "0"];
+    let job = MPICH.job(&cluster, RANKS, "--protect on --ckpt-interval 1 --keep-logs", &command).limit(LIMIT).start();
+    let of_rank_1 = |event: &Event| event.event == EventName::Checkpoint && event.rank.is_some_and(|rank| rank.0 == 1);
+    let id = events.expect("a checkpoint of rank 1", LIMIT, of_rank_1).job.expect("it is of a job");
+    events.expect("another one", LIMIT, of_rank_1);
+    let replay = cluster.radic(["replay", &id.to_string(), "1"]).limit(LIMIT).run();
+    assert!(replay.stdout().contains("\nended "), "{replay}");
+    let killed = cluster.radic(["replay", &id.to_string(), "2"]).limit(LIMIT).start();
+    assert!(!killed.ends_within(Duration::from_millis(500)), "it is too short to be killed");
+    drop(killed);
+    cluster.radic(["kill", &id.to_string()]).run().expect(0);
+    job.wait();
+    // That nothing of its folder runs any more is seen when the cluster is dropped.
+    cluster.assert_idle();
+    cluster.stop();
+}

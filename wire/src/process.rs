@@ -360,8 +360,6 @@ pub enum ToNode {
     Live {
         /// Outcomes that were replayed.
         events: u64,
-        /// Bytes sent again that were not what was sent then (G5).
-        different: u64,
         /// Bytes of standard input that the program has read in all its incarnations. None: not known, for another program ran in this process before.
         input: Option<u64>,
     },

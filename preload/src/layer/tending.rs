@@ -134,6 +134,20 @@ impl Layer {
         }
     }
 
+    /// A call of a process that is replayed offline waits.
+    pub fn handle_wait_in_replay(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            replayer.handle_wait(&mut self.observer);
+        }
+    }
+
+    /// Ends a process that is replayed offline, and waits for something that does not come.
+    pub fn end_replay_that_waits(&mut self) {
+        if let Some(replayer) = &mut self.replayer {
+            replayer.wait_for(&mut self.observer, Wait::Event);
+        }
+    }
+
     /// What a call that replays, or one that must not go on yet, waits for.
     pub fn wait_for(&mut self, what: Wait) {
         if let Some(replayer) = &mut self.replayer {

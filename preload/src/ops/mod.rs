@@ -27,6 +27,9 @@ pub const BUFFERS: usize = 1024;
 /// Waits, without the layer, until one of `fds` has what it waits for, or something came that the layer must look at; a deadline in the time
 /// of [`sys::now`]. `TIMEDOUT`: it is over. `INTR`: a signal, for which the call is to end.
 pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) -> Result<Held, Errno> {
+    if layer.replayer.is_some() {
+        return wait_in_replay(layer, deadline);
+    }
     // Before the layer looks after everything: from here on the program's signals wait for the kernel's wait, where they end the call. One that came in the layer would not.
     let signals = layer.take_signals();
     layer.tend();
@@ -53,10 +56,23 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     }
 }
 
+/// The same in a process that is replayed offline. None of its descriptors leads anywhere: it waits for its other threads, a moment, and ends with the command that replays it.
+fn wait_in_replay(mut layer: Held, deadline: Option<u64>) -> Result<Held, Errno> {
+    let turn = sys::now() + TURN_NS;
+    layer.handle_wait_in_replay();
+    drop(layer);
+    let until = deadline.map_or(turn, |deadline| deadline.min(turn));
+    _ = sys::poll(&mut [], Some(sys::span(until.saturating_sub(sys::now()))));
+    let layer = layer::enter_again()?;
+    if deadline.is_some_and(|deadline| deadline <= sys::now()) { Err(Errno::TIMEDOUT) } else { Ok(layer) }
+}
+
+/// Time between two looks of a call of a process that catches up, in nanoseconds.
+const TURN_NS: u64 = 500_000;
+
 /// How long a call of a process that catches up waits at most before it looks again, in nanoseconds; none: for events only. Its outcome may be the next one of the log as soon
 /// as another thread has got its own, or has sent again what Gate B waits for; of neither the kernel tells.
 fn turn(layer: &Layer) -> Option<u64> {
-    const TURN_NS: u64 = 500_000;
     layer.observer.is_replaying().then(|| {
         counters::add(Counter::Looks, 1);
         TURN_NS

@@ -534,6 +534,13 @@ impl Waiting<'_> {
 
     /// Waits, without the layer, for the program's descriptors and the layer's.
     fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
+        if layer.replayer.is_some() {
+            let until = self.left().map(|left| sys::now().saturating_add(left));
+            return match super::wait_in_replay(layer, until) {
+                Err(Errno::TIMEDOUT) => layer::enter_again(),
+                other => other,
+            };
+        }
         let signals = layer.take_signals();
         layer.tend();
         if layer.links.take_changed() {

@@ -87,7 +87,11 @@ impl Receiving {
                     Taken::All => return Ok(self.filled),
                     Taken::Some => {}
                     Taken::Nothing if !waits && !owed => return self.nothing(&mut layer),
-                    Taken::Nothing => layer = self.wait(layer)?,
+                    Taken::Nothing => {
+                        // Of a process that is replayed alone no peer sends what its log does not hold.
+                        layer.end_replay_that_waits();
+                        layer = self.wait(layer)?;
+                    }
                 },
                 Receive::Take { source: Source::Log, stream, offset, len, .. } => {
                     let room = &mut clip_mut(buffers, self.filled, len);

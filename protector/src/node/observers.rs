@@ -273,8 +273,8 @@ impl Node {
             ToNode::Finished { stream, end } => self.handle_finished(process, stream, end),
             ToNode::Over { connection } => self.handle_over(process, connection),
             ToNode::Closing => self.observed(process, |observed| observed.closing = true),
-            ToNode::Live { events, different, input } => {
-                self.handle_live(now, process, events, different);
+            ToNode::Live { events, input } => {
+                self.handle_live(now, process, events);
                 if process.rank == Rank(0) {
                     self.with_host(now, process.job, |host| host.handle_input_read(input));
                 }

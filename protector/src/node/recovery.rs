@@ -314,11 +314,8 @@ impl Node {
     }
 
     /// A process that was brought back is live.
-    pub(super) fn handle_live(&mut self, now: Duration, process: ProcessId, events: u64, different: u64) {
-        let text = format!(
-            "rank {}: lives again, after {events} outcomes; {different} bytes differ from what was sent then",
-            process.rank
-        );
+    pub(super) fn handle_live(&mut self, now: Duration, process: ProcessId, events: u64) {
+        let text = format!("rank {}: lives again, after {events} outcomes", process.rank);
         self.record(now, EventName::Live, About::rank(process.job, process.rank), text);
         self.replays.remove(&process);
         self.with_host(now, process.job, |host| host.handle_live(process.rank));

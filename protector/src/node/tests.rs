@@ -402,7 +402,7 @@ impl Cluster {
 
     /// It has caught up.
     fn live(&mut self, node: &NodeName, rank: u32, incarnation: Incarnation) {
-        let live = ToNode::Live { events: 0, different: 0, input: Some(0) };
+        let live = ToNode::Live { events: 0, input: Some(0) };
         self.post(node, Input::Observer(observer_of(rank, incarnation), 1000 + rank, live));
     }
 

@@ -61,7 +61,7 @@ impl World {
             Action::Checkpoint => self.lib(pid).due = true,
             Action::Live { events } => {
                 let input = Some(self.lib(pid).observer.input_read());
-                self.tell_node(pid, ToNode::Live { events, different: 0, input });
+                self.tell_node(pid, ToNode::Live { events, input });
                 self.trace(|| format!("process {pid} lives again, after {events} outcomes"));
             }
         }

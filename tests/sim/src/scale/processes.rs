@@ -94,7 +94,7 @@ impl World {
             FromNode::Restart(_) => {
                 self.watch.returned += 1;
                 self.say(at, rank, incarnation, door());
-                self.say(at, rank, incarnation, ToNode::Live { events: 0, different: 0, input: Some(0) });
+                self.say(at, rank, incarnation, ToNode::Live { events: 0, input: Some(0) });
                 self.say(at, rank, incarnation, ToNode::LogRead);
             }
             FromNode::Restarted { process, .. } => self.watch.process_hears(self.now, rank, process),
