@@ -376,12 +376,21 @@ impl Reader {
         if !self.has_ended {
             return false;
         }
-        match self.resumed.get(&rank) {
-            None if step < Step::CatchUp => true,
-            None => self.resumed.insert(rank, step).is_none(),
+        let known = self.resumed.get(&rank).copied();
+        match (known, step) {
+            // Once each is fenced for that. A second time it is lost, even if a node that died has taken along the event by which it lived.
+            (Some(Step::Fence), Step::Fence) => {
+                self.resumed.insert(rank, Step::Protect);
+                false
+            }
+            (None, Step::Fence) | (None | Some(Step::Fence), Step::CatchUp | Step::Protect) => {
+                self.resumed.insert(rank, step);
+                true
+            }
+            (None | Some(Step::Fence), _) => true,
             // Its first checkpoint is still a part of it.
-            Some(Step::CatchUp) if step == Step::Protect => self.resumed.insert(rank, step).is_some(),
-            Some(_) => false,
+            (Some(Step::CatchUp), Step::Protect) => self.resumed.insert(rank, step).is_some(),
+            (Some(_), _) => false,
         }
     }
 

@@ -232,7 +232,11 @@ fn a_job_that_was_resumed_has_lost_nothing_by_that() {
     let report = Report::of(&facts);
     assert_eq!((report.recoveries.len(), report.seconds), (1, 95.0), "since it was resumed it has run for 5 s");
     assert_eq!(report.deaths[0].moved, [Rank(1)], "its first checkpoint is none because of a death");
-    // What is lost afterwards is lost.
+    // What is lost afterwards is lost, also if the events by which it lived are gone.
+    let mut gone = facts.clone();
+    gone.events.retain(|event| event.at_ms < BEGAN + 90_200);
+    gone.events.push(event(92_000, "n4", EventName::Fence, Some(3), ""));
+    assert_eq!(Report::of(&gone).recoveries.len(), 2);
     facts.events.push(event(92_000, "n4", EventName::Fence, Some(3), ""));
     assert_eq!(Report::of(&facts).recoveries.len(), 2);
     assert_eq!(report.overhead.as_ref().unwrap().of_ranks[3].seconds, 5.0);
