@@ -46,7 +46,7 @@ fn figures<const N: usize>(all: [(&'static str, f64); N]) -> Vec<Figure> {
 /// All that the report and the events suggest.
 pub(super) fn of(report: &Report, events: &[Event], mtbf: Duration) -> Vec<Advice> {
     let mtbf_s = mtbf.as_secs_f64();
-    let all = [interval(report, mtbf_s), memory(report, events), replicas(report, mtbf_s), differences(report)];
+    let all = [interval(report, mtbf_s), memory(report, events), replicas(report, mtbf_s)];
     all.into_iter().flatten().collect()
 }
 
@@ -201,21 +201,6 @@ fn replicas(report: &Report, mtbf_s: f64) -> Option<Advice> {
         "One copy of logs and images is enough, unless nodes fail together (one power supply, one switch)."
     };
     Some(Advice { about, say: say.to_owned(), why, figures: figures([("exposed_s", exposed), ("risk_per_death", risk)]) })
-}
-
-fn differences(report: &Report) -> Option<Advice> {
-    let told = report.recoveries.iter().filter_map(|back| back.recovery.different).sum::<u64>();
-    let counted = report.overhead.as_ref().map_or(0, |overhead| overhead.different);
-    let different = told.max(counted);
-    (different > 0).then(|| Advice {
-        about: "determinism",
-        say: "Look whether the program does the same when it gets the same: `radic replay JOB RANK` shows where it does not.".to_owned(),
-        why: format!(
-            "Ranks that came back have sent {different} bytes otherwise than the first time. A program that goes by the clock needs `--record-time`; one that goes by random \
-             numbers of the system cannot be told the same ones again."
-        ),
-        figures: figures([("different_bytes", different as f64)]),
-    })
 }
 
 #[cfg(test)]

@@ -146,7 +146,6 @@ pub(super) struct Overhead {
     /// Calls whose outcome was recorded, and calls that found nothing and were only counted.
     pub(super) outcomes: u64,
     pub(super) empty: u64,
-    pub(super) different: u64,
     pub(super) of_ranks: Vec<RankCost>,
 }
 
@@ -352,7 +351,6 @@ fn overhead(processes: &[ProcessInfo], job: &JobInfo, costs: Vec<RankCost>) -> O
         log_bytes: costs.iter().map(|cost| cost.log_bytes).fold(0, u64::saturating_add),
         outcomes: counters(|counters| counters.events),
         empty: counters(|counters| counters.empty),
-        different: counters(|counters| counters.different),
         of_ranks: costs,
     })
 }

@@ -154,8 +154,6 @@ pub(crate) struct Recovery {
     pub(crate) image_mib: Option<f64>,
     /// Outcomes that were executed again.
     pub(crate) outcomes: Option<u64>,
-    /// Bytes that were sent otherwise than the first time.
-    pub(crate) different: Option<u64>,
 }
 
 impl Recovery {
@@ -228,7 +226,6 @@ struct Attempt {
     fenced_by: Option<NodeName>,
     image_mib: Option<f64>,
     outcomes: Option<u64>,
-    different: Option<u64>,
 }
 
 impl Attempt {
@@ -245,7 +242,6 @@ impl Attempt {
             fenced_by: None,
             image_mib: None,
             outcomes: None,
-            different: None,
         }
     }
 
@@ -363,7 +359,6 @@ impl Reader {
             Step::CatchUp => {
                 attempt.end = End::Live;
                 attempt.outcomes = number_before(&event.text, "outcomes").map(|number| number as u64);
-                attempt.different = number_before(&event.text, "bytes").map(|number| number as u64);
             }
             Step::Protect => self.end_one(rank, End::Protected, event.at_ms),
             Step::Fence => attempt.fenced_by = Some(event.node.clone()),
@@ -471,7 +466,6 @@ impl Reader {
             end: attempt.end,
             image_mib: attempt.image_mib,
             outcomes: attempt.outcomes,
-            different: attempt.different,
         }
     }
 }
