@@ -60,12 +60,8 @@ impl Haste {
         self.in_vain = if speaks_against { self.in_vain + 1 } else { 0 };
         let changes = self.in_vain == IN_VAIN;
         self.in_vain %= IN_VAIN;
-        self.way = match self.way {
-            Way::AtOnce(_) if changes => Way::Later(None),
-            Way::Later(_) if changes => Way::AtOnce(0),
-            Way::AtOnce(_) => Way::AtOnce(0),
-            Way::Later(_) => Way::Later(None),
-        };
+        let is_at_once = matches!(self.way, Way::AtOnce(_));
+        self.way = if is_at_once != changes { Way::AtOnce(0) } else { Way::Later(None) };
     }
 }
 

@@ -334,6 +334,19 @@ impl Observer {
         self.replay.as_ref().and_then(Replay::outcome).ok_or(Error::Protector("the log changed under replay"))
     }
 
+    /// The bytes of the outcome that is next, which answers `ask`, into `room`. Returns how many. `another` and `less`: what is said of an outcome without such bytes, and of too little room.
+    fn serve_bytes(&mut self, ask: Ask, room: &mut [u8], another: &'static str, less: &'static str) -> Result<usize, Error> {
+        let bytes = match self.outcome()? {
+            outcome @ (Determinant::Input { bytes } | Determinant::Kernel { bytes, .. }) if ask.fits(&outcome) => bytes,
+            _ => return Err(self.diverged(another)),
+        };
+        let count = bytes.len();
+        let Some(room) = room.get_mut(..count) else { return Err(self.diverged(less)) };
+        room.copy_from_slice(bytes);
+        self.handle_served();
+        Ok(count)
+    }
+
     fn diverged(&self, what: &'static str) -> Error {
         match &self.replay {
             Some(replay) => replay.diverged(what),

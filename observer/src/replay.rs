@@ -101,7 +101,7 @@ impl Ask {
     }
 
     /// Whether `outcome` answers this.
-    fn fits(self, outcome: &Determinant<'_>) -> bool {
+    pub(crate) fn fits(self, outcome: &Determinant<'_>) -> bool {
         match (self, *outcome) {
             (Ask::Recv { fd }, Determinant::Recv { fd: got, .. } | Determinant::Eof { fd: got }) => fd == got,
             (Ask::Peek { fd }, Determinant::Peek { fd: got, .. }) => fd == got,

@@ -10,7 +10,7 @@ use radic_wire::ids::JobId;
 use crate::client::Events;
 use crate::cluster::{Cluster, Kind, Setup};
 use crate::command::{Finished, Running};
-use crate::library::{Library, script};
+use crate::library::{INTEL, Library, MPICH, OPENMPI, script};
 use crate::random::Random;
 
 /// Time for one job, with all that happens to it.
@@ -47,9 +47,14 @@ pub fn is_long() -> bool {
     std::env::var_os("RADIC_LONG").is_some()
 }
 
-/// All of these where everything is to be tried, else one of them at random.
-pub fn sample<T: Copy>(items: &[T]) -> Vec<T> {
-    if is_long() { items.to_vec() } else { vec![items[Random::from_environment().below(items.len())]] }
+/// What is tried: all of it, or a few that are drawn.
+pub fn sample<T: Clone>(all: &[T], few: usize, random: &mut Random) -> Vec<T> {
+    if is_long() { all.to_vec() } else { (0..few).map(|_| all[random.below(all.len())].clone()).collect() }
+}
+
+/// One of the libraries.
+pub fn any_library(random: &mut Random) -> &'static Library {
+    [&MPICH, &INTEL, &OPENMPI][random.below(3)]
 }
 
 /// A cluster with a first node that hosts nothing.

@@ -10,10 +10,10 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::Library;
 use radic_tests::process::Process;
 use radic_tests::random::Random;
-use radic_tests::recovery::{HOSTS, PLAIN, PROGRAMS, SOON, command_of, expect_same, result, start};
+use radic_tests::recovery::{HOSTS, PLAIN, PROGRAMS, SOON, any_library, command_of, expect_same, result, start};
 use radic_tests::{Running, recovery};
 use radic_wire::event::EventName;
 use radic_wire::ids::JobId;
@@ -60,7 +60,7 @@ struct Plan {
 
 impl Plan {
     fn draw(random: &mut Random) -> Plan {
-        let library = [&MPICH, &INTEL, &OPENMPI][random.below(3)];
+        let library = any_library(random);
         let kinds = Kind::all();
         let mut setup = Setup::new(kinds[random.below(kinds.len())], HOSTS.len() + 1).spares(random.below(3));
         if random.below(3) == 0 {

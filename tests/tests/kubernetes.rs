@@ -42,6 +42,8 @@ struct Pod {
 struct Pods {
     pods: BTreeMap<usize, Pod>,
     replicas: usize,
+    /// Pods with this number and higher ones are spares, as the ConfigMap says it.
+    spares_from: usize,
     machines: usize,
     cluster: Cluster,
 }
@@ -57,11 +59,12 @@ fn script(name: &str) -> PathBuf {
 
 impl Pods {
     /// No pod yet; none if this machine has no namespaces. Why is printed.
-    fn new(replicas: usize) -> Option<Pods> {
+    fn new(replicas: usize, spares_from: usize) -> Option<Pods> {
         if !Kind::all().contains(&Kind::Namespaces) {
             return None;
         }
-        let pods = Pods { pods: BTreeMap::new(), replicas, machines: 0, cluster: Cluster::empty(Kind::Namespaces) };
+        let cluster = Cluster::empty(Kind::Namespaces);
+        let pods = Pods { pods: BTreeMap::new(), replicas, spares_from, machines: 0, cluster };
         pods.cluster.make_key();
         fs::copy(pods.cluster.dir().join("key"), pods.secret()).expect("a new file");
         // As Kubernetes mounts it: for the group of the pod.
@@ -121,8 +124,8 @@ impl Pods {
             .env("RADIC_GRACE", "60")
     }
 
-    /// Has the container of a pod begin, which is a spare from this number on.
-    fn begin(&mut self, number: usize, spares_from: usize) {
+    /// Has the container of a pod begin.
+    fn begin(&mut self, number: usize) {
         if self.pods.get(&number).is_none_or(|pod| pod.begun) {
             self.place(number);
         }
@@ -138,7 +141,7 @@ impl Pods {
         ];
         let log = self.cluster.node_dir(&name_of(number)).join("log");
         let log = OpenOptions::new().append(true).create(true).open(log).expect("its log");
-        let container = self.within(number, unshare.chain(words)).env("SPARES_FROM", spares_from.to_string());
+        let container = self.within(number, unshare.chain(words)).env("SPARES_FROM", self.spares_from.to_string());
         let daemon = container.limit(SOON).start_with_stderr(Stdio::from(log));
         let pod = self.pods.get_mut(&number).expect("it has its place");
         (pod.begun, pod.daemon) = (true, Some(daemon));
@@ -207,8 +210,8 @@ fn of_rank(rank: u32, name: EventName) -> impl Fn(&Event) -> bool {
 
 #[test]
 fn a_pod_that_comes_back_with_another_address_joins_as_a_spare() {
-    let Some(mut pods) = Pods::new(4) else { return };
-    (0..4).for_each(|number| pods.begin(number, 3));
+    let Some(mut pods) = Pods::new(4, 3) else { return };
+    (0..4).for_each(|number| pods.begin(number));
     (0..4).for_each(|number| pods.until_member(number));
     let roles = [Role::Node, Role::Node, Role::Node, Role::Spare];
     let mut events = pods.events(0);
@@ -230,7 +233,7 @@ fn a_pod_that_comes_back_with_another_address_joins_as_a_spare() {
     assert_eq!(live.node.as_str(), "radic-3", "{live:?}");
     // The container's first process is what was killed, and nothing outlives that.
     pods.end_of(1);
-    pods.begin(1, 3);
+    pods.begin(1);
     pods.until_member(1);
     let status = pods.status(0);
     let back = member(&status, 1);
@@ -256,7 +259,7 @@ fn a_pod_that_comes_back_with_another_address_joins_as_a_spare() {
     // The first of the list, which has founded the cluster, founds no other one.
     pods.cluster.kill_all_of(&pods.pods[&0].machine.clone());
     pods.end_of(0);
-    pods.begin(0, 3);
+    pods.begin(0);
     pods.until_member(0);
     let same = |pods: &Pods| {
         let of = |number| {
@@ -271,11 +274,11 @@ fn a_pod_that_comes_back_with_another_address_joins_as_a_spare() {
 
 #[test]
 fn a_pod_is_ready_as_a_member_of_a_majority() {
-    let Some(mut pods) = Pods::new(3) else { return };
+    let Some(mut pods) = Pods::new(3, 3) else { return };
     (0..3).for_each(|number| pods.place(number));
     // Without the first of the list nobody founds.
-    pods.begin(1, 3);
-    pods.begin(2, 3);
+    pods.begin(1);
+    pods.begin(2);
     let unready = |pods: &mut Pods, what: &str| {
         let deadline = Instant::now() + SOON;
         loop {
@@ -287,7 +290,7 @@ fn a_pod_is_ready_as_a_member_of_a_majority() {
         }
     };
     unready(&mut pods, "is not a member of the cluster yet");
-    pods.begin(0, 3);
+    pods.begin(0);
     (0..3).for_each(|number| pods.until_member(number));
     pods.exec(1, "ready.sh").run().expect(0);
     for number in [0, 2] {
@@ -304,15 +307,15 @@ fn a_pod_is_ready_as_a_member_of_a_majority() {
 /// The name service learns of pods one after the other, and radicd asks it when it begins.
 #[test]
 fn the_first_pod_founds_the_cluster_though_names_came_after_it_had_begun() {
-    let Some(mut pods) = Pods::new(5) else { return };
+    let Some(mut pods) = Pods::new(5, 4) else { return };
     pods.place(1);
-    pods.begin(0, 4);
+    pods.begin(0);
     // It asks for names behind that, at once.
     let pid = pods.volumes(0).join("cluster/nodes/radic-0/pid");
     process::eventually(SOON, "the first pod to have begun", || pid.exists());
     // With these it has a majority of five.
-    pods.begin(1, 4);
-    pods.begin(2, 4);
+    pods.begin(1);
+    pods.begin(2);
     (0..3).for_each(|number| pods.until_member(number));
     process::eventually(SOON, "three members", || pods.status(0).nodes.len() == 3);
     pods.stop(0);

@@ -12,8 +12,8 @@ use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    self, FLAGS, HOSTS, LIMIT, PLAIN, PROGRAMS, RANKS, SOON, cluster, command_of, expect_same, first_checkpoints, is_long,
-    result, rounds, start, story, strike,
+    self, FLAGS, HOSTS, LIMIT, PLAIN, PROGRAMS, RANKS, SOON, any_library, cluster, command_of, expect_same, first_checkpoints,
+    is_long, result, rounds, start, story, strike,
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
@@ -233,7 +233,7 @@ fn two_ranks_on_the_dead_node() {
 /// Protectors, logs, doors and the links of ranks have addresses of IPv6.
 #[test]
 fn a_node_dies_where_addresses_are_of_ipv6() {
-    let library = [&MPICH, &INTEL, &OPENMPI][Random::from_environment().below(3)];
+    let library = any_library(&mut Random::from_environment());
     let mut cluster = Cluster::empty(Kind::Logical);
     cluster.make_key();
     for (node, role) in [("n1", None), ("n2", None), ("n3", None), ("n4", None), ("n5", None), ("s1", Some("--spare"))] {

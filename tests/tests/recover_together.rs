@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::Library;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, PLAIN, RANKS, SOON, events_of, expect_same, first_checkpoints, is_long, result, rounds, start,
+    FLAGS, PLAIN, RANKS, SOON, any_library, events_of, expect_same, first_checkpoints, is_long, result, rounds, sample, start,
 };
 use radic_wire::event::EventName;
 use radic_wire::ids::JobId;
@@ -32,18 +32,6 @@ const NEXT: [&str; 4] = ["n2", "n4", "s1", "n5"];
 /// Five nodes, the terminal's among them, and two spares: any three of them may die.
 fn cluster() -> Cluster {
     Setup::new(Kind::Logical, RANKS + 1).spares(2).start()
-}
-
-/// What is tried: all of it, or a few that are drawn.
-fn sample<T: Clone>(all: &[T], few: usize, random: &mut Random) -> Vec<T> {
-    if is_long() {
-        return all.to_vec();
-    }
-    (0..few).map(|_| all[random.below(all.len())].clone()).collect()
-}
-
-fn any_library(random: &mut Random) -> &'static Library {
-    [&MPICH, &INTEL, &OPENMPI][random.below(3)]
 }
 
 /// How often a job has restarted from its beginning.

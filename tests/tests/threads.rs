@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::library::{compiled, script};
 use radic_tests::protection::ON;
+use radic_tests::random::Random;
 use radic_tests::recovery::{SOON, events_of, first_checkpoints, is_long, sample, story};
 use radic_tests::{Finished, Running};
 use radic_wire::event::{Event, EventName};
@@ -128,7 +129,7 @@ fn impatient() -> Cluster {
 /// A program that goes another way is brought back once more, and then its job begins anew, soon; or it ends with the reason.
 fn goes_astray(how: &str, within: Duration, said: &[&str]) {
     let program = compiled("net", "net_astray");
-    for on_loss in sample(&["restart", "fail"]) {
+    for on_loss in sample(&["restart", "fail"], 1, &mut Random::from_environment()) {
         let cluster = impatient();
         // The second checkpoint never comes, so there is something to execute again.
         let flags = format!("--ckpt-interval 20 --on-loss {on_loss}");

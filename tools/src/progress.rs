@@ -18,7 +18,7 @@ pub(crate) enum Unit {
     Bytes,
 }
 
-/// A line that says how far something is; it is gone when this is dropped. No thread draws it: whoever works tells, so it stands still when the work does.
+/// A line that says how far something is; it is gone when this is dropped. No thread draws it: the work tells how far it is, so the line stands still when the work does.
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_shown: bool,

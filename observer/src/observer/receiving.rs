@@ -176,16 +176,9 @@ impl Observer {
             Verdict::Wait(wait) => return Ok(Input::Wait(wait)),
             Verdict::Outcome => {}
         }
-        let Determinant::Input { bytes } = self.outcome()? else {
-            return Err(self.diverged("a read of standard input had another kind of outcome then"));
-        };
-        let count = bytes.len();
-        let Some(room) = room.get_mut(..count) else {
-            return Err(self.diverged("standard input is asked for less than it gave then"));
-        };
-        room.copy_from_slice(bytes);
+        let another = "a read of standard input had another kind of outcome then";
+        let count = self.serve_bytes(Ask::Input, room, another, "standard input is asked for less than it gave then")?;
         self.input += count as u64;
-        self.handle_served();
         Ok(Input::Again(count))
     }
 

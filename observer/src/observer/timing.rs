@@ -49,20 +49,13 @@ impl Observer {
     pub fn kernel(&mut self, thread: u32, call: KernelCall, room: &mut [u8]) -> Result<Answer, Error> {
         match self.consult(thread, Ask::Kernel { call }, true)? {
             Verdict::Live => return Ok(Answer::Live),
-            Verdict::Nothing => return Ok(Answer::Wait(Wait::Turn)),
+            Verdict::Nothing => return Err(self.diverged("no call that the kernel answers finds nothing")),
             Verdict::Wait(wait) => return Ok(Answer::Wait(wait)),
             Verdict::Outcome => {}
         }
-        let Determinant::Kernel { bytes, .. } = self.outcome()? else {
-            return Err(self.diverged("a call that the kernel answers had another kind of outcome then"));
-        };
-        let count = bytes.len();
-        let Some(room) = room.get_mut(..count) else {
-            return Err(self.diverged("the kernel is asked for less than it answered then"));
-        };
-        room.copy_from_slice(bytes);
-        self.handle_served();
-        Ok(Answer::Again(count))
+        let another = "a call that the kernel answers had another kind of outcome then";
+        self.serve_bytes(Ask::Kernel { call }, room, another, "the kernel is asked for less than it answered then")
+            .map(Answer::Again)
     }
 
     /// What came of [`Answer::Live`]: at most [`limits::ANSWER`](radic_wire::limits::ANSWER) bytes. A failure is no outcome: it follows from the arguments.

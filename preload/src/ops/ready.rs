@@ -535,11 +535,8 @@ impl Waiting<'_> {
     /// Waits, without the layer, for the program's descriptors and the layer's.
     fn wait(&mut self, mut layer: Held) -> Result<Held, Errno> {
         if layer.replayer.is_some() {
-            let until = self.left().map(|left| sys::now().saturating_add(left));
-            return match super::wait_in_replay(layer, until) {
-                Err(Errno::TIMEDOUT) => layer::enter_again(),
-                other => other,
-            };
+            let until = self.left().map_or(u64::MAX, |left| sys::now().saturating_add(left));
+            return super::wait_awhile(layer, &[], until);
         }
         let signals = layer.take_signals();
         layer.tend();

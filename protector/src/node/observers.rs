@@ -529,7 +529,8 @@ impl Node {
 
     /// Whether a member has this address, as the members know each other.
     fn is_in_cluster(&self, ip: IpAddr) -> bool {
-        self.is_mine(ip) || self.view().is_some_and(|view| registry::has_member(view, ip))
+        // In this order: most calls go to members, and this machine's addresses are asked of the kernel.
+        self.view().is_some_and(|view| registry::has_member(view, ip)) || self.is_mine(ip)
     }
 
     /// Another node's process is about to connect.

@@ -30,7 +30,7 @@ use super::{Comparison, PlotArgs, Times};
 use crate::ckpt::library;
 use crate::client;
 use crate::progress::{Progress, Unit};
-use crate::show::{print, print_json, report};
+use crate::show::report;
 use crate::terminal::Signals;
 
 /// Time that any one step may take.
@@ -145,12 +145,7 @@ pub(super) fn measure(args: &CkptArgs) -> Result<()> {
         loop_under_library: Comparison::of(&samples.library),
         loop_tracked: Comparison::of(&samples.tracked),
     };
-    if args.json {
-        print_json(&figures)?
-    } else {
-        print(&in_words(&figures))?
-    }
-    args.plot.finish(file, &panels(&figures))
+    args.plot.tell(&figures, args.json, in_words, file, panels)
 }
 
 fn panels(report: &Report) -> [Panel; 2] {

@@ -15,10 +15,9 @@ use serde::Serialize;
 
 use super::plot::{Panel, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
-use super::{Comparison, PlotArgs};
+use super::{Comparison, PlotArgs, size};
 use crate::client::Cluster;
 use crate::progress::{Progress, Unit};
-use crate::show::{print, print_json};
 
 /// Message sizes in bytes, and how many exchanges of each in one run.
 const EXCHANGES: [(u64, u32); 2] = [(8, 20_000), (4 << 20, 150)];
@@ -96,24 +95,15 @@ pub(crate) fn launch(cluster: &Cluster, args: &LaunchArgs) -> Result<()> {
     bench.runs.progress.end();
     let Bench { runs: Runs { mpiexec, .. }, program, .. } = bench;
     let report = Report { library: args.mpi, program, mpiexec, pairs: args.pairs, pingpong, launch };
-    if args.json {
-        print_json(&report)?
-    } else {
-        print(&report_text(&report))?
-    }
-    args.plot.finish(file, &[panel(&report)])
+    args.plot.tell(&report, args.json, report_text, file, panels)
 }
 
-fn panel(report: &Report) -> Panel {
+fn panels(report: &Report) -> [Panel; 1] {
     let row = |what, comparison: &Comparison| Row { what, spread: comparison.pair_ratios, target: None };
     let messages = report.pingpong.iter().map(|of| row(format!("{}, half round trip", size(of.bytes)), &of.half_round_trip_us));
     let launch = report.launch.iter().map(|of| row(format!("launch of {} ranks", of.ranks), &of.seconds));
     let title = format!("radic run without protection against mpiexec, {} pairs", report.pairs);
-    Panel { title, axis: "times the native one", rows: messages.chain(launch).collect() }
-}
-
-fn size(bytes: u64) -> String {
-    if bytes < 1 << 20 { format!("{bytes} B") } else { format!("{} MiB", bytes >> 20) }
+    [Panel { title, axis: "times the native one", rows: messages.chain(launch).collect() }]
 }
 
 fn report_text(report: &Report) -> String {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use self::plot::{Panel, Spread};
 use crate::client::Cluster;
 use crate::file::NewFile;
-use crate::show::report;
+use crate::show::{print, print_json, report};
 
 mod ckpt;
 mod launch;
@@ -67,6 +67,15 @@ pub(crate) fn dispatch(cluster: &Cluster, command: &BenchCommand) -> Result<()> 
     }
 }
 
+/// Of a message.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
 /// Where the picture goes.
 #[derive(Args)]
 struct PlotArgs {
@@ -81,9 +90,22 @@ impl PlotArgs {
         self.svg.as_deref().map(NewFile::create).transpose()
     }
 
-    fn finish(&self, file: Option<NewFile>, panels: &[Panel]) -> Result<()> {
+    /// Prints what was found, and draws it.
+    fn tell<T: Serialize, const N: usize>(
+        &self,
+        figures: &T,
+        json: bool,
+        in_words: fn(&T) -> String,
+        file: Option<NewFile>,
+        panels: fn(&T) -> [Panel; N],
+    ) -> Result<()> {
+        if json {
+            print_json(figures)?
+        } else {
+            print(&in_words(figures))?
+        }
         let (Some(file), Some(path)) = (file, &self.svg) else { return Ok(()) };
-        file.finish(&plot::svg(panels)?)?;
+        file.finish(&plot::svg(&panels(figures))?)?;
         report(&format!("radic: the picture is in {}", path.display()));
         Ok(())
     }

@@ -17,10 +17,9 @@ use serde::Serialize;
 
 use super::plot::{Panel, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
-use super::{Comparison, PlotArgs};
+use super::{Comparison, PlotArgs, size};
 use crate::client::{self, Cluster};
 use crate::progress::{Progress, Unit};
-use crate::show::{print, print_json};
 
 /// Messages: bytes, exchanges in one run, and the most that protection may cost.
 const EXCHANGES: [Exchange; 3] = [
@@ -125,15 +124,10 @@ pub(super) fn measure(args: &NetArgs) -> Result<()> {
     };
     runs.progress.end();
     let figures = Report { library: args.mpi, mpiexec: runs.mpiexec, rounds: args.rounds, pingpong, jacobi, notes };
-    if args.json {
-        print_json(&figures)?
-    } else {
-        print(&in_words(&figures))?
-    }
-    args.plot.finish(file, &[panel(&figures)])
+    args.plot.tell(&figures, args.json, in_words, file, panels)
 }
 
-fn panel(report: &Report) -> Panel {
+fn panels(report: &Report) -> [Panel; 1] {
     let row = |what, comparison: &Comparison, target| Row { what, spread: comparison.pair_ratios, target: Some(target) };
     let messages = report.pingpong.iter().flat_map(|of| {
         let size = size(of.bytes);
@@ -141,15 +135,7 @@ fn panel(report: &Report) -> Panel {
     });
     let jacobi = report.jacobi.iter().map(|of| row(format!("Jacobi, {} ranks", of.ranks), &of.protected, of.target));
     let title = format!("What protection costs: times under RADIC, {} rounds", report.rounds);
-    Panel { title, axis: "times the native one", rows: messages.chain(jacobi).collect() }
-}
-
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..1_048_576 => format!("{} KiB", bytes >> 10),
-        _ => format!("{} MiB", bytes >> 20),
-    }
+    [Panel { title, axis: "times the native one", rows: messages.chain(jacobi).collect() }]
 }
 
 fn in_words(report: &Report) -> String {

@@ -25,7 +25,7 @@ use super::{PlotArgs, Times};
 use crate::client::{Cluster, Connection};
 use crate::counters::make_checkpoints;
 use crate::progress::{Progress, Unit};
-use crate::show::{ask_status, print, print_json};
+use crate::show::ask_status;
 
 const RANKS: u32 = 4;
 /// The node and the rank that die: neither the terminal's node nor that of rank 0, where the job is at home.
@@ -212,12 +212,7 @@ pub(super) fn measure(args: &RecoverArgs) -> Result<()> {
     let Bench { program, .. } = bench;
     let (library, rounds, ckpt_interval_s) = (args.mpi, args.rounds, args.ckpt_interval);
     let figures = Report { library, program, rounds, ckpt_interval_s, rows, whole, notes };
-    if args.json {
-        print_json(&figures)?
-    } else {
-        print(&in_words(&figures))?
-    }
-    args.plot.finish(file, &panels(&figures))
+    args.plot.tell(&figures, args.json, in_words, file, panels)
 }
 
 fn panels(report: &Report) -> [Panel; 2] {
