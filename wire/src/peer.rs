@@ -198,8 +198,8 @@ pub enum ToStore {
     Restart {
         /// The process.
         rank: Rank,
-        /// The signal.
-        signal: i32,
+        /// The signal, if the process was live: without an image, a second one of them is taken for a program that fails at its start.
+        signal: Option<i32>,
     },
     /// From a host: this rank has ended by itself, and all that it has printed is printed, or with its home: it is not to be brought back.
     Left {

@@ -17,7 +17,7 @@ use serde_bytes::ByteBuf;
 
 pub use self::environment::HostEnvironment;
 use self::environment::environment_of;
-pub use self::orders::{HostOutput, NameRequest, RestoreOrder, SpawnError, SpawnOrder};
+pub use self::orders::{Crash, HostOutput, NameRequest, RestoreOrder, SpawnError, SpawnOrder};
 use self::phase::{Cause, HostPhase};
 use self::rank::{Exit, LocalRank, Phase, RESTORES, Reported, STREAMS, Verdict};
 use super::launches::Launches;
@@ -477,8 +477,8 @@ impl Host {
         }
         // A rank that is lost will not come back: the job ends.
         for state in self.ranks.values_mut() {
-            if let Phase::Lost { signal } = state.phase {
-                state.exit_with(ExitStatus::Signal(signal), now);
+            if let Phase::Lost(crash) = state.phase {
+                state.exit_with(ExitStatus::Signal(crash.signal), now);
             }
         }
         if kill {
@@ -658,9 +658,9 @@ impl Host {
                 continue;
             }
             match exit.crashed.filter(|_| !self.phase.is_ending()) {
-                Some(signal) => {
-                    state.phase = Phase::Lost { signal };
-                    self.outputs.push_back(HostOutput::Lost(*rank, signal));
+                Some(crash) => {
+                    state.phase = Phase::Lost(crash);
+                    self.outputs.push_back(HostOutput::Lost(*rank, crash));
                 }
                 // The node itself tells the home of these.
                 None if state.is_hopeless() => state.handle_reported(Reported::Otherwise),

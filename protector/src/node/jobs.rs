@@ -12,7 +12,7 @@ use radic_wire::process::{Protect, Protection};
 
 use super::events::About;
 use super::home::{Home, HomeOutput};
-use super::host::{Host, HostOutput};
+use super::host::{Crash, Host, HostOutput};
 use super::{Node, Output};
 
 /// Bytes of output of all ended jobs that are kept for a later `radic attach`.
@@ -53,7 +53,7 @@ impl Node {
                 }
                 HostOutput::Name(rank, request) => self.handle_name(now, job, rank, request),
                 HostOutput::Warning(rank, text) => self.record(now, EventName::Refused, About::rank(job, rank), text),
-                HostOutput::Lost(rank, signal) => {
+                HostOutput::Lost(rank, Crash { signal, live }) => {
                     let text = format!("rank {rank} was ended by signal {signal}: it is brought back here");
                     self.record(now, EventName::Suspect, About::rank(job, rank), text);
                     let holder = self.holder_of(ProcessId { job, rank });
@@ -62,7 +62,7 @@ impl Node {
                         self.tell_home_of_lost_log(ProcessId { job, rank });
                         continue;
                     }
-                    self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal }));
+                    self.send(&holder, PeerMessage::ToStore(job, ToStore::Restart { rank, signal: live.then_some(signal) }));
                 }
                 HostOutput::Unrestorable(rank, why, own) => self.handle_unrestorable(now, ProcessId { job, rank }, why, own),
                 HostOutput::Left(rank) => self.handle_rank_left(now, ProcessId { job, rank }),

@@ -120,10 +120,10 @@ impl Node {
     }
 
     /// A host says that one of its processes has crashed.
-    pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank, signal: i32) {
+    pub(super) fn handle_crashed(&mut self, now: Duration, from: &NodeId, job: JobId, rank: Rank, signal: Option<i32>) {
         let wards = self.recovery.wards.get_mut(&job);
         let Some(protected) = wards.and_then(|wards| wards.ranks.get_mut(&rank)).filter(|p| p.host == *from) else { return };
-        protected.crashed = Some(signal);
+        protected.crashed = signal;
         self.recover(now, ProcessId { job, rank });
     }
 

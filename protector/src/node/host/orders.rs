@@ -7,6 +7,15 @@ use serde_bytes::ByteBuf;
 
 pub use crate::fetching::RestoreOrder;
 
+/// The end of a rank by a signal, after which it is brought back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Crash {
+    /// The signal.
+    pub signal: i32,
+    /// Whether the rank was live. If not, the end is a failure of the restore and not of the program, and counts against no image and no epoch of the job.
+    pub live: bool,
+}
+
 /// A process to be started.
 #[derive(Debug)]
 pub struct SpawnOrder {
@@ -88,7 +97,7 @@ pub enum HostOutput {
     /// Something to record in the event log.
     Warning(Rank, String),
     /// A protected rank has crashed and all that it had written was read: it is to be brought back.
-    Lost(Rank, i32),
+    Lost(Rank, Crash),
     /// A rank died at every attempt to bring it back, before it was live. The signal is set if the same signal had ended the rank
     /// while it was live. The answer is [`Host::handle_not_restored`](super::Host::handle_not_restored).
     Unrestorable(Rank, String, Option<i32>),

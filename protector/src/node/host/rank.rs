@@ -14,7 +14,7 @@ use std::time::Duration;
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::peer::MpiPhase;
 
-use super::HostOutput;
+use super::{Crash, HostOutput};
 use crate::node::outlet::Outlet;
 use crate::pmi::Session;
 
@@ -36,8 +36,8 @@ pub(super) enum Phase {
     Returning { pid: Option<u32> },
     /// It runs.
     Running { pid: u32 },
-    /// It was ended by this signal, and its protector is to bring it back. There is no process.
-    Lost { signal: i32 },
+    /// It has crashed, and its protector is to bring it back. There is no process.
+    Lost(Crash),
     /// It has ended.
     Exited(Exit),
 }
@@ -50,8 +50,8 @@ pub(super) struct Exit {
     pub(super) status: ExitStatus,
     /// Since when its output is waited for.
     pub(super) at: Duration,
-    /// The signal that ended the rank, if it is to be brought back once its output was read.
-    pub(super) crashed: Option<i32>,
+    /// Set if the rank is to be brought back once its output was read.
+    pub(super) crashed: Option<Crash>,
     pub(super) reported: Reported,
 }
 
@@ -173,7 +173,7 @@ impl LocalRank {
 
     /// Whether it is to be brought back: there is no process, or what that has written is still being read.
     pub(super) fn is_to_be_brought_back(&self) -> bool {
-        matches!(self.phase, Phase::Lost { .. }) || self.exit().is_some_and(|exit| exit.crashed.is_some())
+        matches!(self.phase, Phase::Lost(_)) || self.exit().is_some_and(|exit| exit.crashed.is_some())
     }
 
     /// Whether it was here, is not now, and will be here again, in a job that was let out of `fence` fences. A rank behind the last
@@ -283,7 +283,7 @@ impl LocalRank {
     /// It has ended by this signal: what becomes of it. Returns false if it was brought back often enough.
     pub(super) fn handle_ended_by(&mut self, now: Duration, signal: i32) -> bool {
         let (crashed, goes_on) = match self.verdict {
-            Verdict::KilledAsAsked => (Some(signal), true),
+            Verdict::KilledAsAsked => (Some(Crash { signal, live: !self.is_catching_up() }), true),
             _ if !self.is_catching_up() => (self.handle_crashed(now, signal), true),
             _ => {
                 let crashed = self.handle_restore_failed(signal);
@@ -300,18 +300,18 @@ impl LocalRank {
     }
 
     /// The rank crashed while it was live. It is brought back, unless it has crashed too often lately.
-    fn handle_crashed(&mut self, now: Duration, signal: i32) -> Option<i32> {
+    fn handle_crashed(&mut self, now: Duration, signal: i32) -> Option<Crash> {
         self.crashes.retain(|(at, _)| *at + CRASH_TIME > now);
-        let crashed = (self.crashes.len() < CRASHES).then_some(signal);
+        let crashed = (self.crashes.len() < CRASHES).then_some(Crash { signal, live: true });
         self.crashes.push((now, signal));
         crashed
     }
 
     /// The rank died between its restore and the event `live`. That is a failure of the restore, not of the program, so it is
     /// brought back a few more times.
-    fn handle_restore_failed(&mut self, signal: i32) -> Option<i32> {
+    fn handle_restore_failed(&mut self, signal: i32) -> Option<Crash> {
         self.failed_restores += 1;
-        (self.failed_restores < RESTORES).then_some(signal)
+        (self.failed_restores < RESTORES).then_some(Crash { signal, live: false })
     }
 
     /// It goes another way than its log, or does not get on with it. Returns whether it may be tried again: once, for what another thread of it does may come in another order.

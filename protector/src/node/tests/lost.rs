@@ -356,6 +356,28 @@ fn a_rank_that_dies_before_it_lives_again_is_no_failure_of_the_program() {
     cluster.end_well(job, 1);
 }
 
+/// It dies between its restore and being live, and its images are gone by then: the signal does not count as a failure of the program at its start. Two that come after it do.
+#[test]
+fn a_failed_restore_is_none_of_the_two_crashes_that_end_a_job() {
+    let mut cluster = Cluster::new(6);
+    let job = cluster.start_apart();
+    cluster.run_until(|c| c.runs(job, 1));
+    for launched in [6, 9] {
+        cluster.images.clear();
+        cluster.crash(job, 1);
+        cluster.run_until(|c| c.outcome(1).is_some() || c.launched.len() == launched);
+        assert_eq!(cluster.outcome(1), None);
+        cluster.run_for(SOON);
+    }
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.outcome(1).is_some());
+    let outcome = cluster.outcome(1).unwrap();
+    assert!(
+        outcome.code == 128 + libc::SIGSEGV && matches!(outcome.reason, EndReason::RankFailed { rank: Rank(1), .. }),
+        "{outcome:?}"
+    );
+}
+
 #[test]
 fn a_protector_that_has_come_late_knows_which_incarnation_a_process_is_in() {
     let mut cluster = Cluster::new(4);
