@@ -65,7 +65,6 @@ impl Protected {
     pub fn check(&self) {
         let (sent, received) = (self.sum(|c| c.bytes_out), self.sum(|c| c.bytes_in));
         assert!(received <= sent, "{received} bytes received of {sent}: {self:#?}");
-        assert_eq!(self.sum(|c| c.different), 0, "{self:#?}");
         assert!(self.counters().all(|c| c.committed <= c.checkpoints), "{self:#?}");
     }
 

@@ -27,8 +27,7 @@ pub(crate) fn table(processes: &[ProcessInfo]) -> String {
     if jobs.is_empty() {
         return String::new();
     }
-    let headings =
-        ["PROTECTED JOB", ">JOINED", ">IN", ">OUT", ">EVENTS", ">OUTBOX", ">LOG", ">GATE", ">CKPTS", ">LONGEST", ">DIFFERENT"];
+    let headings = ["PROTECTED JOB", ">JOINED", ">IN", ">OUT", ">EVENTS", ">OUTBOX", ">LOG", ">GATE", ">CKPTS", ">LONGEST"];
     let mut table = Table::new(&headings);
     for (job, processes) in jobs {
         let joined = processes.iter().filter(|process| process.joined).count();
@@ -44,7 +43,6 @@ pub(crate) fn table(processes: &[ProcessInfo]) -> String {
             duration(sums.gate_ns / 1_000_000),
             sums.committed.to_string(),
             format!("{:.1} ms", sums.longest_pause_ns as f64 / 1e6),
-            bytes(sums.different),
         ]);
     }
     table.text() + &waiting(processes)
@@ -70,7 +68,6 @@ fn sum(all: impl Iterator<Item = Counters>) -> Counters {
         gate_ns: a.gate_ns.saturating_add(b.gate_ns),
         committed: a.committed.saturating_add(b.committed),
         longest_pause_ns: a.longest_pause_ns.max(b.longest_pause_ns),
-        different: a.different.saturating_add(b.different),
         // Places in journals: there is no sum of them.
         replayed: 0,
         again: 0,

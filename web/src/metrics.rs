@@ -64,7 +64,7 @@ fn role(role: Role) -> &'static str {
 /// A figure of a process that only grows: name, explanation, unit, value.
 type Counted = (&'static str, &'static str, Option<Unit>, fn(&Counters) -> f64);
 
-const COUNTED: [Counted; 10] = [
+const COUNTED: [Counted; 9] = [
     ("rank_received", "Bytes received on protected connections", Some(Unit::Bytes), |c| c.bytes_in as f64),
     ("rank_sent", "Bytes sent on protected connections", Some(Unit::Bytes), |c| c.bytes_out as f64),
     ("rank_outcomes", "Outcomes recorded in the log", None, |c| c.events as f64),
@@ -74,9 +74,6 @@ const COUNTED: [Counted; 10] = [
     ("rank_checkpoints", "Checkpoints made", None, |c| c.checkpoints as f64),
     ("rank_checkpoints_committed", "Checkpoints committed", None, |c| c.committed as f64),
     ("rank_checkpoint_pause", "Time that checkpoints have stopped the rank", Some(Unit::Seconds), |c| c.pause_ns as f64 / 1e9),
-    ("rank_replay_different", "Bytes that replay has sent and that differ from those sent before", Some(Unit::Bytes), |c| {
-        c.different as f64
-    }),
 ];
 
 impl Collector for Snapshot {

@@ -183,21 +183,30 @@ fn way(service: SocketAddr, at: u64, flip: bool, cut: bool) -> SocketAddr {
 fn an_image_that_does_not_arrive_as_it_was_is_refused() {
     let (service, speaker, images) = lost_process(2_000);
     let to = tempfile::tempdir().unwrap();
-    let by = |address| obtain(Source::At(address), &nodes_key(), speaker, images[0], to.path(), &WANTED).map(drop);
+    let by = |address| {
+        let to = tempfile::tempdir().unwrap();
+        obtain(Source::At(address), &nodes_key(), speaker, images[0], to.path(), &WANTED).map(drop)
+    };
     let login = (NONCE + WELCOME) as u64;
     let before = login + (OVERHEAD + OFFER) as u64;
     let records = images[0].1.div_ceil(RECORD as u64);
     let length = images[0].1 + (records + 1) * OVERHEAD as u64;
     by(way(service.logs.address(), before + length, false, true)).unwrap();
-    for at in [3, NONCE as u64, login - 1, login, login + 8, before, before + length / 2, before + length - 1] {
-        let error = by(way(service.logs.address(), at, true, false)).unwrap_err();
-        assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
-    }
+    let changed = [3, NONCE as u64, login - 1, login, login + 8, before, before + length / 2, before + length - 1];
     // The last one: only the end is missing.
-    for at in [login + 3, before, before + length / 2, before + length - 1, before + length - OVERHEAD as u64] {
-        let error = by(way(service.logs.address(), at, false, true)).unwrap_err();
-        assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
-    }
+    let short = [login + 3, before, before + length / 2, before + length - 1, before + length - OVERHEAD as u64];
+    let ways = changed.map(|at| (at, true, false)).into_iter().chain(short.map(|at| (at, false, true)));
+    // At once: some of them are known only by what does not come any more.
+    std::thread::scope(|scope| {
+        let fetches = ways.map(|(at, change, end)| {
+            let address = way(service.logs.address(), at, change, end);
+            (at, scope.spawn(move || by(address)))
+        });
+        for (at, fetch) in fetches.collect::<Vec<_>>() {
+            let error = fetch.join().unwrap().unwrap_err();
+            assert!(matches!(error, FetchError::Service(..)), "byte {at}: {error}");
+        }
+    });
     // Nothing comes any more, and then it is not wanted any more.
     let (address, given_up) = (way(service.logs.address(), before + length / 2, false, false), AtomicBool::new(false));
     std::thread::scope(|scope| {

@@ -133,8 +133,7 @@ pub(super) const EVENTS: &[EventText] = &[
     text(
         EventName::Live,
         "A rank that was brought back has caught up.",
-        "The loss is over for the program; `re-protected` follows. Bytes that differ, if the text counts any, say that the program does not do the \
-         same when it gets the same (it reads a clock by a way of its own, say): `radic replay` shows where.",
+        "The loss is over for the program; `re-protected` follows.",
     ),
     text(
         EventName::Reprotected,

@@ -283,12 +283,11 @@ fn counter_lines(counters: &Counters) -> impl Iterator<Item = String> {
         ),
         format!("outcomes {events}, and {} of nothing; gate shut {gate_waits} times, {} in all", counters.empty, ms(gate_ns)),
         format!(
-            "checkpoints {}, committed {}; pauses {} in all, the longest {}; bytes that differed {}",
+            "checkpoints {}, committed {}; pauses {} in all, the longest {}",
             counters.checkpoints,
             counters.committed,
             ms(counters.pause_ns),
-            ms(counters.longest_pause_ns),
-            counters.different
+            ms(counters.longest_pause_ns)
         ),
     ]
     .into_iter()
