@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_observer::connection::Slot;
+use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
@@ -65,6 +66,9 @@ pub struct Lib {
     pub has_door: bool,
     /// It computes until then, and looks at nothing.
     pub busy: Duration,
+    pub haste: Haste,
+    /// Its last calls have received bytes, and when that is shipped [`Haste`] decides.
+    pub has_received: bool,
 }
 
 /// A process, of whatever life.
@@ -323,7 +327,8 @@ impl World {
     fn add_lib(&mut self, pid: u32, observer: Observer, program: Program, session: Session) {
         let (conns, from_protector, from_node) = Default::default();
         let (links, sockets, calls, images, image) = Default::default();
-        let (due, initialized, has_door, busy) = (false, false, false, Duration::ZERO);
+        let (due, initialized, has_door, has_received) = (false, false, false, false);
+        let (busy, haste) = (Duration::ZERO, Haste::default());
         let lib = Lib {
             observer,
             program,
@@ -340,6 +345,8 @@ impl World {
             initialized,
             has_door,
             busy,
+            haste,
+            has_received,
         };
         self.processes[pid as usize].lib = Some(Box::new(lib));
         self.step_at(pid, self.now);
@@ -484,7 +491,11 @@ impl World {
         if !self.lib(pid).is_log_up() {
             return;
         }
-        self.ship_journal(pid);
+        let (now, lib) = (self.now, self.lib(pid));
+        let received = std::mem::take(&mut lib.has_received);
+        if !received || lib.haste.handle_outcome(|| now, lib.observer.journal().unshipped()) {
+            self.ship_journal(pid);
+        }
         self.transmit_all(pid);
         // The library asks once for all of its sends while an answer is on its way.
         let asks = self.dice.below(40);

@@ -393,6 +393,7 @@ impl World {
             let taken = std::mem::take(&mut lib.program.threads[thread].partial);
             lib.program.threads[thread].app.handle_received(socket, &taken);
             lib.program.threads[thread].calls += 1;
+            lib.has_received = true;
             self.note_dependence(pid, stream, offset + bytes.len() as u64);
         }
         Ok(())
@@ -417,9 +418,12 @@ impl World {
         blocking: bool,
         done: usize,
     ) -> Result<(), Error> {
-        let lib = self.lib(pid);
+        let (now, lib) = (self.now, self.lib(pid));
         let fd = lib.program.threads[thread].app.sockets[socket].fd;
         let (again, position) = (lib.observer.is_replaying(), lib.observer.journal().end());
+        let (is_shut, is_behind) = (lib.observer.gate().is_some(), lib.observer.journal().unshipped() > 0);
+        lib.haste.handle_gate(|| now, is_shut, is_behind);
+        lib.has_received &= !is_shut;
         let offset = lib.program.threads[thread].app.sockets[socket].sent as usize + done;
         let first = if offset.is_multiple_of(3) { bytes } else { &bytes[..bytes.len().div_ceil(2)] };
         match lib.observer.send(thread as u32, fd, first, done, blocking)? {
