@@ -193,11 +193,14 @@ impl World {
                 if let Some(pid) = self.processes.iter().rposition(is_this) {
                     let Process { id, machine, .. } = self.processes[pid];
                     self.crashes.entry((id.rank, machine, self.checks.epoch)).or_default().push(now);
-                    // What is left of an epoch before brings nothing back.
-                    let epoch = self.checks.epoch;
+                    // What is left of an epoch before brings nothing back, nor does what a node has that counts as dead.
+                    let (epoch, view) = (self.checks.epoch, self.machines[machine].node.as_ref().and_then(|node| node.view()));
+                    let is_member =
+                        |at: usize| view.is_some_and(|view| view.members.iter().any(|member| member.id.name == name(at)));
                     let can_restart = |at: usize| {
                         let store = self.machines[at].logs.server.store();
-                        self.is_up(at) && store.can_restart(id) && store.incarnation(id).is_some_and(|of| of.epoch == epoch)
+                        let is_current = store.incarnation(id).is_some_and(|of| of.epoch == epoch);
+                        self.is_up(at) && is_member(at) && store.can_restart(id) && is_current
                     };
                     if !(0..self.machines.len()).any(can_restart) {
                         *self.early_crashes.entry(id.rank).or_default() += 1;
