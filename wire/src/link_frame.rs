@@ -5,7 +5,9 @@
 use crate::bytes::{Reader, Writer};
 
 /// Length of a header.
-pub const LINK_FRAME: usize = 12;
+pub const LINK_FRAME: usize = 16;
+/// What makes a check of a header that bytes of a program do not have by chance. It is no protection against somebody who wants to have it.
+const MARK: u32 = 0x9f1d_c06b;
 
 /// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,15 +25,20 @@ impl LinkFrame {
         let mut writer = Writer::new(&mut out);
         writer.u32(self.payload);
         writer.u64(self.stable);
+        writer.u32(self.check());
         assert_eq!(writer.finish(), Some(LINK_FRAME), "a header has one length");
         out
     }
 
-    /// None: no frame begins so.
+    /// None: no frame begins so. Another process may write on a socket that it shares with one of ours.
     pub fn read(bytes: &[u8; LINK_FRAME]) -> Option<LinkFrame> {
         let mut from = Reader::new(bytes);
         let frame = LinkFrame { payload: from.u32().ok()?, stable: from.u64().ok()? };
-        (frame.payload > 0).then_some(frame)
+        (frame.payload > 0 && from.u32() == Ok(frame.check())).then_some(frame)
+    }
+
+    fn check(&self) -> u32 {
+        MARK ^ self.payload ^ self.stable as u32 ^ (self.stable >> 32) as u32
     }
 }
 
@@ -43,6 +50,7 @@ mod tests {
     fn a_header_is_read_as_it_was_written_and_none_is_of_nothing() {
         let frame = LinkFrame { payload: 0x0102_0304, stable: u64::MAX - 5 };
         assert_eq!(LinkFrame::read(&frame.bytes()), Some(frame));
-        assert_eq!(LinkFrame::read(&[0; LINK_FRAME]), None);
+        assert_eq!(LinkFrame::read(&LinkFrame { payload: 0, ..frame }.bytes()), None);
+        assert_eq!(LinkFrame::read(b"HTTP/1.1 400 Bad"), None);
     }
 }
