@@ -12,6 +12,7 @@ pub mod image;
 mod input;
 pub mod journal;
 pub mod keyfile;
+pub mod link_frames;
 pub mod log;
 pub mod login;
 pub mod logservice;
@@ -89,6 +90,7 @@ pub static TARGETS: LazyLock<Vec<Target>> = LazyLock::new(|| {
     vec![
         target("image", image::check, image::first, 65_536, None),
         target("frames", frames::check, frames::first, 4_096, Some((64 << 10, 64))),
+        target("link-frames", link_frames::check, link_frames::first, 4_096, Some((64 << 10, 64))),
         target("channel", channel::check, channel::first, 4_096, Some((4 << 20, 64))),
         target("messages", messages::check, messages::first, 4_096, Some((4 << 20, 1_024))),
         target("log", log::check, log::first, 4_096, Some((64 << 10, 64))),

@@ -16,6 +16,7 @@ use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::Greeting;
 
 use crate::error::Error;
+use crate::frames::{Deframer, Framer};
 use crate::outbox::{Outbox, Queue};
 use crate::payload::PayloadLog;
 
@@ -51,6 +52,8 @@ pub enum Waits {
     CatchesUp,
 }
 
+/// Received units after which a frame says anew how many of them the peer need not keep.
+const NEWS: u64 = 64 << 10;
 /// As a stable offset: the peer has closed and wants nothing more, whatever comes. How much it received still counts (Gate B).
 const NO_MORE: u64 = u64::MAX;
 
@@ -79,6 +82,8 @@ pub struct Outgoing {
     pub(crate) peer_settled: bool,
     /// What the peer's protector holds.
     pub(crate) stable: u64,
+    /// The frame that leaves on the link of now.
+    pub(crate) framer: Framer,
 }
 
 impl Outgoing {
@@ -95,7 +100,13 @@ impl Outgoing {
     /// What is not kept is wanted by no receiver, so no link has to take it. Else a `send` to a peer that has closed the connection would wait for ever for a
     /// link to take bytes that were passed over.
     pub(crate) fn handle_trimmed(&mut self) {
+        self.framer.handle_trimmed(self.queue.start().saturating_sub(self.sent));
         self.sent = self.sent.max(self.queue.start());
+    }
+
+    /// Whether no frame is under way on the link.
+    pub fn is_between_frames(&self) -> bool {
+        self.framer.is_idle()
     }
 
     /// Bytes that no link has taken yet.
@@ -129,6 +140,10 @@ pub struct Incoming {
     pub(crate) gone: u64,
     /// The program has shut down reading: a `recv` that finds no byte returns 0. That is no end of the stream, and none is consumed from here on.
     pub(crate) shut: bool,
+    /// What arrives on the link of now.
+    pub(crate) deframer: Deframer,
+    /// What the peer was told last that it need not keep.
+    pub(crate) told: u64,
 }
 
 impl Incoming {
@@ -152,6 +167,11 @@ impl Incoming {
     /// Whether the program was told of the stream's end. The end is an outcome once; each later `recv` finds it again without one.
     pub(crate) fn has_told_end(&self) -> bool {
         self.finish.is_some_and(|finish| finish < self.consumed)
+    }
+
+    /// What takes the bytes of the program out of what arrives on the link.
+    pub fn deframer(&self) -> &Deframer {
+        &self.deframer
     }
 
     /// Whether the program has shut down reading.
@@ -335,9 +355,35 @@ impl Connection {
         self.incoming.gone = greeting.kept;
         (self.outgoing.peer_has, self.outgoing.peer_settled) = (received, greeting.settled);
         self.dropped = false;
+        self.handle_new_link();
         self.peer_incarnation = greeting.incarnation;
         self.link = Link::Up;
         Ok(())
+    }
+
+    /// Another socket is the link from now on: in both directions the next byte begins a frame.
+    fn handle_new_link(&mut self) {
+        (self.outgoing.framer, self.incoming.deframer, self.incoming.told) = Default::default();
+    }
+
+    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough.
+    pub(crate) fn begin_frame(&mut self, payload: &PayloadLog) {
+        let unsent = self.outgoing.unsent();
+        if unsent == 0 || !self.outgoing.framer.is_idle() {
+            return;
+        }
+        if self.incoming.wanted() >= self.incoming.told + NEWS {
+            self.incoming.told = payload.first_of(self.stream_in()).unwrap_or(self.incoming.wanted());
+        }
+        self.outgoing.framer.begin(unsent, self.incoming.told);
+    }
+
+    /// What the last header on the link has said of the stream that goes out.
+    pub(crate) fn handle_headers(&mut self, outbox: &mut Outbox) {
+        let stable = self.incoming.deframer.stable();
+        if stable > self.outgoing.stable {
+            self.handle_stable(outbox, stable);
+        }
     }
 
     /// The peer's protector holds units up to `offset`, or the peer will never want them.

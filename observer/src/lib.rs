@@ -24,6 +24,7 @@ pub mod connect;
 pub mod connection;
 mod context;
 mod error;
+pub mod frames;
 pub mod gate;
 pub mod haste;
 pub mod journal;

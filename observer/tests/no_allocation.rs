@@ -7,6 +7,7 @@ use radic_observer::connection::Welcome;
 use radic_observer::{Accept, Config, Observer, Ready, Receive, Send, Source, Transmit};
 use radic_wire::determinant::ReadyFd;
 use radic_wire::ids::{JobId, ProcessId, Rank};
+use radic_wire::link_frame::LINK_FRAME;
 use radic_wire::log::FromProtector;
 
 thread_local! {
@@ -58,7 +59,7 @@ fn pass(from: &mut Observer, to: &mut Observer, wire: &mut [u8]) {
         wire[at..at + piece.len()].copy_from_slice(piece);
         at += piece.len();
     }
-    from.handle_transmitted(slot, at as u64);
+    from.handle_transmitted(slot, (LINK_FRAME + at) as u64);
     assert_eq!(to.ready(0, Some(4), false, &mut []), Ok(Ready::Live));
     to.handle_ready(0, Some(4), &[]).unwrap();
     to.handle_ready(0, Some(4), &ready).unwrap();

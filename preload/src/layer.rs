@@ -8,6 +8,7 @@
 
 mod asking;
 mod ending;
+mod framing;
 mod held;
 mod joining;
 mod sending;

@@ -22,7 +22,7 @@ use rustix::net::{SocketFlags, sockopt};
 
 use crate::greeting::{self, Incoming, To};
 use crate::layer::{Arrived, Layer, Lingering, fail, sure};
-use crate::swap::{Aside, ask_when_silent, dial, discard, is_given_up, listen, unread};
+use crate::swap::{Aside, ask_when_silent, dial, discard, is_given_up, listen};
 use crate::sys;
 
 /// Connections that are taken at the door at once.
@@ -423,7 +423,8 @@ impl Layer {
         }
         self.unsent.retain(|waiting| *waiting != slot);
         let Some(end) = self.end_of(slot) else { return };
-        let (unread, refused) = (self.descriptor(slot).map_or(0, unread), self.broken(slot).is_some());
+        let unread = self.descriptor(slot).map_or(0, |fd| self.unread(slot, sys::borrow(fd)));
+        let refused = self.broken(slot).is_some();
         if self.drive(|links, cx| Ok(links.handle_ended(cx, slot, why, unread, refused))) {
             self.await_answer(end);
             if self.links.is_in_question(end)
@@ -508,9 +509,10 @@ impl Layer {
 
     /// Bytes that the socket of a connection has received, wherever it is, and nothing has taken.
     fn unread_of(&self, end: StreamId) -> u64 {
+        let Some(slot) = self.slot_of_end(end) else { return 0 };
         let aside = self.sockets.aside.iter().find(|aside| aside.end == end).and_then(|aside| aside.socket.as_ref());
-        let fd = aside.map(AsRawFd::as_raw_fd).or_else(|| self.descriptor(self.slot_of_end(end)?));
-        fd.map_or(0, unread)
+        let fd = aside.map(AsRawFd::as_raw_fd).or_else(|| self.descriptor(slot));
+        fd.map_or(0, |fd| self.unread(slot, sys::borrow(fd)))
     }
 
     // ---- looking after them

@@ -197,7 +197,7 @@ impl Replayer {
             }
             let length = piece.len() as u64;
             Self::or_end(self.send(&ToReplayer::Sent { stream, offset, bytes: piece.into() }));
-            observer.handle_transmitted(slot, length);
+            observer.handle_passed(slot, length);
             offset += length;
             self.idle = 0;
         }

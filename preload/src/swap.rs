@@ -28,11 +28,6 @@ pub fn discard(socket: OwnedFd) {
     sys::close_own(socket);
 }
 
-/// Bytes that a socket has received and nothing has taken.
-pub fn unread(fd: i32) -> u64 {
-    rustix::io::ioctl_fionread(sys::borrow(fd)).unwrap_or(0)
-}
-
 /// Whether the other side of a new socket has given it up already.
 pub fn is_given_up(fd: &OwnedFd) -> bool {
     !matches!(rustix::net::recv(fd, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((_, 1..)) | Err(Errno::AGAIN))

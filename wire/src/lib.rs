@@ -28,6 +28,7 @@ pub mod ids;
 pub mod job;
 pub mod key;
 pub mod limits;
+pub mod link_frame;
 pub mod local;
 pub mod log;
 pub mod login;
@@ -42,4 +43,4 @@ pub mod suspension;
 pub mod token;
 
 /// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 25;
+pub const PROTOCOL_VERSION: u16 = 26;

@@ -38,6 +38,7 @@ impl Table {
         connection.attempt = Some((me.1, attempt));
         connection.dropped = false;
         connection.link = if first { Link::Up } else { Link::Dialing };
+        connection.handle_new_link();
         // The peer of a new connection has received nothing that would have to be sent again.
         connection.outgoing.peer_settled |= first;
         Some(connection.greeting(me, attempt, phase != Phase::Replaying, payload))

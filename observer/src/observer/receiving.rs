@@ -6,6 +6,7 @@ use super::answers::{Input, Receive, Source, Wait};
 use super::{Observer, Verdict};
 use crate::connection::{Incoming, Link, Slot};
 use crate::error::Error;
+use crate::frames::Deframer;
 use crate::replay::{Ask, Replay};
 
 impl Observer {
@@ -117,6 +118,11 @@ impl Observer {
         self.receive_end(thread, slot, fd)
     }
 
+    /// What takes the bytes of the program out of what arrives on the link of `slot`.
+    pub fn deframer(&mut self, slot: Slot) -> Option<&mut Deframer> {
+        self.table.get_mut(slot).map(|connection| &mut connection.incoming.deframer)
+    }
+
     /// Bytes were taken as [`Receive::Take`] said. Returns what the program is told, once all of it is there.
     pub fn handle_received(&mut self, thread: u32, fd: u32, source: Source, bytes: &[u8]) -> Result<Option<usize>, Error> {
         self.handle_received_parts(thread, fd, source, std::iter::once(bytes))
@@ -157,10 +163,14 @@ impl Observer {
             }
         }
         incoming.taken += u64::from(len);
-        if then.is_some_and(|then| total < then) {
+        let is_whole = then.is_none_or(|then| total >= then);
+        if is_whole {
+            incoming.consumed = incoming.taken;
+        }
+        connection.handle_headers(&mut self.outbox);
+        if !is_whole {
             return Ok(None);
         }
-        incoming.consumed = incoming.taken;
         if then.is_some() {
             self.handle_served();
         }

@@ -6,6 +6,7 @@ use super::answers::{Send, Transmit, Wait};
 use super::{Observer, Verdict};
 use crate::connection::{Connection, Link, Phase, Slot};
 use crate::error::Error;
+use crate::frames::Leaving;
 use crate::gate::Gate;
 use crate::replay::Ask;
 
@@ -170,14 +171,15 @@ impl Observer {
     }
 
     /// What may leave on the link of `slot` now.
-    pub fn poll_transmit(&self, slot: Slot) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self, slot: Slot) -> Option<Transmit> {
         if self.fenced.is_some() {
             return None;
         }
-        let connection = self.table.get(slot)?;
-        let Connection { link: Link::Up, outgoing, .. } = connection else { return None };
+        let connection = self.table.get_mut(slot).filter(|connection| connection.link == Link::Up)?;
+        connection.begin_frame(&self.payload);
+        let Connection { outgoing, .. } = connection;
         match outgoing.sent {
-            sent if sent < outgoing.queue.end() => {
+            sent if !outgoing.framer.is_idle() => {
                 assert!(
                     sent >= outgoing.queue.start(),
                     "{sent} is to leave on the link, and kept is what follows {}",
@@ -196,8 +198,20 @@ impl Observer {
         queue.into_iter().flat_map(move |queue| self.outbox.pieces(queue, offset.max(queue.start())))
     }
 
-    /// So many units left on the link of `slot` (the end is one).
-    pub fn handle_transmitted(&mut self, slot: Slot, units: u64) {
+    /// What of the frame under way is to leave on the link of `slot`: its payload is the first so many of [`Observer::outgoing`].
+    pub fn leaving(&self, slot: Slot) -> Option<Leaving<'_>> {
+        self.table.get(slot).map(|connection| connection.outgoing.framer.leaving())
+    }
+
+    /// So many bytes of the frame under way left on the link of `slot`.
+    pub fn handle_transmitted(&mut self, slot: Slot, bytes: u64) {
+        let framer = self.table.get_mut(slot).map(|connection| &mut connection.outgoing.framer);
+        let units = framer.map_or(0, |framer| framer.handle_sent(bytes));
+        self.handle_passed(slot, units);
+    }
+
+    /// So many units of the stream need not leave on the link of `slot` any more (the end is one).
+    pub fn handle_passed(&mut self, slot: Slot, units: u64) {
         if let Some(connection) = self.table.get_mut(slot) {
             let outgoing = &mut connection.outgoing;
             outgoing.sent += units;

@@ -2,6 +2,7 @@
 
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
+use radic_wire::link_frame::LINK_FRAME;
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
 use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
@@ -33,7 +34,7 @@ fn what_nobody_wants_waits_for_no_link() {
     observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
     assert_eq!(observer.send(0, 4, b"wanted", 0, true), Ok(Send::Taken { len: 6, whole: true }));
     assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
-    observer.handle_transmitted(slot, 6);
+    observer.handle_transmitted(slot, LINK_FRAME as u64 + 6);
     // The peer greets again: it has closed its end.
     let again = observer.handle_greeting(&greeting(1, 6, u64::MAX));
     assert!(matches!(again, Ok(Welcome::Link(same, _)) if same == slot), "{again:?}");

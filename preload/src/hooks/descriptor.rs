@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulong};
 use super::finish_int;
 use crate::fds::{self, Kind};
 use crate::layer;
-use crate::ops::descriptor;
+use crate::ops::{descriptor, socket};
 use crate::real;
 
 hooks! {
@@ -118,6 +118,13 @@ fn after_ioctl(fd: c_int, request: c_ulong, argument: c_ulong, result: c_int) ->
     if result >= 0 && request == libc::FIONBIO && fds::kind(fd) != Kind::Other {
         // The kernel has read it there.
         descriptor::set_blocking(fd, unsafe { (argument as *const c_int).read_unaligned() } == 0);
+    }
+    if result >= 0
+        && request == libc::FIONREAD
+        && let Some(unread) = socket::unread(fd)
+    {
+        // The kernel has written it there, and has counted headers, too.
+        unsafe { (argument as *mut c_int).write_unaligned(unread) };
     }
     result
 }

@@ -5,9 +5,11 @@
 //! rank that executes another program is still that process, and joins again.
 
 use std::ffi::{c_char, c_int};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::fds::{self, Kind};
 use crate::ops::ready;
@@ -105,10 +107,24 @@ unsafe extern "C" fn in_child() {
     memory::leave();
     memory::forget_secrets();
     ready::leave();
+    end_connections();
     // An end that a child keeps open would hide its parent's death from the other side.
     for fd in fds::all(Kind::Own) {
         sys::close_own(sys::own(fd));
     }
+}
+
+/// In a child: the numbers of its parent's connections lead to a socket that has ended. What lies in those is in frames, and what a child wrote there would be none.
+fn end_connections() {
+    let ended = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map(|(one, _)| one);
+    for fd in fds::all(Kind::Connection).chain(fds::all(Kind::Alias)) {
+        match &ended {
+            Ok(ended) => _ = sys::replace(ended.as_fd(), fd),
+            // There is no room for a socket more: the number is free then.
+            Err(_) => sys::close_own(sys::own(fd)),
+        }
+    }
+    ended.into_iter().for_each(sys::close_own);
 }
 
 /// Tells the node's log, once.

@@ -69,19 +69,14 @@ impl Layer {
                 None => return Ok(true),
                 Some(Transmit::End) => {
                     rustix::net::shutdown(fd, rustix::net::Shutdown::Write)?;
+                    self.observer.handle_passed(slot, 1);
                     1
                 }
-                Some(Transmit::Bytes(offset)) => {
-                    let mut parts = [&[][..]; sys::PARTS];
-                    let pieces = self.observer.outgoing(slot, offset);
-                    let count = parts.iter_mut().zip(pieces).map(|(part, piece)| *part = piece).count();
-                    sys::send_parts(fd, &parts[..count])? as u64
-                }
+                Some(Transmit::Bytes(offset)) => self.transmit_frame(slot, fd, offset)?,
             };
             if sent == 0 {
                 return Ok(false);
             }
-            self.observer.handle_transmitted(slot, sent);
         }
     }
 

@@ -4,15 +4,15 @@ use std::io::{IoSlice, IoSliceMut};
 
 use radic_observer::connection::{Connection, Link, Phase, Slot};
 use radic_observer::links::Ending;
-use radic_observer::{Error, Observer, Receive, Send, Source, Wait};
+use radic_observer::{Error, Observer, Receive, Send, Source, Transmit, Wait};
 use radic_wire::determinant::Call;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
+use rustix::net::sockopt;
 
-use super::{clip, clip_mut, pieces, take_turns, takes_turns, wait, wait_awhile};
+use super::{clip_mut, pieces, take_turns, takes_turns, wait, wait_awhile};
 use crate::counters::{self, Counter};
-use crate::fds::{self, Mark};
+use crate::fds::{self, Kind, Mark};
 use crate::layer::{self, Held, Layer, sure};
 use crate::links::reset;
 use crate::sys;
@@ -54,6 +54,17 @@ pub fn receive(fd: i32, buffers: &mut [IoSliceMut<'_>], how: How) -> Option<Resu
     }
     let total = buffers.iter().map(|buffer| buffer.len()).sum();
     Some(Receiving { fd, how, thread: layer.thread(), total, filled: 0, told: 0, deadline: None }.run(layer, buffers))
+}
+
+/// Bytes that can be received on `fd` without waiting (FIONREAD). None: it is no protected connection.
+pub fn unread(fd: i32) -> Option<i32> {
+    if !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
+        return None;
+    }
+    let layer = layer::enter_for_connection()?;
+    let fd = layer.primary(fd);
+    let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+    Some(i32::try_from(layer.unread(slot, sys::borrow(fd))).unwrap_or(i32::MAX))
 }
 
 struct Receiving {
@@ -116,18 +127,11 @@ impl Receiving {
 
     /// Takes bytes from the socket, if there are any.
     fn take(&mut self, layer: &mut Layer, buffers: &mut [IoSliceMut<'_>], len: usize) -> Result<Taken, Errno> {
-        let socket = sys::borrow(self.fd);
-        let flags = if self.how.peek { RecvFlags::DONTWAIT | RecvFlags::PEEK } else { RecvFlags::DONTWAIT };
-        let received = match &mut *buffers {
-            [one] => {
-                let to = (self.filled + len).min(one.len());
-                rustix::net::recv(socket, &mut one[self.filled..to], flags).map(|(_, count)| count)
-            }
-            many => {
-                let mut room = clip_mut(many, self.filled, len);
-                room.truncate(super::BUFFERS);
-                rustix::net::recvmsg(socket, &mut room, &mut RecvAncillaryBuffer::default(), flags).map(|message| message.bytes)
-            }
+        let (socket, slot) = (sys::borrow(self.fd), sure(layer.observer.table().slot_of(self.fd as u32)));
+        let received = if self.how.peek {
+            layer.peek_link(slot, socket, buffers, len)
+        } else {
+            layer.read_link(slot, socket, buffers, (self.filled, len))
         };
         match received {
             Ok(0) => self.end(layer),
@@ -318,8 +322,9 @@ impl Sending {
     /// Whether what may leave next on the link is just what this call has had taken, all of it. Asked after the last wait: while the outbox was full, or the gate was shut, some of
     /// it may have left, and the link may have become another one.
     fn may_write(&self, layer: &Layer) -> bool {
-        let is_next =
-            |connection: &Connection| connection.link() == Link::Up && connection.outgoing().unsent() == self.done as u64;
+        let is_next = |c: &Connection| {
+            c.link() == Link::Up && c.outgoing().is_between_frames() && c.outgoing().unsent() == self.done as u64
+        };
         // In replay the peer may have these bytes already.
         !layer.observer.is_replaying() && layer.observer.table().get(self.slot).is_some_and(is_next)
     }
@@ -402,18 +407,11 @@ impl Sending {
 
     /// Writes from the program's buffers what the outbox has just taken: it need not be read there again.
     fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>]) {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let socket = sys::borrow(self.fd);
-        let sent = match buffers {
-            [one] => rustix::net::send(socket, one, flags),
-            many => {
-                let mut parts = clip(many, self.done);
-                parts.truncate(super::BUFFERS);
-                rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)
-            }
-        };
-        match sent {
-            Ok(count) => layer.observer.handle_transmitted(self.slot, count as u64),
+        if !matches!(layer.observer.poll_transmit(self.slot), Some(Transmit::Bytes(_))) {
+            return;
+        }
+        match layer.write_link(self.slot, sys::borrow(self.fd), buffers) {
+            Ok(()) => {}
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => layer.link_ended(self.slot, reset(error)),
         }

@@ -60,6 +60,12 @@ impl Sockets {
         self.by_end.get(&end).and_then(|conn| self.links.get(conn)).is_some_and(|socket| !socket.bytes.is_empty())
     }
 
+    /// A copy of them.
+    pub fn unread(&self, end: StreamId) -> Vec<u8> {
+        let socket = self.by_end.get(&end).and_then(|conn| self.links.get(conn));
+        socket.map_or_else(Vec::new, |socket| socket.bytes.iter().copied().collect())
+    }
+
     /// At most so many of them.
     pub fn take_bytes(&mut self, end: StreamId, most: usize) -> Vec<u8> {
         let Some(socket) = self.link(end) else { return Vec::new() };
@@ -285,9 +291,10 @@ impl World {
     /// Sockets that have ended.
     fn look_for_ends(&mut self, pid: u32) {
         let sockets = &self.lib(pid).sockets;
-        let of = |conn: &ConnId| sockets.links.get(conn).and_then(|s| s.ended.map(|why| (why, s.bytes.len() as u64)));
+        let of = |conn: &ConnId| sockets.links.get(conn).and_then(|socket| socket.ended);
         let ended: Vec<_> = sockets.by_end.iter().filter_map(|(end, conn)| Some((*end, of(conn)?))).collect();
-        for (end, (why, unread)) in ended {
+        for (end, why) in ended {
+            let unread = self.lib(pid).unread(end);
             self.drive(pid, |links, cx| {
                 let slot = cx.observer.table().find_end(end.connection, end.from_opener);
                 Ok(slot.is_some_and(|slot| links.handle_ended(cx, slot, why, unread, false)))
@@ -299,7 +306,7 @@ impl World {
     pub fn handle_link_message(&mut self, pid: u32, message: &FromNode) {
         let lib = self.lib(pid);
         let asked = if let FromNode::Final { ask, .. } = message { lib.links.asks_about(*ask) } else { None };
-        let unread = asked.and_then(|end| lib.sockets.link(end)).map_or(0, |socket| socket.bytes.len() as u64);
+        let unread = asked.map_or(0, |end| lib.unread(end));
         if self.drive(pid, |links, cx| links.handle_node(cx, message, unread)).is_some() {
             self.close_forgotten(pid);
         }

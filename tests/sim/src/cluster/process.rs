@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connection::Slot;
+use radic_observer::connection::{Connection, Slot};
+use radic_observer::frames::Leaving;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::session::Session;
@@ -13,6 +14,7 @@ use radic_observer::session::images::Images;
 use radic_observer::{Error, Failure, Observer, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
+use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::job::ExitStatus;
 use radic_wire::log::{FromProtector, ToProtector};
@@ -100,6 +102,25 @@ impl Process {
 }
 
 impl Lib {
+    /// Bytes of the program from the socket of this end, at most so many: as the kernel gives them, in frames, one read or two.
+    pub fn read_link(&mut self, slot: Slot, end: StreamId, most: usize) -> Vec<u8> {
+        let Some(deframer) = self.observer.deframer(slot) else { return Vec::new() };
+        let room = deframer.header_room().len();
+        let asked = if deframer.left() > 0 { most.min(deframer.left() as usize) } else { room + most };
+        let mut bytes = self.sockets.take_bytes(end, asked);
+        let taken = deframer.unframe(&mut bytes).expect("the peer is one of ours");
+        bytes.truncate(taken);
+        bytes
+    }
+
+    /// Bytes of the program that lie in the socket of this end.
+    pub fn unread(&self, end: StreamId) -> u64 {
+        let incoming = self.observer.table().find_end(end.connection, end.from_opener);
+        let incoming = incoming.and_then(|slot| self.observer.table().get(slot)).map(Connection::incoming);
+        let mut bytes = self.sockets.unread(end);
+        incoming.map_or(0, |incoming| incoming.deframer().clone().unframe(&mut bytes).unwrap_or(0) as u64)
+    }
+
     /// Whether the socket of a connection has bytes that were not taken.
     pub fn has_bytes(&self, slot: Slot) -> bool {
         self.observer.table().get(slot).is_some_and(|connection| self.sockets.has_bytes(connection.stream_out()))
@@ -557,13 +578,17 @@ impl World {
         let Some((conn, side)) = link else { return false };
         match self.lib(pid).observer.poll_transmit(slot) {
             Some(Transmit::Bytes(offset)) => {
-                let bytes: Vec<u8> = self.lib(pid).observer.outgoing(slot, offset).flatten().copied().collect();
+                let observer = &self.lib(pid).observer;
+                let Leaving { header, filler, payload } = observer.leaving(slot).expect("a frame is under way");
+                let stream = observer.outgoing(slot, offset).flatten().take(payload as usize);
+                let filler = std::iter::repeat_n(&0, filler as usize);
+                let bytes: Vec<u8> = header.iter().chain(filler).chain(stream).copied().collect();
                 let bytes = bytes[..1 + self.dice.below(bytes.len())].to_vec();
                 self.lib(pid).observer.handle_transmitted(slot, bytes.len() as u64);
                 self.send(conn, side, Packet::Bytes(bytes));
             }
             Some(Transmit::End) => {
-                self.lib(pid).observer.handle_transmitted(slot, 1);
+                self.lib(pid).observer.handle_passed(slot, 1);
                 self.send(conn, side, Packet::End);
             }
             None => return false,

@@ -372,7 +372,7 @@ impl World {
             },
             Source::Link => {
                 let end = self.end_of(pid, slot);
-                end.map_or_else(Vec::new, |end| self.lib(pid).sockets.take_bytes(end, most))
+                end.map_or_else(Vec::new, |end| self.lib(pid).read_link(slot, end, most))
             }
         };
         if bytes.is_empty() {

@@ -1,0 +1,210 @@
+//! Frames on the link of a connection ([`radic_wire::link_frame`]): how the bytes of the program are put into them, and taken out.
+//!
+//! Nothing is copied for that. What leaves is a header and then bytes of the outbox, or of the program. What arrives is read into the buffer of the program, and moved together
+//! there over the headers between; only a part of a header is ever held here. So what is readable stays the kernel's affair, but for one case: a read may bring a part of a
+//! header, and nothing for the program.
+
+use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
+
+/// Bytes on the link that are no frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no frame begins so")]
+pub struct BadFrame;
+
+/// The frame that leaves: what of it no socket has taken yet, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaving<'a> {
+    /// Of its header.
+    pub header: &'a [u8],
+    /// Bytes of any value: those that were to leave here are not kept any more, because the receiver wants none of them.
+    pub filler: u64,
+    /// Bytes of the stream.
+    pub payload: u64,
+}
+
+/// The frame that leaves on a link.
+#[derive(Debug, Clone, Default)]
+pub struct Framer {
+    header: [u8; LINK_FRAME],
+    /// Bytes of the header that have not left.
+    unsent: usize,
+    filler: u64,
+    payload: u64,
+}
+
+impl Framer {
+    /// Whether no frame is under way.
+    pub fn is_idle(&self) -> bool {
+        self.unsent == 0 && self.filler == 0 && self.payload == 0
+    }
+
+    /// Begins a frame for the next `payload` bytes (not 0) of the stream, or as many of them as one frame takes.
+    ///
+    /// # Panics
+    /// If one is under way, or there is nothing to send.
+    pub fn begin(&mut self, payload: u64, stable: u64) {
+        assert!(self.is_idle() && payload > 0, "a frame of {payload} bytes begins while {self:?} is under way");
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        self.header = LinkFrame { payload, stable }.bytes();
+        (self.unsent, self.payload) = (LINK_FRAME, u64::from(payload));
+    }
+
+    /// What is to leave next.
+    pub fn leaving(&self) -> Leaving<'_> {
+        Leaving { header: &self.header[LINK_FRAME - self.unsent..], filler: self.filler, payload: self.payload }
+    }
+
+    /// The socket has taken so many bytes. Returns how many of them were the stream's.
+    ///
+    /// # Panics
+    /// If the frame has not so many left.
+    pub fn handle_sent(&mut self, count: u64) -> u64 {
+        let header = count.min(self.unsent as u64);
+        self.unsent -= header as usize;
+        let filler = (count - header).min(self.filler);
+        self.filler -= filler;
+        let payload = count - header - filler;
+        assert!(payload <= self.payload, "{payload} bytes have left of a frame of {}", self.payload);
+        self.payload -= payload;
+        payload
+    }
+
+    /// The next `count` bytes of the stream are not kept any more. Those of them that the frame has announced are replaced.
+    pub fn handle_trimmed(&mut self, count: u64) {
+        let count = count.min(self.payload);
+        (self.filler, self.payload) = (self.filler + count, self.payload - count);
+    }
+}
+
+/// What arrives on a link.
+#[derive(Debug, Clone, Default)]
+pub struct Deframer {
+    header: [u8; LINK_FRAME],
+    /// Bytes of it that are here.
+    have: usize,
+    /// Bytes of the frame of now that are still to come.
+    left: u64,
+    stable: u64,
+}
+
+impl Deframer {
+    /// Bytes of the frame of now that are still to come. If there are some, they come next, and go to the program as they are.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Between two frames: room for what lacks of the header, which comes next.
+    pub fn header_room(&mut self) -> &mut [u8] {
+        if self.left == 0 { &mut self.header[self.have..] } else { &mut [] }
+    }
+
+    /// How far the stream in the other direction is safe, as the last header said.
+    pub fn stable(&self) -> u64 {
+        self.stable
+    }
+
+    /// So many bytes were read into [`Deframer::header_room`].
+    pub fn handle_header(&mut self, count: usize) -> Result<(), BadFrame> {
+        assert!(self.left == 0 && self.have + count <= LINK_FRAME, "more of a header than there is: {self:?} and {count}");
+        self.have += count;
+        if self.have == LINK_FRAME {
+            let LinkFrame { payload, stable } = LinkFrame::read(&self.header).ok_or(BadFrame)?;
+            (self.have, self.left, self.stable) = (0, u64::from(payload), self.stable.max(stable));
+        }
+        Ok(())
+    }
+
+    /// So many bytes of the frame of now have gone to the program as they came.
+    ///
+    /// # Panics
+    /// If the frame has not so many left.
+    pub fn handle_payload(&mut self, count: usize) {
+        self.left = self.left.checked_sub(count as u64).expect("no more is read than the frame has");
+    }
+
+    /// Takes the program's bytes out of `bytes`, as they came from the link, and moves them to its beginning. Returns how many they are.
+    pub fn unframe(&mut self, bytes: &mut [u8]) -> Result<usize, BadFrame> {
+        let (mut at, mut taken) = (0, 0);
+        while at < bytes.len() {
+            let rest = bytes.len() - at;
+            if self.left > 0 {
+                let count = rest.min(usize::try_from(self.left).unwrap_or(usize::MAX));
+                bytes.copy_within(at..at + count, taken);
+                self.handle_payload(count);
+                (at, taken) = (at + count, taken + count);
+            } else {
+                let room = self.header_room();
+                let count = rest.min(room.len());
+                room[..count].copy_from_slice(&bytes[at..at + count]);
+                self.handle_header(count)?;
+                at += count;
+            }
+        }
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// However the kernel cuts what leaves and what arrives, the program gets the stream, but for what it does not want.
+        #[test]
+        fn the_stream_arrives(steps in prop::collection::vec((0u8..6, 1usize..40), 1..120)) {
+            let (mut framer, mut deframer) = (Framer::default(), Deframer::default());
+            let (mut sent, mut link, mut got, mut unwanted) = (0u64, Vec::<u8>::new(), Vec::<u8>::new(), Vec::new());
+            for (step, number) in steps {
+                match step {
+                    0 | 1 if framer.is_idle() => framer.begin(number as u64, sent),
+                    0..=2 => {
+                        let Leaving { header, filler, payload } = framer.leaving();
+                        let stream = (sent..sent + payload).map(|at| at as u8);
+                        let all: Vec<u8> = header.iter().copied().chain((0..filler).map(|_| 0xff)).chain(stream).collect();
+                        let count = number.min(all.len());
+                        link.extend(&all[..count]);
+                        sent += framer.handle_sent(count as u64);
+                    }
+                    3 => {
+                        let count = (number as u64).min(framer.leaving().payload) / 4;
+                        framer.handle_trimmed(count);
+                        unwanted.extend(sent..sent + count);
+                        sent += count;
+                    }
+                    _ => {
+                        // As a process reads: the rest of a frame as it is, or a header and whatever follows.
+                        let mut buffer = vec![0; number];
+                        let room = deframer.header_room().len();
+                        let count = number.min(link.len()).min(room + number);
+                        let (left, read) = (deframer.left(), link.drain(..count).collect::<Vec<_>>());
+                        if left >= count as u64 {
+                            deframer.handle_payload(count);
+                            got.extend(read);
+                        } else {
+                            buffer[..count].copy_from_slice(&read);
+                            let taken = deframer.unframe(&mut buffer[..count]).unwrap();
+                            got.extend(&buffer[..taken]);
+                        }
+                    }
+                }
+            }
+            let taken = deframer.unframe(&mut link).unwrap();
+            got.extend(&link[..taken]);
+            prop_assert!(got.len() as u64 <= sent);
+            for (at, byte) in got.iter().enumerate() {
+                prop_assert!(*byte == at as u8 || unwanted.contains(&(at as u64)) && *byte == 0xff);
+            }
+            prop_assert!(deframer.stable() <= sent);
+        }
+
+        /// Any bytes are taken apart or refused.
+        #[test]
+        fn any_bytes_are_taken_apart_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let length = bytes.len();
+            let taken = Deframer::default().unframe(&mut bytes);
+            prop_assert!(taken.is_err() || taken.unwrap() <= length);
+        }
+    }
+}

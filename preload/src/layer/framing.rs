@@ -1,0 +1,178 @@
+//! Bytes of the program on the sockets of links: there they lie in frames ([`radic_observer::frames`]).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+
+use radic_observer::connection::Slot;
+use radic_observer::frames::{BadFrame, Deframer, Leaving};
+use radic_wire::link_frame::LINK_FRAME;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use super::Layer;
+use crate::ops::{BUFFERS, clip, clip_mut};
+use crate::sys;
+
+/// Up to so many bytes are copied behind their header and leave by `send`, which costs less than `sendmsg` of two parts.
+const SMALL: usize = 1 << 10;
+/// What leaves in the place of bytes that their receiver does not want.
+static FILLER: [u8; 4 << 10] = [0; 4 << 10];
+/// Bytes in a socket that are looked at, at most: more than a kernel keeps for one.
+const LOOKED_AT: usize = 64 << 20;
+
+fn bad(_: BadFrame) -> Errno {
+    Errno::PROTO
+}
+
+impl Layer {
+    /// As `recv` that never waits, of at most `len` bytes behind the first `filled` of these buffers. `EPROTO`: no frame came.
+    pub fn read_link(
+        &mut self,
+        slot: Slot,
+        socket: BorrowedFd<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        (filled, len): (usize, usize),
+    ) -> Result<usize, Errno> {
+        let deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?;
+        loop {
+            let taken = match buffers {
+                _ if deframer.left() > 0 => read_rest(deframer, socket, buffers, (filled, len))?,
+                [one] => {
+                    let to = (filled + len).min(one.len());
+                    read_on(deframer, socket, &mut one[filled..to])?
+                }
+                // Its bytes go into several buffers, and are not moved there: the header by itself.
+                _ => read_on(deframer, socket, &mut [])?,
+            };
+            // None: what was read was of a header only.
+            if let Some(taken) = taken {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// As `recv` with MSG_PEEK, of at most `len` bytes.
+    pub fn peek_link(
+        &mut self,
+        slot: Slot,
+        socket: BorrowedFd<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        len: usize,
+    ) -> Result<usize, Errno> {
+        let mut deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?.clone();
+        // Each byte may be a frame of its own.
+        let most = len.saturating_mul(1 + LINK_FRAME).saturating_add(LINK_FRAME).min(LOOKED_AT);
+        let mut bytes = look(socket, most)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let taken = deframer.unframe(&mut bytes).map_err(bad)?.min(len);
+        let mut rest = &bytes[..taken];
+        for mut part in clip_mut(buffers, 0, taken) {
+            let (now, later) = rest.split_at(part.len());
+            part.copy_from_slice(now);
+            rest = later;
+        }
+        if taken > 0 { Ok(taken) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Bytes of the program that lie in the socket of a link.
+    pub fn unread(&self, slot: Slot, socket: BorrowedFd<'_>) -> u64 {
+        let raw = rustix::io::ioctl_fionread(socket).unwrap_or(0);
+        let Some(connection) = self.observer.table().get(slot).filter(|_| raw > 0) else { return 0 };
+        let mut deframer = connection.incoming().deframer().clone();
+        if deframer.left() >= raw {
+            return raw;
+        }
+        let bytes = look(socket, usize::try_from(raw).unwrap_or(usize::MAX).min(LOOKED_AT));
+        bytes.ok().and_then(|mut bytes| deframer.unframe(&mut bytes).ok()).unwrap_or(0) as u64
+    }
+
+    /// Lets the frame under way leave from these buffers of the program, which have just what it carries, as far as the socket takes it. `EAGAIN`: nothing was taken.
+    pub fn write_link(&mut self, slot: Slot, socket: BorrowedFd<'_>, buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let Some(Leaving { header, payload, .. }) = self.observer.leaving(slot) else { return Ok(()) };
+        let payload = usize::try_from(payload).unwrap_or(usize::MAX);
+        let sent = if payload <= SMALL {
+            let (mut small, mut at) = ([0; LINK_FRAME + SMALL], header.len());
+            small[..at].copy_from_slice(header);
+            for part in buffers {
+                let count = part.len().min(header.len() + payload - at);
+                small[at..at + count].copy_from_slice(&part[..count]);
+                at += count;
+            }
+            rustix::net::send(socket, &small[..at], flags)?
+        } else {
+            let mut parts = clip(buffers, payload);
+            parts.insert(0, IoSlice::new(header));
+            parts.truncate(BUFFERS);
+            rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)?
+        };
+        self.observer.handle_transmitted(slot, sent as u64);
+        Ok(())
+    }
+
+    /// The same from the outbox. Returns how many bytes the socket has taken.
+    pub(super) fn transmit_frame(&mut self, slot: Slot, socket: BorrowedFd<'_>, offset: u64) -> Result<u64, Errno> {
+        let Some(Leaving { header, filler, payload }) = self.observer.leaving(slot) else { return Ok(0) };
+        let mut parts = [&[][..]; sys::PARTS];
+        let zeros = filler.min(FILLER.len() as u64);
+        (parts[0], parts[1]) = (header, &FILLER[..zeros as usize]);
+        let (mut left, mut count) = (if zeros == filler { payload } else { 0 }, 2);
+        for (part, piece) in parts[2..].iter_mut().zip(self.observer.outgoing(slot, offset)) {
+            let length = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+            *part = &piece[..length];
+            (left, count) = (left - length as u64, count + 1);
+        }
+        let sent = sys::send_parts(socket, &parts[..count])? as u64;
+        self.observer.handle_transmitted(slot, sent);
+        Ok(sent)
+    }
+}
+
+/// Reads what the frame under way still has. None is never returned.
+fn read_rest(
+    deframer: &mut Deframer,
+    socket: BorrowedFd<'_>,
+    buffers: &mut [IoSliceMut<'_>],
+    (filled, len): (usize, usize),
+) -> Result<Option<usize>, Errno> {
+    let len = usize::try_from(deframer.left()).unwrap_or(usize::MAX).min(len);
+    let count = match buffers {
+        [one] => {
+            let to = (filled + len).min(one.len());
+            rustix::net::recv(socket, &mut one[filled..to], RecvFlags::DONTWAIT)?.1
+        }
+        many => {
+            let mut room = clip_mut(many, filled, len);
+            room.truncate(BUFFERS);
+            rustix::net::recvmsg(socket, &mut room, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes
+        }
+    };
+    deframer.handle_payload(count);
+    Ok(Some(count))
+}
+
+/// Reads a header, or what lacks of it, and what follows into this buffer. Some(0): the socket has ended. None: there was nothing but a header, or a part of one.
+fn read_on(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+    let header = deframer.header_room();
+    let lacks = header.len();
+    let mut parts = [IoSliceMut::new(header), IoSliceMut::new(buffer)];
+    let count = rustix::net::recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes;
+    if count == 0 {
+        return Ok(Some(0));
+    }
+    let of_header = count.min(lacks);
+    deframer.handle_header(of_header).map_err(bad)?;
+    let taken = deframer.unframe(&mut buffer[..count - of_header]).map_err(bad)?;
+    Ok((taken > 0).then_some(taken))
+}
+
+/// A copy of what lies in a socket, as it came, at most `most` bytes. Empty: it has ended.
+fn look(socket: BorrowedFd<'_>, most: usize) -> Result<Vec<u8>, Errno> {
+    let there = usize::try_from(rustix::io::ioctl_fionread(socket)?).unwrap_or(usize::MAX).clamp(1, most.max(1));
+    let mut bytes = vec![0; there];
+    let count = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK)?.1;
+    bytes.truncate(count);
+    Ok(bytes)
+}
