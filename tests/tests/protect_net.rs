@@ -326,6 +326,16 @@ fn children_take_connections_as_without_protection() {
     cluster.stop();
 }
 
+/// A connection of the rank is none of its children's: they see its end, and nobody sees a byte of theirs.
+#[test]
+fn children_have_none_of_the_connections() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let finished = cluster.job(2, ON, &["python3", &script("inherits.py"), &free_port()]).limit(LIMIT).run().expect(0);
+    assert!(finished.stdout().contains("OK inherits"), "{finished}");
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 const REDIS_TESTS: &str = "-t ping,set,get,incr,lpush,lpop,mset,lrange_100 -n 2000 -c 20 -d 300 --csv";
 
 /// Asks the server as an unprotected client.

@@ -169,6 +169,9 @@ fn open_mpi_sends_as_much() {
     replay_all(&OPENMPI, false);
 }
 
+/// Replays of which one at least takes long enough to be killed.
+const TRIES: u32 = 20;
+
 /// A rank of a job that runs is replayed as far as its log goes: what it has received last may not be shipped yet. Nothing of the replay stays when its command is killed.
 #[test]
 fn a_rank_of_a_job_that_runs_is_replayed_as_far_as_its_log_goes() {
@@ -182,9 +185,9 @@ fn a_rank_of_a_job_that_runs_is_replayed_as_far_as_its_log_goes() {
     events.expect("another one", LIMIT, of_rank_1);
     let replay = cluster.radic(["replay", &id.to_string(), "1"]).limit(LIMIT).run();
     assert!(replay.stdout().contains("\nended "), "{replay}");
-    let killed = cluster.radic(["replay", &id.to_string(), "2"]).limit(LIMIT).start();
-    assert!(!killed.ends_within(Duration::from_millis(500)), "it is too short to be killed");
-    drop(killed);
+    // Just after a checkpoint there is little to replay.
+    let mut replays = (0..TRIES).map(|_| cluster.radic(["replay", &id.to_string(), "2"]).limit(LIMIT).start());
+    drop(replays.find(|replay| !replay.ends_within(Duration::from_millis(500))).expect("one that can be killed"));
     cluster.radic(["kill", &id.to_string()]).run().expect(0);
     job.wait();
     // That nothing of its folder runs any more is seen when the cluster is dropped.
