@@ -378,12 +378,16 @@ impl Connection {
         self.outgoing.framer.begin(unsent, self.incoming.told);
     }
 
-    /// What the last header on the link has said of the stream that goes out.
-    pub(crate) fn handle_headers(&mut self, outbox: &mut Outbox) {
+    /// What the last header on the link has said of the stream that goes out. In replay the peer may have more of it than was sent again.
+    pub(crate) fn handle_headers(&mut self, outbox: &mut Outbox) -> Result<(), Error> {
         let stable = self.incoming.deframer.stable();
+        if stable > self.outgoing.end().max(self.outgoing.peer_has) {
+            return Err(self.peer_error("it has bytes that were never sent"));
+        }
         if stable > self.outgoing.stable {
             self.handle_stable(outbox, stable);
         }
+        Ok(())
     }
 
     /// The peer's protector holds units up to `offset`, or the peer will never want them.

@@ -167,7 +167,7 @@ impl Observer {
         if is_whole {
             incoming.consumed = incoming.taken;
         }
-        connection.handle_headers(&mut self.outbox);
+        connection.handle_headers(&mut self.outbox)?;
         if !is_whole {
             return Ok(None);
         }

@@ -2,7 +2,7 @@
 
 use radic_wire::determinant::ConnectionId;
 use radic_wire::ids::{BootId, Epoch, Incarnation, JobId, ProcessId, Rank};
-use radic_wire::link_frame::LINK_FRAME;
+use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 use radic_wire::log::{FromProtector, Greeting, ImageRange};
 
 use super::answers::{Ready, Receive, Send, Source, Transmit, Wait};
@@ -351,4 +351,28 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     assert_eq!(next.send(1, 4, &stalled[sent..], sent, true), Ok(Send::Wait(Wait::Outbox)));
     assert_eq!(next.send(0, 5, b"four", 0, true), Ok(Send::Taken { len: 4, whole: true }));
     assert!(matches!(next.receive(0, 5, 100, true), Ok(Receive::Take { .. } | Receive::Wait(_))));
+}
+
+/// A frame of the peer says how far the stream that goes to it is safe: that is not kept any more. More than was ever sent cannot be.
+#[test]
+fn a_frame_says_what_need_not_be_kept() {
+    let mut observer = reader(ProcessId { job: JobId::from_bits(1), rank: Rank(1) });
+    let slot = observer.table().slot_of(4).unwrap();
+    let position = observer.journal().end();
+    observer.poll_journal();
+    observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
+    assert_eq!(observer.send(0, 4, b"question", 0, true), Ok(Send::Taken { len: 8, whole: true }));
+    assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
+    observer.handle_transmitted(slot, LINK_FRAME as u64 + 8);
+    let mut answers = |stable, kept| {
+        let mut bytes = [&LinkFrame { payload: 1, stable }.bytes()[..], b"x"].concat();
+        assert_eq!(observer.deframer(slot).unwrap().unframe(&mut bytes), Ok(1));
+        let result = observer.handle_received(0, 4, Source::Link, &bytes[..1]);
+        assert_eq!(observer.table().get(slot).unwrap().outgoing().kept(), kept);
+        result
+    };
+    assert_eq!(answers(0, 8), Ok(Some(1)));
+    assert_eq!(answers(5, 3), Ok(Some(1)));
+    assert_eq!(answers(8, 0), Ok(Some(1)));
+    assert!(matches!(answers(9, 0), Err(Error::Peer { .. })));
 }
