@@ -34,6 +34,8 @@ pub(crate) enum Choice {
     Intel,
     /// Open MPI 4
     Openmpi,
+    /// Open MPI 5
+    Openmpi5,
     /// No MPI: leave the environment alone
     None,
 }
@@ -48,6 +50,8 @@ pub(crate) enum Flavour {
     Intel,
     /// Open MPI 4.
     OpenMpi,
+    /// Open MPI 5.
+    OpenMpi5,
     /// No MPI, says the user.
     None,
     /// Cannot be told from the executable: a script, an interpreter, a static library. It gets the settings of all: they do no harm.
