@@ -8,9 +8,9 @@ use std::io::{self, Read, Write};
 use radic_wire::ids::Rank;
 
 use crate::Inputs;
-use radic_pmi_client::{Client, Failure, KEY, VALUE};
 use crate::input::Input;
 use crate::pmi::{KeySpace, Reply, Request, Session};
+use radic_pmi_client::{Client, Failure, KEY, VALUE};
 
 /// No answer does any harm, and what is put is got again or was refused.
 pub fn check(data: &[u8]) -> bool {

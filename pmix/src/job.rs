@@ -169,8 +169,11 @@ impl<S: Stream> Job<S> {
         Ok(self.client.finalize()?)
     }
 
-    /// After the last end: greets the protector anew.
+    /// After the last end: greets the protector anew. Peers begin anew, too, and put other values under the same keys.
     pub(crate) fn greet_again(&mut self) -> Result<(), Status> {
+        for peer in self.peers.values_mut() {
+            (peer.values, peer.asked_after) = (HashMap::new(), None);
+        }
         Ok(self.client.greet()?)
     }
 
@@ -288,12 +291,11 @@ impl<S: Stream> Job<S> {
         loop {
             let peer = self.peers.entry(rank).or_default();
             let commit = peer.commits;
-            let record =
-                record::join(|number| match self.client.get(key_of_piece(rank, commit, number).as_bytes()) {
-                    Ok(piece) => Ok(Some(piece)),
-                    Err(Failure::Refused(_)) => Ok(None),
-                    Err(failure) => Err(Status::from(failure)),
-                })?;
+            let record = record::join(|number| match self.client.get(key_of_piece(rank, commit, number).as_bytes()) {
+                Ok(piece) => Ok(Some(piece)),
+                Err(Failure::Refused(_)) => Ok(None),
+                Err(failure) => Err(Status::from(failure)),
+            })?;
             let Some(record) = record else {
                 peer.asked_after = Some(self.passed);
                 return Ok(());

@@ -136,11 +136,7 @@ pub(super) unsafe fn infos(infos: *const Info, count: usize) -> Result<Vec<(Stri
 ///
 /// # Safety
 /// As [`infos`].
-pub(super) unsafe fn nested(
-    list: *const Info,
-    count: usize,
-    key: &str,
-) -> Result<Vec<(String, value::Value)>, Status> {
+pub(super) unsafe fn nested(list: *const Info, count: usize, key: &str) -> Result<Vec<(String, value::Value)>, Status> {
     // SAFETY: the caller's promise.
     let list = unsafe { elements(list, count)? };
     let Some(info) = list.iter().find(|info| info.value.kind == kind::DATA_ARRAY && fixed(&info.key) == key.as_bytes()) else {
@@ -186,7 +182,11 @@ pub(super) fn write(out: &mut Value, value: &value::Value) -> Result<(), Status>
 }
 
 /// Puts an array of processes of `namespace` into a value.
-pub(super) fn write_processes(out: &mut Value, namespace: &[u8], ranks: impl ExactSizeIterator<Item = u32>) -> Result<(), Status> {
+pub(super) fn write_processes(
+    out: &mut Value,
+    namespace: &[u8],
+    ranks: impl ExactSizeIterator<Item = u32>,
+) -> Result<(), Status> {
     let (array, count) = (allocate::<Array>(1)?, ranks.len());
     let procs = allocate::<Proc>(count)?;
     for (at, rank) in ranks.enumerate().take(count) {

@@ -95,7 +95,7 @@ impl Plan {
     /// The variables to set, with placeholders ([`radic_wire::job::placeholder`]) for the node to replace.
     pub(crate) fn templates(&self) -> Vec<(String, String)> {
         let ours = self.settings.iter().filter(|setting| setting.overridden.is_none());
-        ours.map(|setting| (setting.name.to_owned(), setting.value.to_owned())).collect()
+        ours.map(|setting| (setting.name.to_owned(), setting.value.clone().into_owned())).collect()
     }
 
     /// Whether the ranks must not inherit the variable `name`.
@@ -107,7 +107,8 @@ impl Plan {
 /// Decides about `program` (a path) in `environment`.
 pub(crate) fn plan(choice: Choice, program: &Path, environment: &Environment<'_>) -> Result<Plan, MpiError> {
     let recognition = recognise::recognise(choice, program, environment)?;
-    let settings = settings::settings(recognition.flavour, environment);
+    let library = recognition.library.as_deref().map(Path::new);
+    let settings = settings::settings(recognition.flavour, library, environment);
     let removed = settings::removed(recognition.flavour, environment);
     Ok(Plan { recognition, settings, removed })
 }

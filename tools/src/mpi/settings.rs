@@ -1,5 +1,8 @@
 //! The environment that suits each library, and the variables that must not reach it.
 
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
 use serde::Serialize;
 
 use radic_wire::job::placeholder;
@@ -13,7 +16,7 @@ pub(crate) struct Setting {
     /// Its name.
     pub(crate) name: &'static str,
     /// Its value, with placeholders for the node to replace.
-    pub(crate) value: &'static str,
+    pub(crate) value: Cow<'static, str>,
     /// What for.
     pub(crate) why: &'static str,
     /// The user's own variable that takes its place.
@@ -159,8 +162,8 @@ const LAUNCHERS: &[(&str, &str)] = &[
     ("SLURMD_NODENAME", "it names the batch script's node"),
 ];
 
-/// The settings for a library, in the order in which they are explained.
-pub(super) fn settings(flavour: Flavour, environment: &Environment<'_>) -> Vec<Setting> {
+/// The settings for a library, in the order in which they are explained. `library`: its file, if it was found.
+pub(super) fn settings(flavour: Flavour, library: Option<&Path>, environment: &Environment<'_>) -> Vec<Setting> {
     let is_of_unknown = |name| RULES.iter().any(|rule| rule.name == name && rule.libraries.contains(&Unknown));
     let applies = |rule: &&Rule| match flavour {
         Flavour::None => false,
@@ -168,9 +171,31 @@ pub(super) fn settings(flavour: Flavour, environment: &Environment<'_>) -> Vec<S
         Flavour::Unknown => rule.libraries.contains(&Unknown) || !is_of_unknown(rule.name),
         known => rule.libraries.contains(&known),
     };
-    let setting =
-        |rule: &Rule| Setting { name: rule.name, value: rule.value, why: rule.why, overridden: overridden(rule, environment) };
-    RULES.iter().filter(applies).map(setting).collect()
+    let setting = |rule: &Rule| {
+        let overridden = overridden(rule, environment);
+        Setting { name: rule.name, value: Cow::Borrowed(rule.value), why: rule.why, overridden }
+    };
+    let moved = library.filter(|_| flavour == OpenMpi5).and_then(prefix_of).map(|prefix| {
+        let value = prefix.to_string_lossy().into_owned().into();
+        Setting { value, ..setting(&PREFIX) }
+    });
+    RULES.iter().filter(applies).map(setting).chain(moved).collect()
+}
+
+/// A setting of an Open MPI that is not where it was built for, as that of PyPI.
+const PREFIX: Rule = Rule {
+    libraries: &[OpenMpi5],
+    name: "OPAL_PREFIX",
+    value: "",
+    why: "where this Open MPI is: it looks for its texts of errors there",
+    or: &[],
+};
+
+/// Where an Open MPI is, by its library: beside that are its other files.
+fn prefix_of(library: &Path) -> Option<PathBuf> {
+    let folder = library.parent()?;
+    let prefix = folder.parent().filter(|_| folder.ends_with("lib") || folder.ends_with("lib64"))?;
+    prefix.join("share/openmpi").is_dir().then(|| prefix.to_owned())
 }
 
 fn overridden(rule: &Rule, environment: &Environment<'_>) -> Option<Overridden> {
