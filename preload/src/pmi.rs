@@ -50,6 +50,8 @@ struct Conversation {
     telling: bool,
     /// Questions by which the names that it has published now were published.
     published: Vec<Vec<u8>>,
+    /// The process has come back, and its log was not over yet.
+    returns: bool,
     /// Fences that the process was let out of.
     fences: u64,
     initialized: bool,
@@ -141,6 +143,7 @@ impl Conversation {
         self.held = !self.question.is_empty();
         self.again.retain(|line| says(line, "put"));
         self.telling = false;
+        self.returns = true;
     }
 
     /// Nobody listens any more.
@@ -149,9 +152,16 @@ impl Conversation {
         self.telling = false;
     }
 
-    /// The process has caught up.
-    fn handle_live(&mut self) {
-        self.again.extend(self.published.iter().cloned());
+    /// The log is over. Before anything else is asked the names are there again: the next question may be to take one back.
+    fn handle_log_over(&mut self) {
+        if std::mem::take(&mut self.returns) {
+            self.again.extend(self.published.iter().cloned());
+        }
+    }
+
+    /// Whether something comes before what the program asks next.
+    fn is_behind(&self) -> bool {
+        self.held || self.returns || !self.again.is_empty()
     }
 }
 
@@ -201,11 +211,6 @@ impl Pmi {
         self.conversation.handle_restored();
     }
 
-    /// The process has caught up.
-    pub fn handle_live(&mut self) {
-        self.conversation.handle_live();
-    }
-
     /// What a waiting call listens to here.
     pub fn awaited(&self) -> Option<(i32, PollFlags)> {
         self.fd.filter(|_| self.conversation.telling).map(|fd| (fd, PollFlags::IN))
@@ -236,8 +241,11 @@ impl Pmi {
 impl Layer {
     /// Lets leave what the process manager is to be told or asked.
     pub fn tend_pmi(&mut self) {
-        if self.replayer.is_none() && (self.pmi.conversation.held || !self.pmi.conversation.again.is_empty()) {
+        if self.replayer.is_none() && self.pmi.conversation.is_behind() {
             let is_over = self.observer.phase() != Phase::Replaying;
+            if is_over {
+                self.pmi.conversation.handle_log_over();
+            }
             if self.pmi.drive(is_over).is_err() {
                 self.pmi.conversation.handle_broken();
             }
@@ -343,7 +351,7 @@ pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
     // What the log may answer is not asked again. In `radic replay` there is no process manager, and nothing leaves.
     let is_replayed = layer.replayer.is_some() || layer.observer.phase() == Phase::Replaying;
     // An abort has no answer.
-    let waits = is_replayed && !says(part, "abort") || !layer.pmi.conversation.again.is_empty() || layer.pmi.conversation.held;
+    let waits = (is_replayed || layer.pmi.conversation.is_behind()) && !says(part, "abort");
     let sent = if waits || layer.replayer.is_some() {
         layer.pmi.conversation.held = true;
         Ok(part.len())
@@ -427,18 +435,30 @@ mod tests {
     #[test]
     fn names_are_published_again_unless_they_were_taken_back() {
         let mut talk = Conversation::default();
-        let mut ask = |question: &str, answer: &str| {
+        let ask = |talk: &mut Conversation, question: &str, answer: &str| {
             talk.handle_written(format!("cmd={question}\n").as_bytes());
             talk.handle_read(format!("cmd={answer}\n").as_bytes());
         };
-        ask("publish_name service=a port=1", "publish_result info=ok rc=0");
-        ask("publish_name service=b port=2", "publish_result rc=0");
-        ask("publish_name service=c port=3", "publish_result rc=-1 msg=it_is_there");
-        ask("unpublish_name service=a", "unpublish_result rc=0");
-        ask("unpublish_name service=b", "unpublish_result rc=-1 msg=not_now");
+        ask(&mut talk, "publish_name service=a port=1", "publish_result info=ok rc=0");
+        ask(&mut talk, "publish_name service=b port=2", "publish_result rc=0");
+        ask(&mut talk, "publish_name service=c port=3", "publish_result rc=-1 msg=it_is_there");
+        ask(&mut talk, "unpublish_name service=a", "unpublish_result rc=0");
+        ask(&mut talk, "unpublish_name service=b", "unpublish_result rc=-1 msg=not_now");
         assert_eq!(talk.published, [b"cmd=publish_name service=b port=2\n"]);
-        talk.handle_live();
-        assert_eq!(talk.poll_line(true), Some(&b"cmd=publish_name service=b port=2\n"[..]));
+        talk.handle_log_over();
+        assert_eq!(talk.poll_line(true), None, "it has not come back");
+        // Its node dies, and with it the names; the process was about to take the last one back.
+        ask(&mut talk, "publish_name service=d port=4", "publish_result rc=0");
+        talk.handle_written(b"cmd=unpublish_name service=d\n");
+        talk.handle_restored();
+        talk.handle_log_over();
+        for line in ["publish_name service=b port=2", "publish_name service=d port=4"] {
+            assert_eq!(talk.poll_line(true), Some(format!("cmd={line}\n").as_bytes()));
+            talk.handle_told(b"cmd=publish_result rc=0\n");
+        }
+        assert_eq!(talk.poll_line(true), Some(&b"cmd=unpublish_name service=d\n"[..]));
+        talk.handle_log_over();
+        assert!(talk.again.is_empty(), "once");
     }
 
     #[test]

@@ -54,7 +54,6 @@ impl Layer {
                 Action::Live { events } => {
                     // Before the node hears that the process is live: from then on the node awaits no report.
                     radic_ckpt::settled();
-                    self.pmi.handle_live();
                     self.tend_pmi();
                     let input = self.input_read();
                     self.tell_node(&ToNode::Live { events, input });

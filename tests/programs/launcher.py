@@ -78,9 +78,7 @@ def connect(world, turn):
     half.Free()
 
 
-def groups(turn):
-    session = MPI.Session.Init()
-    everybody = session.Create_group("mpi://WORLD")
+def groups(everybody, turn):
     rank, size = everybody.rank, everybody.size
     world = MPI.Intracomm.Create_from_group(everybody, f"all {turn}")
     assert world.allreduce(rank) == size * (size - 1) // 2
@@ -91,9 +89,6 @@ def groups(turn):
     some.Free()
     world.Free()
     mine.Free()
-    everybody.Free()
-    session.Finalize()
-    return rank
 
 
 def windows(world, turn):
@@ -119,8 +114,13 @@ def spawn(world, _turn):
 
 
 if WHAT == "groups":
+    session = MPI.Session.Init()
+    everybody = session.Create_group("mpi://WORLD")
+    rank = everybody.rank
     for turn in range(ROUNDS):
-        rank = groups(turn)
+        groups(everybody, turn)
+    everybody.Free()
+    session.Finalize()
 else:
     rank = MPI.COMM_WORLD.rank
     for turn in range(ROUNDS):

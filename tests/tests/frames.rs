@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::frames::{Done, Faults, is_possible};
-use radic_tests::library::LIBRARIES;
+use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_tests::recovery::{

@@ -126,12 +126,13 @@ calls! {
             // SAFETY: the caller's promise.
             return unsafe { PMIx_Fence(procs, count, info, infos) };
         };
-        let ticket = with_job(|job| {
+        let begun = with_job(|job| {
             // SAFETY: the caller's promise.
             let members = unsafe { convert::members(job, procs, count)? };
-            job.begin_fence(members)
+            fences::expect(job.begin_fence(members)?, tell, argument);
+            Ok(())
         });
-        status::of(ticket.map(|ticket| fences::watch(ticket, tell, argument)))
+        status::of(begun.map(|()| fences::watch(tell)))
     }
 
     /// A value of a process, or of the job. The caller frees it.

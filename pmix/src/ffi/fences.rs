@@ -26,11 +26,15 @@ static REGISTER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 type Turn = extern "C" fn() -> c_int;
 type Register = unsafe extern "C" fn(Turn) -> c_int;
 
-/// Has `tell` be told of the end of the fence of this number.
-pub(super) fn watch(ticket: u64, tell: OnDone, argument: *mut c_void) {
+/// Has `tell` be told of the end of the fence of this number, which has just begun. The caller holds the job: else another thread's turn could find the end before.
+pub(super) fn expect(ticket: u64, tell: OnDone, argument: *mut c_void) {
     let waiting = Waiting { ticket, tell, argument: argument.expose_provenance() };
     WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(waiting);
     LOOKS.store(true, Ordering::Release);
+}
+
+/// Has the wheel look for the ends of fences, one of which `tell` is to be told of.
+pub(super) fn watch(tell: OnDone) {
     match find_register(tell) {
         Some(register) => {
             // SAFETY: the function's type is this one in all versions that have it. To register twice changes nothing.

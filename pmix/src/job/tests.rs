@@ -59,9 +59,12 @@ impl World {
     }
 }
 
+/// The same for all ranks, which wait for what others change in it.
+type Shared = Arc<(Mutex<World>, Condvar)>;
+
 /// One rank's connection.
 struct Line {
-    world: Arc<(Mutex<World>, Condvar)>,
+    world: Shared,
     rank: usize,
 }
 
@@ -106,7 +109,7 @@ impl Stream for Line {
 }
 
 /// The ranks of a job, each of which has begun.
-fn jobs(size: usize) -> (Vec<Job<Line>>, Arc<(Mutex<World>, Condvar)>) {
+fn jobs(size: usize) -> (Vec<Job<Line>>, Shared) {
     let session = |rank| Session::new(Rank(rank as u32), size as u32, "space".to_owned());
     let world = World {
         keys: KeySpace::new(size as u32),
