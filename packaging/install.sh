@@ -55,7 +55,7 @@ link() {
 fill() { sed -e "s|@BINDIR@|$prefix/bin|g" -e "s|@SYSCONFDIR@|$sysconfdir|g" -e "s|@PREFIX@|$prefix|g" "$1"; }
 
 programs="radic radicd"
-libraries="libradic.so libradic_pmi.so libradic_ckpt_preload.so"
+libraries="libradic.so libradic_pmi.so libradic_pmix.so libradic_ckpt_preload.so"
 
 do_install() {
     built=$1

@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 
-SHIPPED = ["radic-tools", "radicd", "radic-preload", "radic-pmi", "radic-ckpt-preload"]
+SHIPPED = ["radic-tools", "radicd", "radic-preload", "radic-pmi", "radic-pmix", "radic-ckpt-preload"]
 TARGET = "x86_64-unknown-linux-gnu"
 NAMES = ("license", "licence", "copying", "copyright", "notice", "unlicense")
 

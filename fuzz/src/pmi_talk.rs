@@ -1,4 +1,4 @@
-//! The PMI-1 client of libradic_pmi.so ([`crate::client`]). A byte says which:
+//! The PMI-1 client of libradic_pmi.so ([`radic_pmi_client`]). A byte says which:
 //!
 //! - 0: a byte of what is called, then what comes as answers.
 //! - else: a key of so many bytes, then a value: put and got again, over a real session.
@@ -8,9 +8,9 @@ use std::io::{self, Read, Write};
 use radic_wire::ids::Rank;
 
 use crate::Inputs;
-use crate::client::{Client, Failure, KEY, VALUE};
 use crate::input::Input;
 use crate::pmi::{KeySpace, Reply, Request, Session};
+use radic_pmi_client::{Client, Failure, KEY, VALUE};
 
 /// No answer does any harm, and what is put is got again or was refused.
 pub fn check(data: &[u8]) -> bool {

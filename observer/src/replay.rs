@@ -96,6 +96,7 @@ impl Ask {
             Ask::Kernel { call: KernelCall::Random } => "now it asks for random bytes",
             Ask::Kernel { call: KernelCall::Usage } => "now it is in a getrusage",
             Ask::Kernel { call: KernelCall::Times } => "now it is in a times",
+            Ask::Kernel { call: KernelCall::Launcher } => "now it is in a read of the process manager's answer that waits",
             Ask::Send { .. } => "now it is in a send that waits",
         }
     }

@@ -4,11 +4,10 @@
 //! as the conversation demands.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::io::{self, Read, Write};
-use std::os::fd::RawFd;
+use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::client::{Client, Failure, KEY, KVSNAME, VALUE};
+use radic_pmi_client::{Client, Failure, KEY, KVSNAME, Socket, VALUE};
 
 const SUCCESS: c_int = 0;
 const FAIL: c_int = -1;
@@ -19,30 +18,6 @@ const ERR_INVALID_VAL_LENGTH: c_int = 7;
 const ERR_INVALID_LENGTH: c_int = 8;
 /// `PMI_MAX_PORT_NAME` of pmi.h: what the caller of `PMI_Lookup_name` has room for, in bytes.
 const PORT: usize = 1024;
-
-/// The socket of `PMI_FD`. It stays open when this is dropped: it belongs to the process.
-struct Socket(RawFd);
-
-impl Read for Socket {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: the pointer and the length are those of a live slice.
-        let n = unsafe { libc::recv(self.0, buffer.as_mut_ptr().cast::<c_void>(), buffer.len(), 0) };
-        usize::try_from(n).map_err(|_| io::Error::last_os_error())
-    }
-}
-
-impl Write for Socket {
-    /// A dead protector is an error of the call, not a SIGPIPE for the program.
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        // SAFETY: the pointer and the length are those of a live slice.
-        let n = unsafe { libc::send(self.0, buffer.as_ptr().cast::<c_void>(), buffer.len(), libc::MSG_NOSIGNAL) };
-        usize::try_from(n).map_err(|_| io::Error::last_os_error())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 static CLIENT: Mutex<Option<Client<Socket>>> = Mutex::new(None);
 

@@ -1,20 +1,30 @@
-//! The connection to the process manager (PMI-1: lines of text, a question and its answer at a time). It is no protected stream: the node where the process goes
-//! on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands. What is kept here is the question that has no answer
-//! yet: a restored process asks it once more, on its new connection, and skips as much of the answer as it has had.
+//! The connection to the process manager (PMI-1: lines of text, a question and its answer at a time). What it answers is in the log, like all that a process finds out: a process
+//! that catches up is answered from there, at the same places. A question that has no answer yet is asked again on the new connection, where the log is over.
+//!
+//! The node where a process goes on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands. What has changed that since (a fence that was passed, a
+//! key that was put) the process tells it again, and keeps the answer to itself. Names that it has published were known to its node, which may be gone: it publishes them again
+//! when it is live.
 
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
+use radic_observer::connection::Phase;
+use radic_observer::{Input, Wait};
+use radic_wire::determinant::KernelCall;
+use radic_wire::limits;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::fds::{self, Kind};
-use crate::layer::{self, Held};
-use crate::ops::wait;
+use crate::layer::{self, Held, Layer, sure};
+use crate::ops::{take_turns, takes_turns, wait};
 use crate::sys;
 
 /// Longest question that is kept: a line of PMI-1 is shorter, spawning included.
 const QUESTION: usize = 64 << 10;
+/// Time for the node to take a line, in milliseconds.
+const TAKEN_MS: u64 = 10_000;
 
 /// Where the conversation stands.
 #[derive(Debug)]
@@ -29,10 +39,19 @@ pub struct Pmi {
 struct Conversation {
     /// What was written since the last answer.
     question: Vec<u8>,
+    /// It has not left yet: its answer may be in the log.
+    held: bool,
     /// What came of its answer.
     answer: Vec<u8>,
     /// Bytes that come once more and are not for the program.
     skip: usize,
+    /// Lines that the node is told again, and whether it was told the first one and has not answered.
+    again: VecDeque<Vec<u8>>,
+    telling: bool,
+    /// Questions by which the names that it has published now were published.
+    published: Vec<Vec<u8>>,
+    /// The process has come back, and its log was not over yet.
+    returns: bool,
     /// Fences that the process was let out of.
     fences: u64,
     initialized: bool,
@@ -62,37 +81,94 @@ impl Conversation {
         }
     }
 
-    /// These bytes came. How many of the first are not for the program.
+    /// These bytes of an answer came. How many of the first are not for the program.
     fn handle_read(&mut self, bytes: &[u8]) -> usize {
         let skipped = self.skip.min(bytes.len());
         self.skip -= skipped;
-        for byte in &bytes[skipped..] {
-            self.answer.push(*byte);
-            if *byte == b'\n' {
-                self.fences += u64::from(says(&self.answer, "barrier_out"));
-                self.answer.clear();
-                self.question.clear();
-            }
-        }
+        self.handle_answer(&bytes[skipped..], false);
         skipped
     }
 
-    /// In `radic replay`: the answer that the program waits for, if it is one that says nothing (others are in no log). Its length; 0: the end.
-    fn play(&mut self, part: &mut [u8]) -> usize {
-        const ANSWER: &[u8] = b"cmd=finalize_ack rc=0\n";
-        let asked = self.question.split(|byte| *byte == b'\n').any(|line| says(line, "finalize"));
-        let rest = if asked { &ANSWER[self.answer.len().min(ANSWER.len())..] } else { &[][..] };
-        let count = rest.len().min(part.len());
-        part[..count].copy_from_slice(&rest[..count]);
-        self.handle_read(&rest[..count]);
-        count
+    /// The program gets these bytes of an answer. Of what the log has answered, the node hears what is to be known there.
+    fn handle_answer(&mut self, bytes: &[u8], from_log: bool) {
+        for byte in bytes {
+            self.answer.push(*byte);
+            if *byte != b'\n' {
+                continue;
+            }
+            self.fences += u64::from(says(&self.answer, "barrier_out"));
+            let is_done = field(&self.answer, "rc").is_none_or(|code| code == b"0");
+            if says(&self.question, "publish_name") && is_done && self.published.len() < limits::PMI_NAMES {
+                self.published.push(self.question.clone());
+            } else if says(&self.question, "unpublish_name") && is_done {
+                let name = field(&self.question, "service");
+                self.published.retain(|known| field(known, "service") != name);
+            }
+            let question = std::mem::take(&mut self.question);
+            if from_log && ["init", "put", "barrier_in", "finalize"].iter().any(|command| says(&question, command)) {
+                self.again.push_back(question);
+            }
+            self.answer.clear();
+            self.held = false;
+        }
     }
 
-    /// The connection is a new one. What is to be written to it first.
-    fn handle_restored(&mut self) -> &[u8] {
-        self.skip = self.answer.len();
-        &self.question
+    /// Bytes of the answer to what was told again: the end of the line is the end of it.
+    fn handle_told(&mut self, bytes: &[u8]) {
+        if bytes.contains(&b'\n') {
+            self.again.pop_front();
+            self.telling = false;
+        }
     }
+
+    /// What is to leave next, if the node is not still to answer. `is_over`: the log is.
+    fn poll_line(&mut self, is_over: bool) -> Option<&[u8]> {
+        let asks = !self.question.is_empty() && !self.held;
+        if asks || self.telling {
+            None
+        } else if let Some(line) = self.again.front() {
+            self.telling = true;
+            Some(line)
+        } else if self.held && is_over {
+            self.held = false;
+            Some(&self.question)
+        } else {
+            None
+        }
+    }
+
+    /// The connection is a new one. What the image says of fences the node knows; keys may have been put since the last one.
+    fn handle_restored(&mut self) {
+        self.skip = self.answer.len();
+        self.held = !self.question.is_empty();
+        self.again.retain(|line| says(line, "put"));
+        self.telling = false;
+        self.returns = true;
+    }
+
+    /// Nobody listens any more.
+    fn handle_broken(&mut self) {
+        self.again.clear();
+        self.telling = false;
+    }
+
+    /// The log is over. Before anything else is asked the names are there again: the next question may be to take one back.
+    fn handle_log_over(&mut self) {
+        if std::mem::take(&mut self.returns) {
+            self.again.extend(self.published.iter().cloned());
+        }
+    }
+
+    /// Whether something comes before what the program asks next.
+    fn is_behind(&self) -> bool {
+        self.held || self.returns || !self.again.is_empty()
+    }
+}
+
+/// A field of a line.
+fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut fields = line.trim_ascii_end().split(|byte| *byte == b' ');
+    fields.find_map(|field| field.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
 impl Pmi {
@@ -130,10 +206,62 @@ impl Pmi {
         self.conversation.starting.is_some_and(|since| sys::now() < since + STARTING_NS)
     }
 
-    /// This is the new connection, on the old number.
-    pub fn handle_restored(&mut self) -> Result<(), Errno> {
+    /// There is a new connection on the old number.
+    pub fn handle_restored(&mut self) {
+        self.conversation.handle_restored();
+    }
+
+    /// What a waiting call listens to here.
+    pub fn awaited(&self) -> Option<(i32, PollFlags)> {
+        self.fd.filter(|_| self.conversation.telling).map(|fd| (fd, PollFlags::IN))
+    }
+
+    /// Lets leave what is next, and hears the answers to what was told again. An error: the connection is gone, as whatever needs it next finds out.
+    fn drive(&mut self, is_over: bool) -> Result<(), Errno> {
         let Some(fd) = self.fd else { return Ok(()) };
-        sys::send_all(sys::borrow(fd), self.conversation.handle_restored(), 10_000)
+        let mut room = [0; 256];
+        loop {
+            if let Some(line) = self.conversation.poll_line(is_over) {
+                sys::send_all(sys::borrow(fd), line, TAKEN_MS)?;
+            }
+            if !self.conversation.telling {
+                return Ok(());
+            }
+            match rustix::net::recv(sys::borrow(fd), &mut room[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Errno::CONNRESET),
+                Ok((_, count)) => self.conversation.handle_told(&room[..count]),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Layer {
+    /// Lets leave what the process manager is to be told or asked.
+    pub fn tend_pmi(&mut self) {
+        if self.replayer.is_none() && self.pmi.conversation.is_behind() {
+            let is_over = self.observer.phase() != Phase::Replaying;
+            if is_over {
+                self.pmi.conversation.handle_log_over();
+            }
+            if self.pmi.drive(is_over).is_err() {
+                self.pmi.conversation.handle_broken();
+            }
+        }
+    }
+
+    /// The program closes the connection, or ends: its node hears first what it is to be told again.
+    pub fn finish_pmi(&mut self) {
+        let until = sys::now() + TAKEN_MS * 1_000_000;
+        while self.replayer.is_none() && !self.pmi.conversation.again.is_empty() && sys::now() < until {
+            self.tend_pmi();
+            match self.pmi.awaited() {
+                Some((fd, events)) => _ = sys::wait_for(sys::borrow(fd), events, TAKEN_MS / 100),
+                None => return,
+            }
+        }
     }
 }
 
@@ -146,21 +274,65 @@ pub fn receive(fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool) -> Option
 
 fn read(mut layer: Held, fd: i32, parts: &mut [IoSliceMut<'_>], dont_wait: bool) -> Result<usize, Errno> {
     let Some(part) = parts.iter_mut().find(|part| !part.is_empty()) else { return Ok(0) };
-    if layer.replayer.is_some() {
-        return Ok(layer.pmi.conversation.play(part));
-    }
+    let most = part.len().min(limits::ANSWER);
+    let (part, thread) = (&mut part[..most], layer.thread());
     loop {
-        match rustix::net::recv(sys::borrow(fd), &mut part[..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Ok(0),
-            Ok((_, count)) => {
-                let skipped = layer.pmi.conversation.handle_read(&part[..count]);
-                part.copy_within(skipped..count, 0);
-                if count > skipped {
-                    return Ok(count - skipped);
+        match sure(layer.observer.launcher(thread, part, !dont_wait)) {
+            Input::Again(count) => {
+                layer.pmi.conversation.handle_answer(&part[..count], true);
+                layer.tend_pmi();
+                layer.ship();
+                return Ok(count);
+            }
+            Input::Live => {
+                // Of a process that is replayed alone nobody answers what its log does not hold.
+                layer.tend_pmi();
+                let count = if layer.replayer.is_some() { None } else { take(&mut layer, fd, part)? };
+                match count {
+                    Some(count) => return Ok(count),
+                    None if dont_wait => {
+                        sure(layer.observer.handle_nothing(thread));
+                        layer.note_nothing();
+                        return Err(Errno::AGAIN);
+                    }
+                    None => {
+                        layer.end_replay_that_waits();
+                        layer = wait(layer, &[(fd, PollFlags::IN)], None)?;
+                    }
                 }
             }
-            Err(Errno::AGAIN) if !dont_wait => layer = wait(layer, &[(fd, PollFlags::IN)], None)?,
+            Input::Nothing => {
+                layer.note_nothing();
+                return Err(Errno::AGAIN);
+            }
+            Input::Wait(Wait::Event) if !takes_turns(&layer) => layer = wait(layer, &[(fd, PollFlags::IN)], None)?,
+            Input::Wait(other) => layer = take_turns(layer, other)?,
+        }
+    }
+}
+
+/// Bytes of the answer to the program's question, as an outcome; 0: the connection has ended. None: there are none yet.
+fn take(layer: &mut Layer, fd: i32, part: &mut [u8]) -> Result<Option<usize>, Errno> {
+    // What comes first is not for the program.
+    if layer.pmi.conversation.telling || layer.pmi.conversation.held {
+        return Ok(None);
+    }
+    loop {
+        let count = match rustix::net::recv(sys::borrow(fd), &mut *part, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Ok(Some(0)),
+            Ok((_, count)) => count,
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => continue,
             Err(error) => return Err(error),
+        };
+        let skipped = layer.pmi.conversation.handle_read(&part[..count]);
+        part.copy_within(skipped..count, 0);
+        let count = count - skipped;
+        if count > 0 {
+            let thread = layer.thread();
+            sure(layer.observer.handle_kernel(thread, KernelCall::Launcher, &part[..count]));
+            layer.ship();
+            return Ok(Some(count));
         }
     }
 }
@@ -176,9 +348,16 @@ pub fn send(fd: i32, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
         layer.note("it asks its process manager something very long: that may be lost in a restart");
         layer.pmi.conversation.question.clear();
     }
-    // In `radic replay` there is no process manager, and nothing leaves.
-    let sent =
-        if layer.replayer.is_some() { Ok(part.len()) } else { rustix::net::send(sys::borrow(fd), part, SendFlags::NOSIGNAL) };
+    // What the log may answer is not asked again. In `radic replay` there is no process manager, and nothing leaves.
+    let is_replayed = layer.replayer.is_some() || layer.observer.phase() == Phase::Replaying;
+    // An abort has no answer.
+    let waits = (is_replayed || layer.pmi.conversation.is_behind()) && !says(part, "abort");
+    let sent = if waits || layer.replayer.is_some() {
+        layer.pmi.conversation.held = true;
+        Ok(part.len())
+    } else {
+        rustix::net::send(sys::borrow(fd), part, SendFlags::NOSIGNAL)
+    };
     if let Ok(count) = sent {
         layer.pmi.conversation.handle_written(&part[..count]);
     }
@@ -199,24 +378,87 @@ mod tests {
         talk.handle_written(b"cmd=barr");
         talk.handle_written(b"ier_in\n");
         assert_eq!((talk.handle_read(b"cmd=barrier"), talk.fences), (0, 0));
-        // Here it is saved and restored: the question is asked again, and what the program has had of the answer is skipped.
-        assert_eq!(talk.handle_restored(), b"cmd=barrier_in\n");
+        // Here it is saved and restored: where the log is over, the question is asked again, and what the program has had of the answer is skipped.
+        talk.handle_restored();
+        assert_eq!(talk.poll_line(false), None);
+        assert_eq!(talk.poll_line(true), Some(&b"cmd=barrier_in\n"[..]));
+        assert_eq!(talk.poll_line(true), None, "it is asked once");
         assert_eq!(talk.handle_read(b"cmd=bar"), 7);
         assert_eq!((talk.handle_read(b"rier_out\n"), talk.fences), (4, 1));
-        assert_eq!(talk.handle_restored(), b"");
+        talk.handle_restored();
+        assert_eq!(talk.poll_line(true), None);
         talk.handle_written(b"cmd=finalize\n");
         assert!(talk.finalized);
     }
 
     #[test]
-    fn a_replayed_process_is_let_go() {
-        let (mut talk, mut part) = (Conversation::default(), [0; 10]);
-        assert_eq!(talk.play(&mut part), 0);
-        talk.handle_written(b"cmd=finalize\n");
-        assert_eq!((talk.play(&mut part), &part), (10, b"cmd=finali"));
-        assert_eq!((talk.play(&mut part), &part), (10, b"ze_ack rc="));
-        assert_eq!((talk.play(&mut part), &part[..2]), (2, &b"0\n"[..]));
-        assert_eq!(talk.play(&mut part), 0);
+    fn what_the_log_has_answered_is_told_if_the_node_is_to_know() {
+        let mut talk = Conversation::default();
+        let mut by_log = |question: &[u8], answer: &[u8]| {
+            talk.handle_written(question);
+            talk.held = true;
+            talk.handle_answer(answer, true);
+        };
+        by_log(b"cmd=lookup_name service=a\n", b"cmd=lookup_result rc=0 port=b\n");
+        by_log(b"cmd=barrier_in\n", b"cmd=barrier_out rc=0\n");
+        by_log(b"cmd=put kvsname=k key=a value=b\n", b"cmd=put_result rc=0\n");
+        assert_eq!(talk.fences, 1);
+        assert_eq!(talk.poll_line(false), Some(&b"cmd=barrier_in\n"[..]));
+        assert_eq!(talk.poll_line(false), None, "one at a time");
+        talk.handle_told(b"cmd=barrier_out");
+        assert!(talk.telling);
+        talk.handle_told(b" rc=0\n");
+        // The next question waits for what is told before it, and for the end of the log.
+        talk.handle_written(b"cmd=barrier_in\n");
+        talk.held = true;
+        assert_eq!(talk.poll_line(true), Some(&b"cmd=put kvsname=k key=a value=b\n"[..]));
+        talk.handle_told(b"cmd=put_result rc=0\n");
+        assert_eq!(talk.poll_line(false), None);
+        assert_eq!(talk.poll_line(true), Some(&b"cmd=barrier_in\n"[..]));
+        assert_eq!(talk.handle_read(b"cmd=barrier_out rc=0\n"), 0);
+        assert!(talk.again.is_empty() && talk.fences == 2);
+    }
+
+    #[test]
+    fn an_image_in_the_midst_of_telling_counts_no_fence_twice() {
+        let mut talk = Conversation::default();
+        for line in [&b"cmd=put key=a value=b\n"[..], b"cmd=barrier_in\n"] {
+            talk.handle_written(line);
+            talk.handle_answer(b"cmd=result rc=0\n", true);
+        }
+        assert!(talk.poll_line(false).is_some());
+        talk.handle_restored();
+        assert_eq!(talk.again, [b"cmd=put key=a value=b\n"]);
+        assert!(talk.poll_line(false).is_some());
+    }
+
+    #[test]
+    fn names_are_published_again_unless_they_were_taken_back() {
+        let mut talk = Conversation::default();
+        let ask = |talk: &mut Conversation, question: &str, answer: &str| {
+            talk.handle_written(format!("cmd={question}\n").as_bytes());
+            talk.handle_read(format!("cmd={answer}\n").as_bytes());
+        };
+        ask(&mut talk, "publish_name service=a port=1", "publish_result info=ok rc=0");
+        ask(&mut talk, "publish_name service=b port=2", "publish_result rc=0");
+        ask(&mut talk, "publish_name service=c port=3", "publish_result rc=-1 msg=it_is_there");
+        ask(&mut talk, "unpublish_name service=a", "unpublish_result rc=0");
+        ask(&mut talk, "unpublish_name service=b", "unpublish_result rc=-1 msg=not_now");
+        assert_eq!(talk.published, [b"cmd=publish_name service=b port=2\n"]);
+        talk.handle_log_over();
+        assert_eq!(talk.poll_line(true), None, "it has not come back");
+        // Its node dies, and with it the names; the process was about to take the last one back.
+        ask(&mut talk, "publish_name service=d port=4", "publish_result rc=0");
+        talk.handle_written(b"cmd=unpublish_name service=d\n");
+        talk.handle_restored();
+        talk.handle_log_over();
+        for line in ["publish_name service=b port=2", "publish_name service=d port=4"] {
+            assert_eq!(talk.poll_line(true), Some(format!("cmd={line}\n").as_bytes()));
+            talk.handle_told(b"cmd=publish_result rc=0\n");
+        }
+        assert_eq!(talk.poll_line(true), Some(&b"cmd=unpublish_name service=d\n"[..]));
+        talk.handle_log_over();
+        assert!(talk.again.is_empty(), "once");
     }
 
     #[test]

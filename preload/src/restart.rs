@@ -135,7 +135,9 @@ impl Layer {
         sys::replace(new.fd(), fd)?;
         new.close();
         rustix::io::ioctl_fionbio(sys::borrow(fd), !fds::is_blocking(fd))?;
-        self.pmi.handle_restored()
+        self.pmi.handle_restored();
+        self.tend_pmi();
+        Ok(())
     }
 
     /// What a call of a process that catches up waits for.

@@ -54,6 +54,7 @@ impl Layer {
                 Action::Live { events } => {
                     // Before the node hears that the process is live: from then on the node awaits no report.
                     radic_ckpt::settled();
+                    self.tend_pmi();
                     let input = self.input_read();
                     self.tell_node(&ToNode::Live { events, input });
                 }

@@ -47,6 +47,10 @@ pub const MPICH: Library = Library { name: "mpich", programs: "mpich", library_p
 pub const INTEL: Library = Library { name: "impi", programs: "mpich", library_path: Some("impi/lib") };
 /// Open MPI 4.1.
 pub const OPENMPI: Library = Library { name: "openmpi", programs: "openmpi", library_path: None };
+/// Open MPI 5.
+pub const OPENMPI5: Library = Library { name: "openmpi5", programs: "openmpi5", library_path: None };
+/// All of them.
+pub static LIBRARIES: [Library; 4] = [MPICH, INTEL, OPENMPI, OPENMPI5];
 
 impl Library {
     /// A compiled program.

@@ -10,7 +10,7 @@ use radic_wire::ids::JobId;
 use crate::client::Events;
 use crate::cluster::{Cluster, Kind, Setup};
 use crate::command::{Finished, Running};
-use crate::library::{INTEL, Library, MPICH, OPENMPI, script};
+use crate::library::{LIBRARIES, Library, script};
 use crate::random::Random;
 
 /// Time for one job, with all that happens to it.
@@ -54,7 +54,7 @@ pub fn sample<T: Clone>(all: &[T], few: usize, random: &mut Random) -> Vec<T> {
 
 /// One of the libraries.
 pub fn any_library(random: &mut Random) -> &'static Library {
-    [&MPICH, &INTEL, &OPENMPI][random.below(3)]
+    &LIBRARIES[random.below(LIBRARIES.len())]
 }
 
 /// A cluster with a first node that hosts nothing.

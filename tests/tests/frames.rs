@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::frames::{Done, Faults, is_possible};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
@@ -18,7 +18,6 @@ use radic_wire::ids::JobId;
 
 type Program = (&'static str, &'static [&'static str]);
 
-const LIBRARIES: [Library; 3] = [MPICH, INTEL, OPENMPI];
 /// What is run in a sample: many messages one after the other, all to all, and longer ones.
 const SAMPLE: [Program; 3] = [
     ("ring", &["--laps", "100"]),

@@ -10,7 +10,7 @@ use std::thread::{available_parallelism, panicking, scope, sleep};
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
 use radic_tests::recovery::{RANKS, SOON, command_of, expect_same, first_checkpoints, result, start};
@@ -170,11 +170,11 @@ impl Progress {
         let _working = Working(self);
         loop {
             let seed = self.next.fetch_add(1, Relaxed);
-            if self.restores.load(Relaxed) >= self.wanted && seed >= self.first + 3 {
+            if self.restores.load(Relaxed) >= self.wanted && seed >= self.first + LIBRARIES.len() as u64 {
                 return;
             }
             let mut random = Random::new(seed);
-            let library = [&MPICH, &INTEL, &OPENMPI][(seed % 3) as usize];
+            let library = &LIBRARIES[seed as usize % LIBRARIES.len()];
             let program = PROGRAMS[random.below(PROGRAMS.len())];
             println!("seed {seed}: {} {}", library.name, program.0);
             let restores = run(library, program, OF_A_JOB.min(self.wanted.div_ceil(3)), &mut random);

@@ -35,6 +35,8 @@ const MPICH: Library = Library { name: "mpich", programs: "mpich", libmpi: "mpic
 const INTEL: Library =
     Library { name: "impi", programs: "mpich", libmpi: "impi/lib/libmpi.so", flags: "", library_path: Some("impi/lib") };
 const OPENMPI: Library = Library { name: "openmpi", programs: "openmpi", libmpi: "/libmpi.so.40", flags: "", library_path: None };
+const OPENMPI5: Library =
+    Library { name: "openmpi5", programs: "openmpi5", libmpi: "openmpi5/lib/libmpi.so.40", flags: "", library_path: None };
 
 /// Programs that end with a line `OK NAME ...`, with arguments that make them long enough to be looked at.
 const PROGRAMS: [(&str, &[&str]); 6] = [
@@ -205,6 +207,11 @@ fn open_mpi_on_four_nodes() {
 }
 
 #[test]
+fn open_mpi_5_on_four_nodes() {
+    OPENMPI5.run_all();
+}
+
+#[test]
 fn more_ranks_than_cores() {
-    [MPICH, INTEL, OPENMPI].iter().for_each(Library::run_many);
+    [MPICH, INTEL, OPENMPI, OPENMPI5].iter().for_each(Library::run_many);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use radic_tests::Finished;
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, script};
+use radic_tests::library::{INTEL, LIBRARIES, Library, MPICH, OPENMPI, OPENMPI5, script};
 use radic_tests::protection::{ON, Protected, newest_job};
 use radic_wire::event::EventName;
 use radic_wire::local::RankCheckpoint;
@@ -106,6 +106,11 @@ fn open_mpi_gives_the_same_results() {
     compare_all(&OPENMPI);
 }
 
+#[test]
+fn open_mpi_5_gives_the_same_results() {
+    compare_all(&OPENMPI5);
+}
+
 /// Nodes with addresses of their own, and each log at two protectors.
 #[test]
 fn two_replicas_in_namespaces() {
@@ -129,7 +134,7 @@ fn two_replicas_in_namespaces() {
 #[test]
 fn loaded_but_off() {
     let cluster = Cluster::start(Kind::Logical, 2);
-    for library in [MPICH, INTEL, OPENMPI] {
+    for library in &LIBRARIES {
         let program = library.program("collectives");
         let finished = library.job(&cluster, 4, "--protect off", &[&program]).limit(LIMIT).run().expect(0);
         assert!(finished.stdout().contains("OK collectives 4 ranks"), "{finished}");

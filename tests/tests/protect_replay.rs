@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::leftovers::ClusterDir;
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, OPENMPI5};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_wire::codec;
@@ -167,6 +167,11 @@ fn intel_mpi_sends_as_much() {
 #[test]
 fn open_mpi_sends_as_much() {
     replay_all(&OPENMPI, false);
+}
+
+#[test]
+fn open_mpi_5_sends_as_much() {
+    replay_all(&OPENMPI5, false);
 }
 
 /// Replays of which one at least takes long enough to be killed.

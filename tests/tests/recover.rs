@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{INTEL, LIBRARIES, Library, MPICH};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
@@ -77,9 +77,9 @@ fn one_case(case: &str, libraries: &[Library], random: &mut Random) {
 #[test]
 fn a_node_dies_at_a_random_moment() {
     let mut random = Random::from_environment();
-    let libraries = [MPICH, INTEL, OPENMPI];
+    let libraries = &LIBRARIES;
     if let Ok(case) = std::env::var("RADIC_CASE") {
-        return one_case(&case, &libraries, &mut random);
+        return one_case(&case, libraries, &mut random);
     }
     if is_long() {
         for (library, kind) in libraries.iter().flat_map(|library| Kind::all().into_iter().map(move |kind| (library, kind))) {
@@ -88,7 +88,7 @@ fn a_node_dies_at_a_random_moment() {
         return;
     }
     for program in PROGRAMS {
-        survives(&libraries[random.below(3)], Kind::Logical, program, 1, Duration::MAX, &mut random);
+        survives(any_library(&mut random), Kind::Logical, program, 1, Duration::MAX, &mut random);
     }
     for kind in Kind::all().into_iter().filter(|kind| *kind != Kind::Logical) {
         libraries
@@ -290,7 +290,7 @@ fn a_node_that_hangs_is_fenced() {
 /// An image of before `MPI_Init` would be of no use as soon as another rank has passed it, and would only be in the way of the first one that protects.
 #[test]
 fn the_first_image_is_that_of_mpi_init() {
-    for library in [&MPICH, &INTEL, &OPENMPI] {
+    for library in &LIBRARIES {
         let cluster = cluster(Kind::Logical, 0);
         let mut events = cluster.events_at("n1");
         let flags = "--nodes n2,n3,n4,n5 --protect on --ckpt-interval 3600";

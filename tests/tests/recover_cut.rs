@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{LIBRARIES, Library, MPICH};
 use radic_tests::process::{self, eventually};
 use radic_tests::random::Random;
 use radic_tests::recovery::{
@@ -114,16 +114,16 @@ fn cuts_of_any_length() {
         return;
     }
     let mut random = Random::from_environment();
-    for library in [MPICH, INTEL, OPENMPI] {
+    for library in &LIBRARIES {
         let cluster = cluster(Kind::Namespaces, 0);
-        let due = undisturbed(&library, &cluster);
+        let due = undisturbed(library, &cluster);
         cluster.stop();
         let mut given_up = 0;
         for _ in 0..20 {
             let seconds = [0.1 + random.below(1400) as f64 / 1000.0, 1.0 + random.below(8000) as f64 / 1000.0][random.below(2)];
             let (node, spares) = (HOSTS[random.below(HOSTS.len())], random.below(2));
             let cut = Cut { node, spares, after: Duration::from_millis(random.below(2500) as u64), seconds };
-            given_up += usize::from(survives(&library, &cut, Some(&due)).0);
+            given_up += usize::from(survives(library, &cut, Some(&due)).0);
         }
         println!("{}: {given_up} of 20 cuts were deaths", library.name);
         assert!((1..20).contains(&given_up), "{given_up} of 20 cuts were deaths: they try less than they are meant to");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, OPENMPI5};
 use radic_tests::protection::{ON, Protected};
 use radic_tests::random::Random;
 use radic_tests::sockets::{self, CONNECTED, Ends};
@@ -143,4 +143,9 @@ fn intel_mpi_does_not_notice() {
 #[test]
 fn open_mpi_does_not_notice() {
     every_way(&OPENMPI);
+}
+
+#[test]
+fn open_mpi_5_does_not_notice() {
+    every_way(&OPENMPI5);
 }

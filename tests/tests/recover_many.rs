@@ -2,10 +2,10 @@
 #![forbid(unsafe_code)]
 
 use radic_tests::cluster::{Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
-use radic_tests::recovery::{SOON, expect_same, first_checkpoints, is_long, result, rounds, start};
+use radic_tests::recovery::{SOON, expect_same, first_checkpoints, is_long, result, rounds, sample, start};
 use radic_wire::event::{Event, EventName};
 use radic_wire::local::{ClusterStatus, NodeState};
 use radic_wire::membership::Role;
@@ -55,8 +55,7 @@ fn survives(library: &Library, setup: Setup, deaths: usize, random: &mut Random)
 }
 
 fn libraries(random: &mut Random) -> Vec<&'static Library> {
-    let all = [&MPICH, &INTEL, &OPENMPI];
-    if is_long() { all.to_vec() } else { vec![all[random.below(3)]] }
+    sample(&LIBRARIES.each_ref(), 1, random)
 }
 
 #[test]

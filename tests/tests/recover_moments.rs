@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{LIBRARIES, Library, MPICH};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
@@ -108,7 +108,7 @@ fn dies_in_finalize(library: &Library, deaths: usize, random: &mut Random) {
 #[test]
 fn a_node_dies_in_mpi_finalize() {
     let mut random = Random::from_environment();
-    [MPICH, INTEL, OPENMPI].iter().for_each(|library| dies_in_finalize(library, times(50, 1), &mut random));
+    LIBRARIES.iter().for_each(|library| dies_in_finalize(library, times(50, 1), &mut random));
 }
 
 /// What a rank has noted: the numbers of its rounds, in the order in which it has done them.

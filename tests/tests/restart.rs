@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI, compiled};
+use radic_tests::library::{LIBRARIES, Library, MPICH, compiled};
 use radic_tests::process::{Process, eventually};
 use radic_tests::protection::ON;
 use radic_tests::random::Random;
@@ -112,7 +112,7 @@ fn survives_with(library: &Library, flags: &str, command: &[&str], ranks: usize,
 /// A benchmark that chooses its repeat counts by the clock.
 #[test]
 fn a_program_that_times_itself_survives_the_death_of_each_rank() {
-    for library in sample(&[&MPICH, &INTEL, &OPENMPI], 1, &mut Random::from_environment()) {
+    for library in sample(&LIBRARIES.each_ref(), 1, &mut Random::from_environment()) {
         survives_with(library, "--outbox 2M", &["selftimed", "--rounds", "30", "--ms", "50"], 2, &[0, 1, 0]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use radic_tests::client::describe;
 use radic_tests::cluster::{Cluster, Kind, Setup, program};
-use radic_tests::library::{MPICH, OPENMPI};
+use radic_tests::library::{MPICH, OPENMPI, OPENMPI5};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_wire::event::{Event, EventName};
@@ -382,7 +382,7 @@ fn a_node_with_an_address_that_no_interface_carries() {
     assert_eq!(said.stdout(), "unset unset tcp\n", "{said}");
     let said = cluster.job(1, "--mpi openmpi", &sh("echo ${OMPI_MCA_btl_tcp_if_include-unset} $OMPI_MCA_btl")).run().expect(0);
     assert_eq!(said.stdout(), "unset tcp,self\n", "{said}");
-    for library in [MPICH, OPENMPI] {
+    for library in [MPICH, OPENMPI, OPENMPI5] {
         library.job(&cluster, 2, "", &[&library.program("ring"), "--laps", "10"]).run().expect(0);
     }
     cluster.assert_idle();

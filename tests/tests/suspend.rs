@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
-use radic_tests::library::{INTEL, Library, MPICH, OPENMPI};
+use radic_tests::library::{LIBRARIES, Library, MPICH};
 use radic_tests::{Finished, Running};
 use radic_wire::event::EventName;
 use radic_wire::ids::JobId;
@@ -112,10 +112,10 @@ fn assert_nowhere(of: &str, key: &JobKey, files: &[PathBuf]) {
 #[test]
 fn no_image_has_a_key() {
     let long = radic_tests::recovery::is_long();
-    for library in [MPICH, INTEL, OPENMPI].into_iter().take(if long { 3 } else { 1 }) {
+    for library in LIBRARIES.iter().take(if long { LIBRARIES.len() } else { 1 }) {
         let cluster = Setup::new(Kind::Logical, 3).start();
         // However long its checkpoints take, it does not end before it is suspended.
-        let mut running = start_with(&library, &cluster, FLAGS, ENDLESS);
+        let mut running = start_with(library, &cluster, FLAGS, ENDLESS);
         for folder_name in ["one", "two"] {
             until_lines(&mut running, 10);
             let id = job(&cluster);
@@ -211,11 +211,11 @@ fn a_suspended_job_goes_on_in_another_cluster() {
 #[test]
 fn a_job_is_suspended_twice_and_then_a_node_dies() {
     let long = radic_tests::recovery::is_long();
-    for library in [MPICH, INTEL, OPENMPI].into_iter().take(if long { 3 } else { 1 }) {
+    for library in LIBRARIES.iter().take(if long { LIBRARIES.len() } else { 1 }) {
         let cluster = Setup::new(Kind::Logical, 4).spares(1).start();
-        let due = undisturbed(&library, &cluster);
+        let due = undisturbed(library, &cluster);
         let mut shown = String::new();
-        let mut running = start(&library, &cluster, FLAGS);
+        let mut running = start(library, &cluster, FLAGS);
         for generation in ["one", "two"] {
             until_lines(&mut running, 5);
             let dir = folder(&cluster, generation);

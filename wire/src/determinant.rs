@@ -245,7 +245,7 @@ impl Call {
     const ALL: [Call; 6] = [Call::Recv, Call::Send, Call::Accept, Call::Connect, Call::Ready, Call::Bind];
 }
 
-/// Calls of which the kernel's answer is recorded as it is.
+/// Calls of which the kernel's answer, or that of a process that is not observed, is recorded as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelCall {
     /// `getrandom` and its kin, and reads of `/dev/urandom`: random bytes.
@@ -254,10 +254,12 @@ pub enum KernelCall {
     Usage,
     /// `times`: processor times.
     Times,
+    /// `read` on the connection to the process manager: bytes of its answer, as they came.
+    Launcher,
 }
 
 impl KernelCall {
-    const ALL: [KernelCall; 3] = [KernelCall::Random, KernelCall::Usage, KernelCall::Times];
+    const ALL: [KernelCall; 4] = [KernelCall::Random, KernelCall::Usage, KernelCall::Times, KernelCall::Launcher];
 }
 
 /// One outcome, or where the next one belongs.
@@ -418,7 +420,7 @@ pub const CLOCK_NAMES: [&str; CLOCKS] = [
 ];
 
 /// The calls of the program that have outcomes, as a message names them.
-pub const CALLS: [&str; 21] = [
+pub const CALLS: [&str; 22] = [
     "no call",
     "recv",
     "recv with MSG_PEEK",
@@ -440,6 +442,7 @@ pub const CALLS: [&str; 21] = [
     "call for random bytes",
     "getrusage",
     "times",
+    "read of the process manager's answer",
 ];
 
 impl<'a> Determinant<'a> {

@@ -19,6 +19,8 @@ pub mod placeholder {
     pub const PREFIX: &str = "{prefix}";
     /// The path of `libradic_pmi.so` on the node.
     pub const RADIC_PMI: &str = "{radic_pmi}";
+    /// The path of `libradic_pmix.so` on the node.
+    pub const RADIC_PMIX: &str = "{radic_pmix}";
     /// The rank.
     pub const RANK: &str = "{rank}";
     /// A number for the job, of 31 bits with bit 15 clear, as Open MPI 4 wants it.

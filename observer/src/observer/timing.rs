@@ -2,7 +2,7 @@
 
 use radic_wire::determinant::{Determinant, KernelCall};
 
-use super::{Answer, Observer, Reading, Verdict, Wait};
+use super::{Answer, Input, Observer, Reading, Verdict, Wait};
 use crate::connection::Waits;
 use crate::error::Error;
 use crate::replay::{Ask, Replay, Served};
@@ -61,6 +61,20 @@ impl Observer {
     /// What came of [`Answer::Live`]: at most [`limits::ANSWER`](radic_wire::limits::ANSWER) bytes. A failure is no outcome: it follows from the arguments.
     pub fn handle_kernel(&mut self, thread: u32, call: KernelCall, bytes: &[u8]) -> Result<(), Error> {
         self.journal.append(thread, &Determinant::Kernel { call, bytes })
+    }
+
+    /// The process manager's answer to a question, or a piece of it, into `room` (not empty). It is recorded like what the kernel answers ([`Observer::handle_kernel`]); unlike
+    /// that it may have to be waited for.
+    pub fn launcher(&mut self, thread: u32, room: &mut [u8], blocking: bool) -> Result<Input, Error> {
+        let ask = Ask::Kernel { call: KernelCall::Launcher };
+        match self.consult(thread, ask, blocking)? {
+            Verdict::Live => return Ok(Input::Live),
+            Verdict::Nothing => return Ok(Input::Nothing),
+            Verdict::Wait(wait) => return Ok(Input::Wait(wait)),
+            Verdict::Outcome => {}
+        }
+        let another = "a read of the process manager's answer had another kind of outcome then";
+        self.serve_bytes(ask, room, another, "less is read of the process manager's answer than then").map(Input::Again)
     }
 
     /// Readings that are next in the log, and that the image has already.

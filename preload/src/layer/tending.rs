@@ -102,6 +102,7 @@ impl Layer {
         if self.session.has_to_settle() {
             self.settle_down();
         }
+        self.tend_pmi();
         counters::set(Counter::Outbox, self.observer.outbox().used() as u64);
     }
 
@@ -123,7 +124,7 @@ impl Layer {
         let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
         let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
         let own = [(self.journal.fd().as_raw_fd(), self.journal.awaited()), (self.node.fd().as_raw_fd(), PollFlags::IN)];
-        own.into_iter().chain(bulk).chain(self.awaited_of_links()).chain(unsent).take(AWAITED)
+        own.into_iter().chain(bulk).chain(self.pmi.awaited()).chain(self.awaited_of_links()).chain(unsent).take(AWAITED)
     }
 
     /// A connection with a program that is not protected: what is said there is not logged (G7: it is told).
@@ -182,6 +183,7 @@ impl Layer {
         }
         self.write_owed_output();
         self.pass_gate_of_output();
+        self.finish_pmi();
         signals::end_at_once();
         self.finish_all();
         loop {

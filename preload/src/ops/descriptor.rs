@@ -47,7 +47,10 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
         Kind::Listener => stop_listening(&mut layer, fd),
         Kind::Alias => layer.aliases.retain(|(alias, _)| *alias != fd),
         Kind::Output | Kind::Input => {}
-        Kind::Pmi => layer.pmi.handle_closed(),
+        Kind::Pmi => {
+            layer.finish_pmi();
+            layer.pmi.handle_closed();
+        }
         _ => close_connection(&mut layer, fd),
     }
     fds::clear(fd);

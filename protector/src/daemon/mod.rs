@@ -613,6 +613,7 @@ fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
         iface,
         prefix,
         radic_pmi: beside("libradic_pmi.so")?,
+        radic_pmix: beside("libradic_pmix.so")?,
         library: beside("libradic.so")?,
         process_socket: text(dir.join(radic_wire::process::SOCKET_NAME))?,
         node: me.id.name.to_string(),

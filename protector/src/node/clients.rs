@@ -480,6 +480,8 @@ impl Node {
         let of = |answer| if let Answer::Name(name) = answer { name } else { None };
         let found = answers.into_values().find_map(of);
         let answer = match (request, found) {
+            // Said again, by a process that was brought back.
+            (NameRequest::Publish { port, .. }, Some(found)) if *port == found => Ok(found),
             (NameRequest::Publish { name, .. }, Some(_)) => Err(format!("{name:?} is published already")),
             (NameRequest::Publish { name, port }, None) => self.publish(job, name, port),
             (NameRequest::Lookup(_) | NameRequest::Unpublish(_), Some(port)) => Ok(port),

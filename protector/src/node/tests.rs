@@ -160,6 +160,7 @@ impl Cluster {
             iface: "lo".into(),
             prefix: "127.0.0.0/8".into(),
             radic_pmi: "/lib/libradic_pmi.so".into(),
+            radic_pmix: "/lib/libradic_pmix.so".into(),
             library: "/lib/libradic.so".into(),
             process_socket: "/process.sock".into(),
             node: id.name.to_string(),

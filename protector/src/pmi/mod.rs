@@ -1,4 +1,4 @@
-//! PMI-1: how the ranks of a job find each other, as MPICH's family speaks it (and Open MPI 4 through libradic_pmi.so).
+//! PMI-1: how the ranks of a job find each other, as MPICH's family speaks it (and Open MPI 4 and 5 through libradic_pmi.so and libradic_pmix.so).
 //!
 //! PMI-1 is a conversation of text lines between a rank and the daemon that launched it: the rank asks, the daemon answers, one
 //! request at a time. Nothing here does input or output, except [`leftovers`], which cleans up after the libraries:

@@ -15,6 +15,7 @@ pub fn node_config(me: Member, seed: u64, join: Vec<SocketAddr>) -> NodeConfig {
         iface: "eth0".into(),
         prefix: "10.0.0.0/8".into(),
         radic_pmi: "/lib/libradic_pmi.so".into(),
+        radic_pmix: "/lib/libradic_pmix.so".into(),
         library: "/lib/libradic.so".into(),
         process_socket: "/process.sock".into(),
         node: me.id.name.to_string(),

@@ -37,12 +37,18 @@ pub(super) enum Library {
     Intel,
     /// Open MPI 4
     Openmpi,
+    /// Open MPI 5
+    Openmpi5,
 }
 
 impl Library {
     /// The folder of programs for it.
     fn folder(self) -> &'static str {
-        if self == Library::Openmpi { "openmpi" } else { "mpich" }
+        match self {
+            Library::Openmpi => "openmpi",
+            Library::Openmpi5 => "openmpi5",
+            Library::Mpich | Library::Intel => "mpich",
+        }
     }
 
     /// What mpiexec needs in order to do as RADIC does: no shared memory, no binding to cores. Both sides get it.
@@ -53,6 +59,14 @@ impl Library {
             Library::Openmpi => &[
                 ("OMPI_MCA_hwloc_base_binding_policy", "none"),
                 ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+                ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+                ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ],
+            Library::Openmpi5 => &[
+                ("PRTE_MCA_hwloc_default_binding_policy", "none"),
+                ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+                ("PRTE_ALLOW_RUN_AS_ROOT", "1"),
+                ("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
                 ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
                 ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
             ],
@@ -229,7 +243,8 @@ pub(super) fn figure(output: &str, name: &str) -> Result<f64> {
 
 /// What a setting is for ranks on this machine's loopback network that another launcher starts; nothing if it is about ours.
 fn on_loopback(value: &str) -> Option<String> {
-    if [placeholder::JOBNUM, placeholder::RADIC_PMI, placeholder::RANK].iter().any(|p| value.contains(p)) {
+    use placeholder::{JOBNUM, RADIC_PMI, RADIC_PMIX, RANK};
+    if [JOBNUM, RADIC_PMI, RADIC_PMIX, RANK].iter().any(|p| value.contains(p)) {
         return None;
     }
     let value = value.replace(placeholder::IFACE, "lo").replace(placeholder::ADDRESS, "127.0.0.1");
@@ -298,7 +313,10 @@ fn library_path(library: Library) -> Result<Vec<(String, String)>> {
 
 /// The mpiexec of the library that the program loads.
 fn find_mpiexec(library: Library, plan: &Plan) -> Result<PathBuf> {
-    let names: &[&str] = if library == Library::Openmpi { &["mpirun.openmpi", "mpirun"] } else { &["mpiexec.hydra", "mpiexec"] };
+    let names: &[&str] = match library {
+        Library::Openmpi | Library::Openmpi5 => &["mpirun.openmpi", "mpirun"],
+        Library::Mpich | Library::Intel => &["mpiexec.hydra", "mpiexec"],
+    };
     let libmpi = plan.recognition.library.as_deref().map(Path::new);
     let Some(libmpi) = libmpi else { bail!("which libmpi the program loads is not known: give --mpiexec") };
     let libmpi = fs::canonicalize(libmpi).with_context(|| libmpi.display().to_string())?;
@@ -318,6 +336,7 @@ mod tests {
         assert_eq!(on_loopback("{prefix}").as_deref(), Some("127.0.0.0/8"));
         assert_eq!(on_loopback("tcp,self").as_deref(), Some("tcp,self"));
         assert_eq!(on_loopback("{radic_pmi}"), None);
+        assert_eq!(on_loopback("{radic_pmix}"), None);
     }
 
     #[test]

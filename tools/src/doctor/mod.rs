@@ -272,7 +272,7 @@ fn about_mpi(plan: &mpi::Plan, settled: &HashSet<&str>) -> Vec<Finding> {
             Level::Stop,
             "threads-on-sockets",
             about,
-            "use an MPICH with ofi (libfabric), Intel MPI or Open MPI 4",
+            "use an MPICH with ofi (libfabric), Intel MPI or Open MPI",
         ));
     }
     for setting in &plan.settings {

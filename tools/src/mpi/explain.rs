@@ -51,6 +51,7 @@ fn name(flavour: Flavour) -> &'static str {
         Flavour::Mpich => "MPICH",
         Flavour::Intel => "Intel MPI",
         Flavour::OpenMpi => "Open MPI 4",
+        Flavour::OpenMpi5 => "Open MPI 5",
         Flavour::None => "none",
         Flavour::Unknown => "unknown, so the settings of all",
     }

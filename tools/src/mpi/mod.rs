@@ -34,6 +34,8 @@ pub(crate) enum Choice {
     Intel,
     /// Open MPI 4
     Openmpi,
+    /// Open MPI 5
+    Openmpi5,
     /// No MPI: leave the environment alone
     None,
 }
@@ -48,6 +50,8 @@ pub(crate) enum Flavour {
     Intel,
     /// Open MPI 4.
     OpenMpi,
+    /// Open MPI 5.
+    OpenMpi5,
     /// No MPI, says the user.
     None,
     /// Cannot be told from the executable: a script, an interpreter, a static library. It gets the settings of all: they do no harm.
@@ -91,7 +95,7 @@ impl Plan {
     /// The variables to set, with placeholders ([`radic_wire::job::placeholder`]) for the node to replace.
     pub(crate) fn templates(&self) -> Vec<(String, String)> {
         let ours = self.settings.iter().filter(|setting| setting.overridden.is_none());
-        ours.map(|setting| (setting.name.to_owned(), setting.value.to_owned())).collect()
+        ours.map(|setting| (setting.name.to_owned(), setting.value.clone().into_owned())).collect()
     }
 
     /// Whether the ranks must not inherit the variable `name`.
@@ -103,7 +107,8 @@ impl Plan {
 /// Decides about `program` (a path) in `environment`.
 pub(crate) fn plan(choice: Choice, program: &Path, environment: &Environment<'_>) -> Result<Plan, MpiError> {
     let recognition = recognise::recognise(choice, program, environment)?;
-    let settings = settings::settings(recognition.flavour, environment);
+    let library = recognition.library.as_deref().map(Path::new);
+    let settings = settings::settings(recognition.flavour, library, environment);
     let removed = settings::removed(recognition.flavour, environment);
     Ok(Plan { recognition, settings, removed })
 }

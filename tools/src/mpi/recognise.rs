@@ -20,21 +20,10 @@ pub(crate) enum MpiError {
         /// Why.
         error: io::Error,
     },
-    /// Open MPI 5 knows PMIx only.
-    #[error(
-        "{program} uses Open MPI 5 ({library}), which needs PMIx, and RADIC does not support that yet: use Open MPI 4, MPICH or Intel MPI \
-         (or say --mpi openmpi if this is wrong)"
-    )]
-    OpenMpi5 {
-        /// The executable.
-        program: PathBuf,
-        /// Its libmpi.
-        library: PathBuf,
-    },
     /// Another Open MPI.
     #[error(
         "{program} uses a version of Open MPI that RADIC does not know ({library} needs {part}): it knows Open MPI 4 \
-         (libopen-pal.so.40), MPICH and Intel MPI (say --mpi openmpi to try it all the same)"
+         (libopen-pal.so.40) and 5 (libopen-pal.so.80), MPICH and Intel MPI (say --mpi openmpi or --mpi openmpi5 to try it all the same)"
     )]
     OpenMpi {
         /// The executable.
@@ -67,6 +56,7 @@ pub(super) fn recognise(choice: Choice, program: &Path, environment: &Environmen
         Choice::Mpich => return told(Flavour::Mpich),
         Choice::Intel => return told(Flavour::Intel),
         Choice::Openmpi => return told(Flavour::OpenMpi),
+        Choice::Openmpi5 => return told(Flavour::OpenMpi5),
         Choice::None => return told(Flavour::None),
     }
     let unknown = |because: String| Ok(recognition(program, Flavour::Unknown, None, because));
@@ -98,9 +88,7 @@ fn from_library(program: &Path, library: Library) -> Result<Recognition, MpiErro
     };
     let flavour = match elf.needed.iter().find(|needed| needed.starts_with("libopen-pal.so")) {
         Some(part) if part == "libopen-pal.so.40" => Flavour::OpenMpi,
-        Some(part) if part == "libopen-pal.so.80" => {
-            return Err(MpiError::OpenMpi5 { program: program.to_owned(), library: path });
-        }
+        Some(part) if part == "libopen-pal.so.80" => Flavour::OpenMpi5,
         Some(part) => return Err(MpiError::OpenMpi { program: program.to_owned(), library: path, part: part.clone() }),
         None if is_intel(&path, &elf)? => Flavour::Intel,
         None => Flavour::Mpich,

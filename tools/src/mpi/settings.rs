@@ -1,11 +1,14 @@
 //! The environment that suits each library, and the variables that must not reach it.
 
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
 use serde::Serialize;
 
 use radic_wire::job::placeholder;
 
 use super::{Environment, Flavour};
-use Flavour::{Intel, Mpich, OpenMpi};
+use Flavour::{Intel, Mpich, OpenMpi, OpenMpi5, Unknown};
 
 /// A variable for the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -13,7 +16,7 @@ pub(crate) struct Setting {
     /// Its name.
     pub(crate) name: &'static str,
     /// Its value, with placeholders for the node to replace.
-    pub(crate) value: &'static str,
+    pub(crate) value: Cow<'static, str>,
     /// What for.
     pub(crate) why: &'static str,
     /// The user's own variable that takes its place.
@@ -40,8 +43,12 @@ pub(crate) struct Removed {
     pub(crate) why: &'static str,
 }
 
+/// The loader's list of libraries: ours come before the user's own, so it is no variable that one sets in the place of the other.
+const PRELOAD: &str = "LD_PRELOAD";
+
 /// A setting, and when it applies.
 struct Rule {
+    /// Which libraries get it. Where the library is not known, it is what any of them gets.
     libraries: &'static [Flavour],
     name: &'static str,
     value: &'static str,
@@ -51,7 +58,8 @@ struct Rule {
 }
 
 const FI_TCP: &[Flavour] = &[Mpich, Intel];
-const ALL: &[Flavour] = &[Mpich, Intel, OpenMpi];
+const OPEN: &[Flavour] = &[OpenMpi, OpenMpi5];
+const ALL: &[Flavour] = &[Mpich, Intel, OpenMpi, OpenMpi5];
 
 /// Measured; facts about the libraries and their versions are in docs/mpi-libraries.md.
 #[rustfmt::skip]
@@ -80,24 +88,30 @@ const RULES: &[Rule] = &[
         why: "Open MPI 4 loads the PMI library of the next line" },
     Rule { libraries: &[OpenMpi], name: "FLUX_PMI_LIBRARY_PATH", value: placeholder::RADIC_PMI, or: &[],
         why: "PMI-1 to the protector" },
-    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_pml", value: "ob1", or: &[],
+    Rule { libraries: OPEN, name: "OMPI_MCA_pml", value: "ob1", or: &[],
         why: "messages over the TCP transport below, not over UCX or libfabric" },
-    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_btl", value: "tcp,self", or: &[],
+    Rule { libraries: OPEN, name: "OMPI_MCA_btl", value: "tcp,self", or: &[],
         why: "TCP only: no shared memory between ranks" },
     Rule { libraries: &[OpenMpi], name: "OMPI_MCA_osc", value: "pt2pt,sm", or: &[],
         why: "one-sided calls over messages; sm serves windows of a rank alone on its node" },
-    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_btl_tcp_if_include", value: placeholder::PREFIX, or: &["OMPI_MCA_btl_tcp_if_exclude"],
+    Rule { libraries: &[OpenMpi5, Unknown], name: "OMPI_MCA_osc", value: "^ucx", or: &[],
+        why: "one-sided calls over the TCP transport; UCX would start a thread of its own" },
+    Rule { libraries: OPEN, name: "OMPI_MCA_btl_tcp_if_include", value: placeholder::PREFIX, or: &["OMPI_MCA_btl_tcp_if_exclude"],
         why: "the network of the node's address (Open MPI leaves out the loopback network otherwise)" },
-    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_btl_tcp_disable_family", value: "6", or: &[],
+    Rule { libraries: OPEN, name: "OMPI_MCA_btl_tcp_disable_family", value: "6", or: &[],
         why: "IPv4 only: one listener, one connection a pair" },
-    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_mpi_yield_when_idle", value: "1", or: &[],
+    Rule { libraries: OPEN, name: "OMPI_MCA_mpi_yield_when_idle", value: "1", or: &[],
         why: "a waiting rank gives its core to others: needed with more ranks than cores (with fewer, 0 saves 1.5 us a message)" },
-    Rule { libraries: &[OpenMpi], name: "OMPI_MCA_mpi_add_procs_cutoff", value: "1024", or: &[],
+    Rule { libraries: OPEN, name: "OMPI_MCA_mpi_add_procs_cutoff", value: "1024", or: &[],
         why: "addresses are looked up in MPI_Init, not at the first message" },
     Rule { libraries: &[OpenMpi], name: "OMPI_MCA_orte_create_session_dirs", value: "0", or: &["OMPI_MCA_orte_tmpdir_base"],
         why: "no files in /tmp, which a killed rank would leave there" },
     Rule { libraries: &[OpenMpi], name: "OMPI_MCA_rtc", value: "^hwloc", or: &[],
         why: "no file with the machine's topology by process number" },
+    Rule { libraries: &[OpenMpi5], name: PRELOAD, value: placeholder::RADIC_PMIX, or: &[],
+        why: "PMIx is answered by PMI-1 to the protector (your own libraries come after it)" },
+    Rule { libraries: &[OpenMpi5], name: "OMPI_MCA_shmem", value: "mmap", or: &[],
+        why: "no descriptor of a deleted file in /dev/shm, which the posix component leaves open" },
 ];
 
 /// Names that start so are a launcher's, with what would happen if the ranks got them.
@@ -148,19 +162,46 @@ const LAUNCHERS: &[(&str, &str)] = &[
     ("SLURMD_NODENAME", "it names the batch script's node"),
 ];
 
-/// The settings for a library, in the order in which they are explained.
-pub(super) fn settings(flavour: Flavour, environment: &Environment<'_>) -> Vec<Setting> {
+/// The settings for a library, in the order in which they are explained. `library`: its file, if it was found.
+pub(super) fn settings(flavour: Flavour, library: Option<&Path>, environment: &Environment<'_>) -> Vec<Setting> {
+    let is_of_unknown = |name| RULES.iter().any(|rule| rule.name == name && rule.libraries.contains(&Unknown));
     let applies = |rule: &&Rule| match flavour {
         Flavour::None => false,
-        Flavour::Unknown => true,
+        // Two libraries may want different values of one variable: then a rule says which does for both.
+        Flavour::Unknown => rule.libraries.contains(&Unknown) || !is_of_unknown(rule.name),
         known => rule.libraries.contains(&known),
     };
-    let setting =
-        |rule: &Rule| Setting { name: rule.name, value: rule.value, why: rule.why, overridden: overridden(rule, environment) };
-    RULES.iter().filter(applies).map(setting).collect()
+    let setting = |rule: &Rule| {
+        let overridden = overridden(rule, environment);
+        Setting { name: rule.name, value: Cow::Borrowed(rule.value), why: rule.why, overridden }
+    };
+    let moved = library.filter(|_| flavour == OpenMpi5).and_then(prefix_of).map(|prefix| {
+        let value = prefix.to_string_lossy().into_owned().into();
+        Setting { value, ..setting(&PREFIX) }
+    });
+    RULES.iter().filter(applies).map(setting).chain(moved).collect()
+}
+
+/// A setting of an Open MPI that is not where it was built for, as that of PyPI.
+const PREFIX: Rule = Rule {
+    libraries: &[OpenMpi5],
+    name: "OPAL_PREFIX",
+    value: "",
+    why: "where this Open MPI is: it looks for its texts of errors there",
+    or: &[],
+};
+
+/// Where an Open MPI is, by its library: beside that are its other files.
+fn prefix_of(library: &Path) -> Option<PathBuf> {
+    let folder = library.parent()?;
+    let prefix = folder.parent().filter(|_| folder.ends_with("lib") || folder.ends_with("lib64"))?;
+    prefix.join("share/openmpi").is_dir().then(|| prefix.to_owned())
 }
 
 fn overridden(rule: &Rule, environment: &Environment<'_>) -> Option<Overridden> {
+    if rule.name == PRELOAD {
+        return None;
+    }
     // A variable that is removed does not count, unless the user means it.
     let counts = |name: &&str| environment.is_explicit(name) || launcher(name).is_none();
     let mut names = std::iter::once(rule.name).chain(rule.or.iter().copied()).filter(counts);

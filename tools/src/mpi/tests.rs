@@ -145,8 +145,15 @@ fn versions_of_open_mpi_are_told_apart() {
     Image::needing(&["libopen-rte.so.40", "libopen-pal.so.40"]).write(here, "libmpi.so.40");
     assert_eq!(found(&program, &[]).0, Flavour::OpenMpi);
     Image::needing(&["libopen-pal.so.80"]).write(here, "libmpi.so.40");
-    let error = recognise(&program, &[]).unwrap_err().to_string();
-    assert!(error.contains("needs PMIx") && error.contains("Open MPI 4"), "{error}");
+    assert_eq!(found(&program, &[]).0, Flavour::OpenMpi5);
+    let prefix = |library: &Path| {
+        let settings = settings::settings(Flavour::OpenMpi5, Some(library), &Environment { inherited: &[], explicit: &[] });
+        settings.into_iter().find(|setting| setting.name == "OPAL_PREFIX").map(|setting| setting.value.into_owned())
+    };
+    assert_eq!(prefix(&here.join("lib/libmpi.so.40")), None, "its other files are elsewhere");
+    fs::create_dir_all(here.join("share/openmpi")).unwrap();
+    assert_eq!(prefix(&here.join("lib/libmpi.so.40")).as_deref(), here.to_str());
+    assert_eq!(prefix(&here.join("x86_64-linux-gnu/libmpi.so.40")), None);
     Image::needing(&["libopen-pal.so.20"]).write(here, "libmpi.so.40");
     assert!(matches!(recognise(&program, &[]), Err(MpiError::OpenMpi { part, .. }) if part == "libopen-pal.so.20"));
     let environment = Environment { inherited: &[], explicit: &[] };
@@ -189,30 +196,35 @@ fn every_library_has_its_settings_and_the_unknown_those_of_all() {
     assert!(names(Choice::Mpich).contains(&"MPIR_CVAR_CH4_NETMOD".to_owned()));
     assert!(names(Choice::Intel).contains(&"I_MPI_FABRICS".to_owned()));
     assert!(names(Choice::Openmpi).contains(&"FLUX_PMI_LIBRARY_PATH".to_owned()));
+    assert!(names(Choice::Openmpi5).contains(&"LD_PRELOAD".to_owned()));
     assert!(names(Choice::None).is_empty());
-    let all = settings::settings(Flavour::Unknown, &Environment { inherited: &[], explicit: &[] });
-    for choice in [Choice::Mpich, Choice::Intel, Choice::Openmpi] {
+    let all = settings::settings(Flavour::Unknown, None, &Environment { inherited: &[], explicit: &[] });
+    for choice in [Choice::Mpich, Choice::Intel, Choice::Openmpi, Choice::Openmpi5] {
         assert!(names(choice).iter().all(|name| all.iter().any(|setting| setting.name == name)), "{choice:?}");
     }
 }
 
 #[test]
 fn every_placeholder_is_one_that_nodes_know() {
-    use placeholder::{ADDRESS, IFACE, JOBNUM, PREFIX, RADIC_PMI, RANK};
-    let known = [ADDRESS, IFACE, JOBNUM, PREFIX, RADIC_PMI, RANK];
-    for setting in settings::settings(Flavour::Unknown, &Environment { inherited: &[], explicit: &[] }) {
-        let rest = known.iter().fold(setting.value.to_owned(), |text, name| text.replace(name, ""));
+    use placeholder::{ADDRESS, IFACE, JOBNUM, PREFIX, RADIC_PMI, RADIC_PMIX, RANK};
+    let known = [ADDRESS, IFACE, JOBNUM, PREFIX, RADIC_PMI, RADIC_PMIX, RANK];
+    for setting in settings::settings(Flavour::Unknown, None, &Environment { inherited: &[], explicit: &[] }) {
+        let rest = known.iter().fold(setting.value.clone().into_owned(), |text, name| text.replace(name, ""));
         assert!(!rest.contains(['{', '}']), "{}={}", setting.name, setting.value);
     }
 }
 
 #[test]
 fn what_the_user_sets_wins() {
-    let shell =
-        inherited(&[("FI_PROVIDER", "sockets"), ("OMPI_MCA_btl_tcp_if_exclude", "eth1"), ("OMPI_MCA_btl", "tcp,vader,self")]);
+    let shell = inherited(&[
+        ("FI_PROVIDER", "sockets"),
+        ("OMPI_MCA_btl_tcp_if_exclude", "eth1"),
+        ("OMPI_MCA_btl", "tcp,vader,self"),
+        ("LD_PRELOAD", "mine.so"),
+    ]);
     let flags = explicit(&[("OMPI_MCA_btl", "tcp,self"), ("MPIR_CVAR_CH4_NETMOD", "ucx")]);
     let environment = Environment { inherited: &shell, explicit: &flags };
-    let settings = settings::settings(Flavour::Unknown, &environment);
+    let settings = settings::settings(Flavour::Unknown, None, &environment);
     let by = |name: &str| {
         let setting = settings.iter().find(|setting| setting.name == name).unwrap();
         setting.overridden.as_ref().map(|by| (by.name.as_str(), by.value.as_str(), by.by_flag))
@@ -226,6 +238,10 @@ fn what_the_user_sets_wins() {
     );
     assert_eq!(by("MPIR_CVAR_CH4_NETMOD"), Some(("MPIR_CVAR_CH4_NETMOD", "ucx", true)));
     assert_eq!(by("UCX_TLS"), None);
+    assert_eq!(by("LD_PRELOAD"), None, "the user's own come after it");
+    // Where the library is not known, no variable is set twice.
+    let names: std::collections::HashSet<_> = settings.iter().map(|setting| setting.name).collect();
+    assert_eq!(names.len(), settings.len());
 }
 
 #[test]

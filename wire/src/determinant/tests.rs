@@ -76,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn answers_of_the_kernel_are_read(call in 0usize..3, bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn answers_of_the_kernel_are_read(call in 0usize..4, bytes in prop::collection::vec(any::<u8>(), 0..40)) {
         check(Determinant::Kernel { call: KernelCall::ALL[call], bytes: &bytes })?;
     }
 

@@ -22,6 +22,8 @@ pub struct HostEnvironment {
     pub prefix: String,
     /// Path of `libradic_pmi.so`.
     pub radic_pmi: String,
+    /// Path of `libradic_pmix.so`.
+    pub radic_pmix: String,
     /// Path of `libradic.so`.
     pub library: String,
     /// Path of the socket for observers.
@@ -44,6 +46,7 @@ pub(super) fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &Host
         (placeholder::ADDRESS, host.address.to_string()),
         (placeholder::PREFIX, host.prefix.clone()),
         (placeholder::RADIC_PMI, host.radic_pmi.clone()),
+        (placeholder::RADIC_PMIX, host.radic_pmix.clone()),
         (placeholder::RANK, rank.to_string()),
         (placeholder::JOBNUM, job_number(job).to_string()),
     ];
@@ -65,18 +68,26 @@ pub(super) fn environment_of(rank: Rank, job: JobId, spec: &JobSpec, host: &Host
     let ours = ours.into_iter().map(|(name, value)| (name.to_owned(), value));
     let mut env = spec.env.clone();
     for (name, value) in templates.chain(ours) {
-        set(&mut env, &name, value.into_bytes());
+        if name == PRELOAD {
+            preload(&mut env, &value);
+        } else {
+            set(&mut env, &name, value.into_bytes());
+        }
     }
     // A command that is itself a rank must not pass its own socket on.
     env.retain(|(name, _)| name.as_ref() != variable::SOCKET.as_bytes());
     if spec.protection.protect != Protect::None {
         set(&mut env, variable::SOCKET, host.process_socket.clone().into_bytes());
-        // Before the user's own libraries: the loader asks the first one first.
-        let user = env.iter().find(|(name, _)| name.as_ref() == PRELOAD.as_bytes()).map(|(_, value)| value.to_vec());
-        let others = user.filter(|user| !user.is_empty()).map_or(Vec::new(), |user| [b":", user.as_slice()].concat());
-        set(&mut env, PRELOAD, [host.library.as_bytes(), &others].concat());
+        preload(&mut env, &host.library);
     }
     env
+}
+
+/// Has a library be loaded before those that the environment names, the user's own among them: the loader asks the first one first.
+fn preload(env: &mut Vec<(ByteBuf, ByteBuf)>, library: &str) {
+    let others = env.iter().find(|(name, _)| name.as_ref() == PRELOAD.as_bytes()).map(|(_, value)| value.to_vec());
+    let others = others.filter(|others| !others.is_empty()).map_or(Vec::new(), |others| [b":", others.as_slice()].concat());
+    set(env, PRELOAD, [library.as_bytes(), &others].concat());
 }
 
 fn set(env: &mut Vec<(ByteBuf, ByteBuf)>, name: &str, value: Vec<u8>) {

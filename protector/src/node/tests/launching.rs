@@ -27,6 +27,7 @@ impl Starting {
             iface: "eth0".into(),
             prefix: "10.0.0.0/8".into(),
             radic_pmi: "/lib/libradic_pmi.so".into(),
+            radic_pmix: "/lib/libradic_pmix.so".into(),
             library: "/lib/libradic.so".into(),
             process_socket: "/process.sock".into(),
             node: "n1".into(),

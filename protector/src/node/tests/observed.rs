@@ -289,7 +289,9 @@ fn the_library_comes_before_the_user_s_own_and_no_rank_inherits_another_s_socket
     let env = vec![variable("LD_PRELOAD", "/mine.so"), variable("RADIC_PROCESS_SOCKET", "/other")];
     for (client, protect) in [(1, Protect::On), (2, Protect::Off), (3, Protect::None)] {
         let protection = Protection { protect, ..Protection::default() };
-        let spec = JobSpec { protection, env: env.clone(), ..spec(1) };
+        // What answers the rank's MPI library is between the two.
+        let templates = vec![("LD_PRELOAD".to_owned(), "{radic_pmix}".to_owned())];
+        let spec = JobSpec { protection, env: env.clone(), templates, ..spec(1) };
         cluster.hello(1, client, Request::Run { spec: Box::new(spec), attach: true });
         cluster.run_until(|c| c.ranks.len() == client as usize);
     }
@@ -298,7 +300,7 @@ fn the_library_comes_before_the_user_s_own_and_no_rank_inherits_another_s_socket
             environment.iter().find(|(n, _)| n.as_ref() == name.as_bytes()).map(|(_, v)| String::from_utf8_lossy(v).into_owned())
         };
         let loaded = library.is_some();
-        let preload = if loaded { "/lib/libradic.so:/mine.so" } else { "/mine.so" };
+        let preload = if loaded { "/lib/libradic.so:/lib/libradic_pmix.so:/mine.so" } else { "/lib/libradic_pmix.so:/mine.so" };
         assert_eq!(value("LD_PRELOAD").as_deref(), Some(preload));
         assert_eq!(value("RADIC_PROCESS_SOCKET").as_deref(), loaded.then_some("/process.sock"));
     }
@@ -316,6 +318,7 @@ fn a_variable_for_which_the_node_has_no_value_stays_unset() {
             iface: iface.into(),
             prefix: "10.1.0.0/16".into(),
             radic_pmi: "/lib/libradic_pmi.so".into(),
+            radic_pmix: "/lib/libradic_pmix.so".into(),
             library: "/lib/libradic.so".into(),
             process_socket: "/process.sock".into(),
             node: "n1".into(),
