@@ -108,7 +108,7 @@ impl Lib {
         let room = deframer.header_room().len();
         let asked = if deframer.left() > 0 { most.min(deframer.left() as usize) } else { room + most };
         let mut bytes = self.sockets.take_bytes(end, asked);
-        let taken = deframer.unframe(&mut bytes).expect("the peer is one of ours");
+        let taken = deframer.unframe(&mut bytes).expect("G3: what arrives on a link is in frames");
         bytes.truncate(taken);
         bytes
     }
@@ -583,7 +583,9 @@ impl World {
                 let stream = observer.outgoing(slot, offset).flatten().take(payload as usize);
                 let filler = std::iter::repeat_n(&0, filler as usize);
                 let bytes: Vec<u8> = header.iter().chain(filler).chain(stream).copied().collect();
-                let bytes = bytes[..1 + self.dice.below(bytes.len())].to_vec();
+                // A part of a frame that arrived twice would be none, and be refused.
+                let count = if self.breaks.twice { bytes.len() } else { 1 + self.dice.below(bytes.len()) };
+                let bytes = bytes[..count].to_vec();
                 self.lib(pid).observer.handle_transmitted(slot, bytes.len() as u64);
                 self.send(conn, side, Packet::Bytes(bytes));
             }
