@@ -16,6 +16,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::channel::{Channel, Identity};
+use crate::children;
 use crate::counters::{self, Counter};
 use crate::layer::{Layer, fail, sure, want_checkpoint};
 use crate::sys;
@@ -56,6 +57,7 @@ impl Layer {
                     radic_ckpt::settled();
                     let input = self.input_read();
                     self.tell_node(&ToNode::Live { events, input });
+                    children::handle_live();
                 }
             }
         }
