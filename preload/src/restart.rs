@@ -28,6 +28,7 @@
 //! | `FULL`, `STARVED` | hold: the next look at the outbox decides |
 //! | counters | their page is in the image: they go on from there |
 //! | functions behind the hooks, tables of stream operations, `identity::FIRST` | hold: same libraries, same addresses, same answers |
+//! | children | lost: to the program SIGKILL has ended each ([`crate::children`]) |
 //! | time | deadlines of calls are by CLOCK_MONOTONIC, which the engine does not let go back |
 
 use std::os::fd::AsFd;
@@ -40,6 +41,7 @@ use radic_wire::process::{FromNode, Point, Restart, ToNode};
 use rustix::event::PollFd;
 use rustix::io::Errno;
 
+use crate::children;
 use crate::fds::{self, Kind};
 use crate::layer::{Layer, diverged, fail, sure};
 use crate::node::Node;
@@ -55,6 +57,7 @@ const PATIENCE: u64 = 1_000_000;
 /// This process has just come back. `layer`: as it was in the image.
 pub fn come_back(layer: &mut Layer) {
     let launcher = radic_ckpt::launcher();
+    children::handle_restored();
     if launcher == 0 || radic_ckpt::is_alone() {
         layer.node.fall_silent();
         layer.replayer = Some(Replayer::begin(&mut layer.observer, launcher));

@@ -16,6 +16,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::channel::{Channel, Identity};
+use crate::children;
 use crate::counters::{self, Counter};
 use crate::layer::{Layer, fail, sure, want_checkpoint};
 use crate::sys;
@@ -57,6 +58,7 @@ impl Layer {
                     self.tend_pmi();
                     let input = self.input_read();
                     self.tell_node(&ToNode::Live { events, input });
+                    children::handle_live();
                 }
             }
         }

@@ -23,6 +23,12 @@ pub fn end_at_once() {
     }
 }
 
+/// Tells the process that a child of its has ended.
+pub fn tell_of_children() {
+    // SAFETY: it sends a signal to this process.
+    unsafe { libc::syscall(libc::SYS_kill, libc::getpid(), libc::SIGCHLD) };
+}
+
 /// Keeps the program's signals waiting while a call waits by turns in the kernel and in the layer. A signal that the thread took in the layer would not end the call, though the
 /// program expects that of it (a timer that ends a `recv`). So signals come in the kernel's wait, which is given [`Hold::mask`], or when this ends.
 #[derive(Debug)]

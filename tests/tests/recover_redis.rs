@@ -121,6 +121,31 @@ fn the_address_of_a_lost_listener_stays_its_own() {
     }
 }
 
+/// Children die with the node, and only their parent comes back: to it they have ended by SIGKILL, as it hears of any child.
+#[test]
+fn children_that_are_lost_have_ended_to_their_parent() {
+    const QUESTIONS: u32 = 10_000;
+    let mut random = Random::from_environment();
+    let cluster = Setup::new(Kind::Logical, 4).start();
+    let mut events = cluster.events_at("n1");
+    let (program, port, questions) = (script("loses.py"), redis::free_port(), QUESTIONS.to_string());
+    let mut job = cluster.job(2, FLAGS, &["python3", &program, &port, &questions]).limit(LIMIT).start();
+    let id = first_checkpoints(&mut events, 2);
+    let asked = format!("asked {}", QUESTIONS / 20 * (2 + random.below(14) as u32));
+    job.until_line(&asked);
+    cluster.kill_all_of("n3");
+    let what = format!("n3 dies after \"{asked}\"");
+    let finished = end_well(&cluster, job, &what);
+    let out = finished.stdout();
+    for line in ["server: ended by 9 (True), True, -9 told 1", "server: no child is left", "OK loses 10000"] {
+        assert!(out.lines().any(|said| said == line), "{what}: no line {line:?} in {finished}");
+    }
+    let events = events_of(&cluster, id);
+    assert_eq!(events.iter().filter(|e| e.event == EventName::Live).count(), 1, "{what}: {events:#?}");
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 #[test]
 fn each_value_is_seen_once() {
     let mut random = Random::from_environment();

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind};
-use radic_tests::library::{LIBRARIES, Library, MPICH, compiled};
+use radic_tests::library::{LIBRARIES, Library, MPICH, compiled, script};
 use radic_tests::process::{Process, eventually};
 use radic_tests::protection::ON;
 use radic_tests::random::Random;
 use radic_tests::recovery::sample;
+use radic_tests::redis::free_port;
 use radic_wire::event::EventName;
 use radic_wire::ids::Rank;
 use radic_wire::limits::LAYERS;
@@ -73,6 +74,34 @@ fn what_is_printed_comes_once_and_in_order() {
         .flat_map(|at| [format!("error {at}: No such file or directory"), format!("error again {at}")])
         .collect();
     assert_eq!(errors, due);
+    cluster.assert_idle();
+}
+
+/// Standard error goes where standard output goes (`2>&1`), after a restart, too.
+#[test]
+fn what_is_printed_to_one_pipe_stays_together() {
+    let cluster = Cluster::start(Kind::Logical, 2);
+    let program = format!("exec {} 4000 1 2>&1", compiled("net", "prints"));
+    let running = cluster.job(1, ON, &["sh", "-c", &program]).limit(LIMIT).start();
+    kill(&cluster, 0, 2);
+    let finished = running.give(LIMIT).wait().expect(0);
+    let of = |text: &str, what: &str| text.lines().filter(|line| line.starts_with(what)).count();
+    let (out, err) = (finished.stdout(), finished.stderr());
+    assert_eq!((of(&out, "line "), of(&out, "error "), of(&err, "error ")), (4000, 800, 0), "{finished}");
+    cluster.assert_idle();
+}
+
+/// Threads that wake each other by an eventfd which an epoll watches beside a connection: a thread is not told of it before the other one has written.
+#[test]
+fn a_thread_is_woken_when_the_other_one_has_woken_it() {
+    let cluster = Cluster::start(Kind::Logical, 4);
+    let program = ["python3", &script("wakes.py"), &free_port(), "3000"];
+    let mut running = cluster.job(2, ON, &program).limit(LIMIT).start();
+    for asked in ["asked 0", "asked 1500"] {
+        running.until_line(asked);
+        kill(&cluster, 1, 1);
+    }
+    assert_eq!(finish(running).last().map(String::as_str), Some("OK wakes 3000"));
     cluster.assert_idle();
 }
 

@@ -2,7 +2,7 @@
 
 use radic_wire::determinant::{Determinant, ReadyFd, ReadySet};
 
-use super::answers::Ready;
+use super::answers::{Ready, Wait};
 use super::{Observer, Verdict};
 use crate::error::Error;
 use crate::replay::Ask;
@@ -27,6 +27,18 @@ impl Observer {
 
     /// `poll`, `select` or `epoll_wait` into `ready`.
     pub fn ready(&mut self, thread: u32, epoll: Option<u32>, blocking: bool, ready: &mut [ReadyFd]) -> Result<Ready, Error> {
+        self.ready_when(thread, epoll, blocking, ready, |_| true)
+    }
+
+    /// The same, where an outcome of then is served only when `is_so` says that it is so now: of what else than connections was ready another thread may have to do something first.
+    pub fn ready_when(
+        &mut self,
+        thread: u32,
+        epoll: Option<u32>,
+        blocking: bool,
+        ready: &mut [ReadyFd],
+        mut is_so: impl FnMut(&[ReadyFd]) -> bool,
+    ) -> Result<Ready, Error> {
         match self.consult(thread, Ask::Ready { epoll }, blocking)? {
             Verdict::Live => Ok(Ready::Live),
             Verdict::Nothing => Ok(Ready::Nothing),
@@ -38,6 +50,9 @@ impl Observer {
                         let room =
                             ready.get_mut(..count).ok_or(self.diverged("fewer descriptors are asked for than were ready"))?;
                         room.iter_mut().zip(set.iter()).for_each(|(to, from)| *to = from);
+                        if !is_so(room) {
+                            return Ok(Ready::Wait(Wait::Turn));
+                        }
                         Ready::Set(count)
                     }
                     Determinant::Errno { errno, .. } => Ready::Outcome(errno),

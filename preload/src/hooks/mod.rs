@@ -86,6 +86,7 @@ pub mod socket;
 pub mod stdio;
 pub mod thread;
 pub mod time;
+pub mod wait;
 
 use std::ffi::c_int;
 
@@ -106,6 +107,7 @@ pub fn resolve(mut found: impl FnMut(&'static str, *const ())) {
     socket::resolve(&mut found);
     stdio::resolve(&mut found);
     thread::resolve(&mut found);
+    wait::resolve(&mut found);
     real::resolve(&mut found);
 }
 
@@ -143,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    const SOURCES: [&str; 12] = [
+    const SOURCES: [&str; 13] = [
         include_str!("descriptor.rs"),
         include_str!("exit.rs"),
         include_str!("identity.rs"),
@@ -156,6 +158,7 @@ mod tests {
         include_str!("stdio.rs"),
         include_str!("thread.rs"),
         include_str!("time.rs"),
+        include_str!("wait.rs"),
     ];
 
     fn resolved() -> Vec<(&'static str, *const ())> {

@@ -11,12 +11,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::wait;
 use crate::fds::{self, Kind};
 use crate::ops::ready;
 use crate::real;
-use crate::{child, layer, memory, sys};
+use crate::{child, children, layer, memory, sys};
 
 hooks! {
+    // What it has to do besides is done by the handlers of `pthread_atfork`, which are told no pid.
+    unsafe fn fork() -> pid_t => on_fork {
+        let pid = unsafe { real!(fork)() };
+        note_child(pid);
+        pid
+    }
+
     // A child that shared its parent's memory would use the layer as if it were its parent, so this is a fork: POSIX allows that.
     unsafe fn vfork() -> pid_t => on_vfork {
         unsafe { libc::fork() }
@@ -27,7 +35,9 @@ hooks! {
         words: *const *mut c_char, environment: *const *mut c_char
     ) -> c_int => on_posix_spawn {
         spawning();
-        unsafe { real!(posix_spawn)(pid, path, actions, attributes, words, environment) }
+        let result = unsafe { real!(posix_spawn)(pid, path, actions, attributes, words, environment) };
+        unsafe { note_spawned(result, pid) };
+        result
     }
 
     unsafe fn posix_spawnp(
@@ -35,7 +45,9 @@ hooks! {
         words: *const *mut c_char, environment: *const *mut c_char
     ) -> c_int => on_posix_spawnp {
         spawning();
-        unsafe { real!(posix_spawnp)(pid, file, actions, attributes, words, environment) }
+        let result = unsafe { real!(posix_spawnp)(pid, file, actions, attributes, words, environment) };
+        unsafe { note_spawned(result, pid) };
+        result
     }
 
     unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE => on_popen {
@@ -53,11 +65,12 @@ hooks! {
 
 redhook::hook! {
     // `fork` without the handlers of `pthread_atfork`. Not every C library has it, so `real` finds what is behind it.
-    unsafe fn _Fork() -> pid_t => on_fork {
+    unsafe fn _Fork() -> pid_t => on_bare_fork {
         unsafe {
             before();
             let pid = real::_Fork();
             if pid == 0 { in_child() } else { in_parent() }
+            note_child(pid);
             pid
         }
     }
@@ -104,6 +117,7 @@ unsafe extern "C" fn in_parent() {
 unsafe extern "C" fn in_child() {
     layer::switch_off();
     child::begin();
+    children::forget();
     memory::leave();
     memory::forget_secrets();
     ready::leave();
@@ -125,6 +139,24 @@ fn end_connections() {
         }
     }
     ended.into_iter().for_each(sys::close_own);
+}
+
+/// The program has a child of this pid, if it is one. A handler of SIGCHLD may have heard of its end already.
+fn note_child(pid: pid_t) {
+    if pid > 0 && layer::is_active() {
+        let errno = real::errno();
+        children::begun(pid);
+        if !wait::is_there(pid) {
+            children::ended(pid);
+        }
+        real::set_errno(errno);
+    }
+}
+
+unsafe fn note_spawned(result: c_int, pid: *const pid_t) {
+    if result == 0 && !pid.is_null() {
+        note_child(unsafe { *pid });
+    }
 }
 
 /// Tells the node's log, once.

@@ -1,17 +1,38 @@
 //! Threads get names when they are created (`crate::threads`).
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{pthread_attr_t, pthread_t};
 
-use crate::layer;
+use crate::ops::descriptor;
 use crate::threads::{self, Routine};
+use crate::{callers, layer};
 
 hooks! {
     unsafe fn pthread_create(
         thread: *mut pthread_t, attributes: *const pthread_attr_t, routine: Routine, argument: *mut c_void
     ) -> c_int => on_pthread_create {
         let next = |routine, argument| unsafe { real!(pthread_create)(thread, attributes, routine, argument) };
-        if layer::is_active() { threads::create(routine, argument, next) } else { next(routine, argument) }
+        if layer::is_active() {
+            note_library(routine);
+            threads::create(routine, argument, next)
+        } else {
+            next(routine, argument)
+        }
+    }
+}
+
+/// Says at once, not after a death, that a process with such threads may not come back (G7).
+fn note_library(routine: Routine) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.load(Ordering::Relaxed)
+        && let Some(library) = callers::hands_over_by_memory(routine as usize)
+    {
+        let text = format!(
+            "it has threads of {library}, which hand each other work by memory alone: brought back it may go another way than its log, and \
+             its job begins anew then (docs/programs.md)"
+        );
+        descriptor::note_once(&SAID, &text);
     }
 }

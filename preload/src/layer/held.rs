@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::lock::Guard;
 use crate::signals::Hold;
-use crate::{image, restart, sys};
+use crate::{children, image, restart, signals, sys};
 
 /// The layer, held.
 pub struct Held {
@@ -36,6 +36,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         if self.guard.take().is_some() {
             INSIDE.set(false);
+            if children::take_to_tell() {
+                signals::tell_of_children();
+            }
             if DUE.load(Ordering::Relaxed) {
                 // The handler of the nudge finds the lock free, unless another thread is in: then that one comes by here.
                 // Where the signal cannot be queued, the next call tries again.

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use radic_observer::Ready;
-use radic_observer::connection::Slot;
+use radic_observer::connection::{Connection, Slot};
 use radic_observer::replay::Ask;
 use radic_wire::determinant::Determinant;
 use radic_wire::process::ToNode;
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::take_turns;
+use crate::children;
 use crate::fds::{self, Kind, Mark};
 use crate::layer::{self, Layer, Names, sure};
 use crate::links::reset;
@@ -85,11 +86,28 @@ fn close_connection(layer: &mut Layer, fd: i32) {
         }
         return;
     }
+    note_left_to_child(layer, slot);
     super::socket::finish(layer, fd, slot, true);
     if fds::has(fd, Mark::Linger) {
         linger(layer, fd, slot);
     }
     end_connection(layer, fd, slot);
+}
+
+/// A server that forks for each connection closes its own copy of it unused. The connection ends with that, also for the child, because the end of a protected stream is the
+/// rank's: that is told, once (G7).
+fn note_left_to_child(layer: &mut Layer, slot: Slot) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let is_unused = |connection: &Connection| {
+        !connection.opened_here && connection.incoming().wanted() == 0 && connection.outgoing().end() == 0
+    };
+    let is_left = || layer.observer.table().get(slot).is_some_and(is_unused) && children::are_there();
+    if is_left() && !SAID.swap(true, Ordering::Relaxed) {
+        layer.note(
+            "it leaves to a child a connection that it has accepted: that is cut off, for no child is protected; a server that does so runs in the job without protection \
+             of its own (unset LD_PRELOAD before it)",
+        );
+    }
 }
 
 /// `close` of a socket with SO_LINGER. With a time it waits until the kernel has everything, and then in the kernel. With 0 the kernel would throw

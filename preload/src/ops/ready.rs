@@ -181,7 +181,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
     }
     let room = events.len().min(READY_FDS);
     let asked = Asked::Epoll { epoll, events: &mut events[..room] };
-    Some(Waiting { asked, limit, logged, thread: layer.thread(), deadline: None }.run(layer))
+    Some(Waiting { asked, limit, logged, thread: layer.thread(), deadline: None, due: None }.run(layer))
 }
 
 /// Without the layer: only the program's words are put in.
@@ -222,7 +222,7 @@ pub fn poll(fds: &mut [pollfd], limit: Limit<'_>) -> Option<Result<usize, Errno>
     if !logged && !must_tend(&layer, limit) {
         return None;
     }
-    Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer.thread(), deadline: None }.run(layer))
+    Some(Waiting { asked: Asked::Poll { fds }, limit, logged, thread: layer.thread(), deadline: None, due: None }.run(layer))
 }
 
 /// Whether a peer may wait for what only this call can do: let bytes go that a socket has not taken yet, or answer the door.
@@ -455,6 +455,30 @@ fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
     }
 }
 
+/// Descriptors of the program's own that were not ready as the log has it for [`PATIENCE_NS`]: nothing makes them so any more.
+static GIVEN_UP: [AtomicU8; fds::DESCRIPTORS] = [const { AtomicU8::new(0) }; fds::DESCRIPTORS];
+/// Time for that, in nanoseconds.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// Whether what the program's own descriptors (eventfds, pipes, timers) were ready for then is so now. Threads wake each other by them: a thread that was told before the other
+/// one has written would find nothing there, and wait for ever for what was told already. `due`: until when the call waits for it.
+fn is_so(set: &[ReadyFd], due: &mut Option<u64>) -> bool {
+    let is_waited_for = |fd: u32| GIVEN_UP.get(fd as usize).is_some_and(|entry| entry.load(Ordering::Relaxed) == 0);
+    let own = set.iter().filter(|ready| fds::kind(ready.fd as i32) == Kind::Other && is_waited_for(ready.fd));
+    let is_missing = |ready: &&ReadyFd| {
+        let mut polled = [pollfd { fd: ready.fd as i32, events: ready.events as i16, revents: 0 }];
+        kernel::poll_now(&mut polled, None) == Ok(0)
+    };
+    let Some(missing) = own.into_iter().find(is_missing) else { return true };
+    let now = sys::now();
+    if now < *due.get_or_insert(now + PATIENCE_NS) {
+        return false;
+    }
+    GIVEN_UP[missing.fd as usize].store(1, Ordering::Relaxed);
+    *due = None;
+    is_so(set, due)
+}
+
 /// A call under way.
 struct Waiting<'a> {
     asked: Asked<'a>,
@@ -463,6 +487,8 @@ struct Waiting<'a> {
     thread: u32,
     /// In the time of [`sys::now`], since it has begun to wait.
     deadline: Option<u64>,
+    /// Until when it waits for what its outcome says of the program's own descriptors, once it does.
+    due: Option<u64>,
 }
 
 impl Waiting<'_> {
@@ -502,7 +528,8 @@ impl Waiting<'_> {
         if layer.observer.is_replaying() {
             room.resize(READY_FDS, ReadyFd { fd: 0, events: 0 });
         }
-        let answer = layer.observer.ready(self.thread, self.asked.epoll(), self.limit.time.is_none(), &mut room);
+        let (epoll, due) = (self.asked.epoll(), &mut self.due);
+        let answer = layer.observer.ready_when(self.thread, epoll, self.limit.time.is_none(), &mut room, |set| is_so(set, due));
         Some(match sure(answer) {
             Ready::Live => return None,
             Ready::Set(count) => match self.asked.show(&room[..count]) {
