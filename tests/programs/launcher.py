@@ -40,7 +40,7 @@ def fails(call, *args):
 def names(world, turn):
     rank, size = world.rank, world.size
     speaker = turn % size
-    service, port = f"service {turn}", f"port {turn} of rank {speaker}"
+    service, port = f"service-{turn}", f"port-{turn}-of-rank-{speaker}"
     if rank == speaker:
         MPI.Publish_name(service, port)
         assert fails(MPI.Publish_name, service, "another")
@@ -55,7 +55,7 @@ def names(world, turn):
 
 def connect(world, turn):
     half = world.Split(world.rank % 2, world.rank)
-    service = f"half {turn}"
+    service = f"half-{turn}"
     if world.rank % 2 == 0:
         port = MPI.Open_port() if half.rank == 0 else ""
         if half.rank == 0:

@@ -16,7 +16,7 @@ use serde::Deserialize;
 /// Questions, and how many rounds of them take about a second.
 const ASKED: [(&str, &str); 4] = [("names", "12"), ("connect", "12"), ("groups", "12"), ("windows", "60")];
 /// Those that take as long as a node needs to die in their midst.
-const LONG: [(&str, &str); 3] = [("names", "40"), ("connect", "30"), ("windows", "400")];
+const LONG: [(&str, &str); 3] = [("names", "40"), ("connect", "30"), ("windows", "80")];
 
 fn command(library: &Library, what: &str, rounds: &str) -> Vec<String> {
     command_of(library, ("launcher.py", &[what, rounds]))

@@ -402,7 +402,8 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"cmd=response_to_init rc=0\ncmd=my_kvsname rc=0 kvsname=space\n").unwrap();
         let client = Client::init(ours, 0, 1).unwrap();
-        theirs.read_exact(&mut [0; 61]).unwrap();
+        let said = "cmd=init pmi_version=1 pmi_subversion=1\ncmd=get_my_kvsname\n";
+        theirs.read_exact(&mut vec![0; said.len()]).unwrap();
         (client, theirs)
     }
 
