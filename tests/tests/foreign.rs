@@ -15,7 +15,8 @@ use radic_tests::random::Random;
 use radic_tests::recovery::{SOON, end_well, events_of, first_checkpoints, is_long, story};
 use radic_tests::redis::{self, free_port};
 use radic_tests::{Finished, Running};
-use radic_wire::event::EventName;
+use radic_wire::event::{Event, EventName};
+use radic_wire::ids::Rank;
 use rustix::process::Signal;
 
 /// The client is rank 0 on n2, the server rank 1 on n3; the terminal is on n1.
@@ -67,8 +68,8 @@ struct Program {
     result: fn(&Finished, &Place) -> Vec<String>,
     /// Whether it is ended by SIGTERM when the client is through.
     is_told_to_end: bool,
-    /// What the client says when its server's node dies, if that is not to be survived.
-    complaint: Option<&'static str>,
+    /// Why the death of its server's node is not to be survived.
+    unprotected: Option<&'static str>,
 }
 
 const PROGRAMS: &[Program] = &[
@@ -82,7 +83,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(5000),
         result: printed,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "redis",
@@ -94,7 +95,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(10_000),
         result: printed,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "nginx without workers",
@@ -103,7 +104,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(4000),
         result: printed,
         is_told_to_end: true,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "nginx with two workers",
@@ -113,7 +114,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(4000),
         result: printed,
         is_told_to_end: true,
-        complaint: Some("Connection refused"),
+        unprotected: Some("its workers take the connections"),
     },
     Program {
         name: "asyncio",
@@ -122,7 +123,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(16_000),
         result: printed,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "pyzmq REQ/REP",
@@ -131,7 +132,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(10_000),
         result: printed,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "pyzmq PUSH/PULL",
@@ -140,7 +141,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(400_000),
         result: printed,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "grpcio",
@@ -149,7 +150,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Counted(2000),
         result: printed,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "NetPIPE",
@@ -158,7 +159,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Line(&[" 24 bytes ", " 96 bytes ", " 512 bytes "]),
         result: sizes,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "hpcc",
@@ -170,7 +171,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Within(3000),
         result: summary,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
     Program {
         name: "LAMMPS",
@@ -181,7 +182,7 @@ const PROGRAMS: &[Program] = &[
         moment: Moment::Within(1500),
         result: thermo,
         is_told_to_end: false,
-        complaint: None,
+        unprotected: None,
     },
 ];
 
@@ -282,15 +283,9 @@ impl Program {
             assert!(!job.ends_within(Duration::ZERO), "{what}: too late");
             cluster.kill_all_of(node);
         }
-        if dies.is_some_and(|(whose, _)| whose == SERVER)
-            && let Some(complaint) = self.complaint
-        {
-            job.wait().expect(1).expect_stderr(&[complaint]);
-            println!("{what}: the client says \"{complaint}\"");
-            return (Vec::new(), [0, 0]);
-        }
         if self.is_told_to_end {
-            job.until("the client's end", |out, _| out.lines().any(|line| line.starts_with("OK ")).then_some(()));
+            let is_end = |event: &Event| event.rank == Some(Rank(0)) && event.text.contains("exited with code");
+            events.expect("the client's end", LIMIT, |event| event.event == EventName::RankExit && is_end(event));
             job.signal(Signal::TERM);
         }
         let finished = end_well(&cluster, job, &what);
@@ -307,12 +302,18 @@ impl Program {
         (result, counted)
     }
 
+    /// Whether the death of this node is to be survived. If not it is said.
+    fn is_to_survive(&self, whose: &str) -> bool {
+        let why = self.unprotected.filter(|_| whose == SERVER);
+        if let Some(why) = why {
+            println!("SKIPPED: {}: the node of {whose} dies: {why} (docs/programs.md)", self.name);
+        }
+        why.is_none()
+    }
+
     /// A run in which a node dies ends as one without RADIC. How often processes were brought back, and the job was begun anew: then what it had printed before comes first.
     fn survives(&self, dies: (&str, &str), due: &[String], random: &mut Random) -> [usize; 2] {
         let (result, counted) = self.run(PROTECTED, Some(dies), random);
-        if result.is_empty() {
-            return counted;
-        }
         let before = if counted[1] > 0 { result.len().saturating_sub(due.len()) } else { 0 };
         assert_eq!(result[before..], *due, "{}, the node of {} dies", self.name, dies.0);
         counted
@@ -359,7 +360,7 @@ fn all_of(name: &str) {
         assert_eq!(program.run(PROTECTED, None, &mut random).0, due, "{name}, undisturbed");
     }
     let mut table = BTreeMap::new();
-    for dies in NODES {
+    for dies in NODES.into_iter().filter(|dies| program.is_to_survive(dies.0)) {
         for _ in 0..runs() {
             let counted = program.survives(dies, &due, &mut random);
             *table.entry((dies.0, counted)).or_insert(0) += 1;
@@ -403,7 +404,9 @@ programs! {
 #[test]
 fn a_sample_of_them_survives() {
     const FEW: usize = 2;
-    const LONG: [&str; 3] = ["NetPIPE", "hpcc", "LAMMPS"];
+    // What polls is slow beside anything else, and what begins anew takes its time to find out that it must.
+    // nginx: see "Known, not mended" in docs/programs.md.
+    const LONG: [&str; 7] = ["nginx without workers", "pyzmq REQ/REP", "pyzmq PUSH/PULL", "grpcio", "NetPIPE", "hpcc", "LAMMPS"];
     let (installed, missing): (Vec<_>, Vec<_>) =
         PROGRAMS.iter().map(|program| (program, program.version())).partition(|it| it.1.is_ok());
     for why in missing.into_iter().filter_map(|(_, version)| version.err()) {
@@ -418,7 +421,9 @@ fn a_sample_of_them_survives() {
     for at in random.choose(FEW.min(short.len()), &(0..short.len()).collect::<Vec<_>>()) {
         let (due, _) = short[at].run(BARE, None, &mut random);
         let dies = NODES[random.below(NODES.len())];
-        short[at].survives(dies, &due, &mut random);
+        if short[at].is_to_survive(dies.0) {
+            short[at].survives(dies, &due, &mut random);
+        }
     }
 }
 
@@ -500,7 +505,7 @@ fn postgres_as_a_server_without_protection() {
     let cluster = Cluster::start(Kind::Logical, 4);
     let mut postgres = Postgres::new(&cluster).unwrap_or_else(|why| panic!("{why}"));
     for run in 1..=runs() as u32 {
-        let mut job = postgres.start(&cluster, "unset LD_PRELOAD;", TRANSACTIONS);
+        let mut job = postgres.start(&cluster, "unset LD_PRELOAD &&", TRANSACTIONS);
         job.until("pgbench's end", |out, _| out.contains("\ntps = ").then_some(()));
         postgres.check(&cluster, run * TRANSACTIONS);
         job.signal(Signal::TERM);
