@@ -1,4 +1,4 @@
-//! `wait` and its kin: the ends of children, also of those that were lost when the process was brought back ([`crate::children`]).
+//! `wait` and its kin: the ends of children, also of those that were lost when the process was brought back (`children.rs`).
 
 use std::ffi::c_int;
 
