@@ -142,8 +142,9 @@ pub struct Incoming {
     pub(crate) shut: bool,
     /// What arrives on the link of now.
     pub(crate) deframer: Deframer,
-    /// What the peer was told last that it need not keep.
+    /// What the peer was told last that it need not keep, and how much has to be received until it is told anew.
     pub(crate) told: u64,
+    news_at: u64,
 }
 
 impl Incoming {
@@ -363,7 +364,8 @@ impl Connection {
 
     /// Another socket is the link from now on: in both directions the next byte begins a frame.
     fn handle_new_link(&mut self) {
-        (self.outgoing.framer, self.incoming.deframer, self.incoming.told) = Default::default();
+        (self.outgoing.framer, self.incoming.deframer) = Default::default();
+        (self.incoming.told, self.incoming.news_at) = (0, NEWS);
     }
 
     /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough.
@@ -372,8 +374,10 @@ impl Connection {
         if unsent == 0 || !self.outgoing.framer.is_idle() {
             return;
         }
-        if self.incoming.wanted() >= self.incoming.told + NEWS {
-            self.incoming.told = payload.first_of(self.stream_in()).unwrap_or(self.incoming.wanted());
+        let wanted = self.incoming.wanted();
+        if wanted >= self.incoming.news_at {
+            self.incoming.told = payload.first_of(self.stream_in()).unwrap_or(wanted);
+            self.incoming.news_at = wanted + NEWS;
         }
         self.outgoing.framer.begin(unsent, self.incoming.told);
     }

@@ -27,7 +27,7 @@ const CONTEXT: &str = "context";
 
 /// Which process a question is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whom {
+pub(crate) enum Subject {
     /// The job as a whole.
     Job,
     Rank(u32),
@@ -35,7 +35,7 @@ pub(crate) enum Whom {
     Any,
 }
 
-/// Who may see a value.
+/// Which processes may see a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Processes on the same node: of which there are none, as each rank is told.
@@ -182,17 +182,17 @@ impl<S: Stream> Job<S> {
     }
 
     /// The ranks that are meant by a list of processes; an empty one means all. This process is to be among them.
-    pub(crate) fn members<'a>(&self, processes: impl IntoIterator<Item = (&'a [u8], Whom)>) -> Result<Members, Status> {
+    pub(crate) fn members<'a>(&self, processes: impl IntoIterator<Item = (&'a [u8], Subject)>) -> Result<Members, Status> {
         let mut ranks = Vec::new();
         let mut all = true;
-        for (namespace, whom) in processes {
+        for (namespace, subject) in processes {
             if namespace != self.namespace().as_bytes() {
                 return Err(Status::NOT_SUPPORTED);
             }
-            match whom {
-                Whom::Job => return Ok(Members::All),
-                Whom::Rank(rank) if rank < self.facts.size => ranks.push(rank),
-                Whom::Rank(_) | Whom::Any => return Err(Status::BAD_PARAM),
+            match subject {
+                Subject::Job => return Ok(Members::All),
+                Subject::Rank(rank) if rank < self.facts.size => ranks.push(rank),
+                Subject::Rank(_) | Subject::Any => return Err(Status::BAD_PARAM),
             }
             all = false;
         }
@@ -245,24 +245,24 @@ impl<S: Stream> Job<S> {
     }
 
     /// Remembers a value for this process alone.
-    pub(crate) fn store(&mut self, whom: Whom, key: &str, value: Value) -> Result<(), Status> {
+    pub(crate) fn store(&mut self, subject: Subject, key: &str, value: Value) -> Result<(), Status> {
         if self.stored.len() >= VALUES {
             return Err(Status::OUT_OF_RESOURCE);
         }
-        self.stored.insert((rank_of(whom), key.to_owned()), value);
+        self.stored.insert((rank_of(subject), key.to_owned()), value);
         Ok(())
     }
 
     /// A value, in the context of a group if it is of that. Only what is not `optional` is worth a question that was asked in vain before.
-    pub(crate) fn get(&mut self, whom: Whom, key: &str, context: Option<u64>, optional: bool) -> Result<Value, Status> {
-        if let Some(value) = self.stored.get(&(rank_of(whom), key.to_owned())) {
+    pub(crate) fn get(&mut self, subject: Subject, key: &str, context: Option<u64>, optional: bool) -> Result<Value, Status> {
+        if let Some(value) = self.stored.get(&(rank_of(subject), key.to_owned())) {
             return Ok(value.clone());
         }
         let key = &context.map_or(key.to_owned(), |context| in_context(key, context));
-        match whom {
-            Whom::Job => self.facts.of_job(key).ok_or(Status::NOT_FOUND),
-            Whom::Rank(rank) if rank != self.facts.rank => self.get_of_peer(rank, key, context.is_some(), optional),
-            Whom::Rank(_) | Whom::Any => {
+        match subject {
+            Subject::Job => self.facts.of_job(key).ok_or(Status::NOT_FOUND),
+            Subject::Rank(rank) if rank != self.facts.rank => self.get_of_peer(rank, key, context.is_some(), optional),
+            Subject::Rank(_) | Subject::Any => {
                 let own = self.own.get(key).cloned();
                 own.or_else(|| self.facts.of_self(key)).or_else(|| self.facts.of_job(key)).ok_or(Status::NOT_FOUND)
             }
@@ -444,7 +444,7 @@ impl<S: Stream> Job<S> {
         Ok(context)
     }
 
-    /// Publishes a value for whoever looks it up.
+    /// Publishes a value, which others look up.
     pub(crate) fn publish(&mut self, name: &str, value: Value) -> Result<(), Status> {
         let published = Published { namespace: self.namespace().as_bytes().to_vec(), rank: self.facts.rank, value };
         names::publish(&mut self.client, name, &published)
@@ -478,10 +478,10 @@ impl<S: Stream> Job<S> {
     }
 }
 
-fn rank_of(whom: Whom) -> Option<u32> {
-    match whom {
-        Whom::Rank(rank) => Some(rank),
-        Whom::Job | Whom::Any => None,
+fn rank_of(subject: Subject) -> Option<u32> {
+    match subject {
+        Subject::Rank(rank) => Some(rank),
+        Subject::Job | Subject::Any => None,
     }
 }
 

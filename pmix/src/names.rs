@@ -48,7 +48,7 @@ fn checked(name: &str) -> Result<(), Status> {
     if (1..=NAME).contains(&name.len()) { Ok(()) } else { Err(Status::BAD_PARAM) }
 }
 
-/// Publishes. The first piece comes last: who finds it finds all.
+/// Publishes. The first piece comes last: what finds it finds all.
 pub(crate) fn publish<S: Stream>(client: &mut Client<S>, name: &str, published: &Published) -> Result<(), Status> {
     checked(name)?;
     let pieces = record::split(&published.encode());

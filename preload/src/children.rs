@@ -2,7 +2,7 @@
 //!
 //! Children are not protected: a death of the node takes them along, and a restart brings back their parent alone. To the parent they have ended, each by SIGKILL, as a parent
 //! learns it of any child: by SIGCHLD, and by what `wait` and its kin say. A server that looks after its workers starts new ones then; without that it would wait for ever for
-//! children that are not there, and so would whoever calls it.
+//! children that are not there, and its callers would wait with it.
 //!
 //! A process that catches up is not told before it lives: what it did then it did with its children there. Only a `wait` that waits is told at once, for it ended then.
 //! Atomics alone, because a handler of SIGCHLD may come at any moment.

@@ -3,7 +3,7 @@
 //!
 //! The node where a process goes on knows the key space, and [`radic_wire::process::Point`] tells it where the process stands. What has changed that since (a fence that was passed, a
 //! key that was put) the process tells it again, and keeps the answer to itself. Names that it has published were known to its node, which may be gone: it publishes them again
-//! when it is live.
+//! when its log is over.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};

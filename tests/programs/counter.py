@@ -3,41 +3,21 @@
 In the end the server is told to end. An error of the connection is a failure: nobody but the library below this program may connect again.
 """
 
-import socket
 import sys
-import time
 
-PATIENCE = 60  # seconds
-LINES = 20
-
-
-def connect(host, port):
-    """The server may not listen yet."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return socket.create_connection((host, port))
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+from counting import check, connect, progress
 
 
 def count_to(connection, answers, last):
     for due in range(1, last + 1):
         connection.sendall(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n")
-        answer = answers.readline()
-        if answer != b":%d\r\n" % due:
-            sys.exit(f"{answer!r} instead of {due}")
-        if due % max(last // LINES, 1) == 0:
-            print("counted to", due, flush=True)
+        check(answers.readline(), b":%d\r\n" % due, f"question {due}")
+        progress(due, last)
 
 
 def end(connection, answers):
     connection.sendall(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n")
-    rest = answers.read()
-    if rest:
-        sys.exit(f"{rest!r} instead of the end")
+    check(answers.read(), b"", "the end")
 
 
 host, port, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

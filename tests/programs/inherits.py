@@ -1,14 +1,15 @@
 """A server that has accepted a connection, and children that have inherited it: inherits.py PORT.
 
-Rank 0 accepts one connection, on which bytes lie already, and starts two children, one by fork and one that executes `cat` with the connection as its standard input. Neither
-may see a byte that the client has not sent, nor send one. Then rank 0 itself answers rank 1.
+Rank 1 accepts one connection, on which bytes lie already, and starts two children, one by fork and one that executes `cat` with the connection as its standard input. Neither
+may see a byte that the client has not sent, nor send one. Then the server itself answers the client.
 """
 
 import os
 import socket
 import subprocess
 import sys
-import time
+
+from counting import check, connect, is_server, whole
 
 QUESTION = b"what the client has sent"
 
@@ -40,30 +41,19 @@ def serve(port):
     _, status = os.waitpid(reader, 0)
     assert status == 0, "cat has not come to the end of what it reads"
     subprocess.run(["true"], check=True)
-    rest = b""
-    while len(first + rest) < len(QUESTION):
-        rest += connection.recv(100)
-    assert first + rest == QUESTION, rest
-    connection.sendall(b"heard " + first + rest)
+    check(first + whole(connection, len(QUESTION) - 1), QUESTION, "the question")
+    connection.sendall(b"heard " + QUESTION)
     connection.close()
 
 
 def call(port):
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.0.1", port))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.01)
+    connection = connect("127.0.0.1", port)
     connection.sendall(QUESTION)
-    answer = b""
-    while part := connection.recv(100):
-        answer += part
-    assert answer == b"heard " + QUESTION, answer
+    answer = b"heard " + QUESTION
+    check(whole(connection, len(answer)), answer, "the answer")
+    check(connection.recv(100), b"", "the end")
     print("OK inherits", flush=True)
 
 
-if os.environ["RADIC_RANK"] == "0":
-    serve(int(sys.argv[1]))
-else:
-    call(int(sys.argv[1]))
+port = int(sys.argv[1])
+serve(port) if is_server() else call(port)

@@ -7,19 +7,10 @@ import os
 import signal
 import socket
 import sys
-import time
+
+from counting import check, connect, is_server, whole
 
 END = 0
-
-
-def whole(connection, length):
-    got = b""
-    while len(got) < length:
-        piece = connection.recv(length - len(got))
-        if not piece:
-            sys.exit("the connection has ended early")
-        got += piece
-    return got
 
 
 def ended(child):
@@ -51,16 +42,10 @@ def serve(port):
 
 
 def ask(port, questions):
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.0.1", port))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.01)
+    connection = connect("127.0.0.1", port)
     for number in range(1, questions + 1):
         connection.sendall(b"%8d" % number)
-        if int(whole(connection, 8)) != number + 1:
-            sys.exit(f"question {number}: a wrong answer")
+        check(int(whole(connection, 8)), number + 1, f"question {number}")
         if number % (questions // 20) == 0:
             print("asked", number, flush=True)
     connection.sendall(b"%8d" % END)
@@ -69,4 +54,4 @@ def ask(port, questions):
 
 
 port, questions = int(sys.argv[1]), int(sys.argv[2])
-serve(port) if os.environ["RADIC_RANK"] == "1" else ask(port, questions)
+serve(port) if is_server() else ask(port, questions)

@@ -12,15 +12,7 @@ import sys
 import threading
 import time
 
-
-def whole(connection, length):
-    got = b""
-    while len(got) < length:
-        piece = connection.recv(length - len(got))
-        if not piece:
-            sys.exit("the connection has ended early")
-        got += piece
-    return got
+from counting import check, connect, is_server, whole
 
 
 class Work:
@@ -60,20 +52,14 @@ def serve(port, questions):
 
 
 def ask(port, questions):
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.0.1", port))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.01)
+    connection = connect("127.0.0.1", port)
     for number in range(questions):
         connection.sendall(b"%8d" % number)
-        if int(whole(connection, 8)) != number + 1:
-            sys.exit(f"question {number}: a wrong answer")
+        check(int(whole(connection, 8)), number + 1, f"question {number}")
         if number % (questions // 4) == 0:
             print("asked", number, flush=True)
     print("OK wakes", questions, flush=True)
 
 
 port, questions = int(sys.argv[1]), int(sys.argv[2])
-serve(port, questions) if os.environ["RADIC_RANK"] == "1" else ask(port, questions)
+serve(port, questions) if is_server() else ask(port, questions)

@@ -77,7 +77,7 @@ const PROGRAMS: &[Program] = &[
         name: "memcached",
         version: &["memcached", "-V"],
         start: |_, place| {
-            let client = format!("python3 {} 127.0.0.1 {} 5000", foreign("memcached.py"), place.port);
+            let client = format!("python3 {} 127.0.0.1 {} 5000", script("memcached.py"), place.port);
             Place::two(&client, &format!("memcached -u root -t 4 -A -l 127.0.0.1 -p {}", place.port))
         },
         moment: Moment::Counted(5000),
@@ -119,7 +119,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         name: "asyncio",
         version: &["python3", "--version"],
-        start: |_, place| format!("exec python3 {} {} 16000", foreign("asyncio_counter.py"), place.port),
+        start: |_, place| format!("exec python3 {} {} 16000", script("asyncio_counter.py"), place.port),
         moment: Moment::Counted(16_000),
         result: printed,
         is_told_to_end: false,
@@ -128,7 +128,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         name: "pyzmq REQ/REP",
         version: &["PYTHON", "-c", "import zmq; print(zmq.__version__, 'with libzmq', zmq.zmq_version())"],
-        start: |_, place| format!("exec {} {} {} 10000 reqrep", python(), foreign("zmq_counter.py"), place.port),
+        start: |_, place| format!("exec {} {} {} 10000 reqrep", python(), script("zmq_counter.py"), place.port),
         moment: Moment::Counted(10_000),
         result: printed,
         is_told_to_end: false,
@@ -137,7 +137,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         name: "pyzmq PUSH/PULL",
         version: &["PYTHON", "-c", "import zmq; print(zmq.__version__, 'with libzmq', zmq.zmq_version())"],
-        start: |_, place| format!("exec {} {} {} 400000 pushpull", python(), foreign("zmq_counter.py"), place.port),
+        start: |_, place| format!("exec {} {} {} 400000 pushpull", python(), script("zmq_counter.py"), place.port),
         moment: Moment::Counted(400_000),
         result: printed,
         is_told_to_end: false,
@@ -146,7 +146,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         name: "grpcio",
         version: &["PYTHON", "-c", "import grpc; print(grpc.__version__)"],
-        start: |_, place| format!("exec {} {} {} 2000", python(), foreign("grpc_counter.py"), place.port),
+        start: |_, place| format!("exec {} {} {} 2000", python(), script("grpc_counter.py"), place.port),
         moment: Moment::Counted(2000),
         result: printed,
         is_told_to_end: false,
@@ -221,7 +221,7 @@ fn nginx(place: &Place, workers: &str, how: &str) -> String {
         www.display()
     );
     fs::write(place.dir.join("conf"), conf).expect("our own directory");
-    let client = format!("python3 {} 127.0.0.1 {} 4000 {how}", foreign("http_client.py"), place.port);
+    let client = format!("python3 {} 127.0.0.1 {} 4000 {how}", script("http_client.py"), place.port);
     Place::two(&client, &format!("/usr/sbin/nginx -e {dir}/error.log -c {dir}/conf"))
 }
 

@@ -8,7 +8,7 @@ use super::convert::{self, allocate, elements, fix, fixed, infos, key, nested, t
 use super::forward::{become_ours, behind, calls, is_ours};
 use super::types::{App, Info, OnDone, OnRegistered, Pdata, Proc, Query, Value};
 use super::{complain, fences, from_environment, is_rank, lock, with_job};
-use crate::job::{Members, Scope, Wait, Whom};
+use crate::job::{Members, Scope, Subject, Wait};
 use crate::status::{self, Status};
 use crate::value;
 
@@ -17,7 +17,7 @@ const DIRECTIVES: &str = "pmix.";
 /// Some of the names that were looked up are there.
 const PARTIAL_SUCCESS: Status = Status(-52);
 
-/// Begins: greets the protector, and says who this process is.
+/// Begins: greets the protector, and says which process this is.
 ///
 /// # Safety
 /// As pmix.h says. Pointers may also be null.
@@ -104,7 +104,7 @@ calls! {
         let (Some(proc), Ok(name), Some(value)) = (proc, name, value) else { return Status::BAD_PARAM };
         // SAFETY: the caller's promise.
         let value = unsafe { convert::read(value) };
-        status::of(value.and_then(|value| with_job(|job| job.store(convert::whom(proc), &name, value))))
+        status::of(value.and_then(|value| with_job(|job| job.store(convert::subject(proc), &name, value))))
     }
 
     /// Waits for other ranks.
@@ -293,7 +293,7 @@ unsafe fn get(
         if proc.is_some_and(|proc| !is_of(proc, job.namespace())) {
             return Err(Status::NOT_FOUND);
         }
-        job.get(proc.map_or(Whom::Any, convert::whom), &name, context, is_set("pmix.optional"))
+        job.get(proc.map_or(Subject::Any, convert::subject), &name, context, is_set("pmix.optional"))
     })?;
     if is_set("pmix.get.static") {
         // SAFETY: with this directive there is a value of the caller's where `out` points to.

@@ -5,7 +5,7 @@ use std::ptr;
 use std::slice;
 
 use super::types::{Array, Bytes, Info, NAMESPACE, Proc, RANKS, Value, WILDCARD};
-use crate::job::{Job, Members, Whom};
+use crate::job::{Job, Members, Subject};
 use crate::status::Status;
 use crate::value::{self, kind};
 
@@ -64,15 +64,15 @@ pub(super) fn fix(array: &mut [c_char], text: &[u8]) {
 }
 
 /// Which process is meant.
-pub(super) fn whom(proc: &Proc) -> Whom {
+pub(super) fn subject(proc: &Proc) -> Subject {
     match proc.rank {
-        WILDCARD => Whom::Job,
-        rank if rank < RANKS => Whom::Rank(rank),
-        _ => Whom::Any,
+        WILDCARD => Subject::Job,
+        rank if rank < RANKS => Subject::Rank(rank),
+        _ => Subject::Any,
     }
 }
 
-/// Who takes part.
+/// Which processes take part.
 ///
 /// # Safety
 /// `procs` is null or has `count` elements.
@@ -83,8 +83,8 @@ pub(super) unsafe fn members<S: radic_pmi_client::Stream>(
 ) -> Result<Members, Status> {
     // SAFETY: the caller's promise.
     let procs = unsafe { elements(procs, count)? };
-    let named: Vec<_> = procs.iter().map(|proc| (fixed(&proc.namespace), whom(proc))).collect();
-    job.members(named.iter().map(|(namespace, whom)| (&namespace[..], *whom)))
+    let named: Vec<_> = procs.iter().map(|proc| (fixed(&proc.namespace), subject(proc))).collect();
+    job.members(named.iter().map(|(namespace, subject)| (&namespace[..], *subject)))
 }
 
 impl Value {

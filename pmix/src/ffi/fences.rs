@@ -10,7 +10,7 @@ use super::types::OnDone;
 use super::{JOB, complain, lock};
 use crate::status::Status;
 
-/// Who is told of the end of a fence: the function and its argument, which is only handed back.
+/// What is told of the end of a fence: the function and its argument, which is only handed back.
 struct Waiting {
     ticket: u64,
     tell: OnDone,

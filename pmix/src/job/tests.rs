@@ -157,22 +157,24 @@ fn poll(job: &mut Job<Line>) -> (u64, Status) {
 fn a_rank_is_alone_on_its_node() {
     let (mut jobs, _) = jobs(3);
     let job = &mut jobs[1];
-    let get = |job: &mut Job<Line>, whom, key| job.get(whom, key, None, true);
-    for (whom, key, value) in [
-        (Whom::Rank(1), "pmix.hname", Value::text("host")),
-        (Whom::Rank(1), "pmix.lrank", Value::uint16(0)),
-        (Whom::Job, "pmix.job.size", Value::uint32(3)),
-        (Whom::Job, "pmix.local.size", Value::uint32(1)),
-        (Whom::Job, "pmix.lpeers", Value::text("1")),
-        (Whom::Any, "pmix.univ.size", Value::uint32(3)),
+    let get = |job: &mut Job<Line>, subject, key| job.get(subject, key, None, true);
+    for (subject, key, value) in [
+        (Subject::Rank(1), "pmix.hname", Value::text("host")),
+        (Subject::Rank(1), "pmix.lrank", Value::uint16(0)),
+        (Subject::Job, "pmix.job.size", Value::uint32(3)),
+        (Subject::Job, "pmix.local.size", Value::uint32(1)),
+        (Subject::Job, "pmix.lpeers", Value::text("1")),
+        (Subject::Any, "pmix.univ.size", Value::uint32(3)),
     ] {
-        assert_eq!(get(job, whom, key), Ok(value), "{key}");
+        assert_eq!(get(job, subject, key), Ok(value), "{key}");
     }
-    for (whom, key) in [(Whom::Job, "pmix.reinc"), (Whom::Rank(2), "pmix.locstr"), (Whom::Rank(7), "x"), (Whom::Rank(2), "x")] {
-        assert_eq!(get(job, whom, key), Err(Status::NOT_FOUND), "{key}");
+    for (subject, key) in
+        [(Subject::Job, "pmix.reinc"), (Subject::Rank(2), "pmix.locstr"), (Subject::Rank(7), "x"), (Subject::Rank(2), "x")]
+    {
+        assert_eq!(get(job, subject, key), Err(Status::NOT_FOUND), "{key}");
     }
-    job.store(Whom::Rank(2), "pmix.loc", Value::uint16(9)).unwrap();
-    assert_eq!(get(job, Whom::Rank(2), "pmix.loc"), Ok(Value::uint16(9)));
+    job.store(Subject::Rank(2), "pmix.loc", Value::uint16(9)).unwrap();
+    assert_eq!(get(job, Subject::Rank(2), "pmix.loc"), Ok(Value::uint16(9)));
     assert_eq!((job.rank(), job.size(), job.namespace()), (1, 3, "space"));
 }
 
@@ -189,7 +191,7 @@ fn what_is_put_is_seen_after_a_fence() {
         job.commit().unwrap();
         job.fence(&Members::All).unwrap();
         let peer = (job.rank() + 1) % 3;
-        let get = |job: &mut Job<Line>, rank, key, optional| job.get(Whom::Rank(rank), key, None, optional);
+        let get = |job: &mut Job<Line>, rank, key, optional| job.get(Subject::Rank(rank), key, None, optional);
         assert_eq!(get(job, peer, "address", true), Ok(bytes(&[peer as u8])), "a fence has brought it");
         assert_eq!(get(job, peer, "both", false), Ok(bytes(b"remote")));
         assert_eq!(get(job, peer, "long", false), Ok(bytes(&long)));
@@ -206,7 +208,7 @@ fn what_is_put_is_seen_after_a_fence() {
 #[test]
 fn a_job_that_begins_anew_has_new_values() {
     run(2, |job| {
-        let peer = Whom::Rank(1 - job.rank());
+        let peer = Subject::Rank(1 - job.rank());
         for turn in 0..3 {
             if turn > 0 {
                 job.greet_again().unwrap();
@@ -246,7 +248,7 @@ fn a_fence_that_is_not_waited_for_ends_when_all_are_in() {
     let other = second.begin_fence(Members::All).unwrap();
     assert_eq!(first.poll(), Some((ticket, Status::SUCCESS)));
     // Another question finds the end of the fence before its own answer.
-    assert_eq!(second.get(Whom::Rank(0), "x", None, false), Err(Status::NOT_FOUND));
+    assert_eq!(second.get(Subject::Rank(0), "x", None, false), Err(Status::NOT_FOUND));
     assert_eq!(second.poll(), Some((other, Status::SUCCESS)));
     assert!(!second.has_fences());
 }
@@ -257,7 +259,7 @@ fn some_ranks_fence_without_the_others() {
         if job.rank() == 1 {
             return;
         }
-        let members = job.members([(&b"space"[..], Whom::Rank(2)), (b"space", Whom::Rank(0))]).unwrap();
+        let members = job.members([(&b"space"[..], Subject::Rank(2)), (b"space", Subject::Rank(0))]).unwrap();
         assert_eq!(members, Members::Some(vec![0, 2]));
         for _ in 0..3 {
             job.fence(&members).unwrap();
@@ -270,13 +272,13 @@ fn some_ranks_fence_without_the_others() {
 #[test]
 fn members_are_ranks_of_this_job() {
     let (jobs, _) = jobs(2);
-    let of = |list: &[(&'static str, Whom)]| jobs[0].members(list.iter().map(|(space, whom)| (space.as_bytes(), *whom)));
+    let of = |list: &[(&'static str, Subject)]| jobs[0].members(list.iter().map(|(space, subject)| (space.as_bytes(), *subject)));
     assert_eq!(of(&[]), Ok(Members::All));
-    assert_eq!(of(&[("space", Whom::Job)]), Ok(Members::All));
-    assert_eq!(of(&[("space", Whom::Rank(1)), ("space", Whom::Rank(0)), ("space", Whom::Rank(1))]), Ok(Members::All));
-    assert_eq!(of(&[("space", Whom::Rank(0))]), Ok(Members::Some(vec![0])));
-    assert_eq!(of(&[("other", Whom::Rank(0))]), Err(Status::NOT_SUPPORTED));
-    for wrong in [Whom::Rank(2), Whom::Rank(1), Whom::Any] {
+    assert_eq!(of(&[("space", Subject::Job)]), Ok(Members::All));
+    assert_eq!(of(&[("space", Subject::Rank(1)), ("space", Subject::Rank(0)), ("space", Subject::Rank(1))]), Ok(Members::All));
+    assert_eq!(of(&[("space", Subject::Rank(0))]), Ok(Members::Some(vec![0])));
+    assert_eq!(of(&[("other", Subject::Rank(0))]), Err(Status::NOT_SUPPORTED));
+    for wrong in [Subject::Rank(2), Subject::Rank(1), Subject::Any] {
         assert_eq!(of(&[("space", wrong)]), Err(Status::BAD_PARAM));
     }
 }
@@ -288,14 +290,14 @@ fn a_group_agrees_on_its_number() {
         let contexts = [(); 2].map(|()| job.group("all", &Members::All, local(job)).unwrap());
         let peer = (job.rank() + 1) % 3;
         for context in contexts {
-            let value = job.get(Whom::Rank(peer), "pmix.grp.lclid", Some(context), false);
+            let value = job.get(Subject::Rank(peer), "pmix.grp.lclid", Some(context), false);
             assert_eq!(value, Ok(Value::size(u64::from(peer) + 40)));
             assert_eq!(
-                job.get(Whom::Rank(job.rank()), "pmix.grp.lclid", Some(context), false).unwrap().number(),
+                job.get(Subject::Rank(job.rank()), "pmix.grp.lclid", Some(context), false).unwrap().number(),
                 Some(u64::from(job.rank()) + 40)
             );
         }
-        assert_eq!(job.get(Whom::Rank(peer), "pmix.grp.lclid", Some(4711), false), Err(Status::NOT_FOUND));
+        assert_eq!(job.get(Subject::Rank(peer), "pmix.grp.lclid", Some(4711), false), Err(Status::NOT_FOUND));
         contexts
     });
     assert!(of_all.iter().all(|contexts| *contexts == of_all[0] && contexts[0] != contexts[1]));
@@ -303,7 +305,7 @@ fn a_group_agrees_on_its_number() {
         let members = if job.rank() == 0 { Members::Some(vec![0]) } else { Members::Some(vec![1, 2]) };
         let contexts = [(); 2].map(|()| job.group("some", &members, local(job)).unwrap());
         if job.rank() == 1 {
-            assert_eq!(job.get(Whom::Rank(2), "pmix.grp.lclid", Some(contexts[1]), false), Ok(Value::size(42)));
+            assert_eq!(job.get(Subject::Rank(2), "pmix.grp.lclid", Some(contexts[1]), false), Ok(Value::size(42)));
         }
         contexts
     });
@@ -380,7 +382,7 @@ fn without_a_protector_all_calls_end() {
     assert_eq!(job.fence(&Members::Some(vec![0])), lost);
     assert_eq!(job.begin_fence(Members::All).map(drop), lost);
     assert_eq!(job.group("g", &Members::All, Vec::new()).map(drop), lost);
-    assert_eq!(job.get(Whom::Rank(1), "a", None, false).map(drop), lost);
+    assert_eq!(job.get(Subject::Rank(1), "a", None, false).map(drop), lost);
     assert_eq!(job.publish("a", Value::uint32(1)), lost);
     assert_eq!(job.unpublish("a"), lost);
     assert_eq!(job.look_up(&["a".to_owned()], Wait::Seconds(0)).map(drop), lost);

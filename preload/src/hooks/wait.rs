@@ -39,6 +39,31 @@ pub fn is_there(pid: pid_t) -> bool {
 /// How a child has ended that SIGKILL has ended.
 const KILLED: c_int = libc::SIGKILL;
 
+/// A wait: for a child that was lost, if `look` finds one, else `real`. `tell` tells the program of the lost child with this pid, or that nothing has happened yet; `heard` looks at
+/// what the kernel has told.
+fn lost_or(
+    look: impl Fn() -> Lost,
+    tell: impl Fn(Option<pid_t>) -> c_int,
+    real: impl FnOnce() -> c_int,
+    heard: impl FnOnce(c_int),
+) -> c_int {
+    if let Lost::Ended(pid) = look() {
+        return tell(Some(pid));
+    }
+    let result = real();
+    if result != -1 {
+        heard(result);
+    } else if real::errno() == libc::ECHILD {
+        // The process may have been brought back in the midst of the call.
+        match look() {
+            Lost::Ended(pid) => return tell(Some(pid)),
+            Lost::Later => return tell(None),
+            Lost::None => {}
+        }
+    }
+    result
+}
+
 unsafe fn waited(
     (pid, options): (pid_t, c_int),
     (status, usage): (*mut c_int, *mut rusage),
@@ -46,7 +71,8 @@ unsafe fn waited(
 ) -> pid_t {
     let (which, waits) = (Which::of(pid), options & libc::WNOHANG == 0);
     let look = || which.map_or(Lost::None, |which| children::look(which, waits, true));
-    let tell = |pid| unsafe {
+    let tell = |lost: Option<pid_t>| unsafe {
+        let Some(pid) = lost else { return 0 };
         if !status.is_null() {
             *status = KILLED;
         }
@@ -55,26 +81,13 @@ unsafe fn waited(
         }
         pid
     };
-    if let Lost::Ended(pid) = look() {
-        return tell(pid);
-    }
-    let mut own = 0;
-    let result = real();
-    if result > 0 && !status.is_null() {
-        own = unsafe { *status };
-    }
-    if result > 0 && (status.is_null() || libc::WIFEXITED(own) || libc::WIFSIGNALED(own)) {
-        children::ended(result);
-    }
-    // The process may have been brought back in the midst of the call.
-    if result == -1 && real::errno() == libc::ECHILD {
-        match look() {
-            Lost::Ended(pid) => return tell(pid),
-            Lost::Later => return 0,
-            Lost::None => {}
+    let heard = |pid| {
+        let has_ended = |status: c_int| libc::WIFEXITED(status) || libc::WIFSIGNALED(status);
+        if pid > 0 && (status.is_null() || has_ended(unsafe { *status })) {
+            children::ended(pid);
         }
-    }
-    result
+    };
+    lost_or(look, tell, real, heard)
 }
 
 unsafe fn waited_for_info(
@@ -91,30 +104,22 @@ unsafe fn waited_for_info(
     let which = which.filter(|_| options & libc::WEXITED != 0);
     let (waits, takes) = (options & libc::WNOHANG == 0, options & libc::WNOWAIT == 0);
     let look = || which.map_or(Lost::None, |which| children::look(which, waits, takes));
-    let tell = |pid, code, how| {
+    let tell = |lost: Option<pid_t>| {
         if !info.is_null() {
-            unsafe { write_info(info, pid, code, how) };
+            let (pid, code, status) = lost.map_or((0, 0, 0), |pid| (pid, libc::CLD_KILLED, KILLED));
+            unsafe { write_info(info, pid, code, status) };
         }
         0
     };
-    if let Lost::Ended(pid) = look() {
-        return tell(pid, libc::CLD_KILLED, KILLED);
-    }
-    let result = real();
-    if result == 0 && takes && !info.is_null() {
-        let (pid, code) = unsafe { ((*info).si_pid(), (*info).si_code) };
-        if pid > 0 && [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&code) {
-            children::ended(pid);
+    let heard = |_| {
+        if takes && !info.is_null() {
+            let (pid, code) = unsafe { ((*info).si_pid(), (*info).si_code) };
+            if pid > 0 && [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&code) {
+                children::ended(pid);
+            }
         }
-    }
-    if result == -1 && real::errno() == libc::ECHILD {
-        match look() {
-            Lost::Ended(pid) => return tell(pid, libc::CLD_KILLED, KILLED),
-            Lost::Later => return tell(0, 0, 0),
-            Lost::None => {}
-        }
-    }
-    result
+    };
+    lost_or(look, tell, real, heard)
 }
 
 /// As the kernel writes it of a child. No pid: nothing has happened.

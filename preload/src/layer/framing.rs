@@ -36,7 +36,7 @@ impl Layer {
         let deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?;
         loop {
             let taken = match buffers {
-                _ if deframer.left() > 0 => read_rest(deframer, socket, buffers, (filled, len))?,
+                _ if deframer.left() > 0 => return read_rest(deframer, socket, buffers, (filled, len)),
                 [one] => {
                     let to = (filled + len).min(one.len());
                     read_on(deframer, socket, &mut one[filled..to])?
@@ -130,13 +130,13 @@ impl Layer {
     }
 }
 
-/// Reads what the frame under way still has. None is never returned.
+/// Reads what the frame under way still has. 0: the socket has ended.
 fn read_rest(
     deframer: &mut Deframer,
     socket: BorrowedFd<'_>,
     buffers: &mut [IoSliceMut<'_>],
     (filled, len): (usize, usize),
-) -> Result<Option<usize>, Errno> {
+) -> Result<usize, Errno> {
     let len = usize::try_from(deframer.left()).unwrap_or(usize::MAX).min(len);
     let count = match buffers {
         [one] => {
@@ -150,7 +150,7 @@ fn read_rest(
         }
     };
     deframer.handle_payload(count);
-    Ok(Some(count))
+    Ok(count)
 }
 
 /// Reads a header, or what lacks of it, and what follows into this buffer. Some(0): the socket has ended. None: there was nothing but a header, or a part of one.

@@ -12,7 +12,7 @@ pub use crate::fetching::RestoreOrder;
 pub struct Crash {
     /// The signal.
     pub signal: i32,
-    /// Whether the rank was live. If not, the end is a failure of the restore and not of the program, and counts against no image and no epoch of the job.
+    /// Whether the rank was live. If not, its restore has failed, not its program: that is none of the crashes that end a job.
     pub live: bool,
 }
 

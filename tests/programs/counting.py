@@ -1,4 +1,4 @@
-"""What the clients and servers of this folder have in common: a client that counts, and says how far it has come.
+"""What clients and servers that count have in common: one finds the other, and the client says how far it has come.
 
 A server counts what it is asked, over all its callers. So a question that is lost, or that is asked twice, is seen in the numbers that its callers get.
 """
@@ -29,6 +29,17 @@ def connect(address, port):
             time.sleep(0.02)
 
 
+def whole(connection, length):
+    """So many bytes."""
+    got = b""
+    while len(got) < length:
+        piece = connection.recv(length - len(got))
+        if not piece:
+            sys.exit("the connection has ended early")
+        got += piece
+    return got
+
+
 def check(found, due, what):
     """Both are the same, or the program ends here."""
     if found != due:
@@ -37,5 +48,5 @@ def check(found, due, what):
 
 def progress(done, last):
     """A line for each twentieth."""
-    if done % (last // LINES) == 0:
+    if done % max(last // LINES, 1) == 0:
         print("counted to", done, flush=True)
