@@ -207,6 +207,8 @@ impl Kind {
 enum Ahead {
     /// It is here.
     Here(Head, Kind),
+    /// There is only that it finds nothing, once it has found nothing so often already.
+    Nothing(u64),
     /// It may be in what has not come yet.
     Coming,
     /// There is none, or it is too far ahead to be read.
@@ -346,8 +348,9 @@ impl Replay {
     /// The next outcome of a thread, as far as the log is here.
     fn look_ahead(&mut self, journal: &Journal, thread: u32) -> Ahead {
         let skipped = journal.clocks.skipped(thread);
-        // A reading that was made since is not ahead any more.
+        // A reading that was made since is not ahead any more, nor is a call that has found nothing since.
         let is_made = |ahead: &Ahead| match *ahead {
+            Ahead::Nothing(before) => journal.empties(thread) > before,
             Ahead::Here(_, Kind::Time(clock, before, _)) => skipped.get(clock as usize).is_some_and(|skipped| *skipped > before),
             _ => false,
         };
@@ -362,7 +365,7 @@ impl Replay {
     fn find_ahead(&self, journal: &Journal, thread: u32) -> Ahead {
         let (mut at, mut before) = (self.at, self.thread);
         // That nothing was found is recorded late, for what leaves after it. Other outcomes may depend on what the thread has sent since: so it does not wait there.
-        let (mut empties, mut own) = (0, 0);
+        let (mut empties, mut own, mut nothing) = (0u64, 0, None);
         let (skipped, mut passed) = (journal.clocks.skipped(thread), [0u64; CLOCKS]);
         while at < self.filled
             && let Ok(head) = self.head_at(at, before)
@@ -373,7 +376,9 @@ impl Replay {
                 match (journal.is_thread(thread, head.thread, head.begins), outcome) {
                     // The log may be anything, also too much for a sum.
                     (true, Determinant::Nothing) => {
-                        empties = head.empties.saturating_add(1).saturating_add(empties);
+                        let before = head.empties.saturating_add(empties);
+                        nothing = nothing.or(Some(before).filter(|before| journal.empties(thread) <= *before));
+                        empties = before.saturating_add(1);
                         own = head.own.unwrap_or(0).saturating_add(own);
                     }
                     (true, Determinant::Time { clock, skipped: before, .. })
@@ -395,7 +400,11 @@ impl Replay {
             (at, before) = (at + head.code.1, head.thread);
         }
         let is_coming = self.next_position() < self.end && self.filled - self.at < self.buffer.len();
-        if is_coming { Ahead::Coming } else { Ahead::Unknown }
+        match nothing {
+            _ if is_coming => Ahead::Coming,
+            Some(before) if self.next_position() == self.end => Ahead::Nothing(before),
+            _ => Ahead::Unknown,
+        }
     }
 
     /// Whether a call that does not wait has come to the place of its thread's next outcome, and others come first.
@@ -407,7 +416,7 @@ impl Replay {
             }
             (Ahead::Here(head, _), _) => head.is_reached(journal, thread, false),
             (Ahead::Coming, _) => true,
-            (Ahead::Unknown, _) => false,
+            (Ahead::Nothing(_) | Ahead::Unknown, _) => false,
         };
         is_reached && self.has_turns()
     }
@@ -509,6 +518,8 @@ impl Replay {
         let is_due = match self.look_ahead(journal, thread) {
             Ahead::Here(_, kind) => is_record(kind),
             Ahead::Coming => true,
+            // It was made before a call that has an outcome in the log, and is not there itself.
+            Ahead::Nothing(_) => false,
             // It may be further than what is here at once. Or there is none, and this reading may be a new one: that is known when the others have had their outcomes, as far as
             // they do not need what this thread sends next.
             Ahead::Unknown => gate_a || self.next_position() < self.end,

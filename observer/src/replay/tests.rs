@@ -214,6 +214,29 @@ fn a_thread_that_cannot_be_is_an_error_for_sends_that_were_taken_too() {
     assert_eq!(replay.offer(&journal(), 0, Ask::Recv { fd: 1 }, false), Err(Error::Thread(14)));
 }
 
+/// A reading before a call that finds nothing, which alone the log has of the thread: it was by the rule, and has no turn to wait for. The other thread may need what this one
+/// does next.
+#[test]
+fn a_reading_before_the_last_record_of_its_thread_waits_for_no_turn() {
+    for others_first in [false, true] {
+        let mut then = journal();
+        if others_first {
+            then.append(1, &Determinant::Recv { fd: 1, len: 1 }).unwrap();
+        }
+        then.append(0, &Determinant::Nothing).unwrap();
+        then.append(1, &Determinant::Recv { fd: 1, len: 1 }).unwrap();
+        let log = then.poll_ship().unwrap().head.to_vec();
+        let mut replay = Replay::new(0, log.len() as u64, 0, 64);
+        replay.handle_log(0, &log).unwrap();
+        let mut now = journal();
+        assert_eq!(replay.offer_time(&now, 0, (0, 0, 5)), Ok(Served::Nothing), "{others_first}");
+        // After that call it may be a new one, as soon as the others have had their outcomes.
+        now.handle_empty(0).unwrap();
+        let after = if others_first { Served::Turn } else { Served::Outcome };
+        assert_eq!(replay.offer_time(&now, 0, (0, 0, 5)), Ok(after), "{others_first}");
+    }
+}
+
 #[test]
 fn readiness_is_served_as_it_was() {
     let mut journal = journal();

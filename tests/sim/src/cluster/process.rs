@@ -136,9 +136,12 @@ impl Lib {
         let observer = &self.observer;
         let table: Vec<_> = observer.table().iter().map(|(_, c)| format!("{c:?}")).collect();
         format!(
-            "life {}, {:?}, {:?} {:?}, {}, gate {:?}, outbox {}, {:?}\n    {}",
+            "life {}, {:?}, at {} with {} to come, next {:?}, {:?} {:?}, {}, gate {:?}, outbox {}, {:?}\n    {}",
             observer.incarnation(),
             observer.phase(),
+            observer.log_position(),
+            observer.left_of_log(),
+            observer.overdue(0),
             self.session,
             self.conns,
             self.program.standing(),

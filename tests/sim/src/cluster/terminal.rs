@@ -121,7 +121,7 @@ impl World {
             }
             Reply::Error(text) => {
                 assert!(self.terminal.calls > 0, "end: the job was refused: {text}");
-                self.schedule(self.now + ATTACH, Event::Attach);
+                self.lose_terminal(self.terminal.at);
             }
             _ => {}
         }
@@ -170,9 +170,9 @@ impl World {
         self.ask(Request::Attach { job: job.to_string() });
     }
 
-    /// The machine that the terminal is connected to is lost, perhaps.
+    /// The machine that the terminal is connected to is lost, perhaps, or knows nothing of the job: the terminal has one connection at most.
     pub fn lose_terminal(&mut self, at: usize) {
-        if self.terminal.at == at && self.terminal.outcome.is_none() && self.started.is_some() {
+        if self.terminal.at == at && at != usize::MAX && self.terminal.outcome.is_none() && self.started.is_some() {
             self.terminal.at = usize::MAX;
             self.schedule(self.now + ATTACH, Event::Attach);
         }
