@@ -460,7 +460,7 @@ impl Store {
         let images = process.images.chain().iter().map(|image| (image.number, image.content.end())).collect();
         let log_end = process.journal.end();
         if let Some(replica) = &mut process.role.replica {
-            replica.payload = 0;
+            replica.renew();
             let journal = Span { start: log_end, end: log_end };
             let hello = ToProtector::Hello { process: id, incarnation, journal, payload: Span::default(), image: None };
             self.outputs.push_back(Output::Forward(id, encoded(|out| hello.write(out))));

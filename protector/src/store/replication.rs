@@ -26,7 +26,7 @@ impl Store {
             process.recount();
         } else {
             let (journal, payload) = (process.journal_stable, process.payload.stable);
-            process.role.replica = Some(Replica { journal, payload });
+            process.role.replica = Some(Replica::at(journal, payload));
             process.images.wanted = true;
             if let Some(number) = process.images.incoming.as_ref().map(|image| image.number) {
                 self.refuse(id, number);
@@ -104,12 +104,9 @@ impl Store {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let Some(replica) = &mut process.role.replica else { return };
         match *message {
-            // The replica may have had all of it before it was told, and says so only once.
-            FromProtector::Welcome { journal, payload, .. } => {
-                (replica.journal, replica.payload) = (replica.journal.max(journal), replica.payload.max(payload));
-            }
-            FromProtector::JournalStable { position } => replica.journal = replica.journal.max(position),
-            FromProtector::PayloadStable { position } => replica.payload = replica.payload.max(position),
+            FromProtector::Welcome { journal, payload, .. } => replica.handle_welcome(journal, payload),
+            FromProtector::JournalStable { position } => replica.handle_journal(position),
+            FromProtector::PayloadStable { position } => replica.handle_payload(position),
             FromProtector::Committed { image, .. } => {
                 let incoming = process.images.incoming.as_mut().filter(|incoming| incoming.number == image);
                 incoming.into_iter().for_each(|incoming| incoming.replicated = true);

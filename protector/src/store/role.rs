@@ -20,6 +20,39 @@ pub(super) enum Elsewhere {
 pub(super) struct Replica {
     pub(super) journal: u64,
     pub(super) payload: u64,
+    /// Hellos that it has not answered.
+    owed: u32,
+}
+
+impl Replica {
+    /// It is said hello to, and counts for what is stable here already.
+    pub(super) fn at(journal: u64, payload: u64) -> Replica {
+        Replica { journal, payload, owed: 1 }
+    }
+
+    /// It is said hello to for the next incarnation, whose payload begins at 0.
+    pub(super) fn renew(&mut self) {
+        self.payload = 0;
+        self.owed += 1;
+    }
+
+    /// It has answered a hello. It may have had all of the log before it was told, and says so only once.
+    pub(super) fn handle_welcome(&mut self, journal: u64, payload: u64) {
+        self.owed = self.owed.saturating_sub(1);
+        self.handle_journal(journal);
+        self.handle_payload(payload);
+    }
+
+    pub(super) fn handle_journal(&mut self, position: u64) {
+        self.journal = self.journal.max(position);
+    }
+
+    /// Positions in the payload belong to an incarnation. What comes before the answer to the last hello is of the one before.
+    pub(super) fn handle_payload(&mut self, position: u64) {
+        if self.owed == 0 {
+            self.payload = self.payload.max(position);
+        }
+    }
 }
 
 /// See the module's text.

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// A replica's answer to a hello: it has nothing yet.
+const WELCOME: FromProtector<'static> = FromProtector::Welcome { journal: 0, payload: 0, image: None };
+
 /// A piece that came later was written first, and is not stable for that: a new replica is given it all the same.
 #[test]
 fn a_new_replica_gets_what_was_written_before_its_turn() {
@@ -55,6 +58,28 @@ fn the_last_replica_decides() {
     assert_eq!(store.restart(id, Incarnation::restarted(1)), Err(NoRestart::NoImage));
     store.set_replica(id, false);
     assert_eq!(said(&mut store), ["JournalStable { position: 3 }"]);
+}
+
+/// Positions in the payload belong to an incarnation. A new replica answers the hello for the incarnation before when the next one counts from 0 already.
+#[test]
+fn what_a_replica_says_of_the_incarnation_before_makes_nothing_of_the_next_stable() {
+    let mut store = begun(CONFIG);
+    let id = speaker(0).process;
+    image(&mut store, 0, 0, &[]);
+    store.handle_verified(id, 0, true);
+    let received = |position, offset| ToProtector::Payload { position, stream: stream(1), offset, bytes: b"received" };
+    store.handle_message(speaker(0), &received(0, 0)).unwrap();
+    store.set_replica(id, true);
+    store.restart(id, Incarnation::restarted(1)).unwrap();
+    store.handle_message(speaker(1), &hello(speaker(1), 0)).unwrap();
+    store.handle_replica(id, &FromProtector::Welcome { journal: 0, payload: 8, image: None });
+    store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
+    store.handle_message(speaker(1), &received(0, 8)).unwrap();
+    assert_eq!(store.stable_of(id, stream(1)), 8, "the replica has not said that it has more");
+    store.handle_replica(id, &WELCOME);
+    assert_eq!(store.stable_of(id, stream(1)), 8);
+    store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
+    assert_eq!(store.stable_of(id, stream(1)), 16);
 }
 
 /// An image holds what was received and not read, and says how far was read: a new replica must not take that for the end of what
@@ -151,6 +176,7 @@ fn a_replica_that_joins_after_the_fence_learns_of_one_incarnation_after_the_othe
             && of_before.ends_with("payload: Span { start: 0, end: 8 }, image: None }"),
         "{of_before}"
     );
+    store.handle_replica(id, &WELCOME);
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
     store.restart(id, Incarnation::restarted(1)).unwrap();
     let [of_next] = &hellos(&mut store)[..] else { panic!("one hello") };
@@ -175,8 +201,10 @@ fn an_incarnation_that_was_fenced_while_its_log_was_waited_for_gets_nothing() {
     for restart in [1, 2] {
         assert_eq!(store.restart(id, Incarnation::restarted(restart)), Err(NoRestart::Unstable));
     }
+    store.handle_replica(id, &WELCOME);
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
     store.restart(id, Incarnation::restarted(2)).unwrap();
+    store.handle_replica(id, &WELCOME);
     store.handle_message(speaker(2), &hello(speaker(2), 0)).unwrap();
     store.handle_message(speaker(2), &payload(0, 8)).unwrap();
     store.handle_replica(id, &FromProtector::PayloadStable { position: 8 });
