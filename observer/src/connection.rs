@@ -52,8 +52,8 @@ pub enum Waits {
     CatchesUp,
 }
 
-/// Received units after which a frame says anew how many of them the peer need not keep.
-const NEWS: u64 = 64 << 10;
+/// A frame says anew what the peer need not keep after so many received units: this part of the payload log (64 KiB of 8 MiB).
+const NEWS: usize = 128;
 /// As a stable offset: the peer has closed and wants nothing more, whatever comes. How much it received still counts (Gate B).
 const NO_MORE: u64 = u64::MAX;
 
@@ -365,7 +365,7 @@ impl Connection {
     /// Another socket is the link from now on: in both directions the next byte begins a frame.
     fn handle_new_link(&mut self) {
         (self.outgoing.framer, self.incoming.deframer) = Default::default();
-        (self.incoming.told, self.incoming.news_at) = (0, NEWS);
+        (self.incoming.told, self.incoming.news_at) = (0, 0);
     }
 
     /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough.
@@ -377,7 +377,7 @@ impl Connection {
         let wanted = self.incoming.wanted();
         if wanted >= self.incoming.news_at {
             self.incoming.told = payload.first_of(self.stream_in()).unwrap_or(wanted);
-            self.incoming.news_at = wanted + NEWS;
+            self.incoming.news_at = wanted + (payload.capacity() / NEWS).max(1) as u64;
         }
         self.outgoing.framer.begin(unsent, self.incoming.told);
     }

@@ -60,6 +60,11 @@ impl PayloadLog {
         if self.segments.len() < self.most_segments { self.ring.room() } else { 0 }
     }
 
+    /// Units that it has room for.
+    pub fn capacity(&self) -> usize {
+        self.ring.capacity()
+    }
+
     /// Whether half of the room is taken by what was not shipped: time to ship, even if the process does not idle.
     pub fn is_due(&self) -> bool {
         let unshipped = (self.ring.end() - self.shipped) as usize;
