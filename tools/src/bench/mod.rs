@@ -30,11 +30,14 @@ pub(crate) enum BenchCommand {
         divided by the native one; beside it stands the median of the ratios of the pairs. It runs on the chosen cluster if that is alive, else on one of 2 nodes that it starts and \
         stops itself; the comparison is fair for nodes on this machine's loopback network.")]
     Launch(launch::LaunchArgs),
-    /// Compare message times and a computation under protection with the library's own mpiexec
-    #[command(after_help = "Example:\n  radic bench net --rounds 5\n\n\
-        Messages of 8 B, 64 KiB and 4 MiB between two ranks on two nodes: under mpiexec, with the library loaded but off, and protected, in turn. Then \
-        Jacobi's iteration with 512 x 512 cells for each of 4 ranks on four nodes, with checkpoints. It starts and stops nodes of its own on this \
-        machine's loopback network. Targets stand beside the figures and decide nothing.")]
+    /// Compare messages, collective operations and applications under protection with the library's own mpiexec
+    #[command(
+        after_help = "Examples:\n  radic bench net --rounds 5\n  radic bench net --only messages,applications --mpi openmpi --json\n\n\
+        Each under mpiexec, with the library loaded but off, protected, and under mpiexec again, in turn: messages of 8 B to 4 MiB and windows of \
+        them between two ranks on two nodes; all-reduce and all-to-all of four ranks on four nodes; Jacobi's iteration with 512 x 512 cells for each \
+        rank, a stencil on a cube, and a sort, with checkpoints. It starts and stops nodes of its own on this machine's loopback network. Targets \
+        stand beside the figures where native runs differ from native runs by at most 10 %, and decide nothing."
+    )]
     Net(net::NetArgs),
     /// Measure checkpoints of one program: pauses, bytes, restart, overhead
     #[command(after_help = "Example:\n  radic bench ckpt --rounds 5\n\n\
@@ -111,9 +114,15 @@ impl PlotArgs {
     }
 }
 
+/// Programs that compute, over the last minute; 0 if that is not known.
+fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
+}
+
 /// Whether other work will be a part of the figures: there is some before we begin.
 fn busy() -> Option<String> {
-    let load: f64 = std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
+    let load = load();
     let cores = std::thread::available_parallelism().ok()?;
     (load > 0.5).then(|| format!("the machine was busy before (load {load:.1} on {cores} cores): the figures include that"))
 }

@@ -1,48 +1,113 @@
 //! `radic bench net`: what protection costs, compared with the library's own mpiexec.
 //!
-//! The same program runs natively, under the library with every call passing through (`--protect off`), and protected, in turn, so that whatever
-//! else the machine does hits all of them. A ratio is a time under RADIC divided by the native one. Of a ping-pong each run reports the
-//! median of its own exchanges; of Jacobi's iteration, the time of the whole.
+//! The same program runs natively, under the library with every call passing through (`--protect off`), protected, and natively once more, in turn, so that whatever
+//! else the machine does hits all of them. A ratio is a time under RADIC divided by the native one of its round. Of messages and collective operations each run
+//! reports the median of its own; of applications, the time of the whole. Where the two native runs differ by more than a tenth, in the median of the rounds, the
+//! machine was not quiet enough: the figures are shown, and judged by nothing.
 //!
-//! That a run was protected is not taken on trust: every rank must have joined, and, where checkpoints are a part of what is measured, have
-//! committed some.
+//! That a run was protected is not taken on trust: every rank must have joined, and, of applications, have committed checkpoints.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use radic_wire::local::{ClusterStatus, Reply, Request};
 use radic_wire::process::Counters;
 use serde::Serialize;
 
 use super::plot::{Panel, Row};
 use super::runs::{Library, Runs, Temporary, figure, find_program};
-use super::{Comparison, PlotArgs, size};
+use super::{Comparison, PlotArgs, load};
 use crate::client::{self, Cluster};
 use crate::progress::{Progress, Unit};
 
-/// Messages: bytes, exchanges in one run, and the most that protection may cost.
-const EXCHANGES: [Exchange; 3] = [
-    Exchange { bytes: 8, count: 20_000, target: 3.5 },
-    Exchange { bytes: 64 << 10, count: 5_000, target: 3.0 },
-    // At least 0.4 of the bandwidth.
-    Exchange { bytes: 4 << 20, count: 150, target: 1.0 / 0.4 },
-];
 /// The most that interposition alone may cost.
 const OFF_TARGET: f64 = 1.03;
-/// The most that protection with checkpoints may cost a program that computes, too.
-const JACOBI_TARGET: f64 = 1.10;
-/// Ranks of Jacobi's iteration, and the square that they share: 512 x 512 each.
-const JACOBI_RANKS: u32 = 4;
-const JACOBI_SIZE: u32 = 1024;
+/// How much two native runs of a round may differ, in the median, where figures are judged.
+const QUIET: f64 = 0.10;
 const OFF: [&str; 2] = ["--protect", "off"];
 const ON: [&str; 2] = ["--protect", "on"];
 
-struct Exchange {
-    bytes: u64,
-    count: u32,
-    target: f64,
+/// What is measured together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Group {
+    /// A message to and fro, 8 B to 4 MiB, between two ranks
+    Messages,
+    /// Sixteen messages in flight at once, 64 KiB and 4 MiB; a round includes a short answer
+    Windows,
+    /// Sixty-four messages of 8 B in flight at once
+    Rate,
+    /// All-reduce and all-to-all of four ranks, 8 B and 64 KiB
+    Collectives,
+    /// Jacobi's iteration, a halo in three dimensions, and a sort, on four ranks with checkpoints
+    Applications,
 }
+
+/// What one line of the report is about.
+struct Work {
+    name: &'static str,
+    group: Group,
+    ranks: u32,
+    program: &'static str,
+    options: &'static [&'static str],
+    /// The most that protection may cost.
+    target: f64,
+    /// Whether the target is a share of the bandwidth, for people.
+    is_bandwidth: bool,
+}
+
+const fn message(name: &'static str, options: &'static [&'static str], target: f64) -> Work {
+    let is_bandwidth = target == SHARE;
+    Work { name, group: Group::Messages, ranks: 2, program: "pingpong", options, target, is_bandwidth }
+}
+
+const fn window(name: &'static str, group: Group, options: &'static [&'static str], target: f64) -> Work {
+    Work { name, group, ranks: 2, program: "traffic", options, target, is_bandwidth: target == WINDOW_SHARE }
+}
+
+const fn collective(name: &'static str, options: &'static [&'static str]) -> Work {
+    Work { name, group: Group::Collectives, ranks: 4, program: "traffic", options, target: PROGRAMS, is_bandwidth: false }
+}
+
+const fn application(name: &'static str, program: &'static str, options: &'static [&'static str]) -> Work {
+    Work { name, group: Group::Applications, ranks: 4, program, options, target: PROGRAMS, is_bandwidth: false }
+}
+
+/// Times of short messages, and of those of some pages, as parts of the native ones.
+const SHORT: f64 = 1.25;
+const PAGES: f64 = 1.30;
+/// Of the native bandwidth: three quarters, and 0.85 where messages queue up.
+const SHARE: f64 = 1.0 / 0.75;
+const WINDOW_SHARE: f64 = 1.0 / 0.85;
+/// Collective operations and applications.
+const PROGRAMS: f64 = 1.10;
+
+/// By the number of ranks: there is one cluster at a time.
+const WORKS: [Work; 17] = [
+    message("8 B", &["--size", "8", "--count", "20000"], SHORT),
+    message("1 KiB", &["--size", "1024", "--count", "20000"], SHORT),
+    message("16 KiB", &["--size", "16384", "--count", "10000"], PAGES),
+    message("64 KiB", &["--size", "65536", "--count", "5000"], PAGES),
+    message("256 KiB", &["--size", "262144", "--count", "2000"], PAGES),
+    message("1 MiB", &["--size", "1048576", "--count", "500"], SHARE),
+    message("4 MiB", &["--size", "4194304", "--count", "150"], SHARE),
+    window("16 x 64 KiB", Group::Windows, &["--window", "16", "--bytes", "65536", "--rounds", "500"], WINDOW_SHARE),
+    window("16 x 4 MiB", Group::Windows, &["--window", "16", "--bytes", "4194304", "--rounds", "15"], WINDOW_SHARE),
+    window("64 x 8 B", Group::Rate, &["--window", "64", "--bytes", "8", "--rounds", "2000"], SHORT),
+    collective("all-reduce, 8 B", &["--allreduce", "--bytes", "8", "--rounds", "4000"]),
+    collective("all-reduce, 64 KiB", &["--allreduce", "--bytes", "65536", "--rounds", "500"]),
+    collective("all-to-all, 8 B", &["--alltoall", "--bytes", "8", "--rounds", "4000"]),
+    collective("all-to-all, 64 KiB", &["--alltoall", "--bytes", "65536", "--rounds", "500"]),
+    application("Jacobi", "jacobi", &["--alone", "0", "--size", "1024", "--iterations", ITERATIONS]),
+    application("halo", "halo", &["--alone", "0", "--size", "128", "--steps", STEPS]),
+    application("sort", "samplesort", &["--keys", "200000", "--rounds", SORTS]),
+];
+
+/// Stand for how long an application is to last.
+const ITERATIONS: &str = "{iterations}";
+const STEPS: &str = "{steps}";
+const SORTS: &str = "{sorts}";
 
 /// Flags of `radic bench net`.
 #[derive(Args)]
@@ -50,16 +115,19 @@ pub(crate) struct NetArgs {
     /// The library
     #[arg(long, value_enum, default_value_t = Library::Mpich)]
     mpi: Library,
-    /// Rounds of native, off and protected runs for each message size
+    /// Only these [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., value_name = "GROUP")]
+    only: Vec<Group>,
+    /// Rounds of native, off, protected and native runs of everything but applications
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Rounds of Jacobi's iteration; 0: none
+    /// Rounds of applications; 0: none
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
-    jacobi_rounds: u32,
-    /// Iterations of each; they must last for some checkpoints
-    #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u32).range(1..))]
+    application_rounds: u32,
+    /// Iterations of Jacobi's; the other applications last about as long. They must last for some checkpoints
+    #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: u32,
-    /// Seconds between two checkpoints of a rank of Jacobi's iteration
+    /// Seconds between two checkpoints of a rank
     #[arg(long, default_value_t = 5.0, value_parser = super::parse_seconds, value_name = "S")]
     ckpt_interval: f64,
     #[command(flatten)]
@@ -69,92 +137,124 @@ pub(crate) struct NetArgs {
     json: bool,
 }
 
-/// Messages of one size.
-#[derive(Debug, Serialize)]
-struct PingPong {
-    bytes: u64,
-    /// In microseconds.
-    off: Comparison,
-    off_target: f64,
-    /// In microseconds.
-    protected: Comparison,
-    target: f64,
-    /// Protected bandwidth as a part of the native one.
-    bandwidth: f64,
+impl NetArgs {
+    /// How often this is measured; 0: not at all.
+    fn rounds_of(&self, work: &Work) -> u32 {
+        let is_wanted = self.only.is_empty() || self.only.contains(&work.group);
+        match work.group {
+            _ if !is_wanted => 0,
+            Group::Applications => self.application_rounds,
+            _ => self.rounds,
+        }
+    }
+
+    fn options(&self, work: &Work) -> Vec<String> {
+        let number = |option: &str| match option {
+            ITERATIONS => self.iterations.to_string(),
+            STEPS => (self.iterations / 3).max(1).to_string(),
+            SORTS => (self.iterations / 80).max(1).to_string(),
+            other => other.to_owned(),
+        };
+        std::iter::once("--json").chain(work.options.iter().copied()).map(number).collect()
+    }
 }
 
-/// Jacobi's iteration.
+/// What was measured of one thing.
 #[derive(Debug, Serialize)]
-struct Jacobi {
+struct Measured {
+    name: &'static str,
+    group: Group,
     ranks: u32,
-    /// In seconds.
+    /// Of all times: `us` or `s`.
+    unit: &'static str,
+    /// Native runs against the native ones of the same rounds: the noise.
+    again: Comparison,
+    /// Whether `again` lets the figures be judged.
+    judged: bool,
+    off: Comparison,
+    off_target: f64,
     protected: Comparison,
     target: f64,
+    /// Protected bandwidth as a part of the native one, where that is what the target is about.
+    bandwidth: Option<f64>,
     /// Of all ranks and rounds.
     checkpoints: u64,
     longest_pause_ms: f64,
+    /// Of the machine, over the last minute, before and after.
+    load: [f64; 2],
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
     library: Library,
     mpiexec: PathBuf,
-    rounds: u32,
-    pingpong: Vec<PingPong>,
-    jacobi: Option<Jacobi>,
+    ckpt_interval_s: f64,
+    works: Vec<Measured>,
     notes: Vec<String>,
 }
 
 /// `radic bench net`.
 pub(super) fn measure(args: &NetArgs) -> Result<()> {
     let file = args.plot.begin()?;
-    let program = find_program(args.mpi, "pingpong")?;
-    let mut runs = Runs::new(args.mpi, &program, None, Progress::new(args.json))?;
-    let steps = u64::from(args.rounds) * EXCHANGES.len() as u64 + u64::from(args.jacobi_rounds);
-    runs.progress.begin("messages", Unit::Steps, Some(steps));
-    let notes = super::busy().into_iter().collect();
-    let mut bench = Bench { runs: &mut runs, program, cluster: Temporary::start(2)? };
-    let pingpong = EXCHANGES.iter().map(|exchange| bench.pingpong(exchange, args.rounds)).collect::<Result<_>>()?;
-    drop(bench); // One cluster at a time.
-    let jacobi = if args.jacobi_rounds > 0 {
-        let program = find_program(args.mpi, "jacobi")?;
-        Some(Bench { runs: &mut runs, program, cluster: Temporary::start(JACOBI_RANKS)? }.jacobi(args)?)
-    } else {
-        None
-    };
-    runs.progress.end();
-    let figures = Report { library: args.mpi, mpiexec: runs.mpiexec, rounds: args.rounds, pingpong, jacobi, notes };
+    let works: Vec<&Work> = WORKS.iter().filter(|work| args.rounds_of(work) > 0).collect();
+    ensure!(!works.is_empty(), "nothing is to be measured: only applications are wanted, and --application-rounds is 0");
+    let programs = works.iter().map(|work| find_program(args.mpi, work.program)).collect::<Result<Vec<_>>>()?;
+    let runs = Runs::new(args.mpi, &programs[0], None, Progress::new(args.json))?;
+    let steps = works.iter().map(|work| u64::from(args.rounds_of(work))).sum();
+    runs.progress.begin("rounds", Unit::Steps, Some(steps));
+    let (mut bench, mut measured) = (Bench { runs, args, cluster: None }, Vec::new());
+    for (work, program) in works.iter().zip(programs) {
+        measured.push(bench.measure(work, &program)?);
+    }
+    bench.cluster = None;
+    bench.runs.progress.end();
+    let notes = super::busy().into_iter().chain(restless(&measured)).collect();
+    let ckpt_interval_s = args.ckpt_interval;
+    let figures = Report { library: args.mpi, mpiexec: bench.runs.mpiexec, ckpt_interval_s, works: measured, notes };
     args.plot.tell(&figures, args.json, in_words, file, panels)
 }
 
+/// Says what is not judged, and why.
+fn restless(measured: &[Measured]) -> Option<String> {
+    let names: Vec<&str> = measured.iter().filter(|of| !of.judged).map(|of| of.name).collect();
+    let limit = QUIET * 100.0;
+    (!names.is_empty()).then(|| {
+        format!(
+            "not judged, because native runs differ from native runs by more than {limit:.0} %: {}; measure on a quiet machine",
+            names.join(", ")
+        )
+    })
+}
+
 fn panels(report: &Report) -> [Panel; 1] {
-    let row = |what, comparison: &Comparison, target| Row { what, spread: comparison.pair_ratios, target: Some(target) };
-    let messages = report.pingpong.iter().flat_map(|of| {
-        let size = size(of.bytes);
-        [row(format!("{size}, protected"), &of.protected, of.target), row(format!("{size}, protect off"), &of.off, of.off_target)]
+    let rows = report.works.iter().flat_map(|of| {
+        let row = |what, comparison: &Comparison, target| Row { what, spread: comparison.pair_ratios, target };
+        let (target, off_target) = (of.judged.then_some(of.target), of.judged.then_some(of.off_target));
+        [
+            row(format!("{}, protected", of.name), &of.protected, target),
+            row(format!("{}, protect off", of.name), &of.off, off_target),
+            row(format!("{}, native again", of.name), &of.again, None),
+        ]
     });
-    let jacobi = report.jacobi.iter().map(|of| row(format!("Jacobi, {} ranks", of.ranks), &of.protected, of.target));
-    let title = format!("What protection costs: times under RADIC, {} rounds", report.rounds);
-    [Panel { title, axis: "times the native one", rows: messages.chain(jacobi).collect() }]
+    [Panel { title: "What protection costs: times under RADIC".into(), axis: "times the native one", rows: rows.collect() }]
 }
 
 fn in_words(report: &Report) -> String {
     let mut text = format!("native   {}\n", report.mpiexec.display());
-    text += &format!(
-        "medians of {} rounds; a ratio is a time divided by the native one, beside it the median of the rounds' own\n\n",
-        report.rounds
-    );
-    text += &format!("{:<18} {:>10} {:>10} {:>7} {:>8}  target\n", "", "native", "radic", "ratio", "of pairs");
-    for PingPong { bytes, off, off_target, protected, target, bandwidth } in &report.pingpong {
-        text += &row(&format!("{}, us", size(*bytes)), protected, *target);
-        if *bytes >= 1 << 20 {
-            text += &format!("{:<18} {:>37.2}  >= {:.2} of the native bandwidth\n", "", bandwidth, 1.0 / target);
+    text += "medians; a ratio is a time divided by the native one of its round: the median, and from least to most\n\n";
+    text += &format!("{:<24} {:>10} {:>10} {:>7}  {:>15}  target\n", "", "native", "radic", "ratio", "least to most");
+    for of in &report.works {
+        let judged = |target: String| if of.judged { target } else { "not judged".to_owned() };
+        let target = match of.bandwidth {
+            Some(share) => format!("{share:.2} of the native bandwidth, {}", judged(format!(">= {:.2}", 1.0 / of.target))),
+            None => judged(format!("<= {:.2}", of.target)),
+        };
+        text += &row(&format!("{}, {}", of.name, of.unit), &of.protected, &target);
+        text += &row("   protect off", &of.off, &judged(format!("<= {:.2}", of.off_target)));
+        text += &row("   native again", &of.again, "");
+        if of.group == Group::Applications {
+            text += &format!("   {} checkpoints, pauses up to {:.1} ms\n", of.checkpoints, of.longest_pause_ms);
         }
-        text += &row("   protect off", off, *off_target);
-    }
-    if let Some(Jacobi { ranks, protected, target, checkpoints, longest_pause_ms }) = &report.jacobi {
-        text += &row(&format!("Jacobi, {ranks} ranks, s"), protected, *target);
-        text += &format!("   {checkpoints} checkpoints, pauses up to {longest_pause_ms:.1} ms\n");
     }
     for note in &report.notes {
         text += &format!("\n{note}");
@@ -162,69 +262,89 @@ fn in_words(report: &Report) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-fn row(what: &str, Comparison { native, radic, ratio, pair_ratio, .. }: &Comparison, target: f64) -> String {
-    format!("{what:<18} {:>10.2} {:>10.2} {ratio:>7.3} {pair_ratio:>8.3}  <= {target:.2}\n", native.median, radic.median)
+fn row(what: &str, Comparison { native, radic, pair_ratios, .. }: &Comparison, target: &str) -> String {
+    let spread = format!("{:.3} to {:.3}", pair_ratios.min, pair_ratios.max);
+    let line =
+        format!("{what:<24} {:>10.2} {:>10.2} {:>7.3}  {spread:>15}  {target}", native.median, radic.median, pair_ratios.median);
+    line.trim_end().to_owned() + "\n"
 }
 
 struct Bench<'a> {
-    runs: &'a mut Runs,
-    program: PathBuf,
-    cluster: Temporary,
+    runs: Runs,
+    args: &'a NetArgs,
+    /// Of so many nodes.
+    cluster: Option<(u32, Temporary)>,
 }
 
 impl Bench<'_> {
-    fn native(&mut self, ranks: u32, options: &[String], name: &str) -> Result<f64> {
-        let command = self.runs.native(ranks, &self.program, options);
-        figure(&self.runs.run(command)?, name)
-    }
-
-    fn radic(&mut self, ranks: u32, flags: &[&str], options: &[String], name: &str) -> Result<f64> {
-        let command = self.runs.radic(&self.cluster.cluster, ranks, flags, &self.program, options)?;
-        figure(&self.runs.run(command)?, name)
-    }
-
-    fn pingpong(&mut self, exchange: &Exchange, rounds: u32) -> Result<PingPong> {
-        let Exchange { bytes, count, target } = *exchange;
-        let options = ["--json", "--size", &bytes.to_string(), "--count", &count.to_string()].map(str::to_owned);
-        let (mut off, mut protected) = (Vec::new(), Vec::new());
-        for round in 1..=rounds {
-            self.runs.progress.say(&format!("{}, round {round} of {rounds}", size(bytes)));
-            let name = "half_round_trip_us";
-            let native = self.native(2, &options, name)?;
-            off.push((native, self.radic(2, &OFF, &options, name)?));
-            protected.push((native, self.radic(2, &ON, &options, name)?));
-            self.newest_job(2)?;
-            self.runs.progress.advance(1);
+    /// A cluster with a node for each rank.
+    fn cluster(&mut self, nodes: u32) -> Result<()> {
+        if self.cluster.as_ref().is_none_or(|(has, _)| *has != nodes) {
+            self.cluster = None; // One cluster at a time.
+            self.cluster = Some((nodes, Temporary::start(nodes)?));
         }
-        let (off, protected) = (Comparison::of(&off), Comparison::of(&protected));
-        let bandwidth = 1.0 / protected.ratio;
-        Ok(PingPong { bytes, off, off_target: OFF_TARGET, protected, target, bandwidth })
+        Ok(())
     }
 
-    fn jacobi(&mut self, args: &NetArgs) -> Result<Jacobi> {
-        let (size, iterations) = (JACOBI_SIZE.to_string(), args.iterations.to_string());
-        let options = ["--json", "--alone", "0", "--size", &size, "--iterations", &iterations].map(str::to_owned);
-        let interval = args.ckpt_interval.to_string();
-        let flags = [&ON[..], &["--ckpt-interval", &interval]].concat();
-        let mut times = Vec::new();
+    fn temporary(&self) -> Result<&Cluster> {
+        self.cluster.as_ref().map(|(_, temporary)| &temporary.cluster).context("there is no cluster")
+    }
+
+    fn measure(&mut self, work: &Work, program: &std::path::Path) -> Result<Measured> {
+        self.cluster(work.ranks)?;
+        let (options, rounds, before) = (self.args.options(work), self.args.rounds_of(work), load());
+        let (name, unit) = match work.group {
+            Group::Messages => ("half_round_trip_us", "us"),
+            Group::Applications => ("seconds", "s"),
+            _ => ("us", "us"),
+        };
+        let interval = self.args.ckpt_interval.to_string();
+        let on = [&ON[..], &["--ckpt-interval", &interval]].concat();
+        let (mut off, mut protected, mut again) = (Vec::new(), Vec::new(), Vec::new());
         let (mut checkpoints, mut longest) = (0, 0);
-        for round in 1..=args.jacobi_rounds {
-            self.runs.progress.say(&format!("Jacobi, round {round} of {}", args.jacobi_rounds));
-            let native = self.native(JACOBI_RANKS, &options, "seconds")?;
-            times.push((native, self.radic(JACOBI_RANKS, &flags, &options, "seconds")?));
-            for counters in self.newest_job(JACOBI_RANKS)? {
+        for round in 1..=rounds {
+            self.runs.progress.say(&format!("{}, round {round} of {rounds}", work.name));
+            let native = self.native(work.ranks, program, &options, name)?;
+            off.push((native, self.radic(work.ranks, &OFF, program, &options, name)?));
+            protected.push((native, self.radic(work.ranks, &on, program, &options, name)?));
+            for counters in self.newest_job(work.ranks)? {
                 ensure!(
-                    counters.committed > 0,
-                    "a rank has committed no checkpoint: more --iterations, or a shorter --ckpt-interval"
+                    work.group != Group::Applications || counters.committed > 0,
+                    "a rank of {} has committed no checkpoint: more --iterations, or a shorter --ckpt-interval",
+                    work.name
                 );
-                checkpoints += counters.committed;
-                longest = longest.max(counters.longest_pause_ns);
+                (checkpoints, longest) = (checkpoints + counters.committed, longest.max(counters.longest_pause_ns));
             }
+            again.push((native, self.native(work.ranks, program, &options, name)?));
             self.runs.progress.advance(1);
         }
-        let protected = Comparison::of(&times);
-        let longest_pause_ms = longest as f64 / 1e6;
-        Ok(Jacobi { ranks: JACOBI_RANKS, protected, target: JACOBI_TARGET, checkpoints, longest_pause_ms })
+        let [off, protected, again] = [off, protected, again].map(|pairs| Comparison::of(&pairs));
+        Ok(Measured {
+            name: work.name,
+            group: work.group,
+            ranks: work.ranks,
+            unit,
+            judged: (again.pair_ratio - 1.0).abs() <= QUIET,
+            again,
+            off,
+            off_target: OFF_TARGET,
+            bandwidth: work.is_bandwidth.then_some(1.0 / protected.pair_ratio),
+            protected,
+            target: work.target,
+            checkpoints,
+            longest_pause_ms: longest as f64 / 1e6,
+            load: [before, load()],
+        })
+    }
+
+    fn native(&mut self, ranks: u32, program: &std::path::Path, options: &[String], name: &str) -> Result<f64> {
+        let command = self.runs.native(ranks, program, options);
+        figure(&self.runs.run(command)?, name)
+    }
+
+    fn radic(&mut self, ranks: u32, flags: &[&str], program: &std::path::Path, options: &[String], name: &str) -> Result<f64> {
+        let command = self.runs.radic(self.temporary()?, ranks, flags, program, options)?;
+        figure(&self.runs.run(command)?, name)
     }
 
     /// What the ranks of the newest job have counted; an error unless all of them were protected.
@@ -238,8 +358,7 @@ impl Bench<'_> {
     }
 
     fn status(&self) -> Result<ClusterStatus> {
-        let cluster: &Cluster = &self.cluster.cluster;
-        match cluster.ask(&Request::Status, client::ANSWER)? {
+        match self.temporary()?.ask(&Request::Status, client::ANSWER)? {
             Reply::Status(status) => Ok(status),
             other => bail!("{other:?} instead of a status"),
         }
@@ -250,32 +369,75 @@ impl Bench<'_> {
 mod tests {
     use super::*;
 
+    fn measured(name: &'static str, group: Group, again: f64) -> Measured {
+        let of = |native, radic| Comparison::of(&[(native, radic)]);
+        let (again, is_bandwidth) = (of(10.0, 10.0 * again), group == Group::Windows);
+        let (off, protected, target) = (of(10.0, 10.1), of(10.0, 30.0), if is_bandwidth { WINDOW_SHARE } else { SHORT });
+        Measured {
+            name,
+            group,
+            ranks: 2,
+            unit: "us",
+            judged: (again.pair_ratio - 1.0).abs() <= QUIET,
+            again,
+            off,
+            off_target: OFF_TARGET,
+            protected,
+            target,
+            bandwidth: is_bandwidth.then_some(1.0 / 3.0),
+            checkpoints: 9,
+            longest_pause_ms: 1.5,
+            load: [0.1, 1.2],
+        }
+    }
+
     #[test]
-    fn figures_stand_beside_their_targets() {
-        let comparison = || Comparison::of(&[(10.0, 30.0)]);
-        let pingpong = |bytes, target| {
-            let (off, protected) = (Comparison::of(&[(10.0, 10.1)]), comparison());
-            PingPong { bytes, off, off_target: OFF_TARGET, protected, target, bandwidth: 1.0 / 3.0 }
-        };
-        let jacobi = Jacobi { ranks: 4, protected: comparison(), target: 1.1, checkpoints: 9, longest_pause_ms: 1.5 };
-        let text = in_words(&Report {
-            library: Library::Mpich,
-            mpiexec: "mpiexec".into(),
-            rounds: 1,
-            pingpong: vec![pingpong(8, 3.5), pingpong(4 << 20, 2.5)],
-            jacobi: Some(jacobi),
-            notes: vec!["the machine was busy".into()],
-        });
+    fn figures_stand_beside_their_targets_where_the_machine_was_quiet() {
+        let works = vec![
+            measured("8 B", Group::Messages, 1.02),
+            measured("16 x 4 MiB", Group::Windows, 0.95),
+            measured("1 KiB", Group::Messages, 1.2),
+            measured("halo", Group::Applications, 1.0),
+        ];
+        let notes = restless(&works).into_iter().collect();
+        let report = Report { library: Library::Mpich, mpiexec: "mpiexec".into(), ckpt_interval_s: 5.0, works, notes };
+        let text = in_words(&report);
         for part in [
-            "8 B, us",
-            "4 MiB, us",
-            "3.000    3.000  <= 3.50",
-            "0.33  >= 0.40",
-            "1.010    1.010  <= 1.03",
+            "8 B, us                       10.00      30.00   3.000   3.000 to 3.000  <= 1.25",
+            "0.33 of the native bandwidth, >= 0.85",
+            "1.010   1.010 to 1.010  <= 1.03",
+            "1.200   1.200 to 1.200",
             "9 checkpoints",
-            "busy",
+            "by more than 10 %: 1 KiB;",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
+        assert_eq!(text.matches("not judged").count(), 3, "both lines of 1 KiB, and the note:\n{text}");
+        assert!(panels(&report)[0].rows.iter().filter(|row| row.what.starts_with("1 KiB")).all(|row| row.target.is_none()));
+    }
+
+    #[test]
+    fn what_is_measured_is_chosen_by_group() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            net: NetArgs,
+        }
+        let args = |line: &[&str]| Line::try_parse_from([&["net"], line].concat()).map(|line| line.net);
+        let names =
+            |args: &NetArgs| WORKS.iter().filter(|work| args.rounds_of(work) > 0).map(|work| work.name).collect::<Vec<_>>();
+        assert_eq!(names(&args(&[]).unwrap()).len(), WORKS.len());
+        assert_eq!(names(&args(&["--only", "rate,windows"]).unwrap()), ["16 x 64 KiB", "16 x 4 MiB", "64 x 8 B"]);
+        assert_eq!(names(&args(&["--only", "applications", "--application-rounds", "0"]).unwrap()), [""; 0]);
+        assert!(args(&["--only", "everything"]).is_err());
+        let sort = WORKS.last().unwrap();
+        assert_eq!(args(&["--iterations", "8000"]).unwrap().options(sort), ["--json", "--keys", "200000", "--rounds", "100"]);
+    }
+
+    /// One cluster at a time, and each started once.
+    #[test]
+    fn works_stand_together_by_ranks() {
+        assert!(WORKS.is_sorted_by_key(|work| work.ranks));
     }
 }

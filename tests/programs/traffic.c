@@ -1,0 +1,111 @@
+/* Patterns of messages, each checked, and the median time of one operation: windows of messages that are in flight together from rank 0 to
+ * rank 1, which answers each window; or an all-reduce, or an all-to-all, of all ranks. */
+#include "check.h"
+
+enum { WINDOW, ALLREDUCE, ALLTOALL };
+
+static long bytes, window, words;
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Each message has the round and its place in front. */
+static uint64_t stamp(long round, long place)
+{
+    return mix(((uint64_t)round << 20) ^ (uint64_t)place);
+}
+
+static void send_window(unsigned char *buffer, MPI_Request *requests, long round)
+{
+    for (long i = 0; i < window; i++) {
+        const uint64_t mark = stamp(round, i);
+        memcpy(buffer + i * bytes, &mark, sizeof mark);
+        MPI_Isend(buffer + i * bytes, (int)bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD, &requests[i]);
+    }
+    MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+    uint64_t answer;
+    MPI_Recv(&answer, sizeof answer, MPI_BYTE, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    CHECK(answer == stamp(round, window), "round %ld: the answer is of another one", round);
+}
+
+static void receive_window(unsigned char *buffer, MPI_Request *requests, long round)
+{
+    for (long i = 0; i < window; i++)
+        MPI_Irecv(buffer + i * bytes, (int)bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, &requests[i]);
+    MPI_Waitall((int)window, requests, MPI_STATUSES_IGNORE);
+    for (long i = 0; i < window; i++) {
+        const uint64_t mark = stamp(round, i);
+        CHECK(memcmp(buffer + i * bytes, &mark, sizeof mark) == 0, "round %ld: message %ld is another one", round, i);
+    }
+    const uint64_t answer = stamp(round, window);
+    MPI_Send(&answer, sizeof answer, MPI_BYTE, 0, 2, MPI_COMM_WORLD);
+}
+
+static void all_reduce(uint64_t *mine, uint64_t *sum, long round)
+{
+    mine[0] = stamp(round, rank) >> 8;
+    mine[words - 1] = mine[0];
+    MPI_Allreduce(mine, sum, (int)words, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    uint64_t expected = 0;
+    for (int r = 0; r < size; r++)
+        expected += stamp(round, r) >> 8;
+    CHECK(sum[0] == expected && sum[words - 1] == expected, "round %ld: the sum is wrong", round);
+}
+
+static void all_to_all(uint64_t *mine, uint64_t *theirs, long round)
+{
+    for (int r = 0; r < size; r++)
+        mine[r * words] = stamp(round, rank * size + r);
+    MPI_Alltoall(mine, (int)words, MPI_UINT64_T, theirs, (int)words, MPI_UINT64_T, MPI_COMM_WORLD);
+    for (int r = 0; r < size; r++)
+        CHECK(theirs[r * words] == stamp(round, r * size + rank), "round %ld: what rank %d sent is wrong", round, r);
+}
+
+int main(int argc, char **argv)
+{
+    struct option options[] = {{"window", 0, 0}, {"allreduce", 0, FLAG}, {"alltoall", 0, FLAG}, {"bytes", 8, 8}, {"rounds", 1000, 1}, {"json", 0, FLAG}};
+    start(argc, argv, options, 6, 2);
+    window = options[0].value;
+    bytes = options[3].value;
+    words = bytes / (long)sizeof(uint64_t);
+    const long rounds = options[4].value;
+    const int what = options[1].value ? ALLREDUCE : options[2].value ? ALLTOALL : WINDOW;
+    CHECK((window > 0) + (int)options[1].value + (int)options[2].value == 1, "one of --window, --allreduce and --alltoall is wanted");
+    CHECK(window <= 1 << 16 && bytes <= 64 << 20, "--window is at most 65536 messages, --bytes at most 67108864");
+    const size_t places = what == WINDOW ? (size_t)window : (size_t)size;
+    unsigned char *out = allocate(places * (size_t)bytes), *in = allocate(places * (size_t)bytes);
+    memset(out, rank, places * (size_t)bytes);
+    MPI_Request *requests = allocate(places * sizeof *requests);
+    double *times = allocate((size_t)rounds * sizeof *times);
+    for (long round = 0; round < rounds; round++) {
+        const double before = MPI_Wtime();
+        if (what == ALLREDUCE)
+            all_reduce((uint64_t *)out, (uint64_t *)in, round);
+        else if (what == ALLTOALL)
+            all_to_all((uint64_t *)out, (uint64_t *)in, round);
+        else if (rank == 0)
+            send_window(out, requests, round);
+        else if (rank == 1)
+            receive_window(in, requests, round);
+        times[round] = MPI_Wtime() - before;
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) {
+        qsort(times, (size_t)rounds, sizeof *times, by_value);
+        const double median = times[rounds / 2] * 1e6;
+        if (options[5].value)
+            printf("{\"bytes\":%ld,\"rounds\":%ld,\"us\":%.3f}\n", bytes, rounds, median);
+        else
+            printf("%9ld bytes %12.2f us\n", bytes, median);
+        printf("OK traffic %d ranks %ld bytes\n", size, bytes);
+    }
+    free(times);
+    free(requests);
+    free(in);
+    free(out);
+    MPI_Finalize();
+    return 0;
+}
