@@ -227,8 +227,9 @@ impl Worker {
         command.args(order.args.iter().skip(1).map(|a| OsStr::from_bytes(a))).current_dir(dir).env_clear();
         command.envs(order.env.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
         command.env("PMI_FD", pmi_fd.to_string());
-        let (limit, umask, fixed_addresses) = (self.limit, order.umask, order.library.is_some());
-        let preparation = sys::Preparation { pmi_fd: Some(pmi_fd), limit, umask, fixed_addresses };
+        let (limit, umask) = (self.limit, order.umask);
+        let (fixed_addresses, is_prompt) = (order.library.is_some(), order.is_protected);
+        let preparation = sys::Preparation { pmi_fd: Some(pmi_fd), limit, umask, fixed_addresses, is_prompt };
         sys::prepare_rank(&mut command, preparation);
         with_pipes(command, order.stdin)
     }
@@ -237,7 +238,8 @@ impl Worker {
         let (id, program) = (order.process, OsStr::from_bytes(&image.process().exe).to_owned());
         check_surroundings(Path::new(&program), Path::new(OsStr::from_bytes(&image.process().cwd)))?;
         check_library(&order.library)?;
-        let preparation = sys::Preparation { pmi_fd: None, limit: self.limit, umask: 0o077, fixed_addresses: false };
+        let preparation =
+            sys::Preparation { pmi_fd: None, limit: self.limit, umask: 0o077, fixed_addresses: false, is_prompt: true };
         let prepare = |command: &mut std::process::Command| {
             sys::prepare_rank(command, preparation);
             command.envs(report.map(|path| (DEATH_VARIABLE, path)));
@@ -351,7 +353,7 @@ mod tests {
     fn order(program: &Path) -> SpawnOrder {
         let (program, dir) = (ByteBuf::from(program.as_os_str().as_bytes()), ByteBuf::from("/"));
         let (args, env, kvsname) = (Vec::new(), Vec::new(), "k".to_owned());
-        SpawnOrder { program, args, env, dir, kvsname, stdin: false, umask: 0o022, library: None }
+        SpawnOrder { program, args, env, dir, kvsname, stdin: false, umask: 0o022, library: None, is_protected: false }
     }
 
     fn id(rank: u32) -> ProcessId {
@@ -399,6 +401,26 @@ mod tests {
             let (of, number, result) = started(&mut done).await;
             assert_eq!((of, number), (id(1), second));
             assert!(result.unwrap().child.wait().await.unwrap().success());
+        });
+    }
+
+    /// A protected rank goes on as soon as its log service has answered, whatever else computes there; another program is scheduled as ever.
+    #[test]
+    fn a_protected_rank_has_a_short_slice() {
+        run(async {
+            let (mut launcher, mut done) = Launcher::start("n1".parse().unwrap(), (1024, 4096), 7).unwrap();
+            let mut slices = Vec::new();
+            for is_protected in [false, true] {
+                // It waits for standard input, which ends when this is dropped.
+                let waits = SpawnOrder { stdin: true, is_protected, ..order(Path::new("/bin/cat")) };
+                launcher.order(Order::Start(id(0), waits));
+                let process = started(&mut done).await.2.unwrap();
+                slices.push(sys::slice_of(process.pid));
+            }
+            // Kernels before 6.12 have no slices of their own for processes.
+            let [usual, protected] = slices[..] else { panic!("two were started") };
+            assert_eq!(protected, usual.map(|usual| usual.min(sys::SLICE)));
+            assert!(usual.is_none_or(|usual| usual > sys::SLICE), "{usual:?}");
         });
     }
 

@@ -99,7 +99,7 @@ impl Program {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         sys::prepare_rank(
             &mut command,
-            sys::Preparation { pmi_fd: None, limit: (1024, 4096), umask: 0o22, fixed_addresses: true },
+            sys::Preparation { pmi_fd: None, limit: (1024, 4096), umask: 0o22, fixed_addresses: true, is_prompt: false },
         );
         let mut child = command.spawn().unwrap();
         let mut line = String::new();

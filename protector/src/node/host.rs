@@ -103,6 +103,7 @@ impl Host {
                 stdin: rank == Rank(0),
                 umask: self.spec.umask,
                 library: (self.spec.protection.protect != Protect::None).then(|| environment.library.clone()),
+                is_protected: self.spec.protection.protect == Protect::On,
             };
             self.outputs.push_back(HostOutput::Spawn(rank, order));
         }

@@ -36,6 +36,8 @@ pub struct SpawnOrder {
     /// The library that it runs under, if any. The library must be there, and addresses are not randomised, because a restart
     /// puts everything back where it was.
     pub library: Option<String>,
+    /// Its messages are protected: it waits for its log service again and again.
+    pub is_protected: bool,
 }
 
 /// A process that could not be started.
