@@ -54,10 +54,16 @@ impl Failure {
         matches!(self, Failure::Observer(Error::Fenced(_)) | Failure::Greeting { error: Error::Fenced(_), .. })
     }
 
-    /// Whether re-execution goes another way than the log, or has gone: a peer has bytes that this process has not sent again.
+    /// Whether re-execution goes another way than the log, or has gone: a peer has bytes that this process has not sent again, or has itself done otherwise than before and
+    /// greets with what contradicts that. Which of the two it was cannot be told here.
     pub fn is_divergence(&self) -> bool {
-        let (Failure::Observer(error) | Failure::Greeting { error, .. }) = self else { return false };
-        matches!(error, Error::Diverged { .. } | Error::Orphan { .. })
+        match self {
+            Failure::Observer(error) => matches!(error, Error::Diverged { .. } | Error::Orphan { .. }),
+            Failure::Greeting { error, .. } => {
+                matches!(error, Error::Diverged { .. } | Error::Orphan { .. } | Error::End { .. } | Error::Peer { .. })
+            }
+            Failure::Lost { .. } | Failure::OutOfReach { .. } => false,
+        }
     }
 }
 
@@ -82,5 +88,32 @@ impl Context<'_> {
     pub(crate) fn connection(&self, end: StreamId) -> Option<(Slot, &Connection)> {
         let slot = self.slot(end)?;
         Some((slot, self.observer.table().get(slot)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use radic_wire::determinant::ConnectionId;
+    use radic_wire::ids::{JobId, Rank};
+
+    use super::*;
+
+    /// The one that is greeted has done nothing wrong: its job begins anew, and it does not end by itself.
+    #[test]
+    fn a_greeting_that_contradicts_what_is_known_is_a_divergence() {
+        let process = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };
+        let connection = ConnectionId { opener: ProcessId { rank: Rank(0), ..process }, number: 334 };
+        let greeting = |error| Failure::Greeting { process, incarnation: Incarnation::restarted(1), error };
+        let end = Error::End { connection, known: None, says: 0, received: 8146 };
+        assert!(
+            greeting(end).is_divergence() && greeting(Error::Peer { connection, what: "only its opener dials" }).is_divergence()
+        );
+        let said = greeting(end).to_string();
+        assert!(
+            said.contains(&process.to_string()) && said.contains(&format!("connection 334 of {}", connection.opener)),
+            "{said}"
+        );
+        assert!(!greeting(Error::Fenced(Incarnation::restarted(2))).is_divergence());
+        assert!(!Failure::from(end).is_divergence(), "nobody greets");
     }
 }

@@ -56,13 +56,13 @@ fn belongs_to_program(path: &[u8]) -> bool {
 }
 
 /// Beginnings of the names of libraries that were seen to go another way when they are executed again, because their threads hand each other work by memory alone
-/// (docs/programs.md).
-const BY_MEMORY: [&str; 3] = ["cygrpc", "libgrpc", "libzmq"];
+/// (docs/programs.md), and how long such a process may stand still when it is executed again, in milliseconds. Zero: none was seen to come back, so none is tried.
+pub const BY_MEMORY: [(&str, u64); 3] = [("cygrpc", 0), ("libgrpc", 0), ("libzmq", 1_500)];
 
-/// The name of the library that has the code at this address, if it is one of those.
-pub fn hands_over_by_memory(address: usize) -> Option<&'static str> {
+/// The library that has the code at this address, if it is one of [`BY_MEMORY`]: its place there.
+pub fn hands_over_by_memory(address: usize) -> Option<usize> {
     let name = find(address)?.rsplit(|byte| *byte == b'/').next()?;
-    BY_MEMORY.into_iter().find(|begin| name.starts_with(begin.as_bytes()))
+    BY_MEMORY.iter().position(|(begin, _)| name.starts_with(begin.as_bytes()))
 }
 
 /// The path of the loaded file that has this address.

@@ -22,6 +22,7 @@ pub mod channel;
 mod child;
 mod children;
 pub mod counters;
+mod doubts;
 pub mod fds;
 mod greeting;
 #[allow(unsafe_code)]

@@ -25,6 +25,7 @@
 //! | `fds::KINDS` | hold for the program's; the layer's own are set again |
 //! | epolls | the engine restores them, with what they watch; for placeholders they are told again (`ready::replaced`) |
 //! | `LOGGED`, `CHANGES`, `looked` | hold: they follow from the program's calls |
+//! | `NUMBERS`, `doubts` | hold: they follow from the program's calls |
 //! | `FULL`, `STARVED` | hold: the next look at the outbox decides |
 //! | counters | their page is in the image: they go on from there |
 //! | functions behind the hooks, tables of stream operations, `identity::FIRST` | hold: same libraries, same addresses, same answers |
@@ -103,6 +104,7 @@ impl Layer {
         std::mem::replace(&mut self.node, node).close();
         self.node.appoint();
         self.begin_again(*restart);
+        self.tell_doubts();
         self.open_door().map_err(failed("it has no door for its peers"))?;
         self.ask_foreign_keys();
         self.connect_pmi(launcher).map_err(failed("it has no connection to its process manager"))?;

@@ -405,7 +405,6 @@ programs! {
 fn a_sample_of_them_survives() {
     const FEW: usize = 2;
     // What polls is slow beside anything else, and what begins anew takes its time to find out that it must.
-    // nginx: see "Known, not mended" in docs/programs.md.
     const LONG: [&str; 7] = ["nginx without workers", "pyzmq REQ/REP", "pyzmq PUSH/PULL", "grpcio", "NetPIPE", "hpcc", "LAMMPS"];
     let (installed, missing): (Vec<_>, Vec<_>) =
         PROGRAMS.iter().map(|program| (program, program.version())).partition(|it| it.1.is_ok());

@@ -5,6 +5,7 @@
 //! launched itself may join. Children of a rank are told that they are not protected.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -379,6 +380,13 @@ pub enum ToNode {
     Diverged(String),
     /// The process ends; its last counters.
     Leaving(Box<Counters>),
+    /// A process that catches up is of a kind that seldom comes back by its log.
+    Doubts {
+        /// Why.
+        why: String,
+        /// How long it may stand still, for whatever reason, before its job begins anew. Zero: that is so at once.
+        patience: Duration,
+    },
 }
 
 /// To the observer.

@@ -1,13 +1,11 @@
 //! Threads get names when they are created (`crate::threads`).
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{pthread_attr_t, pthread_t};
 
-use crate::ops::descriptor;
 use crate::threads::{self, Routine};
-use crate::{callers, layer};
+use crate::{callers, doubts, layer};
 
 hooks! {
     unsafe fn pthread_create(
@@ -25,14 +23,9 @@ hooks! {
 
 /// Says at once, not after a death, that a process with such threads may not come back (G7).
 fn note_library(routine: Routine) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.load(Ordering::Relaxed)
+    if !doubts::are_there()
         && let Some(library) = callers::hands_over_by_memory(routine as usize)
     {
-        let text = format!(
-            "it has threads of {library}, which hand each other work by memory alone: brought back it may go another way than its log, and \
-             its job begins anew then (docs/programs.md)"
-        );
-        descriptor::note_once(&SAID, &text);
+        doubts::begin(library);
     }
 }

@@ -130,6 +130,7 @@ impl Accepting {
             match sure(layer.observer.accept(self.thread, listener, self.blocking)) {
                 Accept::Offered(connection) => return self.give(&mut layer, connection),
                 Accept::Again { fd, connection, peer } => {
+                    super::ready::number_closed(fd as i32);
                     layer.place(connection, fd as i32)?;
                     self.make_accepted(fd as i32);
                     let local =
@@ -231,6 +232,7 @@ impl Accepting {
             self.make_accepted(fd);
         }
         layer.names.insert(fd, Names { local: told.or(local), peer });
+        super::ready::number_closed(fd);
         begin(fd, !self.flags.contains(SocketFlags::NONBLOCK));
         counters::add(Counter::Events, 1);
         counters::add(Counter::Connections, 1);

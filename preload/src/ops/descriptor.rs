@@ -22,14 +22,19 @@ use crate::sys;
 /// Before the program closes `fd`: afterwards the real close passes through. An error: the program must not close it.
 pub fn closing(fd: i32) -> Result<(), Errno> {
     match fds::kind(fd) {
-        Kind::Other => return Ok(()),
+        Kind::Other => {
+            super::ready::number_closed(fd);
+            return Ok(());
+        }
         Kind::Epoll => {
+            super::ready::number_closed(fd);
             super::ready::closed(fd);
             return Ok(());
         }
         Kind::Own => return Err(Errno::BADF),
         // Nothing of it has left the process: its close need not wait.
         Kind::Bound => {
+            super::ready::number_closed(fd);
             fds::clear(fd);
             if let Some(mut layer) = layer::enter() {
                 layer.bound.remove(&fd);
@@ -54,6 +59,7 @@ pub fn closing(fd: i32) -> Result<(), Errno> {
         }
         _ => close_connection(&mut layer, fd),
     }
+    super::ready::number_closed(fd);
     fds::clear(fd);
     Ok(())
 }

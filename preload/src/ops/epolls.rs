@@ -5,6 +5,8 @@
 //! under another number, in this process or in a child. Such a watch can be reported still, but no call can name it any more. So a key names one watch
 //! with one word for ever; the last `REMEMBERED` that ended are remembered, with their words.
 //!
+//! A watch ends with its number: the next file under that number is watched when the program says so, and not before.
+//!
 //! No system call here: [`Epoll::control`] is handed the kernel's.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -121,6 +123,18 @@ impl Epoll {
         Some((self.key(index), &self.places[index as usize].watch))
     }
 
+    /// The watch that an outcome means by the number `fd`: the newest, or else the last that has ended. A file that is open under another number may be reported by the number that is closed.
+    pub fn meant_by(&self, fd: i32) -> Option<&Watch> {
+        let is_it = |watch: &&Watch| watch.fd == fd;
+        let ended = || self.ended.iter().rev().map(|index| &self.places[*index as usize].watch).find(is_it);
+        self.of(fd).map(|(_, watch)| watch).or_else(ended)
+    }
+
+    /// The number `fd` is closed: what the program watches under it from now on is another file.
+    pub fn number_closed(&mut self, fd: i32) {
+        self.ended.extend(self.newest.remove(&fd));
+    }
+
     /// The watched descriptors, by number.
     pub fn watched(&self) -> impl Iterator<Item = &Watch> {
         self.newest.values().map(|index| &self.places[*index as usize].watch)
@@ -177,6 +191,11 @@ impl Epolls {
             self.epolls[index] = Epoll::default();
             self.free.push(index);
         }
+    }
+
+    /// The number `fd` is closed: no epoll watches anything under it.
+    pub fn number_closed(&mut self, fd: i32) {
+        self.epolls.iter_mut().for_each(|epoll| epoll.number_closed(fd));
     }
 
     /// The epoll of a descriptor.
@@ -245,13 +264,18 @@ mod tests {
             for (word, (what, fd, other, kept)) in (100u64..).zip(steps) {
                 match what {
                     0 => {
+                        epoll.number_closed(fd);
                         kernel.close(fd, kept);
                         next += 1;
                         kernel.files.insert(fd, next);
                     }
-                    1 => kernel.close(fd, kept),
+                    1 => {
+                        epoll.number_closed(fd);
+                        kernel.close(fd, kept);
+                    }
                     2 => {
                         if let Some(file) = kernel.files.get(&fd).copied().filter(|_| fd != other) {
+                            epoll.number_closed(other);
                             kernel.close(other, kept);
                             kernel.files.insert(other, file);
                         }
@@ -270,6 +294,11 @@ mod tests {
                     let watch = epoll.find(*key).map(|watch| (watch.fd, watch.word));
                     prop_assert_eq!(watch, Some((*fd, *word)), "{} of file {}", fd, file);
                 }
+                // Whatever is known as a watch of a number now is one of the kernel's, of the file that is there now.
+                for fd in epoll.watched().map(|watch| watch.fd) {
+                    let file = kernel.files.get(&fd).copied();
+                    prop_assert!(file.is_some_and(|file| kernel.watches.contains_key(&(fd, file))), "{} is not watched", fd);
+                }
             }
         }
     }
@@ -284,6 +313,23 @@ mod tests {
         epoll.control(Operation::Modify, 5, 1, 72, ok).unwrap();
         assert_eq!(epoll.of(5).map(|(_, watch)| watch.word), Some(72));
         assert_eq!(epoll.find(second).map(|watch| watch.word), Some(71));
+    }
+
+    /// The number of a connection that was closed is the next connection's: nobody watches that yet.
+    #[test]
+    fn a_watch_ends_with_its_number() {
+        let mut epolls = Epolls::new();
+        epolls.created(3);
+        epolls.get_mut(3).unwrap().control(Operation::Add, 8, 1, 70, ok).unwrap();
+        let key = epolls.get(3).unwrap().of(8).unwrap().0;
+        epolls.number_closed(8);
+        let epoll = epolls.get_mut(3).unwrap();
+        assert!(epoll.of(8).is_none() && epoll.watched().next().is_none());
+        assert_eq!(epoll.find(key).map(|watch| watch.word), Some(70), "it may be open under another number");
+        assert_eq!(epoll.meant_by(8).map(|watch| watch.word), Some(70));
+        epoll.control(Operation::Add, 8, 1, 71, ok).unwrap();
+        assert_eq!(epoll.meant_by(8).map(|watch| watch.word), Some(71));
+        assert!(epoll.meant_by(9).is_none());
     }
 
     #[test]

@@ -66,6 +66,30 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
+/// What is known of a number, as long as it is the same file's.
+static NUMBERS: [AtomicU8; fds::DESCRIPTORS] = [const { AtomicU8::new(0) }; fds::DESCRIPTORS];
+/// In [`NUMBERS`]: an epoll has watched it.
+const WATCHED: u8 = 1;
+/// In [`NUMBERS`]: a descriptor of the program's own that was not ready as the log has it for [`PATIENCE_NS`]: nothing makes it so any more.
+const GIVEN_UP: u8 = 2;
+
+fn number(fd: i32) -> Option<&'static AtomicU8> {
+    usize::try_from(fd).ok().and_then(|at| NUMBERS.get(at))
+}
+
+fn note_number(fd: i32, what: u8) {
+    if let Some(entry) = number(fd) {
+        entry.fetch_or(what, Ordering::Relaxed);
+    }
+}
+
+/// The number `fd` is closed, or another file's since now: nothing that was known of it holds.
+pub fn number_closed(fd: i32) {
+    if number(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0 && entry.swap(0, Ordering::Relaxed) & WATCHED != 0) {
+        EPOLLS.lock().number_closed(fd);
+    }
+}
+
 /// The program closes an epoll.
 pub fn closed(epoll: i32) {
     EPOLLS.lock().closed(epoll);
@@ -120,6 +144,7 @@ pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, word: u64
     }
     let mut epolls = EPOLLS.lock();
     let table = epolls.get_mut(epoll)?;
+    note_number(fd, WATCHED);
     let result = table.control(operation, fd, events, word, |operation, key| kernel::control(epoll, operation, fd, events, key));
     if operation == Operation::Add && result.is_ok() && fds::kind(fd) != Kind::Other {
         CHANGES.fetch_add(1, Ordering::Relaxed);
@@ -296,7 +321,7 @@ impl Asked<'_> {
                 let mut epolls = EPOLLS.lock();
                 let table = epolls.get_mut(*epoll)?;
                 for (event, ready) in events.iter_mut().zip(ready) {
-                    let (_, watch) = table.of(ready.fd as i32)?;
+                    let watch = table.meant_by(ready.fd as i32)?;
                     *event = epoll_event { events: ready.events, u64: watch.word };
                     disarm(table, *epoll, ready.fd as i32);
                 }
@@ -455,15 +480,13 @@ fn disarm(table: &mut Epoll, epoll: i32, fd: i32) {
     }
 }
 
-/// Descriptors of the program's own that were not ready as the log has it for [`PATIENCE_NS`]: nothing makes them so any more.
-static GIVEN_UP: [AtomicU8; fds::DESCRIPTORS] = [const { AtomicU8::new(0) }; fds::DESCRIPTORS];
-/// Time for that, in nanoseconds.
+/// Time for a descriptor of the program's own to be ready as the log has it, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Whether what the program's own descriptors (eventfds, pipes, timers) were ready for then is so now. Threads wake each other by them: a thread that was told before the other
 /// one has written would find nothing there, and wait for ever for what was told already. `due`: until when the call waits for it.
 fn is_so(set: &[ReadyFd], due: &mut Option<u64>) -> bool {
-    let is_waited_for = |fd: u32| GIVEN_UP.get(fd as usize).is_some_and(|entry| entry.load(Ordering::Relaxed) == 0);
+    let is_waited_for = |fd: u32| number(fd as i32).is_some_and(|entry| entry.load(Ordering::Relaxed) & GIVEN_UP == 0);
     let own = set.iter().filter(|ready| fds::kind(ready.fd as i32) == Kind::Other && is_waited_for(ready.fd));
     let is_missing = |ready: &&ReadyFd| {
         let mut polled = [pollfd { fd: ready.fd as i32, events: ready.events as i16, revents: 0 }];
@@ -474,7 +497,7 @@ fn is_so(set: &[ReadyFd], due: &mut Option<u64>) -> bool {
     if now < *due.get_or_insert(now + PATIENCE_NS) {
         return false;
     }
-    GIVEN_UP[missing.fd as usize].store(1, Ordering::Relaxed);
+    note_number(missing.fd as i32, GIVEN_UP);
     *due = None;
     is_so(set, due)
 }

@@ -310,6 +310,7 @@ impl Node {
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
             ToNode::Diverged(why) => self.handle_diverged(now, process, why),
+            ToNode::Doubts { why, patience } => self.handle_doubts(now, process, &why, patience),
             ToNode::Note(text) => self.handle_note(now, process, &text),
             ToNode::Leaving(counters) => self.observed(process, |observed| observed.counters = Some(*counters)),
         }

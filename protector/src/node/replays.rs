@@ -67,12 +67,14 @@ pub(super) struct Watched {
     looked: Duration,
     activity: Option<Activity>,
     next: Duration,
+    /// How long it may stand still, for whatever reason: it is of a kind that seldom comes back by its log.
+    patience: Option<Duration>,
 }
 
 impl Watched {
     fn new(now: Duration, (from, to): (u64, u64), limit: Duration) -> Watched {
         let (counted, activity) = (None, None);
-        Watched { from, to, progress: now, sign: now, counted, looked: now, activity, next: now + limit / LOOKS }
+        Watched { from, to, progress: now, sign: now, counted, looked: now, activity, next: now + limit / LOOKS, patience: None }
     }
 
     /// The position in its journal.
@@ -101,18 +103,30 @@ impl Watched {
             self.sign = now;
         }
         (self.looked, self.activity, self.counted) = (now, activity, counted.or(self.counted));
-        self.next = now + limit / LOOKS;
+        self.next = now + self.patience.unwrap_or(limit) / LOOKS;
+        if let Some(patience) = self.patience {
+            return now.saturating_sub(self.progress) >= patience;
+        }
         now.saturating_sub(self.sign) >= limit || now.saturating_sub(self.progress) >= limit * PATIENCE
+    }
+
+    /// What a process does that does not get on, and its limit for that.
+    fn what_it_does(&self, now: Duration, limit: Duration) -> (&'static str, Duration) {
+        let (stands, to) = (self.stands(), self.to);
+        match now.saturating_sub(self.sign) >= limit {
+            true if stands == to => ("has not sent again what its peers have, and does not", limit),
+            true => ("waits for something that is not in it", limit),
+            false if stands == to => ("waits for peers that it does not reach", limit * PATIENCE),
+            false => ("computes, or cannot be looked at", limit * PATIENCE),
+        }
     }
 
     fn why(&self, now: Duration, limit: Duration) -> String {
         let Watched { from, to, .. } = *self;
         let (stands, still) = (self.stands(), now.saturating_sub(self.progress).as_secs_f64());
-        let (what, limit) = match now.saturating_sub(self.sign) >= limit {
-            true if stands == to => ("has not sent again what its peers have, and does not", limit),
-            true => ("waits for something that is not in it", limit),
-            false if stands == to => ("waits for peers that it does not reach", limit * PATIENCE),
-            false => ("computes, or cannot be looked at", limit * PATIENCE),
+        let (what, limit) = match self.patience {
+            Some(patience) => ("goes another way, as processes of its kind do", patience),
+            None => self.what_it_does(now, limit),
         };
         let next = self.counted.map(|counted| counted.awaited).filter(|awaited| *awaited > 0 && stands < to);
         let next = next.map_or(String::new(), |awaited| {
@@ -169,13 +183,26 @@ impl Node {
         }
     }
 
+    /// A process that catches up says that its kind seldom does, and how long it may stand still. It is not tried twice.
+    pub(super) fn handle_doubts(&mut self, now: Duration, process: ProcessId, why: &str, patience: Duration) {
+        let limit = self.replay_limit(process);
+        let catches_up = self.hosts.get(&process.job).is_some_and(|host| host.catches_up(process.rank));
+        let Some(watched) = self.replays.get_mut(&process).filter(|_| catches_up) else { return };
+        let patience = patience.min(limit);
+        watched.patience = Some(patience);
+        watched.next = watched.next.min(now + patience / LOOKS);
+        if patience.is_zero() {
+            self.handle_diverged(now, process, format!("it is not brought back by its log: {why}"));
+        }
+    }
+
     /// A process that was brought back goes another way than its log, or does not get on with it: why. One that is live already finds out so late that it has no log to try again
     /// with.
     pub(super) fn handle_diverged(&mut self, now: Duration, process: ProcessId, why: String) {
         let ProcessId { job, rank } = process;
-        self.replays.remove(&process);
+        let is_doubted = self.replays.remove(&process).is_some_and(|watched| watched.patience.is_some());
         let Some(host) = self.hosts.get(&job).filter(|host| host.pid(rank).is_some() && !host.is_hopeless(rank)) else { return };
-        let mut again = host.catches_up(rank);
+        let mut again = host.catches_up(rank) && !is_doubted;
         if again {
             self.with_host(now, job, |host| again = host.handle_diverged(rank));
         }
@@ -249,6 +276,19 @@ mod tests {
         assert_eq!(given_up(|_| Some((waits(0), 7000, false))), Some(61), "it is the one that does not send");
         assert_eq!(given_up(|_| Some((waits(OUT_OF_REACH), 7000, false))), Some(601), "they are not there");
         assert_eq!(given_up(|_| Some((waits(CATCHES_UP), 7000, false))), None, "they catch up, and have limits of their own");
+    }
+
+    #[test]
+    fn a_process_that_is_doubted_has_its_own_limit_whatever_it_does() {
+        let mut watched = Watched::new(Duration::ZERO, (0, 100), LIMIT);
+        watched.patience = Some(Duration::from_secs(2));
+        let mut look = |second: u64, replayed| {
+            let activity = Activity { cpu: Duration::from_secs(second), stopped: false };
+            watched.look(Duration::from_secs(second), LIMIT, Some(at(replayed)), Some(activity))
+        };
+        assert!(!look(1, 40) && !look(2, 41) && !look(3, 41), "it gets on");
+        assert!(look(4, 41), "it computes, and does not get on");
+        assert!(watched.why(Duration::from_secs(4), LIMIT).contains("as processes of its kind do"));
     }
 
     #[test]

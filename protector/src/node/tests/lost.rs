@@ -636,6 +636,27 @@ fn a_rank_that_goes_another_way_has_one_more_try() {
     cluster.end_well(job, 1);
 }
 
+/// A rank says that its kind does not come back by its log: its job begins anew at once, without another try.
+#[test]
+fn a_rank_of_a_kind_that_does_not_come_back_is_not_tried_twice() {
+    let mut cluster = Cluster::new(5);
+    let job = cluster.start_recoverable(5, 3);
+    cluster.silent = true;
+    cluster.crash(job, 1);
+    cluster.run_until(|c| c.incarnations(job, 1) == [1]);
+    cluster.run_for(Duration::from_secs(1));
+    let restored = cluster.restored.iter().rfind(|(process, ..)| *process == at(job, 1));
+    let incarnation = restored.map(|(_, incarnation, _)| *incarnation).expect("it was restored");
+    let (observer, node) = (observer_of(1, incarnation), cluster.ranks[&at(job, 1)].0.clone());
+    let doubts = ToNode::Doubts { why: "as a test says".to_owned(), patience: Duration::ZERO };
+    cluster.post(&node, Input::Observer(observer, 1001, doubts));
+    cluster.silent = false;
+    cluster.run_until(|c| c.has_restarted(job));
+    assert_eq!((cluster.recorded(EventName::Death), cluster.recorded(EventName::Lost)), (0, 1));
+    cluster.run_for(SOON);
+    cluster.end_well(job, 1);
+}
+
 /// A rank that has caught up is not looked at any more, and one that crashes meanwhile is brought back.
 #[test]
 fn a_rank_that_lives_may_wait_as_long_as_it_likes() {
