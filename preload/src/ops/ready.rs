@@ -73,6 +73,9 @@ const WATCHED: u8 = 1;
 /// In [`NUMBERS`]: a descriptor of the program's own that was not ready as the log has it for [`PATIENCE_NS`]: nothing makes it so any more.
 const GIVEN_UP: u8 = 2;
 
+/// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler closes it: what watched it ends later.
+const ENDED: u8 = 4;
+
 fn number(fd: i32) -> Option<&'static AtomicU8> {
     usize::try_from(fd).ok().and_then(|at| NUMBERS.get(at))
 }
@@ -85,8 +88,19 @@ fn note_number(fd: i32, what: u8) {
 
 /// The number `fd` is closed, or another file's since now: nothing that was known of it holds.
 pub fn number_closed(fd: i32) {
-    if number(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0 && entry.swap(0, Ordering::Relaxed) & WATCHED != 0) {
-        EPOLLS.lock().number_closed(fd);
+    let Some(entry) = number(fd).filter(|entry| entry.load(Ordering::Relaxed) != 0) else { return };
+    if entry.swap(0, Ordering::Relaxed) & (WATCHED | ENDED) != 0 {
+        match EPOLLS.try_lock() {
+            Some(mut epolls) => epolls.number_closed(fd),
+            None => note_number(fd, ENDED),
+        }
+    }
+}
+
+/// Ends what watched the number `fd` before it was closed, if that was not done then.
+fn end_watches(epolls: &mut Epolls, fd: i32) {
+    if number(fd).is_some_and(|entry| entry.fetch_and(!ENDED, Ordering::Relaxed) & ENDED != 0) {
+        epolls.number_closed(fd);
     }
 }
 
@@ -123,7 +137,9 @@ pub fn leaving(fd: i32) {
 
 /// Another socket is under the number `fd` since now: the epolls that watch it watch the new one.
 pub fn replaced(fd: i32) {
-    for (epoll, table) in EPOLLS.lock().all() {
+    let mut epolls = EPOLLS.lock();
+    end_watches(&mut epolls, fd);
+    for (epoll, table) in epolls.all() {
         let Some((key, watch)) = table.of(fd) else { continue };
         let events = if watch.disarmed { (libc::EPOLLONESHOT | libc::EPOLLET) as u32 } else { watch.events };
         // The old file may be open still, under another number; then the number is watched twice, for a while.
@@ -143,6 +159,7 @@ pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, word: u64
         return Some(Err(Errno::BADF));
     }
     let mut epolls = EPOLLS.lock();
+    end_watches(&mut epolls, fd);
     let table = epolls.get_mut(epoll)?;
     note_number(fd, WATCHED);
     let result = table.control(operation, fd, events, word, |operation, key| kernel::control(epoll, operation, fd, events, key));
