@@ -12,6 +12,16 @@ const FIRST_LINE: &str = "radic cluster key v1";
 /// A key file has two short lines; anything longer is not one.
 const FILE_LIMIT: u64 = 256;
 
+/// What to do about a key file that could not be read or written.
+fn way_out(said: &io::Error) -> &'static str {
+    match said.kind() {
+        io::ErrorKind::NotFound => "; `radic key FILE` makes a key in a folder that exists",
+        io::ErrorKind::AlreadyExists => "; it was left as it is: use this key, or name another file",
+        io::ErrorKind::PermissionDenied => "; run this as the owner of the file and its folder",
+        _ => "",
+    }
+}
+
 /// The secret that makes a process a member of the cluster.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct ClusterKey([u8; 32]);
@@ -20,12 +30,12 @@ pub struct ClusterKey([u8; 32]);
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file could not be read or written.
-    #[error("cluster key {path}: {source}")]
+    #[error("cluster key {path}: {said}{}", way_out(.said))]
     Io {
         /// The key file.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// What the system said. It is part of the message, so it is no `source`: a chain of errors would show it twice.
+        said: io::Error,
     },
     /// Others could read the key.
     #[error(
@@ -78,7 +88,7 @@ impl ClusterKey {
 
     /// Reads a key that `uid` owns and no other user may read.
     pub fn load(path: &Path, uid: u32) -> Result<Self, KeyError> {
-        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        let io_error = |said| KeyError::Io { path: path.to_owned(), said };
         let file = fs::File::open(path).map_err(io_error)?;
         // The open file is asked, not the path: no other file can take its place in between.
         let meta = file.metadata().map_err(io_error)?;
@@ -98,7 +108,7 @@ impl ClusterKey {
 
     /// Writes the key to a new file of mode 0600. An existing file is never overwritten: it may be in use.
     pub fn create(&self, path: &Path) -> Result<(), KeyError> {
-        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        let io_error = |said| KeyError::Io { path: path.to_owned(), said };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(io_error)?;
         let mut text = format!("{FIRST_LINE}\n{}\n", self.0.iter().map(|b| format!("{b:02x}")).collect::<String>());
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
@@ -144,6 +154,10 @@ mod tests {
         let key = ClusterKey::generate().unwrap();
         key.create(&path).unwrap();
         assert_eq!(ClusterKey::load(&path, my_uid(dir.path())).unwrap().0, key.0);
+        let error = key.create(&path).unwrap_err();
+        assert!(error.to_string().contains("was left as it is") && std::error::Error::source(&error).is_none(), "{error}");
+        let error = ClusterKey::load(&dir.path().join("none"), 0).err().unwrap();
+        assert!(error.to_string().contains("`radic key FILE` makes"), "{error}");
         assert!(matches!(key.create(&path), Err(KeyError::Io { .. })), "an existing key was overwritten");
     }
 
