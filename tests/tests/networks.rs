@@ -83,7 +83,7 @@ fn is_of_first(at: &SocketAddr) -> bool {
 
 #[test]
 fn a_node_dies_and_its_rank_is_found_on_the_network_of_data() {
-    let Some(mut cluster) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let command = rounds(&MPICH, ROUNDS);
     let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
     let mut events = cluster.events_at("n1");

@@ -11,8 +11,11 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::command::Invocation;
 use radic_tests::process;
 
-/// What each batch system says of a job: the variables, of which `FILE` names the file, and the file. All name the same nodes.
-const JOBS: [(&str, &[(&str, &str)], &str); 4] = [
+/// A batch system, its variables, of which `FILE` names the file, and the file.
+type Job = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+
+/// What each batch system says of a job. All name the same nodes.
+const JOBS: [Job; 4] = [
     ("pbs", &[("PBS_JOBID", "7.s"), ("PBS_NODEFILE", "FILE")], "127.0.0.2\n127.0.0.2\n127.0.0.3\n127.0.0.4\n"),
     (
         "gridengine",
