@@ -44,7 +44,7 @@ pub fn node(name: &str) -> NodeId {
 
 /// Its entry in a view.
 pub fn member(name: &str) -> Member {
-    Member { id: node(name), address: address(7), log_port: 9, role: Role::Node, slots: 2 }
+    Member { id: node(name), address: address(7), data: address(7).ip(), log_port: 9, role: Role::Node, slots: 2 }
 }
 
 /// What runs.

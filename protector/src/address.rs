@@ -59,6 +59,77 @@ impl HostPort {
     }
 }
 
+/// A network: `a.b.c.d/length`, or an address of IPv6 and a length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Network {
+    address: IpAddr,
+    length: u32,
+}
+
+/// Why a text is no network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no network: write ADDRESS/LENGTH, as 192.0.2.0/24")]
+pub struct NetworkError(String);
+
+impl Network {
+    /// Whether an address is in it.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        match (self.address, ip) {
+            (IpAddr::V4(network), IpAddr::V4(ip)) => {
+                let mask = u32::MAX.checked_shl(32 - self.length).unwrap_or(0);
+                (network.to_bits() ^ ip.to_bits()) & mask == 0
+            }
+            (IpAddr::V6(network), IpAddr::V6(ip)) => {
+                let mask = u128::MAX.checked_shl(128 - self.length).unwrap_or(0);
+                (network.to_bits() ^ ip.to_bits()) & mask == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl From<IpAddr> for Network {
+    /// That of this address alone.
+    fn from(address: IpAddr) -> Network {
+        Network { address, length: if address.is_ipv4() { 32 } else { 128 } }
+    }
+}
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let parse = || {
+            let (address, length) = text.split_once('/')?;
+            let (address, length): (IpAddr, u32) = (address.parse().ok()?, length.parse().ok()?);
+            let longest = if address.is_ipv4() { 32 } else { 128 };
+            (length <= longest).then_some(Network { address, length })
+        };
+        parse().ok_or_else(|| NetworkError(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Network {
+    type Error = NetworkError;
+
+    fn try_from(text: String) -> Result<Self, NetworkError> {
+        text.parse()
+    }
+}
+
+impl From<Network> for String {
+    fn from(network: Network) -> String {
+        network.to_string()
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.length)
+    }
+}
+
 impl From<SocketAddr> for HostPort {
     fn from(address: SocketAddr) -> Self {
         HostPort { host: address.ip().to_string(), port: address.port() }
@@ -169,6 +240,17 @@ pub fn is_enough(list: &[Vec<SocketAddr>], own: SocketAddr, expect: Option<u32>)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_holds_the_addresses_of_its_length() {
+        let holds = |network: &str, ip: &str| network.parse::<Network>().unwrap().contains(ip.parse().unwrap());
+        assert!(holds("10.1.0.0/16", "10.1.255.3") && !holds("10.1.0.0/16", "10.2.0.1"));
+        assert!(holds("10.1.0.7/32", "10.1.0.7") && !holds("10.1.0.7/32", "10.1.0.6") && holds("0.0.0.0/0", "10.2.0.1"));
+        assert!(holds("fd00:1::/32", "fd00:1::9") && !holds("fd00:1::/32", "fd00:2::9") && !holds("0.0.0.0/0", "::1"));
+        for bad in ["10.1.0.0", "10.1.0.0/33", "x/8", "::/129", "10.1/16", ""] {
+            assert!(bad.parse::<Network>().unwrap_err().to_string().contains("192.0.2.0/24"), "{bad}");
+        }
+    }
 
     #[test]
     fn names_and_numbers_are_read_and_written() {

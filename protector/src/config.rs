@@ -12,7 +12,7 @@ use radic_wire::membership::Role;
 use radic_wire::record::Cover;
 use serde::{Deserialize, Serialize};
 
-use crate::address::{DEFAULT_PORT, HostPort};
+use crate::address::{DEFAULT_PORT, HostPort, Network};
 use crate::folder::{Folder, FolderError};
 use crate::membership::Timing;
 
@@ -81,6 +81,12 @@ pub struct Settings {
     /// Address by which other nodes reach this one, if it is not the one to listen on
     #[arg(long, env = "RADIC_ADVERTISE", value_name = "ADDR")]
     pub advertise: Option<IpAddr>,
+    /// The network of the processes: what ranks send each other, logs and images go over this node's address in it [default: that of the daemon]
+    #[arg(long, env = "RADIC_DATA_NETWORK", value_name = "CIDR")]
+    pub data_network: Option<Network>,
+    /// The network of the daemons: this node listens on its address in it, and others reach it there [default: as --listen and --advertise say]
+    #[arg(long, env = "RADIC_CONTROL_NETWORK", value_name = "CIDR")]
+    pub control_network: Option<Network>,
     /// Members to join through, any of which will do; none: found a new cluster. All nodes may have the same list, with themselves in it: then
     /// the first of it founds the cluster, when a majority of the list is there and in no cluster, and joins at any later start
     #[arg(long, env = "RADIC_JOIN", value_name = "HOST:PORT", value_delimiter = ',')]
@@ -162,6 +168,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The address by which other nodes reach it.
     pub advertise: IpAddr,
+    /// The address of its processes.
+    pub data: IpAddr,
+    /// Where to take logs and images.
+    pub log_listen: IpAddr,
     /// Members to join through, this node among them perhaps.
     pub join: Vec<HostPort>,
     /// How many of them must be there before the first one founds a cluster, if not the majority.
@@ -256,6 +266,8 @@ impl Settings {
             name: self.name.or(file.name),
             listen: self.listen.or(file.listen),
             advertise: self.advertise.or(file.advertise),
+            data_network: self.data_network.or(file.data_network),
+            control_network: self.control_network.or(file.control_network),
             join: if self.join.is_empty() { file.join } else { self.join },
             bootstrap_expect: self.bootstrap_expect.or(file.bootstrap_expect),
             key: self.key.or(file.key),
@@ -281,7 +293,7 @@ impl Settings {
 
     /// Fills in the defaults and checks the ranges.
     pub fn complete(self) -> Result<Config, ConfigError> {
-        let (listen, advertise) = self.addresses()?;
+        let Addresses { listen, advertise, data, log_listen } = self.addresses(&addresses())?;
         let role = self.role()?;
         let dir = self.dir.or_else(default_dir).ok_or_else(|| ConfigError::Missing {
             what: "the cluster's directory",
@@ -315,6 +327,8 @@ impl Settings {
             name,
             listen,
             advertise,
+            data,
+            log_listen,
             join: self.join,
             bootstrap_expect: self.bootstrap_expect,
             key: self.key.unwrap_or_else(|| dir.join("key")),
@@ -335,20 +349,32 @@ impl Settings {
         })
     }
 
-    /// Where the node listens, and by which address the others reach it.
-    fn addresses(&self) -> Result<(SocketAddr, IpAddr), ConfigError> {
-        let listen = match &self.listen {
+    /// Where the node listens, and by which addresses the others reach it and its processes. `own`: those of this machine.
+    fn addresses(&self, own: &[IpAddr]) -> Result<Addresses, ConfigError> {
+        let mut listen = match &self.listen {
             None => SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)),
-            Some(listen) => listen
-                .resolve_here(&addresses())
-                .map_err(|error| ConfigError::Name { name: listen.clone(), error: error.to_string() })?,
+            Some(listen) => {
+                listen.resolve_here(own).map_err(|error| ConfigError::Name { name: listen.clone(), error: error.to_string() })?
+            }
         };
+        let control = self.control_network.map(|network| address_in("control-network", network, own)).transpose()?;
+        match (control, self.control_network) {
+            (Some(ip), _) if listen.ip().is_unspecified() => listen.set_ip(ip),
+            (Some(_), Some(network)) if !network.contains(listen.ip()) => {
+                let remedy = format!("listen is {listen}, which is not in {network}: leave one of them out");
+                return Err(ConfigError::Missing { what: "the node's address in control-network", remedy });
+            }
+            _ => {}
+        }
         let advertise = self.advertise.unwrap_or(listen.ip());
         if advertise.is_unspecified() {
-            let remedy = format!("{listen} is every address of this machine: say which one the others reach, with --advertise");
+            let remedy = format!(
+                "{listen} is every address of this machine: say which one the others reach, with --advertise or --control-network"
+            );
             return Err(ConfigError::Missing { what: "the node's address", remedy });
         }
-        Ok((listen, advertise))
+        let data = self.data_network.map(|network| address_in("data-network", network, own)).transpose()?;
+        Ok(Addresses { listen, advertise, data: data.unwrap_or(advertise), log_listen: data.unwrap_or(listen.ip()) })
     }
 
     fn role(&self) -> Result<Role, ConfigError> {
@@ -388,6 +414,7 @@ impl Config {
             name: Some(self.name.clone()),
             listen,
             advertise: Some(self.advertise),
+            data_network: (self.data != self.advertise).then(|| self.data.into()),
             join: self.join.clone(),
             bootstrap_expect: self.bootstrap_expect,
             key: Some(self.key.clone()),
@@ -410,6 +437,25 @@ impl Config {
             ..Settings::default()
         })
     }
+}
+
+/// The addresses of a node.
+struct Addresses {
+    listen: SocketAddr,
+    advertise: IpAddr,
+    data: IpAddr,
+    log_listen: IpAddr,
+}
+
+/// The first of a machine's own addresses that is in a network.
+fn address_in(what: &'static str, network: Network, own: &[IpAddr]) -> Result<IpAddr, ConfigError> {
+    own.iter().copied().find(|ip| network.contains(*ip)).ok_or_else(|| {
+        let shown = own.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        ConfigError::Missing {
+            what,
+            remedy: format!("no interface of this machine has an address in {network}; there are {shown}"),
+        }
+    })
 }
 
 /// An address of `--http`, with its port or with the usual one.
@@ -574,7 +620,9 @@ mod tests {
             line.strip_prefix('#').filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase())).map(str::to_owned)
         };
         let shown: Vec<String> = EXAMPLE.lines().filter_map(set).collect();
-        let settings: Settings = toml::from_str(&shown.join("\n")).unwrap();
+        // With networks that this machine has.
+        let here = shown.join("\n").replace("192.0.2.", "127.0.0.").replace("198.51.100.", "127.0.0.");
+        let settings: Settings = toml::from_str(&here).unwrap();
         settings.complete().unwrap();
         let not_for_files = ["config", "check-config", "own-session"];
         for argument in
@@ -583,6 +631,25 @@ mod tests {
             let line = format!("{} = ", argument.replace('-', "_"));
             assert!(shown.iter().any(|shown| shown.starts_with(&line)), "{line:?} is missing in packaging/radicd.toml");
         }
+    }
+
+    #[test]
+    fn networks_choose_among_the_addresses_of_this_machine() {
+        let own: Vec<IpAddr> = ["127.0.0.1", "10.77.0.3", "10.78.0.3"].map(|ip| ip.parse().unwrap()).into();
+        let of = |args: &[&str]| settings(args).addresses(&own).map_err(|error| error.to_string());
+        let shown = |args: &[&str]| {
+            let Addresses { listen, advertise, data, log_listen } = of(args).unwrap();
+            format!("{listen} {advertise} {data} {log_listen}")
+        };
+        let (control, data) = ("--control-network=10.77.0.0/16", "--data-network=10.78.0.0/16");
+        assert_eq!(shown(&[control, data]), "10.77.0.3:7117 10.77.0.3 10.78.0.3 10.78.0.3");
+        assert_eq!(shown(&[control, "--listen=0.0.0.0:0"]), "10.77.0.3:0 10.77.0.3 10.77.0.3 10.77.0.3");
+        assert_eq!(shown(&[data, "--listen=10.77.0.3:9"]), "10.77.0.3:9 10.77.0.3 10.78.0.3 10.78.0.3");
+        assert_eq!(shown(&["--listen=0.0.0.0:9", "--advertise=10.77.0.3"]), "0.0.0.0:9 10.77.0.3 10.77.0.3 0.0.0.0");
+        let error = of(&["--control-network=10.79.0.0/16"]).err().unwrap();
+        assert!(error.contains("10.79.0.0/16") && error.contains("10.78.0.3"), "{error}");
+        let error = of(&[control, "--listen=10.78.0.3:1"]).err().unwrap();
+        assert!(error.contains("not in 10.77.0.0/16"), "{error}");
     }
 
     #[test]

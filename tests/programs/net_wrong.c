@@ -2,13 +2,18 @@
 #define _GNU_SOURCE
 #include "net.h"
 #include <limits.h>
+#include <spawn.h>
+#include <stdarg.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 
 /* select() does not look at numbers that are higher than the process has ever had room for: 64 at first. */
 enum { PAGE = 4096, NOT_OPEN = 60 };
@@ -254,6 +259,84 @@ static void descriptors(void)
     T(((struct pollfd *)(room + 1))->revents & POLLOUT);
 }
 
+/* What <bits/> of the C library calls instead where sizes are known (_FORTIFY_SOURCE). */
+extern int __open_2(const char *, int), __open64_2(const char *, int), __openat_2(int, const char *, int), __openat64_2(int, const char *, int);
+extern int __poll_chk(struct pollfd *, nfds_t, int, size_t), __gethostname_chk(char *, size_t, size_t);
+extern int __ppoll_chk(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
+extern ssize_t __read_chk(int, void *, size_t, size_t), __recv_chk(int, void *, size_t, size_t, int);
+extern ssize_t __recvfrom_chk(int, void *, size_t, size_t, int, struct sockaddr *, socklen_t *);
+extern int __vdprintf_chk(int, int, const char *, va_list);
+
+static int printed(int fd, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    const int result = vdprintf(fd, format, list) + __vdprintf_chk(fd, 1, format, list);
+    va_end(list);
+    return result;
+}
+
+/* Files, clocks, random numbers and children. */
+static void others(void)
+{
+    static volatile int odd = 0x7f7f7f7f, none = -1;
+    for (size_t i = 0; i < sizeof nowhere / sizeof *nowhere - 1; i++) {
+        char *const p = nowhere[i];
+        name("path or place", nowhere_names[i]);
+        T(open(p, O_RDONLY));
+        T(open64(p, O_RDONLY));
+        T(openat(AT_FDCWD, p, O_RDONLY));
+        T(openat64(none, p, O_RDONLY));
+        T(__open_2(p, O_RDONLY));
+        T(__open64_2(p, O_RDONLY));
+        T(__openat_2(none, p, O_RDONLY));
+        T(__openat64_2(AT_FDCWD, p, O_RDONLY));
+        T(fopen(p, "r") == NULL ? -1 : 0);
+        T(fopen64(p, "r") == NULL ? -1 : 0);
+        T(getrandom(p, 10, 0));
+        T(getentropy(p, 10));
+        T(getrusage(RUSAGE_SELF, (struct rusage *)p));
+        T(waitid(P_PID, 1 << 30, (siginfo_t *)p, WEXITED));
+        T(wait4(none, (int *)p, 0, NULL));
+        T(__poll_chk((struct pollfd *)p, 1, 0, PAGE));
+        T(__ppoll_chk((struct pollfd *)p, 1, &(struct timespec){0, 0}, NULL, PAGE));
+        T(__read_chk(NOT_OPEN, p, 10, 10));
+        T(__recv_chk(NOT_OPEN, p, 10, 10, 0));
+        T(__recvfrom_chk(NOT_OPEN, p, 10, 10, 0, NULL, NULL));
+        T(pselect(none, (fd_set *)p, NULL, NULL, &(struct timespec){0, 0}, NULL));
+        pid_t child;
+        T(posix_spawn(&child, i == 0 ? (char *)8 : p, NULL, NULL, (char *[]){"x", NULL}, environ));
+        T(posix_spawnp(&child, "/no/such/program", NULL, NULL, (char *[]){"x", NULL}, environ));
+    }
+    name("flags and numbers", "-");
+    struct timespec at;
+    struct rusage usage;
+    T(clock_gettime(odd, &at));
+    T(getrusage(odd, &usage));
+    T(getrandom(room, 10, 0x40));
+    T(getentropy(room, 300));
+    T(gethostname(room, 0));
+    T(__gethostname_chk(room, 0, 0));
+    T(epoll_create(0));
+    T(epoll_create(none));
+    T(fcntl64(none, F_GETFL, 0));
+    T(fcntl64(NOT_OPEN, odd, 0));
+    T(sendfile64(none, none, NULL, 10));
+    T(sendfile64(NOT_OPEN, control, NULL, huge_length));
+    T(openat(AT_FDCWD, "/no/such/file", O_RDONLY));
+    T(open("/dev/null/x", O_RDONLY));
+    T(wait(NULL));
+    T(wait3(NULL, WNOHANG, NULL));
+    T(wait3(NULL, odd, NULL));
+    T(waitpid(1 << 30, NULL, 0));
+    T(waitpid(none, NULL, odd));
+    T(wait4(1 << 30, NULL, odd, NULL));
+    T(waitid(odd, 0, NULL, WEXITED));
+    T(popen("true", "q") == NULL ? -1 : 0);
+    T(printed(none, "x"));
+    T(printed(NOT_OPEN, "x"));
+}
+
 /* Calls that take something, and have no place for it. */
 static void lost(void)
 {
@@ -287,6 +370,7 @@ static void wrong(void)
     await(control, POLLIN);
     pause_ms(100); /* All of it is here: what is taken at once is the same in every run. */
     descriptors();
+    others();
     EXPECT(fcntl(control, F_SETFL, 0), 0);
     lost();
     together();

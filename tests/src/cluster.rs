@@ -236,6 +236,25 @@ impl Cluster {
         (format!("/proc/{}/ns/net", network.holders()[number]).into(), netns::address(number))
     }
 
+    /// Connects a node that is yet to be started to a second network.
+    ///
+    /// # Panics
+    /// If nodes are logical.
+    pub fn add_second_network(&mut self, name: &str) {
+        self.place(name);
+        let (network, names) = self.network.as_ref().expect("only nodes in namespaces have one");
+        network.add_second(names.iter().position(|known| known == name).expect("it has its place"));
+    }
+
+    /// Pulls a node's cable of one of two networks, or puts it back.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn set_cable_of(&self, which: netns::Which, node: &str, plugged: bool) {
+        let (network, names) = self.network.as_ref().expect("only nodes in namespaces have cables");
+        network.set_cable_of(which, names.iter().position(|known| known == node).expect("a node's name"), plugged);
+    }
+
     fn open_log(&self, name: &str) -> io::Result<File> {
         let dir = self.node_dir(name);
         fs::create_dir_all(&dir)?;

@@ -28,6 +28,8 @@ pub mod sharing;
 pub mod slurm;
 pub mod sockets;
 pub mod sshd;
+#[cfg(test)]
+mod wrong;
 
 pub use cluster::{Cluster, Kind, Setup};
 pub use command::{Finished, Running};

@@ -63,11 +63,16 @@ impl Library {
         deps().join(self.name).join("bin/python").display().to_string()
     }
 
+    /// What LD_LIBRARY_PATH is to be for its programs, if they need it.
+    pub fn library_path(&self) -> Option<PathBuf> {
+        self.library_path.map(|path| deps().join(path))
+    }
+
     /// `radic run -n RANKS FLAGS -- COMMAND` with this library. The flags are words separated by blanks.
     pub fn job(&self, cluster: &Cluster, ranks: usize, flags: &str, command: &[&str]) -> Invocation {
         let job = cluster.job(ranks, flags, command);
-        match self.library_path {
-            Some(path) => job.env("LD_LIBRARY_PATH", deps().join(path)),
+        match self.library_path() {
+            Some(path) => job.env("LD_LIBRARY_PATH", path),
             None => job,
         }
     }

@@ -138,6 +138,33 @@ impl Network {
         number
     }
 
+    /// Connects a node to a second network, with a bridge of its own.
+    ///
+    /// # Panics
+    /// If the first one is the test's own switch.
+    pub fn add_second(&self, number: usize) {
+        let Between::Bridge(switch) = &self.between else { panic!("a second network is a bridge of the kernel") };
+        if number == 0 {
+            switch.ip(&["link", "add", "second", "type", "bridge"]);
+            switch.ip(&["link", "set", "second", "up"]);
+        }
+        let (node, port) = (&self.nodes[number], Which::Second.port(number));
+        let there = node.holder.id().to_string();
+        switch.ip(&["link", "add", &port, "type", "veth", "peer", "name", "eth1", "netns", &there]);
+        switch.ip(&["link", "set", &port, "master", "second", "up"]);
+        node.ip(&["address", "add", &format!("{}/16", second_address(number)), "dev", "eth1"]);
+        node.ip(&["link", "set", "eth1", "up"]);
+    }
+
+    /// Pulls a node's cable of one of two networks, or puts it back.
+    ///
+    /// # Panics
+    /// If the first one is the test's own switch.
+    pub fn set_cable_of(&self, which: Which, number: usize, plugged: bool) {
+        let Between::Bridge(switch) = &self.between else { panic!("a second network is a bridge of the kernel") };
+        switch.ip(&["link", "set", &which.port(number), if plugged { "up" } else { "down" }]);
+    }
+
     /// The processes that hold the namespaces.
     pub fn holders(&self) -> Vec<u32> {
         let switch = if let Between::Bridge(switch) = &self.between { Some(switch) } else { None };
@@ -156,6 +183,30 @@ impl Network {
             Between::Frames(switch) => switch.set_cable(number, plugged),
         }
     }
+}
+
+/// One of two networks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// That of every cluster.
+    First,
+    /// The one that was added.
+    Second,
+}
+
+impl Which {
+    fn port(self, number: usize) -> String {
+        match self {
+            Which::First => port(number),
+            Which::Second => format!("second{number}"),
+        }
+    }
+}
+
+/// The address of a node in the second network.
+pub fn second_address(number: usize) -> Ipv4Addr {
+    let [_, _, high, low] = address(number).octets();
+    Ipv4Addr::new(10, 78, high, low)
 }
 
 /// The address of a node.

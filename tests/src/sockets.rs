@@ -40,7 +40,7 @@ pub fn listeners(pid: u32) -> BTreeMap<SocketAddr, i32> {
 }
 
 /// An IPv4 address as the kernel prints it: the bytes of a word in the machine's order, and a port.
-fn address(text: &str) -> Option<SocketAddr> {
+pub fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':').filter(|(ip, _)| ip.len() == 8)?;
     let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.to_ne_bytes());
     Some(SocketAddr::new(ip.into(), u16::from_str_radix(port, 16).ok()?))

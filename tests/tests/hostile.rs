@@ -92,7 +92,7 @@ fn rest(socket: &mut TcpStream) -> Vec<u8> {
 /// A member that no node knows.
 fn stranger() -> Member {
     let id = NodeId { name: "stranger".parse().expect("a name"), boot: BootId(77) };
-    Member { id, address: ([127, 0, 0, 1], 9).into(), log_port: 1, role: Role::Node, slots: 1 }
+    Member { id, address: ([127, 0, 0, 1], 9).into(), data: [127, 0, 0, 1].into(), log_port: 1, role: Role::Node, slots: 1 }
 }
 
 fn hello(to: Option<NodeId>, purpose: Purpose) -> Hello {

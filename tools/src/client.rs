@@ -79,10 +79,10 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster in `dir`; else that of this job of Slurm, if there is one; else in ~/.radic/cluster.
+    /// The cluster in `dir`; else that of this job of a batch system, if there is one; else in ~/.radic/cluster.
     pub(crate) fn new(dir: Option<PathBuf>) -> Result<Self, ClientError> {
-        let of_slurm = || crate::launch::slurm::default_dir().filter(|dir| dir.is_dir());
-        let default = || of_slurm().or_else(|| std::env::home_dir().map(|home| home.join(".radic/cluster")));
+        let of_job = || crate::launch::default_dir().filter(|dir| dir.is_dir());
+        let default = || of_job().or_else(|| std::env::home_dir().map(|home| home.join(".radic/cluster")));
         // An empty variable is as good as none.
         let dir = dir
             .filter(|dir| !dir.as_os_str().is_empty())
@@ -371,7 +371,7 @@ mod tests {
         let cluster = Cluster::new(Some(dir.path().join("cluster"))).unwrap();
         fs::create_dir(cluster.dir()).unwrap();
         assert!(matches!(cluster.connect(None), Err(ClientError::NoCluster { .. })));
-        let record = r#"{"shell":["ssh"],"slurm":false,"prefix":"/opt","nodes":[{"target":"ann@h7","name":"h7"}]}"#;
+        let record = r#"{"shell":["ssh"],"batch":false,"prefix":"/opt","nodes":[{"target":"ann@h7","name":"h7"}]}"#;
         fs::write(cluster.dir().join("hosts.json"), record).unwrap();
         let error = cluster.connect(None).unwrap_err().to_string();
         assert!(error.contains("on h7: run this there"), "{error}");

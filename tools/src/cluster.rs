@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags};
+use radic_protector::address::Network;
 use radic_protector::daemon::keeper;
 use radic_protector::folder::Folder;
 use radic_wire::key::ClusterKey;
@@ -221,6 +222,7 @@ fn start_all(
     let spawn = |name: &str, role, join, signals: &mut Signals| {
         let wanted = Protector {
             listen: LOOPBACK,
+            data: None,
             name,
             role,
             join,
@@ -252,6 +254,8 @@ pub(crate) struct Protector<'a> {
     pub(crate) role: Role,
     /// Where it listens. Port 0: any.
     pub(crate) listen: SocketAddr,
+    /// The network of its processes.
+    pub(crate) data: Option<Network>,
     /// A member to join through; none: it founds the cluster.
     pub(crate) join: Option<SocketAddr>,
     pub(crate) slots: Option<u32>,
@@ -268,6 +272,7 @@ impl Protector<'_> {
         let mut command = Command::new(radicd);
         command.arg("--dir").arg(cluster.dir()).args(["--name", self.name, "--own-session"]);
         command.arg(format!("--listen={}", self.listen));
+        command.args(self.data.map(|network| format!("--data-network={network}")));
         command.args(self.join.map(|address| format!("--join={address}")));
         command.args(match self.role {
             Role::Node | Role::Newcomer => None,
@@ -279,7 +284,9 @@ impl Protector<'_> {
         command.args(self.grace.map(|seconds| format!("--grace={seconds}")));
         command.args(self.http.map(|address| format!("--http={address}")));
         // What the environment says about one protector is not meant for all of these.
-        for variable in ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_KEY", "RADIC_STORE"] {
+        for variable in
+            ["RADIC_JOIN", "RADIC_SPARE", "RADIC_WITNESS", "RADIC_ADVERTISE", "RADIC_CONTROL_NETWORK", "RADIC_KEY", "RADIC_STORE"]
+        {
             command.env_remove(variable);
         }
         command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -400,8 +407,8 @@ fn clear_leftovers(cluster: &Cluster) -> Result<()> {
             connection.node()
         );
     }
-    // Slurm ends what it has started with its job.
-    if let Some(record) = Record::read(cluster)?.filter(|record| !record.slurm) {
+    // A batch system ends what it has started with its job.
+    if let Some(record) = Record::read(cluster)?.filter(|record| !record.batch) {
         bail!(
             "a cluster was started from {dir} on other hosts ({}): use it there, or end it with `radic cluster stop --dir {dir}`",
             record.names()

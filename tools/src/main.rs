@@ -223,14 +223,16 @@ enum ClusterCommand {
         radic cluster start --nodes 4 --http && radic web\n\n  \
         radic cluster start --hosts node1,node2,node3,node4 --spares 1\n  \
         radic cluster start --hosts hostfile --rsh \"ssh -p 2222\"\n  \
-        radic cluster start --slurm --spares 1\n\n\
+        radic cluster start --slurm --spares 1\n  \
+        radic cluster start --scheduler gridengine --spares 1\n\n\
         With --nodes every node is a protector with a port of its own on 127.0.0.1. Nodes are called n1, n2, ..., spares s1, s2, ..., \
         a witness w1. With --hosts nodes have the names of their hosts; the last host is the witness, those before it the spares. A host that \
         cannot be reached is told, and the others go on without it. With --slurm, in a script of sbatch or under salloc, it is the same with the \
-        allocation's nodes; DIR is ~/.radic/slurm-JOB then, if no other is named. DIR/nodes/NAME/log, on its host, holds what a node has to say.")]
+        allocation's nodes; DIR is ~/.radic/slurm-JOB then, if no other is named. With --scheduler pbs, gridengine or lsf, in a script of that batch \
+        system, it is the same with the nodes of its job. DIR/nodes/NAME/log, on its host, holds what a node has to say.")]
     Start {
         /// How many nodes, on this machine
-        #[arg(long, short, value_name = "N", required_unless_present_any = ["hosts", "slurm"], value_parser = clap::value_parser!(u32).range(1..=1024))]
+        #[arg(long, short, value_name = "N", required_unless_present_any = ["hosts", "slurm", "scheduler"], value_parser = clap::value_parser!(u32).range(1..=1024))]
         nodes: Option<u32>,
         /// How many spares: nodes that host nothing until another has died
         #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
@@ -308,8 +310,11 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn dispatch(cli: Cli) -> Result<u8> {
-    let in_slurm = matches!(&cli.command, Command::Cluster(ClusterCommand::Start { launch, .. }) if launch.slurm);
-    let cluster = Cluster::new(cli.cluster.or_else(|| if in_slurm { launch::slurm::default_dir() } else { None }))?;
+    let dir_of_job = || match &cli.command {
+        Command::Cluster(ClusterCommand::Start { launch, .. }) => launch.default_dir(),
+        _ => None,
+    };
+    let cluster = Cluster::new(cli.cluster.clone().or_else(dir_of_job))?;
     match cli.command {
         Command::Key { path } => make_key(&path)?,
         Command::Cluster(command) => return control_cluster(cluster, command),
@@ -368,7 +373,10 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
             let launched = match &launch.hosts {
                 Some(hosts) => launch::start_hosts(&cluster, hosts, &launch, &options)?,
                 None if launch.slurm => launch::slurm::start(&cluster, &launch, &options)?,
-                None => cluster::start(&cluster, &options)?,
+                None => match launch.scheduler {
+                    Some(scheduler) => launch::start_batch(&cluster, scheduler, &launch, &options)?,
+                    None => cluster::start(&cluster, &options)?,
+                },
             };
             cluster::show_started(&cluster, &launched, format.json)?;
         }
@@ -377,7 +385,7 @@ fn control_cluster(cluster: Cluster, command: ClusterCommand) -> Result<u8> {
             let cluster = dir.map_or(Ok(cluster), |dir| Cluster::new(Some(dir)))?;
             if let Some(name) = only {
                 cluster::show_stopped(&cluster::stop_only(&cluster, name.as_str())?, format.json)?;
-            } else if let Some(record) = Record::read(&cluster)?.filter(|record| !record.slurm || cluster.connect(None).is_err())
+            } else if let Some(record) = Record::read(&cluster)?.filter(|record| !record.batch || cluster.connect(None).is_err())
             {
                 cluster::show_stopped(&cluster::stop_hosts(&cluster, &record)?, format.json)?;
             } else {

@@ -319,6 +319,8 @@ fn mpi_libraries_are_judged_by_the_settings_they_will_have() {
     with("FI_TCP_IO_URING", "1").stops("io_uring", "FI_TCP_IO_URING=1");
     assert_eq!(with("FI_TCP_IO_URING", "no").code, 0);
     with("MPIR_CVAR_CH4_NETMOD", "ucx").stops("threads-on-sockets", "thread of its own");
+    let netmod = with("MPIR_CVAR_CH4_NETMOD", "ucx");
+    assert!(format!("{netmod:?}").contains("MPIR_CVAR_CH4_NETMOD=ofi"), "it says what to use instead: {netmod:?}");
     assert!(with("FI_PROVIDER", "shm").about("limit", "setting").is_some_and(|about| about.contains("FI_PROVIDER=shm")));
     assert!(with("FI_TCP_IFACE", "eth0").about("note", "setting").is_some());
     assert!(with("LD_AUDIT", "/x.so").about("limit", "preload").is_some_and(|about| about.contains("/x.so")));
@@ -329,6 +331,16 @@ fn mpi_libraries_are_judged_by_the_settings_they_will_have() {
     let open = Folder::new();
     let diagnosis = open.diagnose(&mpich(&open, "libopen-pal.so.80"));
     assert!(diagnosis.code == 0 && diagnosis.json["mpi"]["flavour"] == "open-mpi5", "{diagnosis:?}");
+    let program = open.path("mpi");
+    let with = |name: &str, value: &str| {
+        Diagnosis::of(open.command(&["--json", "--", program.to_str().unwrap()]).env(name, value).output().unwrap())
+    };
+    with("OMPI_MCA_pml", "ucx").stops("threads-on-sockets", "thread of its own");
+    let pml = with("OMPI_MCA_pml", "ucx");
+    assert!(format!("{pml:?}").contains("OMPI_MCA_pml=ob1"), "it says what to use instead: {pml:?}");
+    with("OMPI_MCA_osc", "ucx,rdma").stops("threads-on-sockets", "thread of its own");
+    assert_eq!(with("OMPI_MCA_osc", "^ucx").code, 0);
+    assert_eq!(with("OMPI_MCA_pml", "ob1").code, 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! [`View::next`] is a pure function, so a decision is small however large the ring is.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,12 +33,22 @@ pub struct Member {
     pub id: NodeId,
     /// Where its protector listens for the others.
     pub address: SocketAddr,
-    /// The port, at the same address, where it takes the logs of the processes that it protects.
+    /// Its address on the network of the processes: where those that it hosts listen, and where it takes logs and images. Most often that of its
+    /// protector.
+    pub data: IpAddr,
+    /// The port, at that address, where it takes the logs of the processes that it protects.
     pub log_port: u16,
     /// What it is for.
     pub role: Role,
     /// Ranks that `--map-by slot` places here before it goes to the next node.
     pub slots: u32,
+}
+
+impl Member {
+    /// Where it takes logs and images.
+    pub fn log_address(&self) -> SocketAddr {
+        SocketAddr::new(self.data, self.log_port)
+    }
 }
 
 /// How a member ceased to be one.
@@ -345,7 +355,14 @@ mod tests {
 
     fn member(name: &str, boot: u64) -> Member {
         let id = NodeId { name: name.parse().unwrap(), boot: BootId(boot) };
-        Member { id, address: "127.0.0.1:1".parse().unwrap(), log_port: 1, role: Role::Node, slots: 1 }
+        Member {
+            id,
+            address: "127.0.0.1:1".parse().unwrap(),
+            data: [127, 0, 0, 1].into(),
+            log_port: 1,
+            role: Role::Node,
+            slots: 1,
+        }
     }
 
     #[test]

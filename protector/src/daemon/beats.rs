@@ -193,7 +193,7 @@ mod tests {
         let key = ClusterKey::from_bytes([3; 32]);
         let member = |name: &str, address| {
             let id = NodeId { name: name.parse().unwrap(), boot: radic_wire::ids::BootId(1) };
-            Member { id, address, log_port: 1, role: radic_wire::membership::Role::Node, slots: 1 }
+            Member { id, address, data: address.ip(), log_port: 1, role: radic_wire::membership::Role::Node, slots: 1 }
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -189,7 +189,7 @@ impl Daemon {
         let (input_sender, inputs) = mpsc::channel(INPUTS);
         let (urgent_sender, urgent) = mpsc::channel(URGENT);
         let stores = Stores::start(&config, key.clone(), input_sender.clone())?;
-        let me = Member { id, address, log_port: stores.port(), role: config.role, slots: config.slots };
+        let me = Member { id, address, data: config.data, log_port: stores.port(), role: config.role, slots: config.slots };
         let environment = host_environment(&me, folder.path())?;
         let written = folder.replace(PID)?.write_all(format!("{}\n", std::process::id()).as_bytes());
         written.with_context(|| format!("cannot write {}", folder.path().join(PID).display()))?;
@@ -585,7 +585,7 @@ async fn seeds(config: &Config, own: SocketAddr) -> Result<Seeds> {
 
 /// What is particular to this node in the environment of its ranks.
 fn host_environment(me: &Member, dir: &Path) -> Result<HostEnvironment> {
-    let address = me.address.ip();
+    let address = me.data;
     let carries = |a: &nix::ifaddrs::InterfaceAddress| a.address.as_ref().and_then(ip_of) == Some(address);
     let mut interfaces = nix::ifaddrs::getifaddrs().context("cannot list the network interfaces")?;
     let interface = interfaces.find(carries);

@@ -26,7 +26,7 @@ impl Stores {
     pub fn start(config: &Config, key: ClusterKey, inputs: mpsc::Sender<Input>) -> Result<Stores, StartError> {
         let (durable, memory, store) = (config.durable, config.log_memory, config.store.clone());
         let cover = config.encrypt.cover();
-        let service = logs::Config { durable, memory, cover, ..logs::Config::new(config.listen.ip(), store, key) };
+        let service = logs::Config { durable, memory, cover, ..logs::Config::new(config.log_listen, store, key) };
         let (logs, events) = logs::start(service)?;
         spawn_local(pass_on(events, inputs.clone()));
         Ok(Stores { logs, inputs, name: config.name.clone() })

@@ -156,7 +156,7 @@ mod tests {
     fn hello() -> Hello {
         let id = NodeId { name: "newer".parse().unwrap(), boot: BootId(1) };
         let address = "127.0.0.1:1".parse().unwrap();
-        let from = Member { id, address, log_port: 1, role: Role::Node, slots: 1 };
+        let from = Member { id, address, data: address.ip(), log_port: 1, role: Role::Node, slots: 1 };
         Hello { version: PROTOCOL_VERSION + 1, from, to: None, purpose: Purpose::Probe }
     }
 

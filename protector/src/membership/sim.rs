@@ -19,7 +19,14 @@ pub(super) const fn ms(ms: u64) -> Duration {
 /// Node `n{i}` with boot number `boot`.
 pub(super) fn member(i: usize, boot: u64) -> Member {
     let id = NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(boot) };
-    Member { id, address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(), log_port: 1, role: Role::Node, slots: 1 }
+    Member {
+        id,
+        address: ([10, 0, (i >> 8) as u8, i as u8], 7000).into(),
+        data: [10, 0, (i >> 8) as u8, i as u8].into(),
+        log_port: 1,
+        role: Role::Node,
+        slots: 1,
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,7 +44,7 @@ impl Node {
 
     /// Whether the node is on the same machine as this one.
     pub(super) fn is_on_this_machine(&self, node: &NodeId) -> bool {
-        node == self.me() || self.member(node).is_some_and(|member| member.address.ip() == self.config.me.address.ip())
+        node == self.me() || self.member(node).is_some_and(|member| member.data == self.config.me.data)
     }
 
     /// Whether a process that has ended here, or comes back here, may have listened there.
@@ -56,7 +56,7 @@ impl Node {
         if let Some(known) = self.registry.has_listened(process, vacancy.at, self.is_mine(ip)) {
             return known;
         }
-        let (here, origin) = (self.config.me.address.ip(), self.origin_of(process));
+        let (here, origin) = (self.config.me.data, self.origin_of(process));
         if ip.is_loopback() {
             // Only a process that was on the same machine then uses this address. So it has run here before, or both have moved.
             let stayed = vacancy.asker == *self.me() && self.origin_of(vacancy.wanted_by).is_none_or(|origin| origin == here);

@@ -1,7 +1,6 @@
 //! The `radic` commands that are connected to this node, and the questions to all nodes that some of their requests need.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::PROTOCOL_VERSION;
@@ -236,7 +235,7 @@ impl Node {
         let Some(protectors) = placement.nodes.iter().map(watcher).collect::<Option<Vec<_>>>() else {
             return self.fail(client, "a node is gone: try again");
         };
-        let logs = |at: &u32| SocketAddr::new(protectors[*at as usize].address.ip(), protectors[*at as usize].log_port);
+        let logs = |at: &u32| protectors[*at as usize].log_address();
         let logs = placement.rank_nodes.iter().map(logs).collect();
         let protectors = protectors.iter().map(|member| member.id.clone()).collect();
         suspension.ward.placement = placement;

@@ -248,7 +248,7 @@ impl Node {
 
     pub(super) fn log_address(&self) -> SocketAddr {
         let protector = self.protector();
-        (protector.address.ip(), protector.log_port).into()
+        protector.log_address()
     }
 
     fn handle_joined(&mut self, now: Duration, observer: ObserverId, process: ProcessId, message: ToNode) {
@@ -340,7 +340,7 @@ impl Node {
     fn listen(&mut self, now: Duration, observer: ObserverId, process: ProcessId, address: SocketAddr) {
         if address.ip().is_unspecified() && self.origin_of(process).is_some() {
             // The process has the port that it had, but is called by the address that it had then.
-            let at = SocketAddr::new(self.config.me.address.ip(), address.port());
+            let at = SocketAddr::new(self.config.me.data, address.port());
             return self.listen_at(now, observer, process, address, at);
         }
         if let Err(error) = self.registry.listen(process, address) {
@@ -445,7 +445,7 @@ impl Node {
     /// The call with the addresses that other nodes see.
     fn seen(&self, call: Call) -> Call {
         let to = registry::target(call.to);
-        Call { from: registry::source(call.from, to, self.config.me.address.ip()), to, ..call }
+        Call { from: registry::source(call.from, to, self.config.me.data), to, ..call }
     }
 
     /// The process here that listens for this call, and where if it has moved. The call is expected from now on, even if a
@@ -480,7 +480,7 @@ impl Node {
     /// The kernel has given a process an address. A process that has moved or is lost may still be called by the same address:
     /// then there would be two.
     fn handle_claim(&mut self, now: Duration, observer: ObserverId, process: ProcessId, ask: u64, address: SocketAddr) {
-        let here = || self.origin_of(process).unwrap_or(self.config.me.address.ip());
+        let here = || self.origin_of(process).unwrap_or(self.config.me.data);
         let ip = if address.ip().is_unspecified() { here() } else { address.ip() };
         let address = canonical(SocketAddr::new(ip, address.port()));
         let mine = self.is_mine(address.ip());
@@ -525,7 +525,10 @@ impl Node {
 
     /// Whether the address is one of this machine's.
     pub(super) fn is_mine(&self, ip: IpAddr) -> bool {
-        ip.is_loopback() || ip == self.config.me.address.ip() || (self.config.addresses)().contains(&ip)
+        ip.is_loopback()
+            || ip == self.config.me.data
+            || ip == self.config.me.address.ip()
+            || (self.config.addresses)().contains(&ip)
     }
 
     /// Whether a member has this address, as the members know each other.

@@ -142,6 +142,7 @@ mod tests {
         let member = |i: u32| Member {
             id: NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(u64::from(i)) },
             address: ([127, 0, 0, 1], 1000 + i as u16).into(),
+            data: [127, 0, 0, 1].into(),
             log_port: 1,
             role: if i < nodes { Role::Node } else { Role::Spare },
             slots,

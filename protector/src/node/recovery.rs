@@ -8,7 +8,6 @@
 //! lacks some of what it did (G1).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,7 +106,7 @@ impl Node {
         result: Result<store::Restart, store::NoRestart>,
     ) {
         let (job, rank) = (process.job, process.rank);
-        let log = SocketAddr::new(self.config.me.address.ip(), self.config.me.log_port);
+        let log = self.config.me.log_address();
         let replica = self.replica_of(job);
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
         let Some(protected) = wards.ranks.get_mut(&rank).filter(|p| p.recovering && p.incarnation == incarnation) else { return };

@@ -321,11 +321,11 @@ pub fn source(from: SocketAddr, to: SocketAddr, me: IpAddr) -> SocketAddr {
 /// node of that address has died and come back: what listened there goes on elsewhere under the address that it had.
 pub fn candidates(view: &View, me: &Member, to: SocketAddr, mine: bool) -> Vec<NodeId> {
     let others = || view.members.iter().filter(|member| member.id != me.id);
-    let ip = if mine { me.address.ip() } else { to.ip() };
+    let ip = if mine { me.data } else { to.ip() };
     if has_died(view, ip) || (!mine && !has_member(view, ip)) {
         return others().map(|member| member.id.clone()).collect();
     }
-    others().filter(|member| member.address.ip() == ip).map(|member| member.id.clone()).collect()
+    others().filter(|member| member.data == ip).map(|member| member.id.clone()).collect()
 }
 
 /// Whether a process that was first launched at `origin`, and later ran on nodes that are gone, may have listened at `ip`. A node
@@ -336,13 +336,13 @@ pub fn may_have_been_at(view: &View, origin: Option<IpAddr>, ip: IpAddr) -> bool
 
 /// Whether a member has this address.
 pub fn has_member(view: &View, ip: IpAddr) -> bool {
-    view.members.iter().any(|member| member.address.ip() == ip)
+    view.members.iter().any(|member| member.data == ip)
 }
 
 /// Whether a member of that address has been gone, and has come back.
 fn has_died(view: &View, ip: IpAddr) -> bool {
     let came_back = |member: &Member| view.departed.iter().any(|departed| departed.id.name == member.id.name);
-    view.members.iter().filter(|member| member.address.ip() == ip).any(came_back)
+    view.members.iter().filter(|member| member.data == ip).any(came_back)
 }
 
 #[cfg(test)]
@@ -532,7 +532,8 @@ mod tests {
     fn only_those_are_asked_that_may_have_the_address() {
         let member = |i: u8, ip: &str| Member {
             id: NodeId { name: format!("n{i}").parse().unwrap(), boot: BootId(i.into()) },
-            address: SocketAddr::new(ip.parse().unwrap(), 7117),
+            address: SocketAddr::new([192, 0, 2, i].into(), 7117),
+            data: ip.parse().unwrap(),
             log_port: 1,
             role: Role::Node,
             slots: 1,

@@ -85,7 +85,7 @@ impl Node {
         let wards = self.recovery.wards.get(&job).filter(|wards| wards.ward.spec.protection.replicas == 2);
         let stand_in = self.stand_in().filter(|stand_in| stand_in != self.me())?;
         let member = wards.and_then(|_| self.member(&stand_in))?;
-        Some(SocketAddr::new(member.address.ip(), member.log_port))
+        Some(member.log_address())
     }
 
     /// What this node protects of a job on a host, for its stand-in. None if there is no copy.

@@ -255,7 +255,7 @@ impl Node {
     /// With two replicas, the next node in the ring holds everything as well, if it is a third one.
     fn replicate(&mut self, now: Duration, host: &NodeId, job: JobId, replicas: u8, ranks: &[Rank]) {
         let next = self.view().and_then(|view| watcher_of(view, self.me())).filter(|next| next.id != *host);
-        let replica = next.filter(|_| replicas == 2).map(|next| SocketAddr::new(next.address.ip(), next.log_port));
+        let replica = next.filter(|_| replicas == 2).map(|next| next.log_address());
         if replicas == 2 && replica.is_none() {
             let text = format!("{host} and this node have no third one for a replica: there is one copy of each log and image");
             self.record(now, EventName::Limit, About::job(job), text);

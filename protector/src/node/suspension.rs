@@ -28,7 +28,7 @@ impl Node {
     /// The ranks of a job here are stopped.
     pub(super) fn tell_home_frozen(&mut self, job: JobId) {
         let Some(host) = self.hosts.get(&job) else { return };
-        let here = self.config.me.address.ip();
+        let here = self.config.me.data;
         let origin = |rank| (rank, self.origin_of(ProcessId { job, rank }).unwrap_or(here));
         let (origins, home, epoch) = (host.ranks().map(origin).collect(), host.home().clone(), host.epoch());
         let said = FromHost::Frozen(Ok(origins));

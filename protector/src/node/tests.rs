@@ -166,7 +166,14 @@ impl Cluster {
             node: id.name.to_string(),
         };
         let config = NodeConfig {
-            me: Member { id, address: address(index), log_port: 100 + index as u16, role: Role::Node, slots: 2 },
+            me: Member {
+                id,
+                address: address(index),
+                data: address(index).ip(),
+                log_port: 100 + index as u16,
+                role: Role::Node,
+                slots: 2,
+            },
             environment,
             wall_us: 1_000_000,
             seed: index as u64,

@@ -213,7 +213,7 @@ mod tests {
 
     fn member(name: &str) -> Member {
         let id = NodeId { name: name.parse().expect("a name"), boot: BootId(1) };
-        Member { id, address: ([10, 0, 0, 1], 1).into(), log_port: 1, role: Role::Node, slots: 1 }
+        Member { id, address: ([10, 0, 0, 1], 1).into(), data: [10, 0, 0, 1].into(), log_port: 1, role: Role::Node, slots: 1 }
     }
 
     fn beat(name: &str, view: u64, given: Duration) -> Beat {

@@ -18,7 +18,7 @@ fn address(at: usize) -> SocketAddr {
 
 fn member(at: usize) -> Member {
     let id = NodeId { name: format!("n{at}").parse().expect("a name"), boot: BootId(1) };
-    Member { id, address: address(at), log_port: 2, role: MemberRole::Node, slots: 1 }
+    Member { id, address: address(at), data: address(at).ip(), log_port: 2, role: MemberRole::Node, slots: 1 }
 }
 
 fn peer(at: usize) -> Peer {

@@ -282,13 +282,20 @@ fn about_mpi(plan: &mpi::Plan, settled: &HashSet<&str>) -> Vec<Finding> {
         let (level, kind, about) = match name {
             "FI_TCP_IO_URING" if !["0", "n", "no", "false", "off"].contains(&value.as_str()) => (Level::Stop, "io_uring", about),
             "FI_TCP_IO_URING" => continue,
-            "MPIR_CVAR_CH4_NETMOD" if value == "ucx" => (Level::Stop, "threads-on-sockets", format!("{about}. {ASYNC}")),
+            "MPIR_CVAR_CH4_NETMOD" | "OMPI_MCA_pml" | "OMPI_MCA_osc" if asks_for_ucx(&value) => {
+                (Level::Stop, "threads-on-sockets", format!("{about}. {ASYNC}"))
+            }
             essential if ESSENTIAL.contains(&essential) => (Level::Limit, "setting", about),
             _ => (Level::Note, "setting", about),
         };
-        findings.push(Finding::new(level, kind, about, format!("unset {}", by.name)));
+        findings.push(Finding::new(level, kind, about, format!("unset {}, then it is {name}={}", by.name, setting.value)));
     }
     findings
+}
+
+/// Whether a list of components has UCX in it; `^` in front says which ones not to take.
+fn asks_for_ucx(list: &str) -> bool {
+    !list.starts_with('^') && list.split(',').any(|component| component.trim() == "ucx")
 }
 
 /// The first few of many names.

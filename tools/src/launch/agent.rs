@@ -39,6 +39,9 @@ pub(crate) struct AgentArgs {
     /// Start the node with the name that Slurm says, and stay as long as it does
     #[arg(long, conflicts_with = "name")]
     slurm: bool,
+    /// Stay as long as the node does
+    #[arg(long)]
+    stay: bool,
 }
 
 /// What happens to an agent.
@@ -63,7 +66,7 @@ pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
         None => std::env::var("SLURMD_NODENAME").context("SLURMD_NODENAME is not set: this is no task of Slurm")?.parse()?,
     };
     let (sender, events) = sync_channel(QUEUE);
-    let agent = Agent { name, stays: args.slurm, events };
+    let agent = Agent { name, is_of_slurm: args.slurm, stays: args.slurm || args.stay, events };
     listen(io::stdin(), sender.clone());
     match agent.start(sender) {
         Ok(code) => Ok(code),
@@ -76,6 +79,7 @@ pub(crate) fn run(args: &AgentArgs) -> Result<u8> {
 
 struct Agent {
     name: NodeName,
+    is_of_slurm: bool,
     /// Whether it ends with its protector only.
     stays: bool,
     events: Receiver<Event>,
@@ -102,8 +106,9 @@ impl Agent {
             name: own.name.as_str(),
             role: own.role,
             listen: SocketAddr::new(address, order.port),
+            data: order.data,
             join,
-            slots: own.slots.or_else(|| if self.stays { slots_of_slurm() } else { None }),
+            slots: own.slots.or_else(|| if self.is_of_slurm { slots_of_slurm() } else { None }),
             heartbeat_ms: order.heartbeat_ms,
             grace: order.grace,
             http: order.http,
@@ -278,6 +283,11 @@ fn put_key(cluster: &Cluster, folder: &Folder, order: &Order) -> Result<()> {
 /// The address by which others reach this host: the one that the launcher knows, the one by which it has come here, or that of the host's own
 /// name.
 fn own_address(own: &Assignment, order: &Order) -> Result<IpAddr> {
+    if let Some(network) = order.control {
+        let found = own_addresses().into_iter().find(|ip| network.contains(*ip));
+        return found
+            .with_context(|| format!("no interface of this host has an address in {network}, the network of --control-network"));
+    }
     if let Some(name) = &own.address {
         return match resolve(name)? {
             // As Debian has it in /etc/hosts for a host's own name.
@@ -318,10 +328,15 @@ fn resolve(name: &str) -> Result<IpAddr> {
     }
     let found = (name, 0).to_socket_addrs().with_context(|| format!("cannot find the address of {name}"))?;
     let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
-    let own: Vec<IpAddr> = getifaddrs().into_iter().flatten().filter_map(|i| ip_of(i.address.as_ref()?)).collect();
+    let own = own_addresses();
     let fits = |address: &&IpAddr| own.contains(address) && !address.is_loopback();
     let fitting = found.iter().find(fits).or_else(|| found.first());
     fitting.copied().with_context(|| format!("{name} has no address"))
+}
+
+/// The addresses of this host's interfaces.
+fn own_addresses() -> Vec<IpAddr> {
+    getifaddrs().into_iter().flatten().filter_map(|interface| ip_of(interface.address.as_ref()?)).collect()
 }
 
 fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {

@@ -33,12 +33,34 @@ pub(crate) fn read(text: &str) -> Result<Vec<Host>> {
     if !path.is_file() && !text.contains('/') {
         return parse(text.split(',').map(|entry| (None, entry)), "--hosts");
     }
+    read_file(path, "--hosts")
+}
+
+/// The hosts of a file, which `source` has named.
+///
+/// # Errors
+/// What cannot be read is named with its line.
+pub(crate) fn read_file(path: &Path, source: &str) -> Result<Vec<Host>> {
+    let text = path.display();
+    let what = || format!("{source}: cannot read {text}");
     let mut contents = String::new();
-    let file = File::open(path).with_context(|| format!("--hosts: cannot read {text}"))?;
-    let length =
-        file.take(FILE_LIMIT + 1).read_to_string(&mut contents).with_context(|| format!("--hosts: cannot read {text}"))?;
-    ensure!(length as u64 <= FILE_LIMIT, "--hosts: {text} is longer than {FILE_LIMIT} bytes: is it a list of hosts?");
-    parse((1..).map(Some).zip(contents.lines()), text)
+    let file = File::open(path).with_context(what)?;
+    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut contents).with_context(what)?;
+    ensure!(length as u64 <= FILE_LIMIT, "{source}: {text} is longer than {FILE_LIMIT} bytes: is it a list of hosts?");
+    parse((1..).map(Some).zip(contents.lines()), &format!("{source}: {text}"))
+}
+
+/// The hosts of `text`, of the variable `source`: a host, its slots, the next host, with blanks between them.
+///
+/// # Errors
+/// What cannot be read is named.
+pub(crate) fn read_pairs(text: &str, source: &str) -> Result<Vec<Host>> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let pairs: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
+    if let Some(odd) = words.chunks(2).find(|pair| pair.len() < 2) {
+        bail!("{source}: {:?} has no number of slots behind it", odd[0]);
+    }
+    parse(pairs.iter().map(|pair| (None, pair.as_str())), source)
 }
 
 fn parse<'a>(entries: impl Iterator<Item = (Option<usize>, &'a str)>, source: &str) -> Result<Vec<Host>> {

@@ -1,7 +1,7 @@
 //! `radic cluster start` on other machines: by ssh, or by a batch system.
 //!
-//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`]) or by one `srun` for
-//! all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
+//! On every host an [`agent`] (`radic cluster agent`) is started, by one remote shell for each ([`ssh`], also in a job of a batch system: [`scheduler`]) or by one
+//! `srun` for all ([`slurm`]). It is told over its standard input what to do, line by line ([`protocol`]), and answers on its standard output. So nothing
 //! but RADIC itself is needed there, no host needs to know another's name before, and the key goes where standard input goes.
 //!
 //! [`plan::Plan`] decides which node founds the cluster and through which one each other joins it, without doing anything itself.
@@ -11,17 +11,22 @@ pub(crate) mod hosts;
 pub(crate) mod plan;
 pub(crate) mod protocol;
 pub(crate) mod record;
+pub(crate) mod scheduler;
 pub(crate) mod slurm;
 pub(crate) mod ssh;
 pub(crate) mod stop;
 pub(crate) mod watch;
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use radic_protector::address::Network;
 use radic_protector::config::HTTP_PORT;
+use radic_wire::ids::NodeName;
 use radic_wire::key::ClusterKey;
 use radic_wire::membership::Role;
 
@@ -33,6 +38,7 @@ use self::hosts::Host;
 use self::plan::Planned;
 use self::protocol::Order;
 use self::record::Record;
+use self::scheduler::Scheduler;
 
 /// Flags of `radic cluster start` that concern other machines.
 #[derive(Debug, Clone, Args)]
@@ -43,23 +49,44 @@ pub(crate) struct LaunchArgs {
     /// Start one node on each node of this allocation of Slurm, by srun
     #[arg(long, conflicts_with_all = ["nodes", "hosts"])]
     pub(crate) slurm: bool,
+    /// Start one node on each node of this job of a batch system
+    #[arg(long, value_name = "SYSTEM", conflicts_with_all = ["nodes", "hosts", "slurm"])]
+    pub(crate) scheduler: Option<Scheduler>,
     /// What one of the nodes left does when the node of this command is lost and no job runs any more; empty: nothing [default: scancel of
     /// this job]
     #[arg(long, value_name = "CMD", requires = "slurm")]
     pub(crate) when_over: Option<String>,
     /// The remote shell: a command that is given a host and what to run there. To one called ssh, options are added after its own:
-    /// never ask for a password, and ConnectTimeout
-    #[arg(long, value_name = "CMD", default_value = "ssh", requires = "hosts")]
-    pub(crate) rsh: String,
+    /// never ask for a password, and ConnectTimeout [default: ssh; in Grid Engine `qrsh -inherit`, in LSF blaunch]
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["nodes", "slurm"])]
+    pub(crate) rsh: Option<String>,
     /// Where RADIC is on the hosts [default: where this radic is]
     #[arg(long, value_name = "DIR")]
     pub(crate) prefix: Option<PathBuf>,
     /// Time that each host has to answer, in seconds
     #[arg(long, value_name = "S", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) host_timeout: u64,
+    /// The network of the processes, as 192.0.2.0/24: what ranks send each other, logs and images go over each host's address in it [default: that
+    /// of the daemons]
+    #[arg(long, value_name = "CIDR", conflicts_with = "nodes")]
+    pub(crate) data_network: Option<Network>,
+    /// The network of the daemons: each host's address in it is its node's [default: the network by which the host was reached]
+    #[arg(long, value_name = "CIDR", conflicts_with = "nodes")]
+    pub(crate) control_network: Option<Network>,
     /// The port of the nodes, the same on every host [default: any that is free]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<u16>,
+}
+
+impl LaunchArgs {
+    /// The folder of a cluster that is started in a job of a batch system, if no other is named.
+    pub(crate) fn default_dir(&self) -> Option<PathBuf> {
+        match self.scheduler {
+            Some(scheduler) => scheduler.default_dir(variable),
+            None if self.slurm => slurm::default_dir(),
+            None => None,
+        }
+    }
 }
 
 /// Starts a cluster on the hosts that `--hosts` names.
@@ -68,12 +95,84 @@ pub(crate) struct LaunchArgs {
 /// If no node could be started, or nothing can be started from here. Hosts that fail are told on standard error and in the result.
 pub(crate) fn start_hosts(cluster: &Cluster, text: &str, args: &LaunchArgs, options: &StartOptions) -> Result<Launched> {
     let planned = assign_roles(hosts::read(text)?, options)?;
+    let way = Way { shell: words(args.rsh.as_deref().unwrap_or("ssh")), here: None, stays: false };
+    start_on(cluster, &planned, &way, false, args, options)
+}
+
+/// Starts a cluster on the nodes of the job around this process, of a batch system.
+///
+/// # Errors
+/// The same, and if there is no such job.
+pub(crate) fn start_batch(
+    cluster: &Cluster,
+    scheduler: Scheduler,
+    args: &LaunchArgs,
+    options: &StartOptions,
+) -> Result<Launched> {
+    let job = scheduler.allocation(variable)?;
+    let mut planned = assign_roles(job.hosts, options)?;
+    planned.iter_mut().for_each(|planned| planned.address = Some(planned.host.target.clone()));
+    let own = nix::unistd::gethostname().context("cannot read the host's name")?;
+    let is_here = |planned: &&Planned| scheduler::is_host(&planned.host.target, &own.to_string_lossy());
+    let here = planned.iter().find(is_here).map(|planned| planned.host.name.clone());
+    let way = Way { shell: words(args.rsh.as_deref().unwrap_or(job.shell)), here, stays: job.stays };
+    start_on(cluster, &planned, &way, true, args, options)
+}
+
+/// How hosts are reached.
+struct Way {
+    /// The words of the remote shell.
+    shell: Vec<String>,
+    /// The node of this host, if it needs no remote shell.
+    here: Option<NodeName>,
+    /// Whether remote shells are to stay as long as the nodes.
+    stays: bool,
+}
+
+fn start_on(
+    cluster: &Cluster,
+    planned: &[Planned],
+    way: &Way,
+    batch: bool,
+    args: &LaunchArgs,
+    options: &StartOptions,
+) -> Result<Launched> {
     let prefix = prefix(args)?;
     cluster::prepared(cluster, || {
-        let order = order(cluster, args, options, &planned)?;
-        let launcher = ssh::Launcher::new(args, &prefix, &order)?;
-        launcher.run(planned.clone(), |launched| Record::of_ssh(&args.rsh, prefix.clone(), &planned, launched).write(cluster))
+        let order = order(cluster, args, options, planned)?;
+        let launcher = ssh::Launcher::new(args, cluster, way, &prefix, &order)?;
+        launcher.run(planned.to_vec(), |launched| {
+            Record::new(way.shell.clone(), batch, prefix.clone(), planned, launched).write(cluster)
+        })
     })
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A variable that says something.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The folder of a cluster in the job of a batch system around this process, if no other is named.
+pub(crate) fn default_dir() -> Option<PathBuf> {
+    slurm::default_dir().or_else(Scheduler::any_default_dir)
+}
+
+/// How much of what a command complains about is looked at, in bytes.
+const COMPLAINTS: u64 = 4096;
+
+/// The last line of a file of complaints.
+fn last_complaint(path: &Path) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(COMPLAINTS))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(COMPLAINTS).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// What came of it.
@@ -150,6 +249,8 @@ fn order(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions, planned: 
         dir: cluster.dir().to_owned(),
         key,
         port: args.port.unwrap_or(0),
+        control: args.control_network,
+        data: args.data_network,
         heartbeat_ms: options.heartbeat_ms,
         grace: options.grace,
         http: options.http_on(HTTP_PORT)?,

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use radic_protector::address::Network;
 use radic_wire::ids::NodeName;
 use radic_wire::membership::Role;
 use serde::de::DeserializeOwned;
@@ -25,6 +26,10 @@ pub(crate) struct Order {
     pub(crate) key: String,
     /// The port to listen on; 0: any.
     pub(crate) port: u16,
+    /// The network of the daemons.
+    pub(crate) control: Option<Network>,
+    /// The network of the processes.
+    pub(crate) data: Option<Network>,
     pub(crate) heartbeat_ms: Option<u64>,
     pub(crate) grace: Option<u64>,
     /// Where each node serves its page.

@@ -34,21 +34,16 @@ pub(crate) struct Remote {
 pub(crate) struct Record {
     /// The words of the remote shell.
     pub(crate) shell: Vec<String>,
-    /// Whether Slurm runs them.
-    pub(crate) slurm: bool,
+    /// Whether a batch system runs them, and ends them with its job.
+    pub(crate) batch: bool,
     /// Where RADIC is on the hosts.
     pub(crate) prefix: PathBuf,
     pub(crate) nodes: Vec<Remote>,
 }
 
 impl Record {
-    pub(crate) fn of_ssh(rsh: &str, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
-        let shell = rsh.split_whitespace().map(str::to_owned).collect();
-        Record { shell, slurm: false, prefix, nodes: remotes(planned, launched) }
-    }
-
-    pub(crate) fn of_slurm(shell: Vec<String>, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
-        Record { shell, slurm: true, prefix, nodes: remotes(planned, launched) }
+    pub(crate) fn new(shell: Vec<String>, batch: bool, prefix: PathBuf, planned: &[Planned], launched: &Launched) -> Record {
+        Record { shell, batch, prefix, nodes: remotes(planned, launched) }
     }
 
     /// The names of the nodes; of very many only the first.

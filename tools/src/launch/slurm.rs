@@ -4,8 +4,6 @@
 //! `--wait=0` (one ends before the others). Its agents stay, as parents of their protectors: so all that a protector starts belongs to the step.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -27,14 +25,12 @@ use super::plan::{Action, Plan};
 use super::protocol::{self, Go, LINE, Said, Watch, What};
 use super::record::Record;
 use super::ssh::block_on;
-use super::{LaunchArgs, Launched, Planned, READY, assign_roles, order, prefix, tell};
+use super::{LaunchArgs, Launched, Planned, READY, assign_roles, last_complaint, order, prefix, tell, variable};
 
 /// Time for a step to begin on all its nodes.
 const BEGIN: Duration = Duration::from_secs(60);
 /// Time for the last words of agents, and for a step to end.
 const END: Duration = Duration::from_secs(10);
-/// How much of what srun complains about is looked at, in bytes.
-const COMPLAINTS: u64 = 4096;
 /// What srun takes from its environment, and would apply to our step: what the user has asked for is meant for his program.
 const FOR_OTHERS: &[&str] = &[
     "SLURM_NTASKS",
@@ -73,10 +69,6 @@ pub(crate) fn default_dir() -> Option<PathBuf> {
     let job = variable("SLURM_JOB_ID")?;
     let restarts = variable("SLURM_RESTART_COUNT").map_or_else(String::new, |count| format!("-{count}"));
     Some(std::env::home_dir()?.join(".radic").join(format!("slurm-{job}{restarts}")))
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// An allocation.
@@ -258,7 +250,7 @@ pub(crate) fn start(cluster: &Cluster, args: &LaunchArgs, options: &StartOptions
             let result = step.go_on(cluster, Plan::new(planned.clone())).await;
             let recorded = result.and_then(|launched| {
                 let shell = remote_shell(&allocation.job);
-                Record::of_slurm(shell, prefix.clone(), &planned, &launched).write(cluster).map(|()| launched)
+                Record::new(shell, true, prefix.clone(), &planned, &launched).write(cluster).map(|()| launched)
             });
             match recorded {
                 Ok(launched) => step.keep(&planned, launched).await,
@@ -443,13 +435,7 @@ impl Lines {
 
 /// The last line that srun has complained with.
 fn complaint(cluster: &Cluster) -> Option<String> {
-    let mut file = fs::File::open(cluster.dir().join(LOG)).ok()?;
-    let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(COMPLAINTS))).ok()?;
-    let mut bytes = Vec::new();
-    file.take(COMPLAINTS).read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes);
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+    last_complaint(&cluster.dir().join(LOG))
 }
 
 #[cfg(test)]

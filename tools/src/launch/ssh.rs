@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,11 +16,15 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use radic_protector::folder::Folder;
+use radic_wire::ids::NodeName;
+
+use crate::client::Cluster;
 use crate::cluster::quoted;
 
 use super::plan::{Action, Plan, Planned};
 use super::protocol::{self, Go, LINE, Order, Said, What};
-use super::{LaunchArgs, Launched, READY, tell};
+use super::{LaunchArgs, Launched, READY, Way, last_complaint, tell};
 
 /// Time for a remote shell to end when it is not needed any more, before it is killed.
 const END: Duration = Duration::from_secs(2);
@@ -29,6 +32,10 @@ const END: Duration = Duration::from_secs(2);
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// How much is kept of what a remote shell complains about, in bytes.
 const COMPLAINTS: usize = 4096;
+/// The words that run something on this host; they are given a host, too.
+const HERE: [&str; 3] = ["sh", "-c", "exec sh -c \"$1\""];
+/// The folder of the complaints of remote shells that stay, in that of the cluster.
+const COMPLAINTS_FOLDER: &str = "launch";
 /// Bytes that login scripts may print before the agent speaks.
 const NOISE: usize = 1 << 20;
 /// Time to connect, for a shell that is told one: the rest of the host's time is for logging in.
@@ -43,12 +50,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// `rsh`, split at blanks. A host has `limit` to answer.
-    pub(crate) fn new(rsh: &str, limit: Duration) -> Result<Shell> {
-        Shell::of(rsh.split_whitespace().map(str::to_owned).collect(), limit)
-    }
-
-    /// The same, of words.
+    /// These words, `ssh` with options of RADIC behind them. A host has `limit` to answer.
     pub(crate) fn of(words: Vec<String>, limit: Duration) -> Result<Shell> {
         let program = words.first().context("--rsh: a command is missing")?;
         let is_ssh = Path::new(program).file_name().is_some_and(|name| name == "ssh");
@@ -91,13 +93,17 @@ enum Heard {
 /// Starts the nodes of a cluster by a remote shell.
 pub(crate) struct Launcher {
     shell: Shell,
+    /// What starts a node on this host, and which one that is.
+    here: Option<(NodeName, Shell)>,
+    /// Remote shells stay with the nodes: then this folder gets their complaints, which nothing reads any more when this process has ended.
+    complaints: Option<PathBuf>,
     prefix: String,
     order: Arc<str>,
     limit: Duration,
 }
 
 impl Launcher {
-    pub(crate) fn new(args: &LaunchArgs, prefix: &Path, order: &Order) -> Result<Launcher> {
+    pub(crate) fn new(args: &LaunchArgs, cluster: &Cluster, way: &Way, prefix: &Path, order: &Order) -> Result<Launcher> {
         let limit = Duration::from_secs(args.host_timeout);
         let prefix =
             prefix.to_str().context("the folder of RADIC is no text (UTF-8), which a remote shell needs: say --prefix")?;
@@ -107,7 +113,21 @@ impl Launcher {
             "too many hosts: what each of them is told would be {} bytes long, the limit is {LINE}",
             order.len()
         );
-        Ok(Launcher { shell: Shell::new(&args.rsh, limit)?, prefix: prefix.to_owned(), order: order.into(), limit })
+        let local = |name: &NodeName| Shell::of(HERE.map(str::to_owned).to_vec(), limit).map(|shell| (name.clone(), shell));
+        let complaints = if way.stays {
+            let folder = Folder::open(cluster.dir())?.subfolder(COMPLAINTS_FOLDER)?;
+            Some(folder.path().to_owned())
+        } else {
+            None
+        };
+        Ok(Launcher {
+            shell: Shell::of(way.shell.clone(), limit)?,
+            here: way.here.as_ref().map(local).transpose()?,
+            complaints,
+            prefix: prefix.to_owned(),
+            order: order.into(),
+            limit,
+        })
     }
 
     /// Starts them, and calls `record` with what has been started before it is told to stay. If it is interrupted, or `record` fails, nothing
@@ -119,22 +139,32 @@ impl Launcher {
             for (at, host) in planned.iter().enumerate() {
                 let (go, orders) = mpsc::channel(4);
                 sessions.go.push(Some(go));
-                let remote =
-                    format!("exec {} cluster agent --name {}", quoted(&format!("{}/radic", self.prefix)), host.host.name);
-                let session = Session {
-                    at,
-                    command: self.shell.command(&host.host.target, &remote),
-                    order: self.order.clone(),
-                    trial: format!("{} {} true", self.shell.words(), host.host.target),
-                    prefix: self.prefix.clone(),
-                };
-                sessions.tasks.spawn(session.run(orders, sender.clone()));
+                sessions.tasks.spawn(self.session(at, host)?.run(orders, sender.clone()));
             }
             drop(sender);
             let result = self.go_on(&mut sessions, Plan::new(planned), record).await;
             sessions.end().await;
             result
         })
+    }
+
+    fn session(&self, at: usize, host: &Planned) -> Result<Session> {
+        let radic = quoted(&format!("{}/radic", self.prefix));
+        let stay = if self.complaints.is_some() { " --stay" } else { "" };
+        let remote = format!("exec {radic} cluster agent --name {}{stay}", host.host.name);
+        let here = self.here.as_ref().filter(|(name, _)| *name == host.host.name);
+        let shell = here.map_or(&self.shell, |(_, shell)| shell);
+        let mut command = shell.command(&host.host.target, &remote);
+        let complaints = match &self.complaints {
+            Some(folder) => {
+                let folder = Folder::open(folder)?;
+                command.stderr(folder.replace(host.host.name.as_str())?).kill_on_drop(false);
+                Some(folder.path().join(host.host.name.as_str()))
+            }
+            None => None,
+        };
+        let trial = format!("{} {} true", shell.words(), host.host.target);
+        Ok(Session { at, command, complaints, order: self.order.clone(), trial, prefix: self.prefix.clone() })
     }
 
     async fn go_on(
@@ -256,6 +286,8 @@ impl Sessions {
 struct Session {
     at: usize,
     command: Command,
+    /// The remote shell stays with its node, and complains into this file.
+    complaints: Option<PathBuf>,
     order: Arc<str>,
     trial: String,
     prefix: String,
@@ -275,14 +307,18 @@ impl Session {
 
     /// Why the session has ended, unless the launcher wanted that.
     async fn speak(&self, mut child: Child, orders: mpsc::Receiver<Go>, events: &mpsc::Sender<(usize, Heard)>) -> Option<String> {
-        let (stdin, stdout, stderr) = (child.stdin.take()?, child.stdout.take()?, child.stderr.take()?);
+        let (stdin, stdout) = (child.stdin.take()?, child.stdout.take()?);
         let complaints = Complaints::default();
-        let complaining = tokio::spawn(complaints.clone().gather(stderr));
+        let gather = |stderr| tokio::spawn(complaints.clone().gather(stderr));
+        let complaining = child.stderr.take().map(gather);
         let mut dictating = tokio::spawn(dictate(stdin, self.order.clone(), orders));
         let why = tokio::select! {
             why = self.hear(stdout, events) => why,
             // The launcher needs this session no more.
-            _ = &mut dictating => None,
+            kept = &mut dictating => match kept {
+                Ok(true) if self.complaints.is_some() => return None,
+                _ => None,
+            },
         };
         dictating.abort();
         let status = match timeout(END, child.wait()).await {
@@ -293,8 +329,11 @@ impl Session {
                 None
             }
         };
-        let _ = timeout(LAST_WORDS, complaining).await;
-        why.map(|why| self.explain(why, status, &complaints.last()))
+        if let Some(complaining) = complaining {
+            let _ = timeout(LAST_WORDS, complaining).await;
+        }
+        let complaint = self.complaints.as_deref().and_then(last_complaint).unwrap_or_else(|| complaints.last());
+        why.map(|why| self.explain(why, status, &complaint))
     }
 
     /// Hands on what the agent says. The result is why it says no more.
@@ -337,16 +376,18 @@ impl Session {
     }
 }
 
-/// Says the order and what follows, until nothing more is to be said.
-async fn dictate(mut stdin: ChildStdin, order: Arc<str>, mut orders: mpsc::Receiver<Go>) -> io::Result<()> {
+/// Says the order and what follows, until nothing more is to be said. Whether that was that the node is to stay.
+async fn dictate(mut stdin: ChildStdin, order: Arc<str>, mut orders: mpsc::Receiver<Go>) -> bool {
     // A shell that has ended takes nothing: what it said before is what counts, and is read elsewhere.
     let mut open = stdin.write_all(order.as_bytes()).await.is_ok();
+    let mut kept = false;
     while let Some(go) = orders.recv().await {
+        kept = go == Go::Keep;
         if open && let Ok(line) = protocol::line(&go) {
             open = stdin.write_all(line.as_bytes()).await.is_ok();
         }
     }
-    Ok(())
+    kept
 }
 
 /// The end of what a remote shell has complained about.
@@ -380,13 +421,14 @@ mod tests {
     #[test]
     fn ssh_asks_nothing_and_the_user_s_own_options_win() {
         let words = |rsh: &str, limit| {
-            let command = Shell::new(rsh, Duration::from_secs(limit)).unwrap().command("n1", "true");
+            let shell = Shell::of(super::super::words(rsh), Duration::from_secs(limit));
+            let command = shell.unwrap().command("n1", "true");
             let words = command.as_std().get_args().map(|word| word.to_string_lossy().into_owned());
             words.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(words("/usr/bin/ssh -p 22", 8), "-p 22 -x -T -o BatchMode=yes -o ConnectTimeout=5 n1 true");
         assert_eq!(words("ssh", 2), "-x -T -o BatchMode=yes -o ConnectTimeout=2 n1 true");
         assert_eq!(words("rsh", 8), "n1 true");
-        assert!(Shell::new("  ", Duration::from_secs(8)).is_err());
+        assert!(Shell::of(Vec::new(), Duration::from_secs(8)).is_err());
     }
 }

@@ -160,6 +160,20 @@ const LAUNCHERS: &[(&str, &str)] = &[
     ("SLURM_CPU_BIND", "from inside a job step: it names processors of one node"),
     ("SLURM_CPUS_ON_NODE", "it counts the processors of the batch script's node"),
     ("SLURMD_NODENAME", "it names the batch script's node"),
+    ("PBS_NODEFILE", "it names a file of the batch script's node"),
+    ("PBS_NODENUM", "from PBS: it is the number of the batch script's node"),
+    ("PBS_TASKNUM", "from PBS: it is a task of the batch script's node"),
+    ("PBS_VNODENUM", "from PBS: it is the number of the batch script's node"),
+    ("PBS_MOMPORT", "from PBS: it is a port of the batch script's node"),
+    ("PE_HOSTFILE", "from Grid Engine: it names a file of the batch script's node"),
+    ("SGE_JOB_SPOOL_DIR", "from Grid Engine: it names a folder of the batch script's node"),
+    ("JOB_SCRIPT", "from Grid Engine: it names a file of the batch script's node"),
+    ("LSB_DJOB_HOSTFILE", "from LSF: it names a file of the batch script's node"),
+    ("LSB_DJOB_RANKFILE", "from LSF: it names a file of the batch script's node"),
+    ("LSB_AFFINITY_HOSTFILE", "from LSF: it names a file of the batch script's node"),
+    ("LSB_BIND_", "from LSF: it names processors of one node"),
+    ("LS_JOBPID", "from LSF: it is a process of the batch script's node"),
+    ("LSF_PM_", "makes libraries take blaunch for their launcher"),
 ];
 
 /// The settings for a library, in the order in which they are explained. `library`: its file, if it was found.

@@ -247,13 +247,14 @@ fn what_the_user_sets_wins() {
 #[test]
 fn variables_of_another_launcher_do_not_pass() {
     let names = ["PMI_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK", "FLUX_JOB_ID", "SLURM_STEP_ID"];
-    let harmless = ["PATH", "SLURM_JOB_ID", "OMPI_MCA_coll", "I_MPI_DEBUG", "PMIRROR"];
-    let shell: Vec<_> = names.iter().chain(&harmless).map(|name| (*name, "x")).collect();
+    let of_nodes = ["PBS_NODEFILE", "PBS_NODENUM", "PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "LSB_DJOB_HOSTFILE", "LSB_BIND_CPU_LIST"];
+    let harmless = ["PATH", "SLURM_JOB_ID", "OMPI_MCA_coll", "I_MPI_DEBUG", "PMIRROR", "PBS_JOBID", "JOB_ID", "LSB_JOBID"];
+    let shell: Vec<_> = names.iter().chain(&of_nodes).chain(&harmless).map(|name| (*name, "x")).collect();
     let shell = inherited(&shell);
     let flags = explicit(&[("SLURM_STEP_ID", "7")]);
     let environment = Environment { inherited: &shell, explicit: &flags };
     let made = plan(Choice::Openmpi, Path::new("/bin/program"), &environment).unwrap();
-    for name in &names[..4] {
+    for name in names[..4].iter().chain(&of_nodes) {
         assert!(made.removes(OsStr::new(name)), "{name}");
     }
     for name in harmless.iter().chain(&names[4..]) {

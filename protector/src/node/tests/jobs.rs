@@ -342,7 +342,14 @@ fn what_a_departed_member_says_is_dropped() {
     cluster.run_for(Duration::from_millis(10));
     let node = cluster.nodes.get_mut(&name(2)).unwrap();
     let view = node.view().unwrap().clone();
-    let joiner = Member { id: id(5), address: ([127, 0, 0, 1], 5).into(), log_port: 1, role: Role::Node, slots: 2 };
+    let joiner = Member {
+        id: id(5),
+        address: ([127, 0, 0, 1], 5).into(),
+        data: [127, 0, 0, 1].into(),
+        log_port: 1,
+        role: Role::Node,
+        slots: 2,
+    };
     let later = view.next(&[Change::Join(joiner)]).unwrap().next(&[Change::Dead(id(5))]).unwrap();
     let body = MembershipBody::Newest(later);
     let message = MembershipMessage { cluster: Some(view.cluster), view: view.number + 2, body };

@@ -69,7 +69,14 @@ impl World {
         let durable = self.plan.durable;
         let memory = if durable { 40 } else { 400 };
         let config = store::Config { memory, log: 1 << 20, image: 4_096, durable };
-        let member = Member { id, address: address(at, DAEMON_PORT), log_port: LOG_PORT, role, slots: 2 };
+        let member = Member {
+            id,
+            address: address(at, DAEMON_PORT),
+            data: address(at, DAEMON_PORT).ip(),
+            log_port: LOG_PORT,
+            role,
+            slots: 2,
+        };
         Machine {
             peers: Connections::new(member.clone()),
             member,

@@ -152,7 +152,7 @@ pub struct World {
 fn member(at: usize) -> Member {
     let name: NodeName = format!("node{at:05}").parse().expect("a node's name");
     let address = ([10, (at >> 16) as u8, (at >> 8) as u8, at as u8], 7000).into();
-    Member { id: NodeId { name, boot: BootId(1) }, address, log_port: 7001, role: Role::Node, slots: 1 }
+    Member { id: NodeId { name, boot: BootId(1) }, address, data: address.ip(), log_port: 7001, role: Role::Node, slots: 1 }
 }
 
 /// Which machine has this name.
