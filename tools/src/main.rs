@@ -254,7 +254,7 @@ enum ClusterCommand {
         #[arg(long, value_name = "ADDR:PORT", value_parser = radic_protector::config::parse_http)]
         http: Option<Option<SocketAddr>>,
         #[command(flatten)]
-        launch: launch::LaunchArgs,
+        launch: Box<launch::LaunchArgs>,
         /// The cluster's directory, the same on every host; the same as --cluster
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,

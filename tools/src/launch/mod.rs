@@ -120,7 +120,7 @@ pub(crate) fn start_batch(
 }
 
 /// How hosts are reached.
-struct Way {
+pub(crate) struct Way {
     /// The words of the remote shell.
     shell: Vec<String>,
     /// The node of this host, if it needs no remote shell.
