@@ -9,7 +9,7 @@ folder=$1
 shift
 mkdir -p "$folder"
 CARGO=${CARGO:-cargo}
-long=" faults matrix pieces protect protect_net protect_replay recover recover_links recover_many recover_moments recover_redis restart suspend threads web "
+long=" faults matrix networks pieces protect protect_net protect_replay recover recover_links recover_many recover_moments recover_redis restart suspend threads web "
 draws() {
     [ "${RADIC_DRAW:-}" = 1 ] && [ "${RADIC_LONG:-}" != 1 ] && [[ $long == *" $1 "* ]]
 }
