@@ -12,10 +12,12 @@ use crate::show::report;
 use super::protocol::Watch;
 
 /// Time between two looks, once the node is lost: an event may come before what it tells can be seen.
-const LOOK: Duration = Duration::from_secs(2);
-/// Time for which it must be over without a break. While the home of a job is lost, too, and another node takes its place, it may be that no node
-/// knows of the job; to end the allocation then would end the job.
-const CALM: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_secs(1);
+/// Time for which it must be over without a break, if it is known how the jobs have ended.
+const ENDED: Duration = Duration::from_secs(3);
+/// The same, if no job is known. While the home of a job is lost, too, and another node takes its place, it may be that no node knows of the job; to end the
+/// allocation then would end the job.
+const UNKNOWN: Duration = Duration::from_secs(10);
 /// Time that each node leaves to the one before it to run the command.
 const TURN: Duration = Duration::from_secs(10);
 
@@ -51,7 +53,8 @@ fn run_when_over(cluster: &Cluster, me: &NodeName, watch: &Watch) {
         match turn(&status, me, &watch.node) {
             Some(before) => {
                 let since = *over_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= CALM + TURN * before && run(watch) {
+                let calm = if status.jobs.is_empty() { UNKNOWN } else { ENDED };
+                if since.elapsed() >= calm + TURN * before && run(watch) {
                     return;
                 }
             }
