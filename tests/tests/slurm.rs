@@ -163,7 +163,9 @@ fn goes_on(library: &Library, dies: Dies) {
         Dies::Node => slurm.kill(&cluster, victim.name.as_str()),
         Dies::Daemon => cluster.kill(victim.name.as_str()),
         Dies::Srun => {
-            let marked = process::marked(cluster.dir());
+            // The child first: it ends the step when it outlives the srun that has started it.
+            let mut marked = process::marked(cluster.dir());
+            marked.sort_by_key(|process| std::cmp::Reverse(process.pid()));
             let sruns = marked.iter().filter(|process| process::command_line(process.pid()).contains("srun --job-name=radic"));
             assert!(sruns.map(|srun| srun.signal(Signal::KILL)).count() > 0, "{what}: there is an srun");
         }
