@@ -216,7 +216,7 @@ fn the_script_s_node_is_lost_and_the_allocation_ends_with_the_job() {
     process::eventually(SOON, "the job to go on", || cluster.status_at("v2").jobs.iter().any(|job| job.outcome.is_none()));
     let shown = cluster.radic(["attach", &id]).limit(SOON).run().expect(0);
     assert!(shown.stdout().contains("iteration 3000"), "{shown}");
-    process::eventually(ENDED, "the allocation to end", || slurm.state(&cluster, &job).starts_with("CANCELLED"));
+    process::eventually(SOON, "the allocation to end", || slurm.state(&cluster, &job).starts_with("CANCELLED"));
     assert!(!slurm.said(&job).contains("never"), "{}", slurm.said(&job));
 }
 
