@@ -87,6 +87,13 @@ static inline void *allocate(size_t bytes)
     return memory;
 }
 
+/* For qsort: times, in ascending order. */
+static inline int by_time(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 /* A well mixed number that depends on every bit of x (the finalizer of splitmix64). */
 static inline uint64_t mix(uint64_t x)
 {

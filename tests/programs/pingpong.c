@@ -3,12 +3,6 @@
 
 enum { LEAST = 8, MOST = 8 << 20 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static long default_count(long bytes)
 {
     return bytes <= 4 << 10 ? 200 : bytes <= 64 << 10 ? 100 : bytes <= 1 << 20 ? 20 : 5;
@@ -49,7 +43,7 @@ static void measure(unsigned char *buffer, double *times, long bytes, long count
     check_filled(buffer, (size_t)bytes, (uint64_t)bytes, "last message");
     if (rank != 0)
         return;
-    qsort(times, (size_t)count, sizeof *times, by_value);
+    qsort(times, (size_t)count, sizeof *times, by_time);
     const double half = times[count / 2] / 2, least = times[0] / 2, rate = (double)bytes / half / (1 << 20);
     if (json)
         printf("{\"bytes\":%ld,\"count\":%ld,\"half_round_trip_us\":%.3f,\"least_us\":%.3f,\"mib_per_s\":%.2f}\n", bytes, count, half * 1e6,

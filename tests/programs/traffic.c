@@ -6,12 +6,6 @@ enum { WINDOW, ALLREDUCE, ALLTOALL };
 
 static long bytes, window, words;
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Each message has the round and its place in front. */
 static uint64_t stamp(long round, long place)
 {
@@ -94,7 +88,7 @@ int main(int argc, char **argv)
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) {
-        qsort(times, (size_t)rounds, sizeof *times, by_value);
+        qsort(times, (size_t)rounds, sizeof *times, by_time);
         const double median = times[rounds / 2] * 1e6;
         if (options[5].value)
             printf("{\"bytes\":%ld,\"rounds\":%ld,\"us\":%.3f}\n", bytes, rounds, median);
