@@ -29,7 +29,7 @@ pub struct Preparation {
 
 /// The slice of a prompt rank. Linux (from 6.12 on) lets a process that wakes up go before one with a longer slice; its share of the processor is the same. With the default,
 /// 3 ms, it waits for whatever else computes there to have had its own: a message that takes 50 us takes 2 ms then (docs/performance.md).
-pub const SLICE: Duration = Duration::from_micros(100);
+pub const SLICE: Duration = Duration::from_micros(500);
 
 /// Makes `command` start in a session of its own, die with the daemon (docs/design.md: a protector's death is its node's), be as
 /// `preparation` says, and ignore no signal.
