@@ -2,7 +2,7 @@
 
 use radic_wire::ids::{BootId, Epoch, Incarnation};
 use radic_wire::limits;
-use radic_wire::log::{CutStreams, Ends, FromProtector, GREETING, Greeting, Span, ToProtector};
+use radic_wire::log::{CutStreams, Ends, FromProtector, GREETING, Greeting, NewCauses, Span, ToProtector};
 
 use crate::Inputs;
 use crate::values::{address, connection, process, stream, written};
@@ -44,10 +44,15 @@ pub fn to_protector(each: &mut dyn FnMut(&'static str, ToProtector<'_>)) {
     each("hello", ToProtector::Hello { process, incarnation, journal: span, payload: span, image: Some(4) });
     each("image-under-way", ToProtector::ImageUnderWay { image: 1 });
     each("journal", ToProtector::Journal { position: 0, bytes: &[0x20, 8] });
+    let causes = NewCauses { start: 3, position: 4, bytes: &[5, 9] };
+    each("journal-after", ToProtector::JournalAfter { position: 2, causes, bytes: &[0x20, 8] });
     each("payload", ToProtector::Payload { position: 0, stream, offset: 0, bytes: b"received" });
     each("payload-end", ToProtector::PayloadEnd { position: 8, stream, offset: 8 });
-    each("image-begin", ToProtector::ImageBegin { image: 1, parent: None, cut: 0, payload: 0, streams, ended: none });
-    each("increment", ToProtector::ImageBegin { image: 2, parent: Some(1), cut: 2, payload: 9, streams: none, ended: streams });
+    each("image-begin", ToProtector::ImageBegin { image: 1, parent: None, cut: 0, payload: 0, causes: 0, streams, ended: none });
+    each(
+        "increment",
+        ToProtector::ImageBegin { image: 2, parent: Some(1), cut: 2, payload: 9, causes: 0, streams: none, ended: streams },
+    );
     each("image-chunk", ToProtector::ImageChunk { image: 1, offset: 0, bytes: b"piece" });
     each("image-end", ToProtector::ImageEnd { image: 1, length: 5 });
     each("image-abandoned", ToProtector::ImageAbandoned { image: 1 });

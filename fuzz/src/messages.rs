@@ -191,6 +191,7 @@ fn jobs(inputs: &mut Inputs) {
         cut: 5,
         log_end: 90,
         held: vec![(stream(1), 7, Some(7))],
+        causes: (3, ByteBuf::from(vec![5, 9])),
     };
     data(inputs, "restart", PeerMessage::Restart(Box::new(order)));
 }
@@ -211,12 +212,20 @@ fn processes(inputs: &mut Inputs) {
     add(inputs, 6, "child-listens", &ToNode::ChildListens { version: 6, process: process(1), address: from });
     add(inputs, 6, "child-accepted", &ToNode::ChildAccepted { version: 6, process: process(1), from });
     add(inputs, 6, "child-refuses", &ToNode::ChildRefuses { version: 6, process: process(1), from });
+    add(inputs, 6, "holds", &ToNode::Holds { ask: 3, causes: ByteBuf::from(vec![5, 9]) });
     add(inputs, 6, "connecting", &ToNode::Connecting { ask: 1, connection, from, to });
     add(inputs, 6, "leaving", &ToNode::Leaving(Box::default()));
     add(inputs, 6, "note", &ToNode::Note("a note".into()));
     add(inputs, 6, "doubts", &ToNode::Doubts { why: "its threads".into(), patience: std::time::Duration::from_secs(1) });
     let (key, protection) = (JobKey::from_bytes([3; 32]), Protection::default());
-    let joined = FromNode::Joined { incarnation: Incarnation::FIRST, key, protector: address(4), protection, inherited: false };
+    let joined = FromNode::Joined {
+        incarnation: Incarnation::FIRST,
+        key,
+        protector: address(4),
+        protection,
+        journal: 0,
+        inherited: false,
+    };
     add(inputs, 7, "joined", &joined);
     add(inputs, 7, "protector", &FromNode::Protector(address(5)));
     let bytes = ByteBuf::from("sent");

@@ -12,11 +12,13 @@ mod greetings;
 mod table;
 
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::{Incarnation, JobId, ProcessId};
 use radic_wire::log::Greeting;
 
+use crate::causes::{Causes, Passed};
 use crate::error::Error;
 use crate::frames::{Deframer, Framer};
+use crate::journal::Journal;
 use crate::outbox::{Outbox, Queue};
 use crate::payload::PayloadLog;
 
@@ -84,6 +86,8 @@ pub struct Outgoing {
     pub(crate) stable: u64,
     /// The frame that leaves on the link of now.
     pub(crate) framer: Framer,
+    /// The causes that the link of now has carried.
+    passed: Passed,
 }
 
 impl Outgoing {
@@ -364,14 +368,23 @@ impl Connection {
 
     /// Another socket is the link from now on: in both directions the next byte begins a frame.
     fn handle_new_link(&mut self) {
-        (self.outgoing.framer, self.incoming.deframer) = Default::default();
+        (self.outgoing.framer, self.outgoing.passed, self.incoming.deframer) = Default::default();
         (self.incoming.told, self.incoming.news_at) = (0, 0);
     }
 
-    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough.
-    pub(crate) fn begin_frame(&mut self, payload: &PayloadLog) {
+    /// Whether the peer is a process of this job. Only these say to each other what bytes depend on.
+    pub(crate) fn is_within(&self, job: JobId) -> bool {
+        self.peer.job == job
+    }
+
+    /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough, and
+    /// `causes` what the bytes depend on: none, while that is more than a frame takes.
+    pub(crate) fn begin_frame(&mut self, payload: &PayloadLog, causes: Option<(&Causes, &Journal)>) {
         let unsent = self.outgoing.unsent();
         if unsent == 0 || !self.outgoing.framer.is_idle() {
+            return;
+        }
+        if causes.is_some_and(|(causes, journal)| causes.is_too_much(&self.outgoing.passed, journal)) {
             return;
         }
         let wanted = self.incoming.wanted();
@@ -379,7 +392,17 @@ impl Connection {
             self.incoming.told = payload.first_of(self.stream_in()).unwrap_or(wanted);
             self.incoming.news_at = wanted + (payload.capacity() / NEWS).max(1) as u64;
         }
-        self.outgoing.framer.begin(unsent, self.incoming.told);
+        let (passed, to) = (&mut self.outgoing.passed, self.peer.rank);
+        self.outgoing.framer.begin(unsent, self.incoming.told, |out| {
+            if let Some((causes, journal)) = causes {
+                causes.pass_on(passed, to, journal, out);
+            }
+        });
+    }
+
+    /// Whether the link of now would have to carry more causes than one frame takes.
+    pub(crate) fn passes_too_much(&self, causes: &Causes, journal: &Journal) -> bool {
+        causes.is_too_much(&self.outgoing.passed, journal)
     }
 
     /// What the last header on the link has said of the stream that goes out. In replay the peer may have more of it than was sent again.

@@ -58,7 +58,9 @@ impl Failure {
     /// greets with what contradicts that. Which of the two it was cannot be told here.
     pub fn is_divergence(&self) -> bool {
         match self {
-            Failure::Observer(error) => matches!(error, Error::Diverged { .. } | Error::Orphan { .. }),
+            Failure::Observer(error) => {
+                matches!(error, Error::Diverged { .. } | Error::Orphan { .. } | Error::Uncollected { .. })
+            }
             Failure::Greeting { error, .. } => {
                 matches!(error, Error::Diverged { .. } | Error::Orphan { .. } | Error::End { .. } | Error::Peer { .. })
             }

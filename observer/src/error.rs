@@ -2,7 +2,7 @@
 
 use radic_wire::bytes::Malformed;
 use radic_wire::determinant::{CALLS, ConnectionId};
-use radic_wire::ids::Incarnation;
+use radic_wire::ids::{Incarnation, ProcessId};
 
 /// Why the observer cannot go on, or not with this call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +67,18 @@ pub enum Error {
         received: u64,
         /// What was sent.
         sent: u64,
+    },
+    /// A process was brought back with less than this one depends on: of what was lost with several nodes at once nothing was left elsewhere.
+    #[error(
+        "this process depends on the journal of {process} up to {depends}, and that goes on from {log_end}: what was between is lost"
+    )]
+    Uncollected {
+        /// The process that was brought back.
+        process: ProcessId,
+        /// Up to where.
+        depends: u64,
+        /// Where its journal ends.
+        log_end: u64,
     },
     /// Re-execution made another call than the log has.
     #[error("replay diverged at journal position {position}, where thread {thread} had the outcome of a {}: {what}", CALLS[*.call])]

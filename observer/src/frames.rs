@@ -4,6 +4,7 @@
 //! there over the headers between; only a part of a header is ever held here. So what is readable stays the kernel's affair, but for one case: a read may bring a part of a
 //! header, and nothing for the program.
 
+use radic_wire::limits;
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
 
 /// Bytes on the link that are no frame.
@@ -14,7 +15,7 @@ pub struct BadFrame;
 /// The frame that leaves: what of it no socket has taken yet, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaving<'a> {
-    /// Of its header.
+    /// Of its header, and of the causes behind that.
     pub header: &'a [u8],
     /// Bytes of any value: those that were to leave here are not kept any more, because the receiver wants none of them.
     pub filler: u64,
@@ -25,8 +26,9 @@ pub struct Leaving<'a> {
 /// The frame that leaves on a link.
 #[derive(Debug, Clone, Default)]
 pub struct Framer {
-    header: [u8; LINK_FRAME],
-    /// Bytes of the header that have not left.
+    /// The header, and the causes behind it.
+    header: Vec<u8>,
+    /// Bytes of them that have not left.
     unsent: usize,
     filler: u64,
     payload: u64,
@@ -38,20 +40,25 @@ impl Framer {
         self.unsent == 0 && self.filler == 0 && self.payload == 0
     }
 
-    /// Begins a frame for the next `payload` bytes (not 0) of the stream, or as many of them as one frame takes.
+    /// Begins a frame for the next `payload` bytes (not 0) of the stream, or as many of them as one frame takes. `causes` writes what they depend on.
     ///
     /// # Panics
-    /// If one is under way, or there is nothing to send.
-    pub fn begin(&mut self, payload: u64, stable: u64) {
+    /// If one is under way, or there is nothing to send, or more causes are written than a frame has.
+    pub fn begin(&mut self, payload: u64, stable: u64, causes: impl FnOnce(&mut Vec<u8>)) {
         assert!(self.is_idle() && payload > 0, "a frame of {payload} bytes begins while {self:?} is under way");
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
-        self.header = LinkFrame { payload, stable }.bytes();
-        (self.unsent, self.payload) = (LINK_FRAME, u64::from(payload));
+        self.header.clear();
+        self.header.resize(LINK_FRAME, 0);
+        causes(&mut self.header);
+        let causes = self.header.len() - LINK_FRAME;
+        assert!(causes <= limits::CAUSES, "{causes} bytes of causes in one frame");
+        self.header[..LINK_FRAME].copy_from_slice(&LinkFrame { payload, causes: causes as u32, stable }.bytes());
+        (self.unsent, self.payload) = (self.header.len(), u64::from(payload));
     }
 
     /// What is to leave next.
     pub fn leaving(&self) -> Leaving<'_> {
-        Leaving { header: &self.header[LINK_FRAME - self.unsent..], filler: self.filler, payload: self.payload }
+        Leaving { header: &self.header[self.header.len() - self.unsent..], filler: self.filler, payload: self.payload }
     }
 
     /// The socket has taken so many bytes. Returns how many of them were the stream's.
@@ -80,8 +87,12 @@ impl Framer {
 #[derive(Debug, Clone, Default)]
 pub struct Deframer {
     header: [u8; LINK_FRAME],
-    /// Bytes of it that are here.
+    /// Bytes of it that are here; all of them: the causes come next.
     have: usize,
+    /// The causes of the frame of now, as far as they are here, behind those of frames before that nobody has taken.
+    causes: Vec<u8>,
+    /// Those of the frame of now: where they begin there, how far they are here, and where they end.
+    of_now: [usize; 3],
     /// Bytes of the frame of now that are still to come.
     left: u64,
     stable: u64,
@@ -90,12 +101,35 @@ pub struct Deframer {
 impl Deframer {
     /// Bytes of the frame of now that are still to come. If there are some, they come next, and go to the program as they are.
     pub fn left(&self) -> u64 {
-        self.left
+        if self.have == 0 { self.left } else { 0 }
     }
 
-    /// Between two frames: room for what lacks of the header, which comes next.
+    /// Between two frames: room for what lacks of the header, or of the causes behind it, which come next.
     pub fn header_room(&mut self) -> &mut [u8] {
-        if self.left == 0 { &mut self.header[self.have..] } else { &mut [] }
+        if self.have == LINK_FRAME {
+            &mut self.causes[self.of_now[1]..]
+        } else if self.left == 0 {
+            &mut self.header[self.have..]
+        } else {
+            &mut []
+        }
+    }
+
+    /// The causes of frames of which bytes have come, or come next: to be kept before the program is told of these bytes.
+    pub fn causes(&self) -> &[u8] {
+        &self.causes[..self.complete()]
+    }
+
+    /// They are kept.
+    pub fn handle_kept(&mut self) {
+        let complete = self.complete();
+        self.causes.drain(..complete);
+        self.of_now = self.of_now.map(|at| at.saturating_sub(complete));
+    }
+
+    /// Where the causes end of which all is here.
+    fn complete(&self) -> usize {
+        if self.have == LINK_FRAME { self.of_now[0] } else { self.causes.len() }
     }
 
     /// How far the stream in the other direction is safe, as the last header said.
@@ -105,11 +139,22 @@ impl Deframer {
 
     /// So many bytes were read into [`Deframer::header_room`].
     pub fn handle_header(&mut self, count: usize) -> Result<(), BadFrame> {
-        assert!(self.left == 0 && self.have + count <= LINK_FRAME, "more of a header than there is: {self:?} and {count}");
-        self.have += count;
+        assert!(count <= self.header_room().len(), "more of a header than there is: {self:?} and {count}");
         if self.have == LINK_FRAME {
-            let LinkFrame { payload, stable } = LinkFrame::read(&self.header).ok_or(BadFrame)?;
-            (self.have, self.left, self.stable) = (0, u64::from(payload), self.stable.max(stable));
+            self.of_now[1] += count;
+        } else {
+            self.have += count;
+            if self.have < LINK_FRAME {
+                return Ok(());
+            }
+            let LinkFrame { payload, causes, stable } = LinkFrame::read(&self.header).ok_or(BadFrame)?;
+            (self.left, self.stable) = (u64::from(payload), self.stable.max(stable));
+            let begin = self.causes.len();
+            self.of_now = [begin, begin, begin + causes as usize];
+            self.causes.resize(self.of_now[2], 0);
+        }
+        if self.of_now[1] == self.of_now[2] {
+            self.have = 0;
         }
         Ok(())
     }
@@ -119,6 +164,7 @@ impl Deframer {
     /// # Panics
     /// If the frame has not so many left.
     pub fn handle_payload(&mut self, count: usize) {
+        assert!(self.have == 0 || count == 0, "its header comes first");
         self.left = self.left.checked_sub(count as u64).expect("no more is read than the frame has");
     }
 
@@ -127,7 +173,7 @@ impl Deframer {
         let (mut at, mut taken) = (0, 0);
         while at < bytes.len() {
             let rest = bytes.len() - at;
-            if self.left > 0 {
+            if self.left() > 0 {
                 let count = rest.min(usize::try_from(self.left).unwrap_or(usize::MAX));
                 bytes.copy_within(at..at + count, taken);
                 self.handle_payload(count);
@@ -156,9 +202,14 @@ mod tests {
         fn the_stream_arrives(steps in prop::collection::vec((0u8..6, 1usize..40), 1..120)) {
             let (mut framer, mut deframer) = (Framer::default(), Deframer::default());
             let (mut sent, mut link, mut got, mut unwanted) = (0u64, Vec::<u8>::new(), Vec::<u8>::new(), Vec::new());
+            let (mut all_causes, mut causes) = (Vec::new(), Vec::new());
             for (step, number) in steps {
                 match step {
-                    0 | 1 if framer.is_idle() => framer.begin(number as u64, sent),
+                    0 | 1 if framer.is_idle() => {
+                        let set: Vec<u8> = (0..number % 5).map(|at| (all_causes.len() + at) as u8).collect();
+                        framer.begin(number as u64, sent, |out| out.extend(&set));
+                        all_causes.extend(set);
+                    }
                     0..=2 => {
                         let Leaving { header, filler, payload } = framer.leaving();
                         let stream = (sent..sent + payload).map(|at| at as u8);
@@ -187,12 +238,16 @@ mod tests {
                             let taken = deframer.unframe(&mut buffer[..count]).unwrap();
                             got.extend(&buffer[..taken]);
                         }
+                        causes.extend(deframer.causes());
+                        deframer.handle_kept();
                     }
                 }
             }
             let taken = deframer.unframe(&mut link).unwrap();
             got.extend(&link[..taken]);
+            causes.extend(deframer.causes());
             prop_assert!(got.len() as u64 <= sent);
+            prop_assert!(all_causes.starts_with(&causes));
             for (at, byte) in got.iter().enumerate() {
                 prop_assert!(*byte == at as u8 || unwanted.contains(&(at as u64)) && *byte == 0xff);
             }

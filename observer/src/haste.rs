@@ -10,6 +10,8 @@ use std::time::Duration;
 const IN_VAIN: u32 = 4;
 /// Time between an outcome and the gate that shipping at once would have used, for one that was not shipped.
 const LONG: Duration = Duration::from_micros(100);
+/// Time until the journal is shipped where nothing waits for it: what others keep of it meanwhile goes with each message.
+const LAZY: Duration = Duration::from_millis(1);
 /// Bytes of journal that are shipped at once in any case: a process that only receives comes to no gate.
 const MUCH: usize = 1 << 10;
 
@@ -20,6 +22,8 @@ enum Way {
     AtOnce(u32),
     /// With what leaves next. When the first one since the last gate was recorded.
     Later(Option<Duration>),
+    /// Nothing waits for it: some time after the first that was not shipped was recorded.
+    Lazily(Option<Duration>),
 }
 
 /// See the module's text.
@@ -36,6 +40,18 @@ impl Default for Haste {
 }
 
 impl Haste {
+    /// Of a process that waits for nothing before it sends.
+    pub fn lazy() -> Haste {
+        Haste { way: Way::Lazily(None), in_vain: 0 }
+    }
+
+    /// The journal was shipped.
+    pub fn handle_shipped(&mut self) {
+        if let Way::Lazily(since) = &mut self.way {
+            *since = None;
+        }
+    }
+
     /// A receiving call has had an outcome; so many bytes of journal are not shipped. True: they are to be, now.
     pub fn handle_outcome(&mut self, now: impl FnOnce() -> Duration, unshipped: usize) -> bool {
         match &mut self.way {
@@ -47,13 +63,17 @@ impl Haste {
                 since.get_or_insert_with(now);
                 unshipped >= MUCH
             }
+            Way::Lazily(since) => {
+                let now = now();
+                unshipped >= MUCH || now >= *since.get_or_insert(now) + LAZY
+            }
         }
     }
 
     /// Something is to leave. `is_shut`: it has to wait. `is_behind`: for journal that is not shipped yet.
     pub fn handle_gate(&mut self, now: impl FnOnce() -> Duration, is_shut: bool, is_behind: bool) {
         let speaks_against = match self.way {
-            Way::AtOnce(0) | Way::Later(None) => return,
+            Way::AtOnce(0) | Way::Later(None) | Way::Lazily(_) => return,
             Way::AtOnce(count) => is_shut && (is_behind || count > 1),
             Way::Later(Some(since)) => now() >= since + LONG,
         };

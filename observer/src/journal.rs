@@ -16,7 +16,7 @@
 use radic_wire::bytes::Writer;
 use radic_wire::determinant::Determinant;
 use radic_wire::limits;
-use radic_wire::log::Span;
+use radic_wire::log::{NewCauses, Span};
 
 use crate::clocks::Clocks;
 use crate::error::Error;
@@ -31,6 +31,8 @@ pub struct Ship<'a> {
     pub head: &'a [u8],
     /// And these after them.
     pub tail: &'a [u8],
+    /// Causes that are new to the protector: in one message with these bytes.
+    pub causes: Option<NewCauses<'a>>,
 }
 
 /// A place in the table of threads.
@@ -134,6 +136,14 @@ impl Journal {
     /// What the protector holds, all replicas included.
     pub fn stable(&self) -> u64 {
         self.stable
+    }
+
+    /// The bytes from `from` on, in two pieces where the ring wraps.
+    ///
+    /// # Panics
+    /// If they are not all kept.
+    pub(crate) fn slices(&self, from: u64) -> (&[u8], &[u8]) {
+        self.ring.slices(from, self.end())
     }
 
     /// What is still here, for a hello.
@@ -429,10 +439,16 @@ impl Journal {
 
     /// What is to be shipped now, if anything; it counts as shipped.
     pub fn poll_ship(&mut self) -> Option<Ship<'_>> {
+        let is_any = self.shipped < self.end();
+        is_any.then(|| self.ship())
+    }
+
+    /// The same, perhaps without bytes.
+    pub(crate) fn ship(&mut self) -> Ship<'_> {
         let (position, end) = (self.shipped, self.end());
         self.shipped = end;
         let (head, tail) = self.ring.slices(position, end);
-        (position < end).then_some(Ship { position, head, tail })
+        Ship { position, head, tail, causes: None }
     }
 
     /// The protector holds everything up to `position`, all its replicas too, or a committed image covers it.
@@ -457,6 +473,12 @@ impl Journal {
         // Not the maximum: what only a dead protector held is not stable any more, and the gate shuts (G1).
         self.stable = self.shipped;
         Ok(anew)
+    }
+
+    /// Nothing was recorded yet: its first byte has this position.
+    pub(crate) fn begin_at(&mut self, position: u64) {
+        self.ring.restart(position);
+        (self.shipped, self.stable) = (position, position);
     }
 
     /// Replay is over: the log ends here, and everything before is stable.

@@ -18,6 +18,7 @@
 //! is restarted. A library that runs this inside a user's program has an allocator of its own, at far addresses.
 #![forbid(unsafe_code)]
 
+pub mod causes;
 pub mod checkpoint;
 mod clocks;
 pub mod connect;

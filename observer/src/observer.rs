@@ -22,6 +22,7 @@ use radic_wire::determinant::{Call, Determinant, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 
+use crate::causes::{self, Causes};
 use crate::checkpoint::Checkpoints;
 use crate::connection::{Connection, Phase, Slot, Table, Waits};
 use crate::error::Error;
@@ -54,6 +55,8 @@ pub struct Config {
     pub descriptors: usize,
     /// Threads that may use protected sockets at once.
     pub threads: usize,
+    /// What bytes depend on goes with them, and this much of that is kept. None: nothing leaves before all of it is stable.
+    pub causes: Option<causes::Bounds>,
 }
 
 impl Default for Config {
@@ -69,6 +72,7 @@ impl Default for Config {
             connections: 16 << 10,
             descriptors: 64 << 10,
             threads: 4 << 10,
+            causes: None,
         }
     }
 }
@@ -95,6 +99,8 @@ pub struct Observer {
     me: ProcessId,
     incarnation: Incarnation,
     journal: Journal,
+    /// What it depends on of others, if that goes with what it sends.
+    causes: Option<Causes>,
     payload: PayloadLog,
     outbox: Outbox,
     table: Table,
@@ -122,13 +128,25 @@ impl Observer {
 
     /// The observer of a process that begins as this incarnation: in a later epoch of its job that is not the first one.
     pub fn as_incarnation(me: ProcessId, incarnation: Incarnation, config: &Config) -> Self {
+        Observer::begins_at(me, incarnation, 0, config)
+    }
+
+    /// The same, with a journal from this position on.
+    pub fn begins_at(me: ProcessId, incarnation: Incarnation, journal: u64, config: &Config) -> Self {
         let mut table = Table::new(config.connections, config.descriptors);
         table.begin(me.job, incarnation.epoch);
+        let mut begun = Journal::new(config.journal, config.threads, config.determinant);
+        begun.begin_at(journal);
+        let mut payload = PayloadLog::new(config.payload, config.payload_pieces);
+        if config.causes.is_some() {
+            payload.has_causes();
+        }
         Observer {
             me,
             incarnation,
-            journal: Journal::new(config.journal, config.threads, config.determinant),
-            payload: PayloadLog::new(config.payload, config.payload_pieces),
+            journal: begun,
+            causes: config.causes.map(|bounds| Causes::new(me.rank, bounds)),
+            payload,
             outbox: Outbox::new(config.outbox_blocks, config.outbox_block),
             table,
             checkpoints: Checkpoints::default(),
@@ -160,6 +178,11 @@ impl Observer {
     /// The payload log, to be looked at.
     pub fn payload(&self) -> &PayloadLog {
         &self.payload
+    }
+
+    /// What it depends on of others, to be looked at.
+    pub fn causes(&self) -> Option<&Causes> {
+        self.causes.as_ref()
     }
 
     /// The outbox, to be looked at.
@@ -307,6 +330,7 @@ impl Observer {
     fn resume_journal(&mut self) {
         if let Some(replay) = self.replay.as_ref().filter(|_| !self.resumed) {
             self.journal.handle_replayed(replay.end());
+            self.payload.handle_journal_stable(replay.end());
             self.resumed = true;
         }
     }

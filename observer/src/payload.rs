@@ -46,13 +46,63 @@ pub struct PayloadLog {
     segments: VecDeque<Segment>,
     most_segments: usize,
     shipped: u64,
+    /// Where the bytes depend on causes: what may be shipped.
+    closed: Option<Closed>,
+}
+
+/// What was received depends on its causes, and on the journal up to its outcome. A protector that had the bytes without these would give them to the next incarnation, which may
+/// have to go another way. So they are shipped when the journal is stable that far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Closed {
+    /// Units before this may be shipped.
+    to: u64,
+    /// Units before the first may be shipped when the journal is stable up to the second.
+    next: Option<(u64, u64)>,
+    /// All units that came after these.
+    last: (u64, u64),
+}
+
+impl Closed {
+    fn handle_received(&mut self, to: u64, journal: u64) {
+        self.last = (to, journal);
+        self.next.get_or_insert(self.last);
+    }
+
+    fn handle_stable(&mut self, journal: u64) {
+        while let Some((to, _)) = self.next.filter(|next| next.1 <= journal) {
+            self.to = to;
+            self.next = (self.last.0 > to).then_some(self.last);
+        }
+    }
 }
 
 impl PayloadLog {
     /// An empty log for `capacity` bytes in at most `segments` pieces.
     pub fn new(capacity: usize, segments: usize) -> Self {
         let most_segments = segments.max(1);
-        PayloadLog { ring: Ring::new(capacity), segments: VecDeque::with_capacity(most_segments), most_segments, shipped: 0 }
+        PayloadLog {
+            ring: Ring::new(capacity),
+            segments: VecDeque::with_capacity(most_segments),
+            most_segments,
+            shipped: 0,
+            closed: None,
+        }
+    }
+
+    /// What is received depends on causes.
+    pub(crate) fn has_causes(&mut self) {
+        self.closed = Some(Closed::default());
+    }
+
+    /// What was pushed last has its outcome before this position of the journal.
+    pub(crate) fn handle_recorded(&mut self, journal: u64) {
+        let end = self.ring.end();
+        self.closed.iter_mut().for_each(|closed| closed.handle_received(end, journal));
+    }
+
+    /// The journal is stable up to this position.
+    pub(crate) fn handle_journal_stable(&mut self, journal: u64) {
+        self.closed.iter_mut().for_each(|closed| closed.handle_stable(journal));
     }
 
     /// Units that can be taken from a stream now.
@@ -115,10 +165,14 @@ impl PayloadLog {
 
     /// The next piece to be shipped, at most [`limits::LOG_CHUNK`] bytes; it counts as shipped.
     pub fn poll_ship(&mut self) -> Option<Piece<'_>> {
+        let most = self.closed.map_or(u64::MAX, |closed| closed.to);
+        if most <= self.shipped {
+            return None;
+        }
         let index = self.segments.partition_point(|segment| segment.position + segment.length <= self.shipped);
         let segment = *self.segments.get(index)?;
         let from = self.shipped.max(segment.position);
-        let to = (segment.position + segment.length).min(from + limits::LOG_CHUNK as u64);
+        let to = (segment.position + segment.length).min(from + limits::LOG_CHUNK as u64).min(most);
         self.shipped = to;
         let (head, tail) = self.ring.slices(from, to);
         let offset = segment.offset + (from - segment.position);
@@ -150,6 +204,7 @@ impl PayloadLog {
         self.ring.restart(0);
         self.segments.clear();
         self.shipped = 0;
+        self.closed = self.closed.map(|_| Closed::default());
     }
 }
 

@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use radic_observer::causes::Bounds;
 use radic_observer::connection::Welcome;
 use radic_observer::{Accept, Config, Observer, Ready, Receive, Send, Source, Transmit};
 use radic_wire::determinant::ReadyFd;
@@ -44,6 +45,9 @@ fn settle(observer: &mut Observer) {
     while observer.poll_payload().is_some() {}
     let (journal, payload) = (observer.journal().end(), observer.payload().span().end);
     observer.handle_protector(&FromProtector::JournalStable { position: journal }).unwrap();
+    if let Some(position) = observer.causes().map(|causes| causes.end()) {
+        observer.handle_protector(&FromProtector::CausesHeld { position }).unwrap();
+    }
     observer.handle_protector(&FromProtector::PayloadStable { position: payload }).unwrap();
 }
 
@@ -59,7 +63,15 @@ fn pass(from: &mut Observer, to: &mut Observer, wire: &mut [u8]) {
         wire[at..at + piece.len()].copy_from_slice(piece);
         at += piece.len();
     }
-    from.handle_transmitted(slot, (LINK_FRAME + at) as u64);
+    let header = from.leaving(slot).unwrap().header;
+    let length = header.len();
+    let room = to.deframer(to.table().slot_of(5).unwrap()).unwrap();
+    for part in [&header[..LINK_FRAME], &header[LINK_FRAME..]].into_iter().filter(|part| !part.is_empty()) {
+        room.header_room().copy_from_slice(part);
+        room.handle_header(part.len()).unwrap();
+    }
+    room.handle_payload(at);
+    from.handle_transmitted(slot, (length + at) as u64);
     assert_eq!(to.ready(0, Some(4), false, &mut []), Ok(Ready::Live));
     to.handle_ready(0, Some(4), &[]).unwrap();
     to.handle_ready(0, Some(4), &ready).unwrap();
@@ -72,7 +84,16 @@ fn pass(from: &mut Observer, to: &mut Observer, wire: &mut [u8]) {
 
 #[test]
 fn messages_cost_no_allocation() {
-    let config = Config { outbox_blocks: 64, payload: 1 << 20, connections: 16, descriptors: 16, ..Config::default() };
+    no_allocation_with(None);
+}
+
+#[test]
+fn messages_with_what_they_depend_on_cost_no_allocation() {
+    no_allocation_with(Some(Bounds::default()));
+}
+
+fn no_allocation_with(causes: Option<Bounds>) {
+    let config = Config { outbox_blocks: 64, payload: 1 << 20, connections: 16, descriptors: 16, causes, ..Config::default() };
     let (mut a, mut b) = (Observer::new(process(0), &config), Observer::new(process(1), &config));
     let slot = a.connect(5, process(1)).unwrap().unwrap();
     let greeting = a.dial(slot).unwrap();
@@ -80,7 +101,11 @@ fn messages_cost_no_allocation() {
     let Ok(Accept::Offered(connection)) = b.accept(0, 3, false) else { panic!("nothing is offered") };
     b.handle_accepted(0, 3, 5, connection, ([127, 0, 0, 1], 1).into()).unwrap();
     let mut wire = vec![7; 9_000];
-    pass(&mut a, &mut b, &mut wire);
+    // What is kept of each other grows to what it is from then on.
+    for _ in 0..20 {
+        pass(&mut a, &mut b, &mut wire);
+        pass(&mut b, &mut a, &mut wire);
+    }
     COUNTED.set(Some(0));
     for round in 0..1_000 {
         let len = 1 + round * 9;

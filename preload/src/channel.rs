@@ -159,7 +159,11 @@ impl Channel {
 
     /// Sends what the journal has to ship.
     pub fn send_journal(&mut self, ship: &Ship<'_>) -> Result<(), Errno> {
-        self.send_with(&ToProtector::Journal { position: ship.position, bytes: &[] }, ship.head, ship.tail)
+        let Ship { position, head, tail, causes } = *ship;
+        match causes {
+            None => self.send_with(|out| ToProtector::Journal { position, bytes: &[] }.write(out), &[head, tail]),
+            Some(causes) => self.send_with(|out| causes.write_head(out, position), &[causes.bytes, head, tail]),
+        }
     }
 
     /// Sends received bytes, or the end of a stream.
@@ -168,19 +172,23 @@ impl Channel {
         if piece.is_end {
             return self.send(&ToProtector::PayloadEnd { position, stream, offset });
         }
-        self.send_with(&ToProtector::Payload { position, stream, offset, bytes: &[] }, piece.head, piece.tail)
+        let message = ToProtector::Payload { position, stream, offset, bytes: &[] };
+        self.send_with(|out| message.write(out), &[piece.head, piece.tail])
     }
 
-    /// A message that ends with bytes.
-    fn send_with(&mut self, message: &ToProtector<'_>, first: &[u8], second: &[u8]) -> Result<(), Errno> {
+    /// A message that ends with these bytes.
+    fn send_with(&mut self, begin: impl FnOnce(&mut Writer<'_>), bytes: &[&[u8]]) -> Result<(), Errno> {
         let mut head = [0; HEAD];
         let mut out = Writer::new(&mut head[HEADER..]);
-        message.write(&mut out);
+        begin(&mut out);
         let length = out.finish().ok_or(Errno::MSGSIZE)?;
-        let body = length + first.len() + second.len();
+        let body = length + bytes.iter().map(|part| part.len()).sum::<usize>();
         assert!(body <= limits::LOG_FRAME, "a message of {body} bytes");
         head[..HEADER].copy_from_slice(&(body as u32).to_le_bytes());
-        self.push(&[&head[..HEADER + length], first, second])
+        let mut parts = [&[][..]; 4];
+        parts[0] = &head[..HEADER + length];
+        parts[1..=bytes.len()].copy_from_slice(bytes);
+        self.push(&parts)
     }
 
     /// Puts these parts into records, writes as much as the socket takes, and keeps the rest.

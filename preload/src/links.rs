@@ -13,7 +13,7 @@ use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Install, Links, SocketId};
 use radic_observer::{Context, Failure};
 use radic_wire::determinant::{ConnectionId, StreamId};
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, ToNode};
 use rustix::event::PollFlags;
@@ -101,6 +101,11 @@ impl Layer {
             self.carry_out(action);
         }
         value
+    }
+
+    /// Ranks are lost: what this process knows of them, and no link to them is one any more.
+    pub(crate) fn collect(&mut self, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
+        self.drive(|links, cx| Ok(links.handle_collect(cx, lost)))
     }
 
     fn carry_out(&mut self, action: Action) {

@@ -62,7 +62,7 @@ impl Replayer {
         let (process, incarnation, cut) = (observer.process(), observer.incarnation(), observer.journal().end());
         match replayer.ask(&ToReplayer::Restored { process, incarnation, cut })? {
             FromReplayer::Setup { incarnation, log_end, held } => {
-                sure(observer.restart(incarnation, log_end, held, ImageRange::default(), BUFFER));
+                sure(observer.restart(incarnation, log_end, held, ImageRange::default(), (0, &[]), BUFFER));
                 replayer.look(observer);
                 Ok(replayer)
             }

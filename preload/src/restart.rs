@@ -122,7 +122,8 @@ impl Layer {
         self.key = restart.key;
         self.images.handle_restored();
         self.forget_sockets();
-        sure(self.observer.restart(restart.incarnation, restart.log_end, restart.held, restart.images, BUFFER));
+        let Restart { incarnation, log_end, held, images, causes, .. } = restart;
+        sure(self.observer.restart(incarnation, log_end, held, images, (causes.0, &causes.1), BUFFER));
         for (process, incarnation) in &restart.restarted {
             self.observer.handle_restarted(*process, *incarnation);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use radic_wire::job::{OnLoss, RestartOn};
-use radic_wire::process::{Interval, Protect, Protection};
+use radic_wire::process::{Interval, LogMode, Protect, Protection};
 use serde::Serialize;
 
 use crate::doctor::Obstacles;
@@ -32,6 +32,9 @@ pub(crate) struct ProtectionArgs {
     /// Log of each rank above which it is asked for an early checkpoint: 256M, 1G
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     log_limit: u64,
+    /// What a rank does before it sends to another rank of the job
+    #[arg(long, value_enum, default_value_t = LogFlag::Waiting, value_name = "HOW")]
+    log: LogFlag,
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
     restart_on: RestartOnFlag,
@@ -63,6 +66,14 @@ enum RecordTimeFlag {
     On,
     /// None; random bytes are recorded all the same
     Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
+enum LogFlag {
+    /// It waits until its protector has all that the message depends on
+    Waiting,
+    /// It waits for nothing: what the message depends on goes with it
+    Causal,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -101,6 +112,7 @@ impl ProtectionArgs {
             log: self.log_limit,
             keep_logs: self.keep_logs,
             record_time: self.record_time == RecordTimeFlag::On,
+            log_mode: if self.log == LogFlag::Causal { LogMode::Causal } else { LogMode::Waiting },
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,

@@ -19,7 +19,7 @@ use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Pla
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
 use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
 use radic_wire::membership::Role;
-use radic_wire::process::{Interval, Protect, Protection};
+use radic_wire::process::{Interval, LogMode, Protect, Protection};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 use serde_bytes::ByteBuf;
 
@@ -545,8 +545,7 @@ fn a_detached_job_is_named() {
 fn how_a_job_is_protected_is_passed_on() {
     let cluster = Cluster::new();
     let node = cluster.node("n1");
-    let flags =
-        "--protect on --ckpt-interval 0.2 --replicas 2 --outbox 1M --log-limit 2G --keep-logs --record-time off --mtbf 2h";
+    let flags = "--protect on --ckpt-interval 0.2 --replicas 2 --outbox 1M --log-limit 2G --keep-logs --record-time off --log causal --mtbf 2h";
     let words: Vec<&str> = ["run", "-n", "1", "--detach"].into_iter().chain(flags.split(' ')).chain(["--", "true"]).collect();
     for (words, protection, mtbf_s) in [
         (
@@ -559,6 +558,7 @@ fn how_a_job_is_protected_is_passed_on() {
                 log: 2 << 30,
                 keep_logs: true,
                 record_time: false,
+                log_mode: LogMode::Causal,
             },
             7200,
         ),

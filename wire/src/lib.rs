@@ -19,6 +19,7 @@
 
 pub mod address;
 pub mod bytes;
+pub mod causes;
 pub mod channel;
 pub mod codec;
 pub mod determinant;
@@ -43,4 +44,4 @@ pub mod suspension;
 pub mod token;
 
 /// Version of everything in this crate that another process can see. Two programs that disagree refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 27;
+pub const PROTOCOL_VERSION: u16 = 28;

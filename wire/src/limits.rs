@@ -68,6 +68,8 @@ pub const ANSWER: usize = 4 << 10;
 pub const DETERMINANT: usize = 10 * READY_FDS + 64;
 /// Most bytes of journal, payload or image in one message between an observer and its protector.
 pub const LOG_CHUNK: usize = 256 << 10;
+/// Most bytes of causes before the bytes of one frame on a link.
+pub const CAUSES: usize = 64 << 10;
 /// Streams that a cut may name.
 pub const CUT_STREAMS: usize = 65_536;
 /// Streams that one process has ended and of which its node knows where: all of them fit into one message to its protector.

@@ -22,7 +22,7 @@ use crate::membership::{Member, MembershipMessage};
 use crate::process::StreamEnd;
 
 use crate::suspension::{Resumption, Suspension};
-pub use questions::{Answer, Flow, Query, Report};
+pub use questions::{Answer, Deaths, Flow, HeldCauses, Query, Report};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +156,8 @@ pub enum PeerMessage {
         process: ProcessId,
         /// Its incarnation.
         incarnation: Incarnation,
+        /// Where the journal ended that it goes on with.
+        log_end: u64,
         /// Where it is dialed.
         door: SocketAddr,
     },
@@ -301,6 +303,8 @@ pub struct RestartOrder {
     pub log_end: u64,
     /// Of each stream that it receives: units held, and where it has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
+    /// The causes that are kept for it: a set, and the position of its first byte.
+    pub causes: (u64, ByteBuf),
 }
 
 /// A job that has lost its home.

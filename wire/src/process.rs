@@ -8,9 +8,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 
 use crate::determinant::{ConnectionId, StreamId};
-use crate::ids::{Incarnation, JobId, ProcessId};
+use crate::ids::{Incarnation, JobId, ProcessId, Rank};
 use crate::log::ImageRange;
 use crate::mac::JobKey;
 
@@ -81,6 +82,19 @@ pub struct Protection {
     pub keep_logs: bool,
     /// What the program reads of clocks is recorded, and told again in replay.
     pub record_time: bool,
+    /// What a process does before it sends to a protected process of its job.
+    pub log_mode: LogMode,
+}
+
+/// What a process does before it sends to a protected process of its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogMode {
+    /// It waits until its protector has all that the bytes depend on.
+    #[default]
+    Waiting,
+    /// It waits for nothing: what the bytes depend on, and is not known to be stable, goes with them.
+    Causal,
 }
 
 impl Default for Protection {
@@ -93,6 +107,7 @@ impl Default for Protection {
             log: 1 << 30,
             keep_logs: false,
             record_time: true,
+            log_mode: LogMode::Waiting,
         }
     }
 }
@@ -380,6 +395,13 @@ pub enum ToNode {
     Diverged(String),
     /// The process ends; its last counters.
     Leaving(Box<Counters>),
+    /// To [`FromNode::Collect`]: the causes that this process holds, and what of its own journal is not stable.
+    Holds {
+        /// The question's number.
+        ask: u64,
+        /// The set.
+        causes: ByteBuf,
+    },
     /// A process that catches up is of a kind that seldom comes back by its log.
     Doubts {
         /// Why.
@@ -402,6 +424,8 @@ pub enum FromNode {
         protector: SocketAddr,
         /// How it is protected.
         protection: Protection,
+        /// Where its journal begins: what others may keep of that of another program in this process was before.
+        journal: u64,
         /// Another program ran in this process before, and may have read of what this one has inherited.
         inherited: bool,
     },
@@ -469,6 +493,8 @@ pub enum FromNode {
         process: ProcessId,
         /// Its incarnation: older ones are refused.
         incarnation: Incarnation,
+        /// Where the journal ended that it goes on with.
+        log_end: u64,
         /// Where.
         door: SocketAddr,
     },
@@ -492,6 +518,13 @@ pub enum FromNode {
         connection: ConnectionId,
         /// The peer will not even ask for it.
         for_good: bool,
+    },
+    /// These ranks of the job are lost: listen to no incarnation before these, then say all causes that you hold ([`ToNode::Holds`]).
+    Collect {
+        /// Repeated in the answer.
+        ask: u64,
+        /// The ranks, and their next incarnations.
+        lost: Vec<(Rank, Incarnation)>,
     },
     /// Make a checkpoint as soon as you can.
     Checkpoint {
@@ -533,6 +566,8 @@ pub struct Restart {
     pub images: ImageRange,
     /// What is held of each stream that it receives: units, and where it has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
+    /// The causes that it had at its protector, or that others had of it: a set, and the position of its first byte.
+    pub causes: (u64, ByteBuf),
     /// The newest incarnations of other processes that were restarted, as far as its node knows.
     pub restarted: Vec<(ProcessId, Incarnation)>,
 }

@@ -105,7 +105,8 @@ impl Caller {
 
     /// Another process has come back: so the links have heard.
     fn one_returns(&mut self) {
-        let word = FromNode::Restarted { process: process(3), incarnation: Incarnation::restarted(1), door: at(4, 1) };
+        let word =
+            FromNode::Restarted { process: process(3), incarnation: Incarnation::restarted(1), log_end: 0, door: at(4, 1) };
         self.links
             .handle_node(&mut Context { observer: &mut self.observer, now: self.now }, &word, 0)
             .expect("nothing contradicts");
@@ -118,7 +119,9 @@ impl Caller {
         let mut before = self.observer.clone();
         let log = before.poll_journal().map(|ship| [ship.head, ship.tail].concat()).unwrap_or_default();
         let log = &log[log.len() - (end - begin) as usize..];
-        next.observer.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).expect("it restarts");
+        next.observer
+            .restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 64)
+            .expect("it restarts");
         next.observer.handle_protector(&FromProtector::Journal { position: begin, bytes: log }).expect("the log is right");
         next
     }

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{Ends, Greeting};
 use radic_wire::process::{FromNode, StreamEnd, ToNode};
 
@@ -237,11 +237,22 @@ impl Links {
         match *message {
             FromNode::Final { ask, end } => self.handle_final(cx, ask, end, unread)?,
             FromNode::Place { ask, place } => self.handle_place(cx, ask, place),
-            FromNode::Restarted { process, incarnation, door } => self.handle_restarted(cx, process, incarnation, door),
+            FromNode::Restarted { process, incarnation, log_end, door } => {
+                cx.observer.check_collected(process, log_end)?;
+                self.handle_restarted(cx, process, incarnation, door);
+            }
             _ => {}
         }
         self.check_invariants();
         Ok(())
+    }
+
+    /// Ranks of the job are lost, and what others know of them is collected: what is answered. Nothing more is received of what the lost incarnations have sent, and no program is
+    /// told that there is something: it would depend on what may not be known any more.
+    pub fn handle_collect(&mut self, cx: &mut Context<'_>, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
+        let held = cx.observer.handle_collect(lost);
+        self.break_dropped(cx);
+        held
     }
 
     /// The link of `slot` is no more: its opener is to make another one.

@@ -152,7 +152,7 @@ fn an_acceptor_that_knows_an_earlier_incarnation_is_heard() {
     assert_eq!(hello.attempt, 1);
     other.is_visited(&hello).1.expect("it is welcome");
     let mut next = Side::new(0);
-    next.observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).expect("it restarts");
+    next.observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), (0, &[]), 64).expect("it restarts");
     let asked = next.observer.address(0, crate::replay::Ask::Target { fd: 3 }).expect("nothing contradicts");
     assert_eq!(asked, crate::Address::Live, "its log is empty");
     let again = next.observer.connect(3, process(1)).expect("there is room").expect("the gate is open");
@@ -278,7 +278,7 @@ fn what_a_peer_that_has_left_had_ended_is_whole_or_lost() {
 fn a_peer_that_has_come_back_is_dialed_at_once_and_its_old_sockets_are_dead() {
     let (mut one, _, slot, _) = pair();
     let name = end(&one, slot);
-    let back = FromNode::Restarted { process: process(1), incarnation: Incarnation::restarted(1), door: DOOR };
+    let back = FromNode::Restarted { process: process(1), incarnation: Incarnation::restarted(1), log_end: 0, door: DOOR };
     let (result, actions) = one.hears(back, 0);
     result.expect("nothing contradicts");
     assert!(matches!(actions[..], [Action::Unplug(end), Action::Dial(_, DOOR)] if end == name), "{actions:?}");
@@ -377,7 +377,7 @@ fn the_end_of_a_stream_is_no_end_where_a_peer_owes_its_word() {
     for settled in [true, false] {
         let (mut one, mut other, slot, _) = pair();
         let log_end = one.observer.journal().end();
-        let restarted = one.observer.restart(Incarnation::restarted(1), log_end, Vec::new(), ImageRange::default(), 64);
+        let restarted = one.observer.restart(Incarnation::restarted(1), log_end, Vec::new(), ImageRange::default(), (0, &[]), 64);
         restarted.expect("it restarts");
         one.drive(|links, cx| links.handle_restart(cx));
         let (socket, hello) = one.greets();

@@ -30,7 +30,7 @@ impl Observer {
     pub fn connect(&mut self, fd: u32, peer: ProcessId) -> Result<Result<Slot, Wait>, Error> {
         self.check_voice()?;
         if self.replay.is_none()
-            && let Gate::Shut(position) = Gate::of(&self.journal)
+            && let Gate::Shut(position) = Gate::of(&self.journal, self.causes.as_ref())
         {
             return Ok(Err(Wait::Stable(position)));
         }

@@ -18,13 +18,15 @@ pub struct Cut<'a> {
     pub streams: CutStreams<'a>,
     /// The streams of which the end was received, and where that is.
     pub ended: CutStreams<'a>,
+    /// Up to where the process depends on the causes that it keeps.
+    pub causes: u64,
 }
 
 impl<'a> Cut<'a> {
     /// The message that begins the image.
     pub fn message(&self, parent: Option<u64>) -> ToProtector<'a> {
         let Mark { image, journal: cut, payload } = self.mark;
-        ToProtector::ImageBegin { image, parent, cut, payload, streams: self.streams, ended: self.ended }
+        ToProtector::ImageBegin { image, parent, cut, payload, causes: self.causes, streams: self.streams, ended: self.ended }
     }
 }
 
@@ -52,13 +54,15 @@ impl Observer {
         self.table.handle_checkpoint(mark.image);
         let full = Error::Full("cut");
         let (streams, ended) = (CutStreams::new(streams).ok_or(full)?, CutStreams::new(ended).ok_or(full)?);
-        Ok(Some(Cut { mark, streams, ended }))
+        let causes = self.causes.as_ref().map_or(0, |causes| causes.recorded(self.journal.end()));
+        Ok(Some(Cut { mark, streams, ended, causes }))
     }
 
     /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed for ever: a restart may begin there.
     pub(super) fn handle_committed(&mut self, image: u64, oldest: u64) -> Result<(), Error> {
         if let Some(mark) = self.checkpoints.handle_committed(image) {
             self.journal.handle_stable(mark.journal)?;
+            self.handle_closed();
             self.payload.handle_stable(mark.payload)?;
         }
         self.table.handle_committed(oldest, &mut self.outbox);
@@ -71,14 +75,15 @@ impl Observer {
     }
 
     /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
-    /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says. `buffer` bytes of
-    /// log are here at once.
+    /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says, and keeps the set of causes, which begins at that position.
+    /// `buffer` bytes of log are here at once.
     pub fn restart(
         &mut self,
         incarnation: Incarnation,
         log_end: u64,
         held: Vec<(StreamId, u64, Option<u64>)>,
         images: ImageRange,
+        (position, causes): (u64, &[u8]),
         buffer: usize,
     ) -> Result<(), Error> {
         if incarnation <= self.incarnation {
@@ -92,6 +97,8 @@ impl Observer {
         self.held.sort_unstable_by_key(|held| held.0);
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
         self.payload.handle_restart();
+        let own = self.causes.iter_mut().try_for_each(|of| of.restart(position, causes));
+        own.map_err(|_| Error::Protector("the causes that it has are none"))?;
         self.untold = None;
         self.checkpoints.handle_restart(images.next);
         self.table.handle_committed(images.oldest, &mut self.outbox);

@@ -1,9 +1,11 @@
 //! The log's messages: what is shipped to the protector, and what it says.
 
 use radic_wire::determinant::StreamId;
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::log::{FromProtector, Span, ToProtector};
 
 use super::Observer;
+use crate::causes::Causes;
 use crate::error::Error;
 use crate::journal::Ship;
 use crate::payload::Piece;
@@ -23,7 +25,16 @@ impl Observer {
 
     /// Journal to be shipped, at once.
     pub fn poll_journal(&mut self) -> Option<Ship<'_>> {
-        if self.writes_journal() { self.journal.poll_ship() } else { None }
+        if !self.writes_journal() {
+            return None;
+        }
+        let causes = self.causes.as_mut().and_then(Causes::poll_ship);
+        if causes.is_some() { Some(Ship { causes, ..self.journal.ship() }) } else { self.journal.poll_ship() }
+    }
+
+    /// Bytes of the journal, and of its causes, that were not shipped.
+    pub fn unshipped(&self) -> usize {
+        self.journal.unshipped() + self.causes.as_ref().map_or(0, Causes::unshipped)
     }
 
     /// Whether there is nothing to be shipped ([`Observer::poll_payload`]).
@@ -70,6 +81,8 @@ impl Observer {
                 if self.writes_journal() {
                     self.journal.handle_welcome(journal)?;
                 }
+                self.causes.iter_mut().for_each(Causes::handle_welcome);
+                self.handle_closed();
                 self.untold = self.replay.is_none().then_some(0);
                 self.payload.handle_welcome(payload)
             }
@@ -79,7 +92,16 @@ impl Observer {
             }
             FromProtector::Fenced { .. } => Err(Error::Protector("it fences the newest incarnation")),
             FromProtector::JournalStable { .. } if !self.writes_journal() => Ok(()),
-            FromProtector::JournalStable { position } => self.journal.handle_stable(position),
+            FromProtector::JournalStable { position } => {
+                self.journal.handle_stable(position)?;
+                self.handle_closed();
+                Ok(())
+            }
+            FromProtector::CausesHeld { position } => {
+                self.causes.iter_mut().for_each(|causes| causes.handle_held(position));
+                self.handle_closed();
+                Ok(())
+            }
             FromProtector::PayloadStable { position } => self.payload.handle_stable(position),
             FromProtector::Committed { image, oldest } => self.handle_committed(image, oldest),
             FromProtector::ImageRefused { image } => {
@@ -105,6 +127,35 @@ impl Observer {
             | FromProtector::Held { .. }
             | FromProtector::Payload { .. } => Ok(()),
         }
+    }
+
+    /// Where the journal is stable and the protector has its causes, what was received before that depends on nothing else.
+    pub(super) fn handle_closed(&mut self) {
+        let stable = self.journal.stable();
+        if self.causes.as_ref().is_none_or(|causes| causes.are_held(self.journal.end())) {
+            self.payload.handle_journal_stable(stable);
+        }
+    }
+
+    /// Ranks of the job are lost, and what others keep of their journals is collected: this is all that this process keeps, its own journal included. What the lost incarnations
+    /// have sent, and this process has not received, it never receives.
+    pub fn handle_collect(&mut self, lost: &[(Rank, Incarnation)]) -> Vec<u8> {
+        for (rank, incarnation) in lost {
+            self.table.handle_restarted(ProcessId { rank: *rank, ..self.me }, *incarnation);
+        }
+        let Some(causes) = &self.causes else { return Vec::new() };
+        let mut set = causes.set();
+        if self.writes_journal() {
+            causes.add_own(&self.journal, &mut set);
+        }
+        set
+    }
+
+    /// A process of the job was brought back, and its journal goes on from `log_end`. If this one depends on more, no other outcome than that the job begins anew is right.
+    pub fn check_collected(&self, process: ProcessId, log_end: u64) -> Result<(), Error> {
+        let depends =
+            self.causes.as_ref().filter(|_| process.job == self.me.job).map_or(0, |causes| causes.depends_on(process.rank));
+        if depends <= log_end { Ok(()) } else { Err(Error::Uncollected { process, depends, log_end }) }
     }
 
     fn handle_stream_stable(&mut self, stream: StreamId, offset: u64) {

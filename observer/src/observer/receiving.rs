@@ -4,6 +4,7 @@ use radic_wire::determinant::Determinant;
 
 use super::answers::{Input, Receive, Source, Wait};
 use super::{Observer, Verdict};
+use crate::causes::Causes;
 use crate::connection::{Incoming, Link, Slot};
 use crate::error::Error;
 use crate::frames::Deframer;
@@ -37,6 +38,9 @@ impl Observer {
         if room == 0 {
             return Ok(Receive::Wait(Wait::Payload));
         }
+        if self.causes.as_ref().is_some_and(Causes::is_full) {
+            return Ok(Receive::Wait(Wait::Stable(self.journal.end())));
+        }
         if connection.has_no_more() {
             return self.receive_end(thread, slot, fd);
         }
@@ -64,6 +68,7 @@ impl Observer {
         let offset = incoming.consumed;
         if incoming.held <= offset {
             self.payload.push_end(stream, offset);
+            self.payload.handle_recorded(if self.replay.is_some() { 0 } else { self.journal.end() });
         }
         incoming.finish = Some(offset);
         (incoming.consumed, incoming.taken) = (offset + 1, offset + 1);
@@ -145,6 +150,8 @@ impl Observer {
             _ => None,
         };
         let len = u32::try_from(len).map_err(|_| Error::Full("length of a recv"))?;
+        // What the outcome depends on is kept before it is recorded.
+        self.keep_causes(self.table.slot_of(fd)?)?;
         let connection = self.table.on(fd)?;
         let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
         let offset = incoming.taken;
@@ -162,6 +169,7 @@ impl Observer {
                 at += part.len() as u64;
             }
         }
+        self.payload.handle_recorded(if self.replay.is_some() { 0 } else { self.journal.end() });
         incoming.taken += u64::from(len);
         let is_whole = then.is_none_or(|then| total >= then);
         if is_whole {
@@ -175,6 +183,33 @@ impl Observer {
             self.handle_served();
         }
         Ok(Some(total as usize))
+    }
+
+    /// A header has come on the link of `slot`, and perhaps nothing behind it: before the program is told that there is something, what that depends on is kept.
+    pub fn handle_header(&mut self, slot: Slot) -> Result<(), Error> {
+        if let Some(connection) = self.table.get_mut(slot) {
+            connection.handle_headers(&mut self.outbox)?;
+        }
+        self.keep_causes(slot)
+    }
+
+    /// What the bytes that have come on the link of `slot` depend on is kept, before an outcome is recorded that depends on them.
+    fn keep_causes(&mut self, slot: Slot) -> Result<(), Error> {
+        let Some(connection) = self.table.get_mut(slot) else { return Ok(()) };
+        let deframer = &mut connection.incoming.deframer;
+        if let Some(causes) = self.causes.as_mut().filter(|_| !deframer.causes().is_empty()) {
+            let kept = causes.handle_set(self.journal.end(), deframer.causes());
+            kept.map_err(|_| Error::Peer { connection: connection.id, what: "causes that are none" })?;
+        }
+        deframer.handle_kept();
+        Ok(())
+    }
+
+    /// The program looks at bytes that stay on the link of `slot`, and depends on these causes from now on.
+    pub fn keep_peeked(&mut self, slot: Slot, set: &[u8]) -> Result<(), Error> {
+        let Some(connection) = self.table.get(slot) else { return Ok(()) };
+        let kept = self.causes.as_mut().map_or(Ok(()), |causes| causes.handle_set(self.journal.end(), set));
+        kept.map_err(|_| Error::Peer { connection: connection.id, what: "causes that are none" })
     }
 
     /// `read` of standard input into `room` (not empty). What is read stays in doubt until it is stable, and the terminal can repeat only what it has sent

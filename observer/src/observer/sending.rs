@@ -4,6 +4,7 @@ use radic_wire::determinant::{Call, Determinant};
 
 use super::answers::{Send, Transmit, Wait};
 use super::{Observer, Verdict};
+use crate::causes::Causes;
 use crate::connection::{Connection, Link, Phase, Slot};
 use crate::error::Error;
 use crate::frames::Leaving;
@@ -72,7 +73,7 @@ impl Observer {
     }
 
     fn send_live(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
-        if let Gate::Shut(position) = Gate::of(&self.journal) {
+        if let Gate::Shut(position) = self.gate_of_send(fd)? {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
         let len = self.append(thread, fd, bytes, blocking)?;
@@ -90,6 +91,15 @@ impl Observer {
         };
         self.journal.append_before(thread, &outcome, part as u64)?;
         Ok(if part == 0 { Send::Failed(EAGAIN) } else { Send::Taken { len, whole: true } })
+    }
+
+    /// The gate of bytes on a link. What they depend on goes with them to a process of this job, unless it is too much: then this process's own log is waited for, and answers for it.
+    fn gate_of_send(&self, fd: u32) -> Result<Gate, Error> {
+        let connection = self.connection(self.table.slot_of(fd)?)?;
+        Ok(match &self.causes {
+            Some(causes) if connection.is_within(self.me.job) && !connection.passes_too_much(causes, &self.journal) => Gate::Open,
+            _ => Gate::of(&self.journal, self.causes.as_ref()),
+        })
     }
 
     /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
@@ -126,7 +136,7 @@ impl Observer {
     pub fn finish(&mut self, fd: u32) -> Result<Option<Wait>, Error> {
         self.check_voice()?;
         if self.replay.is_none()
-            && let Gate::Shut(position) = Gate::of(&self.journal)
+            && let Gate::Shut(position) = Gate::of(&self.journal, self.causes.as_ref())
         {
             return Ok(Some(Wait::Stable(position)));
         }
@@ -137,7 +147,7 @@ impl Observer {
 
     /// The gate: the position that must be stable before anything leaves, if it is shut. Not asked in replay.
     pub fn gate(&self) -> Option<u64> {
-        match Gate::of(&self.journal) {
+        match Gate::of(&self.journal, self.causes.as_ref()) {
             Gate::Shut(position) if self.writes_journal() => Some(position),
             _ => None,
         }
@@ -175,8 +185,11 @@ impl Observer {
         if self.fenced.is_some() {
             return None;
         }
+        let writes_journal = self.writes_journal();
         let connection = self.table.get_mut(slot).filter(|connection| connection.link == Link::Up)?;
-        connection.begin_frame(&self.payload);
+        // What is sent again depends on nothing but the log.
+        let causes = self.causes.as_ref().filter(|_| writes_journal && connection.is_within(self.me.job));
+        connection.begin_frame(&self.payload, causes.map(|causes| (causes, &self.journal)));
         let Connection { outgoing, .. } = connection;
         match outgoing.sent {
             sent if !outgoing.framer.is_idle() => {
@@ -190,6 +203,19 @@ impl Observer {
             sent if Some(sent) == outgoing.finish => Some(Transmit::End),
             _ => None,
         }
+    }
+
+    /// Whether bytes would leave on the link of `slot` if they depended on less: this process's own log has to have some of it first.
+    pub fn is_held_back(&self, slot: Slot) -> bool {
+        let is_held = |connection: &Connection, causes: &Causes| {
+            connection.link == Link::Up
+                && connection.outgoing.unsent() > 0
+                && connection.outgoing.framer.is_idle()
+                && connection.is_within(self.me.job)
+                && connection.passes_too_much(causes, &self.journal)
+        };
+        let causes = self.causes.as_ref().filter(|_| self.writes_journal());
+        causes.is_some_and(|causes| self.table.get(slot).is_some_and(|connection| is_held(connection, causes)))
     }
 
     /// The outgoing bytes from `offset`, as [`Transmit::Bytes`] named it, in pieces.

@@ -100,7 +100,7 @@ fn a_shutdown_of_reading_is_no_end_of_the_stream() {
     // The next incarnation is told the same.
     let log = observer.poll_journal().unwrap().head.to_vec();
     let mut next = image;
-    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
     next.shut_reading(4).unwrap();
     assert_eq!(next.receive(0, 4, 100, true), Ok(Receive::End));
@@ -141,7 +141,7 @@ fn printed_after_nothing(image_after: usize) -> (Observer, u64) {
     let log = observer.poll_journal().unwrap().head.to_vec();
     observer.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
     assert_eq!(observer.gate_of_output(0), Ok(None));
-    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
+    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
     (again, end)
 }
@@ -184,7 +184,7 @@ fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
     assert_eq!(first.send(0, 3, b"then", 0, true), Ok(Send::Taken { len: 4, whole: true }));
     assert_eq!(first.gate_of_output(0), Ok(None), "a send that waits is always taken");
     let mut again = image;
-    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), 64).unwrap();
+    again.restart(Incarnation::restarted(1), end, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     again.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
     assert_eq!(again.gate_of_output(0), Ok(None));
     assert_eq!(again.phase(), Phase::Replaying, "before it has sent that");
@@ -197,7 +197,7 @@ fn what_is_printed_after_a_send_was_taken_is_printed_after_one() {
 #[test]
 fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
     let mut first = sender();
-    first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+    first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     assert_eq!(first.send(0, 3, b"taken", 0, false), Ok(Send::Taken { len: 5, whole: true }));
     assert_eq!(first.phase(), Phase::Settled);
     assert!(first.gate_of_output(0).unwrap().is_some());
@@ -208,7 +208,7 @@ fn what_is_printed_after_a_send_of_replay_is_recorded_too() {
 fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
     let image = sender();
     let mut first = image.clone();
-    first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+    first.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     assert_eq!(first.gate_of_output(0), Ok(None), "it may be what it has printed before");
     assert_eq!(first.ready(0, None, false, &mut []), Ok(Ready::Nothing), "its peer has not been reached");
     let end = first.gate_of_output(0).unwrap().expect("the output waits");
@@ -216,7 +216,7 @@ fn what_is_printed_before_a_process_lives_again_is_recorded_too() {
     first.handle_protector(&FromProtector::JournalStable { position: end }).unwrap();
     assert_eq!((first.gate_of_output(0), first.settle()), (Ok(None), false));
     let mut second = image;
-    second.restart(Incarnation::restarted(2), end, Vec::new(), ImageRange::default(), 64).unwrap();
+    second.restart(Incarnation::restarted(2), end, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     second.handle_protector(&FromProtector::Journal { position: 0, bytes: &log }).unwrap();
     assert_eq!(second.phase(), Phase::Replaying);
     assert_eq!(second.ready(0, None, false, &mut []), Ok(Ready::Nothing));
@@ -255,7 +255,7 @@ fn a_new_protector_is_told_where_streams_go_on() {
 #[test]
 fn what_a_peer_had_received_that_has_left_is_sent_again_first() {
     let mut observer = sender();
-    observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), 64).unwrap();
+    observer.restart(Incarnation::restarted(1), 0, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     assert!(!observer.table().all_sent_again(), "the peer has not said how much it has");
     let stream = observer.table().get(0).unwrap().stream_out();
     observer.handle_left(stream.connection, 5);
@@ -344,7 +344,7 @@ fn a_send_that_was_not_over_takes_no_room_from_the_thread_whose_turn_it_is() {
     assert_eq!(observer.handle_received(0, 5, Source::Link, b"answer"), Ok(Some(6)));
     let log = observer.poll_journal().unwrap().head.to_vec();
     let mut next = image;
-    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), 64).unwrap();
+    next.restart(Incarnation::restarted(1), begin + log.len() as u64, Vec::new(), ImageRange::default(), (0, &[]), 64).unwrap();
     next.handle_protector(&FromProtector::Journal { position: begin, bytes: &log }).unwrap();
     let sent = 16 + 4;
     assert_eq!(next.send(1, 4, &stalled, 0, true), Ok(Send::Taken { len: sent, whole: false }), "as much as was sent then");
@@ -365,7 +365,7 @@ fn a_frame_says_what_need_not_be_kept() {
     assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
     observer.handle_transmitted(slot, LINK_FRAME as u64 + 8);
     let mut answers = |stable, kept| {
-        let mut bytes = [&LinkFrame { payload: 1, stable }.bytes()[..], b"x"].concat();
+        let mut bytes = [&LinkFrame { payload: 1, causes: 0, stable }.bytes()[..], b"x"].concat();
         assert_eq!(observer.deframer(slot).unwrap().unframe(&mut bytes), Ok(1));
         let result = observer.handle_received(0, 4, Source::Link, &bytes[..1]);
         assert_eq!(observer.table().get(slot).unwrap().outgoing().kept(), kept);

@@ -74,6 +74,10 @@ impl Layer {
                 sure(self.observer.handle_protector(&FromProtector::Forget { connection, for_good }));
                 self.close_forgotten();
             }
+            FromNode::Collect { ask, lost } => {
+                let causes = self.collect(&lost).into();
+                self.tell_node(&ToNode::Holds { ask, causes });
+            }
             FromNode::Checkpoint { request } => self.drive_images(|images, _| images.handle_request(request)),
             // A thread that asks does nothing else until it is answered, with the layer locked. If the answer comes here, another thread was in it at the same time.
             FromNode::Peer { .. }

@@ -3,17 +3,19 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-use radic_observer::connection::Slot;
+use radic_observer::connection::{Link, Slot};
 use radic_observer::frames::{BadFrame, Deframer, Leaving};
 use radic_wire::link_frame::LINK_FRAME;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::Layer;
+use super::ending::sure;
+use crate::fds::{self, Kind};
 use crate::ops::{BUFFERS, clip, clip_mut};
 use crate::sys;
 
-/// Up to so many bytes are copied behind their header and leave by `send`, which costs less than `sendmsg` of two parts.
+/// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
 const SMALL: usize = 1 << 10;
 /// What leaves in the place of bytes that their receiver does not want.
 static FILLER: [u8; 4 << 10] = [0; 4 << 10];
@@ -51,6 +53,33 @@ impl Layer {
         }
     }
 
+    /// The kernel says that the socket of a protected connection is readable. Before the program is told so, the header in front of its bytes is read, and what they depend on is
+    /// kept. True: there is nothing but that, or a part of it.
+    pub fn has_only_header(&mut self, fd: i32) -> bool {
+        if self.observer.causes().is_none() || !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
+            return false;
+        }
+        let fd = self.primary(fd);
+        let Ok(slot) = self.observer.table().slot_of(fd as u32) else { return false };
+        if self.observer.table().get(slot).is_none_or(|connection| connection.link() != Link::Up) {
+            return false;
+        }
+        while let Some(deframer) = self.observer.deframer(slot) {
+            let room = deframer.header_room();
+            if room.is_empty() {
+                break;
+            }
+            match rustix::net::recv(sys::borrow(fd), &mut *room, RecvFlags::DONTWAIT) {
+                Ok((_, count)) if count > 0 && deframer.handle_header(count).is_ok() => {}
+                Err(Errno::AGAIN | Errno::INTR) => return true,
+                // An end, or an error: the program's own call finds it.
+                _ => return false,
+            }
+        }
+        sure(self.observer.handle_header(slot));
+        false
+    }
+
     /// As `recv` with MSG_PEEK, of at most `len` bytes.
     pub fn peek_link(
         &mut self,
@@ -67,6 +96,7 @@ impl Layer {
             return Ok(0);
         }
         let taken = deframer.unframe(&mut bytes).map_err(bad)?.min(len);
+        sure(self.observer.keep_peeked(slot, deframer.causes()));
         let mut rest = &bytes[..taken];
         for mut part in clip_mut(buffers, 0, taken) {
             let (now, later) = rest.split_at(part.len());
@@ -93,8 +123,8 @@ impl Layer {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let Some(Leaving { header, payload, .. }) = self.observer.leaving(slot) else { return Ok(()) };
         let payload = usize::try_from(payload).unwrap_or(usize::MAX);
-        let sent = if payload <= SMALL {
-            let (mut small, mut at) = ([0; LINK_FRAME + SMALL], header.len());
+        let sent = if header.len() + payload <= SMALL {
+            let (mut small, mut at) = ([0; SMALL], header.len());
             small[..at].copy_from_slice(header);
             for part in buffers {
                 let count = part.len().min(header.len() + payload - at);

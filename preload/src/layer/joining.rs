@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use radic_observer::causes::Bounds;
 use radic_observer::haste::Haste;
 use radic_observer::links::Links;
 use radic_observer::session::{REPLACED, Session};
 use radic_observer::{Config, Observer};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::mac::JobKey;
-use radic_wire::process::{FromNode, Protection, ToNode};
+use radic_wire::process::{FromNode, LogMode, Protection, ToNode};
 use radic_wire::{PROTOCOL_VERSION, login};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -64,6 +65,8 @@ pub struct Joined {
     pub(super) protector: SocketAddr,
     /// How it is protected.
     pub protection: Protection,
+    /// Where its journal begins.
+    journal: u64,
     /// Another program ran in this process before.
     inherited: bool,
 }
@@ -74,8 +77,8 @@ pub fn join(socket: &[u8], process: ProcessId) -> Result<Joined, JoinError> {
     let join = ToNode::Join { version: PROTOCOL_VERSION, process };
     let answer = node.ask_within(JOIN_MS, &join, |_| true).map_err(failed("joining the node"));
     match answer? {
-        FromNode::Joined { incarnation, key, protector, protection, inherited } => {
-            Ok(Joined { node, process, incarnation, key, protector, protection, inherited })
+        FromNode::Joined { incarnation, key, protector, protection, journal, inherited } => {
+            Ok(Joined { node, process, incarnation, key, protector, protection, journal, inherited })
         }
         FromNode::Refused(why) => {
             node.close();
@@ -103,10 +106,11 @@ fn first_channels(node: &mut Node, protector: &mut SocketAddr, who: &Identity<'_
 
 /// Starts the layer: from now on every call is watched. Whether the program is linked with an MPI library is asked for by the hooks.
 pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
-    let Joined { mut node, process, incarnation, key, mut protector, protection, inherited } = joined;
+    let Joined { mut node, process, incarnation, key, mut protector, protection, journal, inherited } = joined;
     let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
-    let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, ..Config::default() };
-    let observer = Observer::as_incarnation(process, incarnation, &config);
+    let causes = (protection.log_mode == LogMode::Causal).then(Bounds::default);
+    let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, causes, ..Config::default() };
+    let observer = Observer::begins_at(process, incarnation, journal, &config);
     counters::map().map_err(failed("memory for the counters"))?;
     let who = Identity { process, incarnation: observer.incarnation(), key: &key };
     let (journal, bulk) = first_channels(&mut node, &mut protector, &who).map_err(failed("the protector's log"))?;
@@ -129,7 +133,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         broken: Vec::with_capacity(64),
         key,
         foreign: Vec::new(),
-        haste: Haste::default(),
+        haste: if causes.is_some() { Haste::lazy() } else { Haste::default() },
         session: Session::logged_in(protector, Duration::from_nanos(sys::now())),
         journal,
         bulk,

@@ -66,6 +66,10 @@ impl Layer {
     fn try_transmit(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         loop {
             let sent = match self.observer.poll_transmit(slot) {
+                None if self.observer.is_held_back(slot) => {
+                    self.ship();
+                    return Ok(false);
+                }
                 None => return Ok(true),
                 Some(Transmit::End) => {
                     rustix::net::shutdown(fd, rustix::net::Shutdown::Write)?;

@@ -22,6 +22,7 @@ impl Layer {
         if self.session.is_reading() {
             self.look_at_log();
         }
+        self.haste.handle_shipped();
         let Some(ship) = self.observer.poll_journal() else { return };
         counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
         if let Err(error) = self.journal.send_journal(&ship) {
@@ -31,8 +32,17 @@ impl Layer {
 
     /// The same after the outcome of a receiving call, at once or later: [`Haste`](radic_observer::haste::Haste).
     pub fn ship_received(&mut self) {
-        if self.haste.handle_outcome(clock, self.observer.journal().unshipped()) {
+        if self.haste.handle_outcome(clock, self.observer.unshipped()) {
             self.ship();
+        }
+    }
+
+    /// The same after bytes were sent: at once, unless nothing waits for it.
+    pub fn ship_sent(&mut self) {
+        match self.observer.causes() {
+            Some(_) if self.observer.unshipped() > 0 => self.ship_received(),
+            Some(_) => {}
+            None => self.ship(),
         }
     }
 
@@ -106,6 +116,7 @@ impl Layer {
     /// Waits until there is room for what is received.
     pub fn wait_for_payload(&mut self) {
         while self.observer.payload().room() == 0 {
+            self.ship();
             self.ship_payload();
             let events = if self.bulk.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
             let mut fds =

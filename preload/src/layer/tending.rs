@@ -65,8 +65,10 @@ impl Layer {
         self.idle = 0;
         self.tend_links_in_passing();
         if self.observer.payload().is_due() {
-            self.ship_payload();
+            // Payload follows the journal that it depends on.
+            self.ship();
             self.hear_protector(false);
+            self.ship_payload();
         }
     }
 
@@ -122,7 +124,8 @@ impl Layer {
     /// when it waits: [`Layer::tend`] comes before.
     pub fn awaited(&self) -> impl Iterator<Item = (i32, PollFlags)> {
         let bulk = self.bulk.has_unsent().then(|| (self.bulk.fd().as_raw_fd(), PollFlags::OUT));
-        let unsent = self.unsent.iter().filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
+        let unsent = self.unsent.iter().filter(|slot| !self.observer.is_held_back(**slot));
+        let unsent = unsent.filter_map(|slot| Some((self.fd_of(*slot)?, PollFlags::OUT)));
         let own = [(self.journal.fd().as_raw_fd(), self.journal.awaited()), (self.node.fd().as_raw_fd(), PollFlags::IN)];
         own.into_iter().chain(bulk).chain(self.pmi.awaited()).chain(self.awaited_of_links()).chain(unsent).take(AWAITED)
     }

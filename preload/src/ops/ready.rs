@@ -230,7 +230,7 @@ pub fn epoll_wait(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> O
 fn pass(epoll: i32, events: &mut [epoll_event], limit: Limit<'_>) -> Result<usize, Errno> {
     layer::tend_in_passing();
     let count = kernel::epoll_within(epoll, events, limit.time, limit.mask)?;
-    Ok(translate(EPOLLS.lock().get(epoll), events, count, |_| false, |_| {}))
+    Ok(translate(EPOLLS.lock().get(epoll), events, count, |_, _| false, |_| {}))
 }
 
 /// Most descriptors of [`wait_for`].
@@ -299,7 +299,8 @@ impl Asked<'_> {
                 examine(layer, &ended(*epoll, &events[..count]));
                 let mut epolls = EPOLLS.lock();
                 let Some(table) = epolls.get_mut(*epoll) else { return Err(Errno::BADF) };
-                let count = translate(Some(table), events, count, |fd| layer.is_away(fd), |ready| found.push(ready));
+                let is_away = |fd, bits: u32| layer.is_away(fd) || bits & IN != 0 && layer.has_only_header(fd);
+                let count = translate(Some(table), events, count, is_away, |ready| found.push(ready));
                 if knows_more(layer) { add_known(layer, *epoll, table, events, found) } else { Ok(count) }
             }
             Asked::Poll { fds } => {
@@ -311,7 +312,8 @@ impl Asked<'_> {
                 let ended: Vec<_> = fds.iter().map(told).filter(|(fd, bits)| is_end(*fd, *bits)).collect();
                 examine(layer, &ended);
                 for entry in fds.iter_mut() {
-                    if entry.revents != 0 && layer.is_away(entry.fd) {
+                    let is_readable_there = u32::from(entry.revents as u16) & IN != 0;
+                    if entry.revents != 0 && (layer.is_away(entry.fd) || is_readable_there && layer.has_only_header(entry.fd)) {
                         entry.revents &= OUT as i16;
                     }
                     if u32::from(entry.events as u16) & IN != 0 && is_readable(layer, entry.fd, 1) {
@@ -389,21 +391,22 @@ fn translate(
     table: Option<&Epoll>,
     events: &mut [epoll_event],
     count: usize,
-    is_away: impl Fn(i32) -> bool,
+    mut is_away: impl FnMut(i32, u32) -> bool,
     mut tell: impl FnMut(ReadyFd),
 ) -> usize {
     let mut kept = 0;
     for at in 0..count.min(events.len()) {
         let epoll_event { events: mut bits, u64: key } = events[at];
         if let Some(watch) = table.and_then(|table| table.find(key)).filter(|watch| !watch.disarmed) {
-            if bits != OUT && is_away(watch.fd) {
+            // A watch that is reported once (EPOLLONESHOT) is reported all the same: else the kernel would have to be told that it was not.
+            let once = watch.events & libc::EPOLLONESHOT as u32 != 0;
+            if bits != OUT && is_away(watch.fd, if once { bits & !IN } else { bits }) {
                 bits &= OUT;
                 if bits == 0 {
                     continue;
                 }
             }
-            // A watch that is reported once (EPOLLONESHOT) is reported all the same: else the kernel would have to be told that it was not.
-            if bits & OUT != 0 && watch.events & libc::EPOLLONESHOT as u32 == 0 && is_full(watch.fd) {
+            if bits & OUT != 0 && !once && is_full(watch.fd) {
                 bits &= !OUT;
                 if bits == 0 {
                     continue;

@@ -306,7 +306,7 @@ impl Sending {
         }
         counters::add(Counter::BytesOut, self.done as u64);
         counters::add(Counter::MessagesOut, 1);
-        layer.ship();
+        layer.ship_sent();
         layer.note_sent();
         while self.waits && layer.is_unsent(self.slot) {
             // As the kernel would: the call returns when the socket has taken everything.

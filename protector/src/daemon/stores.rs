@@ -1,7 +1,7 @@
 //! Between the node and its log service, which has threads of its own.
 
 use radic_wire::event::EventName;
-use radic_wire::ids::{Incarnation, JobId, NodeId, NodeName, ProcessId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, NodeName, ProcessId};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::LogSizes;
@@ -52,11 +52,21 @@ impl Stores {
             StoreOrder::RemoveJob(job) => self.logs.remove_job(job),
             StoreOrder::Revive(job, protection) => self.logs.revive_job(job, protection),
             StoreOrder::ForgetProcess(node, number, process) => {
+                let before = self.logs.list(process);
                 self.logs.remove_process(process);
                 // The service does one thing after the other: an answer to this comes after that.
-                self.answer(node, number, self.logs.list(process), |_| Answer::Forgotten);
+                let removed = self.logs.list(process);
+                let inputs = self.inputs.clone();
+                spawn_local(async move {
+                    if let (Ok(held), Ok(_)) = (before.await, removed.await) {
+                        let end = held.map_or(0, |held| held.journal.end);
+                        _ = inputs.send(Input::StoreAnswer(node, number, Answer::Forgotten(end))).await;
+                    }
+                });
             }
-            StoreOrder::Fence(process, incarnation) => self.fence(process, incarnation),
+            StoreOrder::Fence(process, incarnation, sets) => self.fence(process, incarnation, sets),
+            StoreOrder::Silence(process, incarnation) => self.logs.silence(process, incarnation),
+            StoreOrder::Causes(ask, job, epoch) => self.tell_causes(ask, job, epoch),
             StoreOrder::StableOf(node, number, process, epoch, stream) => {
                 self.answer(node, number, self.logs.stable_of(process, epoch, stream), Answer::Stable);
             }
@@ -70,9 +80,18 @@ impl Stores {
         }
     }
 
+    fn tell_causes(&self, ask: u64, job: JobId, epoch: Epoch) {
+        let (inputs, answer) = (self.inputs.clone(), self.logs.causes(job, epoch));
+        spawn_local(async move {
+            if let Ok(sets) = answer.await {
+                _ = inputs.send(Input::StoreCauses(ask, sets)).await;
+            }
+        });
+    }
+
     /// Fences a process.
-    fn fence(&self, process: ProcessId, incarnation: Incarnation) {
-        let (inputs, answer) = (self.inputs.clone(), self.logs.fence(process, incarnation));
+    fn fence(&self, process: ProcessId, incarnation: Incarnation, sets: Vec<Vec<u8>>) {
+        let (inputs, answer) = (self.inputs.clone(), self.logs.fence(process, incarnation, sets));
         spawn_local(async move {
             // A service that has ended answers nothing. The daemon ends, too.
             if let Ok(answer) = answer.await {

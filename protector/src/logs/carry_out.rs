@@ -131,9 +131,11 @@ impl Service {
             Request::List(process, answer) => _ = answer.send(server.store().list(process)),
             Request::Read(process, part, position, most, answer) => self.read_part(process, part, position, most, answer),
             Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
-            Request::Fence(process, incarnation, answer) => {
+            Request::Silence(process, incarnation) => server.silence(now, process, incarnation),
+            Request::Causes(job, epoch, answer) => _ = answer.send(server.store().causes_of(job, epoch)),
+            Request::Fence(process, incarnation, sets, answer) => {
                 self.fences.push((process, incarnation, answer));
-                server.fence(now, process, incarnation);
+                server.fence(now, process, incarnation, &sets);
             }
             // The round ends with it.
             Request::End => {}

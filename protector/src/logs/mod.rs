@@ -249,8 +249,24 @@ impl Logs {
 
     /// Fences the older incarnations of this process (G4) and says what a restart as `incarnation` needs, when its log is stable
     /// ([`LogServer::fence`](crate::logserver::LogServer::fence)).
-    pub fn fence(&self, process: ProcessId, incarnation: Incarnation) -> oneshot::Receiver<Result<Restart, NoRestart>> {
-        self.0.question(|answer| Request::Fence(process, incarnation, answer))
+    /// Before, the log learns these sets of causes.
+    pub fn fence(
+        &self,
+        process: ProcessId,
+        incarnation: Incarnation,
+        sets: Vec<Vec<u8>>,
+    ) -> oneshot::Receiver<Result<Restart, NoRestart>> {
+        self.0.question(|answer| Request::Fence(process, incarnation, sets, answer))
+    }
+
+    /// Refuses the older incarnations of this process, already now.
+    pub fn silence(&self, process: ProcessId, incarnation: Incarnation) {
+        self.0.ask(Request::Silence(process, incarnation));
+    }
+
+    /// The sets of causes that are held for processes of this epoch of the job.
+    pub fn causes(&self, job: JobId, epoch: Epoch) -> oneshot::Receiver<Vec<Vec<u8>>> {
+        self.0.question(|answer| Request::Causes(job, epoch, answer))
     }
 
     /// The file of a committed image, whose code ([`open_verified`]) is to be checked before it is used. It is there until another
@@ -277,6 +293,8 @@ enum Request {
     List(ProcessId, Answer<Option<HeldLog>>),
     Read(ProcessId, LogPart, u64, usize, Answer<Result<Vec<u8>, String>>),
     Status(JobId, Answer<Vec<(ProcessId, Status)>>),
-    Fence(ProcessId, Incarnation, Answer<Result<Restart, NoRestart>>),
+    Silence(ProcessId, Incarnation),
+    Causes(JobId, Epoch, Answer<Vec<Vec<u8>>>),
+    Fence(ProcessId, Incarnation, Vec<Vec<u8>>, Answer<Result<Restart, NoRestart>>),
     End,
 }

@@ -60,11 +60,28 @@ impl LogServer {
 
     /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`],
     /// when the log is stable: when the file and the replica have what came before. [`NoRestart::Unstable`] is the answer if that
-    /// takes longer than `STABLE`.
-    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
+    /// takes longer than `STABLE`. `sets`: causes that others have kept.
+    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>]) {
         self.now = now;
+        self.store.learn(process, incarnation, sets);
         let restart = self.store.restart(process, incarnation);
         self.listen_to(process);
+        self.close_older(process, incarnation);
+        match restart {
+            Err(NoRestart::Unstable) => _ = self.fences.entry((process, incarnation)).or_insert(now + STABLE),
+            answer => self.actions.push_back(Action::Fenced(process, incarnation, answer)),
+        }
+    }
+
+    /// Refuses the older incarnations of this process already now: [`LogServer::fence`] follows when what others know of it was collected.
+    pub fn silence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
+        self.now = now;
+        self.store.fence(process, incarnation);
+        self.close_older(process, incarnation);
+    }
+
+    /// Tells older incarnations of this process that they are refused, and closes their connections.
+    fn close_older(&mut self, process: ProcessId, incarnation: Incarnation) {
         let is_older = |role: Role| role.speaker().is_some_and(|s| s.process == process && s.incarnation < incarnation);
         for connection in self.connections_with(|_, role| is_older(role)) {
             if let Some(Role::Journal(speaker, _)) = self.role(connection) {
@@ -75,10 +92,6 @@ impl LogServer {
                 self.actions.push_back(Action::Answer(connection, speaker, body[..length].to_vec()));
             }
             self.close(connection, Reason::Fenced);
-        }
-        match restart {
-            Err(NoRestart::Unstable) => _ = self.fences.entry((process, incarnation)).or_insert(now + STABLE),
-            answer => self.actions.push_back(Action::Fenced(process, incarnation, answer)),
         }
     }
 

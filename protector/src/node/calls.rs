@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::local::{ClusterStatus, Fault};
 use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder};
 use radic_wire::suspension::Suspension;
@@ -37,6 +37,8 @@ pub(super) enum Purpose {
         node: NodeId,
         then: Vec<NodeId>,
         until: Duration,
+        /// Where the journal of the program before ended, as far as that is known.
+        journal: u64,
     },
     /// A process is about to connect.
     Listener {
@@ -114,6 +116,10 @@ pub(super) enum Purpose {
     ReadLog(ClientId),
     /// Whether a node can have this fault.
     Fault(ClientId, NodeId, Fault),
+    /// What others know of a lost process, which is to begin as this incarnation.
+    Causes(ProcessId, Incarnation),
+    /// Whether a process or a node has died since they have said that.
+    Deaths(ProcessId, Incarnation),
     /// Whether any node knows of a lost rank.
     Lost(ProcessId),
     /// Whether any node is left that knows of the job of this terminal.
@@ -129,6 +135,16 @@ pub(super) struct Gather {
     /// A node that was asked is no member any more, and has not answered.
     pub(super) lost: bool,
     pub(super) deadline: Duration,
+}
+
+impl Gather {
+    pub(super) fn is_for_causes(&self, job: JobId, epoch: Epoch) -> bool {
+        matches!(self.purpose, Purpose::Causes(process, of) if process.job == job && of.epoch == epoch)
+    }
+
+    pub(super) fn answers(&self) -> impl Iterator<Item = &Answer> {
+        self.answers.values()
+    }
 }
 
 impl Node {
@@ -184,10 +200,12 @@ impl Node {
             Purpose::Find(client, prefix, wanted) => self.find_job(now, client, &prefix, (&answers, &waiting), wanted),
             Purpose::Events(client) => self.finish_events(client, answers),
             Purpose::Name { job, rank, request } => self.finish_name(now, job, rank, &request, answers),
-            Purpose::Anew { observer, process, node, then, until } => {
+            Purpose::Anew { observer, process, node, then, until, journal } => {
+                let of = |answer: &Answer| if let Answer::Forgotten(end) = answer { *end } else { 0 };
+                let journal = answers.values().map(of).max().unwrap_or(0).max(journal);
                 // A node that is no member any more holds nothing that will be asked for.
                 let silent = Some(node).filter(|node| answers.is_empty() && self.is_member(node));
-                self.finish_from_nothing(now, until, (observer, process), silent, then);
+                self.finish_from_nothing(now, (until, journal), (observer, process), silent, then);
             }
             Purpose::Where { observer, process, ask, other } => {
                 self.finish_where((observer, process, ask), other, answers.values());
@@ -225,6 +243,12 @@ impl Node {
             }
             Purpose::Stable { observer, process, stream, receiver, all } => {
                 self.finish_stable((observer, process), (stream, receiver, all), &answers);
+            }
+            Purpose::Causes(process, incarnation) => {
+                self.finish_causes(now, (process, incarnation), answers, lost || !waiting.is_empty());
+            }
+            Purpose::Deaths(process, incarnation) => {
+                self.finish_deaths(now, (process, incarnation), answers, lost || !waiting.is_empty());
             }
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
             Purpose::Revive(client, suspension) => self.finish_revive(client, suspension, answers, &waiting),

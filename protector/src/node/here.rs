@@ -26,6 +26,8 @@ pub(super) struct Here {
     pub(super) holder: Option<NodeId>,
     /// Its incarnation, if it was brought back here.
     pub(super) incarnation: Option<Incarnation>,
+    /// Where the journal ended that it was brought back with.
+    pub(super) log_end: u64,
     /// Outgoing streams that the process has ended: where they end, and whether it has closed the connection.
     pub(super) finals: BTreeMap<StreamId, StreamEnd>,
     /// The address of the node where it was first launched, if that is another one.
@@ -52,19 +54,20 @@ impl Node {
         let here = self.recovery.here.entry(process).or_default();
         here.door = Some((incarnation, door));
         if here.incarnation.is_some() {
-            self.tell_all(&PeerMessage::Restarted { process, incarnation, door });
+            let log_end = here.log_end;
+            self.tell_all(&PeerMessage::Restarted { process, incarnation, log_end, door });
         }
     }
 
     /// A process is back somewhere. All processes here are told, because each of them may know it.
-    pub(super) fn handle_returned(&mut self, process: ProcessId, incarnation: Incarnation, door: SocketAddr) {
+    pub(super) fn handle_returned(&mut self, process: ProcessId, incarnation: Incarnation, log_end: u64, door: SocketAddr) {
         let known = self.recovery.restarted.entry(process).or_default();
         if incarnation < *known {
             return;
         }
         *known = incarnation;
         let told = self.observers.processes.iter().filter(|(other, _)| **other != process).filter_map(|(_, p)| p.observer());
-        let told = told.map(|observer| Output::Observer(observer, FromNode::Restarted { process, incarnation, door }));
+        let told = told.map(|observer| Output::Observer(observer, FromNode::Restarted { process, incarnation, log_end, door }));
         self.outputs.extend(told.collect::<Vec<_>>());
         // Computing processes are nudged, so that they look at it now.
         let computing: Vec<_> = self.observers.processes.keys().filter(|other| **other != process).copied().collect();
@@ -136,6 +139,7 @@ impl Node {
     /// Nothing of the job is left on this node. If the job restarts, none of this holds in the next epoch.
     pub(super) fn forget_incarnations(&mut self, job: JobId) {
         self.recovery.here.retain(|process, _| process.job != job);
+        self.collections.forget(job);
     }
 
     /// The node that has the log of a process of this node.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code};
 use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected, Ward};
-use radic_wire::process::{Point, Protect, Protection};
+use radic_wire::process::{LogMode, Point, Protect, Protection};
 use serde_bytes::ByteBuf;
 
 pub use self::environment::HostEnvironment;
@@ -297,6 +297,15 @@ impl Host {
         self.ranks.get(&rank).is_none_or(|state| state.exit().is_some_and(|exit| exit.crashed.is_none()) && !state.is_hopeless())
     }
 
+    /// Whether the rank has no process that could have received anything, and nothing more can come of one: it is to begin, or has ended by itself.
+    pub fn keeps_nothing(&self, rank: Rank) -> bool {
+        self.ranks.get(&rank).is_some_and(|state| match state.phase {
+            Phase::Starting | Phase::Returning { .. } => true,
+            Phase::Exited(exit) => exit.crashed.is_none(),
+            Phase::Running { .. } | Phase::Lost(_) => state.is_hopeless(),
+        })
+    }
+
     /// Whether the rank was brought back here, has said where it stands, and is not live yet.
     pub fn catches_up(&self, rank: Rank) -> bool {
         let catches_up =
@@ -449,6 +458,11 @@ impl Host {
 
     /// Stops every rank, if all of them run.
     fn freeze(&mut self) {
+        if self.spec.protection.log_mode == LogMode::Causal {
+            // The logs at one moment would not be all that the ranks depend on.
+            let why = "it runs with --log causal, and only jobs with --log waiting can be suspended".to_owned();
+            return self.outputs.push_back(HostOutput::ToHome(FromHost::Frozen(Err(why))));
+        }
         let runs = |state: &LocalRank| matches!(state.phase, Phase::Running { .. });
         match self.ranks.iter().find(|(_, state)| self.phase.is_ending() || !runs(state)).map(|(rank, _)| *rank) {
             Some(rank) => {

@@ -14,6 +14,7 @@ mod calls;
 mod checkpoints;
 mod children;
 mod clients;
+mod collection;
 mod early;
 mod endings;
 pub mod events;
@@ -61,6 +62,7 @@ use serde_bytes::ByteBuf;
 
 use self::calls::Gather;
 use self::clients::Client;
+use self::collection::Collections;
 use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
@@ -127,6 +129,8 @@ pub enum Input {
     StoreAnswer(NodeId, u64, Answer),
     /// The answer to [`StoreOrder::Fence`].
     Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
+    /// The answer to [`StoreOrder::Causes`].
+    StoreCauses(u64, Vec<Vec<u8>>),
     /// Something that the store has for the event log, perhaps about a process.
     StoreEvent(EventName, Option<ProcessId>, String),
     /// The log of a process that is catching up cannot be read here.
@@ -242,6 +246,7 @@ pub struct Node {
     recovery: Recovery,
     /// Processes of this node that are catching up.
     replays: BTreeMap<ProcessId, Watched>,
+    collections: Collections,
     /// Commands that wait for checkpoints.
     checkpoints: Vec<checkpoints::Waiting>,
     /// The time between checkpoints that this node has chosen for its jobs, as it was told last.
@@ -313,6 +318,7 @@ impl Node {
             registry: Registry::default(),
             recovery: Recovery::default(),
             replays: BTreeMap::new(),
+            collections: Collections::default(),
             checkpoints: Vec::new(),
             told_intervals: BTreeMap::new(),
             ended: VecDeque::new(),
@@ -364,6 +370,7 @@ impl Node {
             Input::ObserverGone(observer) => self.forget_observer(observer),
             Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),
             Input::Fenced(process, incarnation, result) => self.handle_fenced(now, process, incarnation, result),
+            Input::StoreCauses(ask, sets) => self.handle_store_causes(ask, sets),
             Input::Fetched(process, result) => self.handle_fetched(now, process, result),
             Input::Unreadable(process, why) => self.handle_unreadable(now, process, why),
             Input::StoreEvent(event, process, text) => self.handle_store_event(now, event, process, text),
@@ -381,6 +388,7 @@ impl Node {
         due.into_iter().for_each(|job| self.with_host(now, job, |host| host.handle_timeout(now)));
         self.handle_schedules(now);
         self.look_at_replays(now);
+        self.look_at_collections(now);
         self.end_orphans(now);
         self.end_frozen(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
@@ -411,7 +419,14 @@ impl Node {
         let schedules = self.observers.processes.values().filter_map(|p| p.schedule.next).min();
         let checkpoints = self.checkpoints.iter().map(|w| w.deadline).min();
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
-        let ends = [self.next_orphan(), self.next_frozen(), self.next_replay(), self.leaving_until, join];
+        let ends = [
+            self.collections.poll_timeout(),
+            self.next_orphan(),
+            self.next_frozen(),
+            self.next_replay(),
+            self.leaving_until,
+            join,
+        ];
         let groups = [hosts, gathers, schedules, checkpoints, self.membership.poll_timeout()];
         ends.into_iter().chain(groups).flatten().min()
     }
@@ -497,7 +512,9 @@ impl Node {
             PeerMessage::Unsubscribe => _ = self.subscribers.remove(from),
             PeerMessage::Events(events) => self.handle_events(&events),
             PeerMessage::Restart(order) => self.handle_restart(now, from, *order),
-            PeerMessage::Restarted { process, incarnation, door } => self.handle_returned(process, incarnation, door),
+            PeerMessage::Restarted { process, incarnation, log_end, door } => {
+                self.handle_returned(process, incarnation, log_end, door);
+            }
             PeerMessage::Adopt(adoption) => self.handle_adopt(now, from, *adoption),
             PeerMessage::NewHome(job) => self.handle_new_home(now, from, job),
             PeerMessage::KillRank(process) => self.kill_rank(now, process),
@@ -567,6 +584,8 @@ impl Node {
                 let has = self.has_or_refuses(*process, *incarnation);
                 Answer::Hosts(has.then(|| self.protector().id.clone()))
             }
+            Query::Causes { job, epoch, lost } => return self.handle_causes_query(from, number, (*job, *epoch), lost),
+            Query::Deaths(job, epoch) => Answer::Deaths(Box::new(self.deaths(*job, *epoch))),
             Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),

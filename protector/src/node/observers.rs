@@ -60,6 +60,8 @@ pub(super) struct Observers {
 pub(super) struct Observed {
     /// Its newest observer: after an exec, that of the new program.
     observer: Option<ObserverId>,
+    /// It was told its incarnation: it hears what else it is told.
+    pub(super) is_welcome: bool,
     /// The process has joined before: its protector may hold something of it.
     pub(super) known: bool,
     /// The process id of the program that has joined last.
@@ -137,14 +139,14 @@ impl Node {
             }
             return self.refuse(observer, text);
         }
-        (observed.observer, observed.gone) = (Some(observer), None);
+        (observed.observer, observed.gone, observed.is_welcome) = (Some(observer), None, false);
         observed.inherited = observed.pid.replace(pid) == Some(pid);
         let again = std::mem::replace(&mut observed.known, true) || later_epoch;
         self.observers.joined.insert(observer, process);
         if again && protect == Protect::On {
             self.begin_from_nothing(now, observer, process);
         } else {
-            self.welcome(now, observer, process);
+            self.welcome(now, observer, process, 0);
         }
     }
 
@@ -186,15 +188,24 @@ impl Node {
         // The protector first: its replica must not be told again what it has forgotten.
         let two = self.hosts.get(&process.job).is_some_and(|host| host.protection().replicas == 2);
         let holders = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
-        self.forget_at(now, now + FORGET, observer, process, holders);
+        self.forget_at(now, (now + FORGET, 0), observer, process, holders);
     }
 
-    fn forget_at(&mut self, now: Duration, until: Duration, observer: ObserverId, process: ProcessId, mut holders: Vec<NodeId>) {
+    fn forget_at(
+        &mut self,
+        now: Duration,
+        (until, journal): (Duration, u64),
+        observer: ObserverId,
+        process: ProcessId,
+        mut holders: Vec<NodeId>,
+    ) {
         if holders.is_empty() {
-            return self.welcome(now, observer, process);
+            // Others may keep a little more of the journal than its log had, and use no position of it for another outcome.
+            let journal = if journal > 0 { journal + limits::LOG_CHUNK as u64 } else { 0 };
+            return self.welcome(now, observer, process, journal);
         }
         let node = holders.remove(0);
-        let purpose = Purpose::Anew { observer, process, node: node.clone(), then: holders, until };
+        let purpose = Purpose::Anew { observer, process, node: node.clone(), then: holders, until, journal };
         self.gather_from(now, purpose, &Query::ForgetProcess(process), vec![node], STORE);
     }
 
@@ -202,7 +213,7 @@ impl Node {
     pub(super) fn finish_from_nothing(
         &mut self,
         now: Duration,
-        until: Duration,
+        (until, journal): (Duration, u64),
         (observer, process): (ObserverId, ProcessId),
         silent: Option<NodeId>,
         mut then: Vec<NodeId>,
@@ -214,14 +225,15 @@ impl Node {
             // A node that only this node does not reach is not dead, and a side without a majority declares no node dead: so it
             // is asked again.
             silent.into_iter().for_each(|node| then.insert(0, node));
-            return self.forget_at(now, until, observer, process, then);
+            return self.forget_at(now, (until, journal), observer, process, then);
         }
         let text = "its protector does not answer, and may hold the log of the program before it".to_owned();
         self.record(now, EventName::Refused, About::rank(process.job, process.rank), text.clone());
         self.refuse(observer, text);
     }
 
-    fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
+    /// The process may begin, with a journal from this position on.
+    fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId, journal: u64) {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let joined = FromNode::Joined {
             // A program that is executed in a later incarnation of the process has that incarnation.
@@ -229,9 +241,11 @@ impl Node {
             key: JobKey::derive(&self.config.key, process.job),
             protector: self.log_address(),
             protection: host.protection().clone(),
+            journal,
             inherited: self.observers.processes.get(&process).is_some_and(|observed| observed.inherited),
         };
         self.outputs.push_back(Output::Observer(observer, joined));
+        self.observed(process, |observed| observed.is_welcome = true);
         self.start_schedule(now, process);
     }
 
@@ -310,6 +324,7 @@ impl Node {
             ToNode::Initialized => self.handle_initialized(now, process),
             ToNode::Checkpointed { request, result } => self.handle_checkpointed(now, process, request, result),
             ToNode::Diverged(why) => self.handle_diverged(now, process, why),
+            ToNode::Holds { ask, causes } => self.handle_holds(process, ask, causes),
             ToNode::Doubts { why, patience } => self.handle_doubts(now, process, &why, patience),
             ToNode::Note(text) => self.handle_note(now, process, &text),
             ToNode::Leaving(counters) => self.observed(process, |observed| observed.counters = Some(*counters)),
@@ -728,6 +743,7 @@ impl Node {
         let Some(process) = self.observers.joined.remove(&observer) else { return };
         if let Some(observed) = self.observers.processes.get_mut(&process).filter(|p| p.observer == Some(observer)) {
             observed.observer = None;
+            self.note_death(process);
             self.leave_listeners(process);
             self.forget_door(process);
             self.fail_checkpoints(process, "it has ended, or runs another program");

@@ -25,7 +25,6 @@ use super::host::Host;
 use super::majority::Majority;
 use super::next_home::NextHomes;
 use super::observers::ObserverId;
-use super::stores::StoreOrder;
 use super::wards::{Protected, Wards};
 use super::{Node, Output};
 use crate::store;
@@ -94,7 +93,7 @@ impl Node {
         let incarnation = protected.incarnation;
         let text = format!("rank {}: incarnations before {incarnation} are refused from now on", process.rank);
         self.record(now, EventName::Fence, About::rank(process.job, process.rank), text);
-        self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation)));
+        self.collect(now, process, incarnation);
     }
 
     /// The log service refuses older incarnations of a process from now on, and says what it holds of it.
@@ -147,6 +146,7 @@ impl Node {
             cut: restart.cut,
             log_end: restart.log_end,
             held: restart.held,
+            causes: (restart.causes.0, restart.causes.1.into()),
         };
         let bytes: u64 = order.images.iter().map(|(_, bytes)| bytes).sum();
         let text = format!("rank {rank} goes on at {}, from images of {:.1} MiB", target.name, bytes as f64 / f64::from(1 << 20));
@@ -210,7 +210,7 @@ impl Node {
         self.registry.come_back(process);
         let here = self.recovery.here.entry(process).or_default();
         (here.door, here.origin, here.holder) = (None, Some(order.origin), Some(from.clone()));
-        (here.incarnation, here.degraded) = (Some(order.incarnation), Some(u64::MAX));
+        (here.incarnation, here.degraded, here.log_end) = (Some(order.incarnation), Some(u64::MAX), order.log_end);
         here.order = Some(Box::new(order));
         self.with_host(now, job, |_| ());
     }
@@ -285,11 +285,13 @@ impl Node {
             log_end: order.log_end,
             images: order.range,
             held: order.held,
+            causes: order.causes,
             restarted: self.recovery.restarted.iter().map(|(process, incarnation)| (*process, *incarnation)).collect(),
         };
         let text = format!("rank {}: catches up from {} to {} of its journal", process.rank, order.cut, order.log_end);
         self.record(now, EventName::Replay, About::rank(process.job, process.rank), text);
         self.outputs.push_back(Output::Observer(observer, FromNode::Restart(Box::new(restart))));
+        self.observers.processes.entry(process).or_default().is_welcome = true;
         self.watch_replay(now, process, (order.cut, order.log_end));
         let mut lost = None;
         self.with_host(now, process.job, |host| lost = host.handle_restored(process.rank, &point).err());

@@ -35,12 +35,16 @@ pub enum StoreOrder {
     RemoveJob(JobId),
     /// A job that was suspended goes on. Whatever is held of it is removed, and its processes are let in again.
     Revive(JobId, Protection),
-    /// Forget the log and images of this process, then answer [`Answer::Forgotten`].
+    /// Forget the log and images of this process, then answer where its journal ended: [`Answer::Forgotten`].
     ForgetProcess(NodeId, u64, ProcessId),
     /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Input::Fenced`]. That
     /// takes time while its log becomes stable. If it cannot become stable, the answer is
     /// [`NoRestart::Unstable`](crate::store::NoRestart::Unstable).
-    Fence(ProcessId, Incarnation),
+    Fence(ProcessId, Incarnation, Vec<Vec<u8>>),
+    /// Refuse all older incarnations of this process than this one, already now: [`StoreOrder::Fence`] follows.
+    Silence(ProcessId, Incarnation),
+    /// Say which causes are held for processes of this epoch of the job: [`Input::StoreCauses`] with this number.
+    Causes(u64, JobId, Epoch),
     /// Answer up to where the stream is stable in this incarnation of its receiver, or a later one: [`Answer::Stable`].
     StableOf(NodeId, u64, ProcessId, Epoch, StreamId),
     /// Answer how much is held of the processes of these jobs: [`Answer::Sizes`].

@@ -286,15 +286,15 @@ impl Cluster {
             Output::Nudge(process) => self.nudged.push(process),
             Output::Store(order) => {
                 let answer = match &order {
-                    StoreOrder::ForgetProcess(node, number, _) => Some((node, *number, Answer::Forgotten)),
+                    StoreOrder::ForgetProcess(node, number, _) => Some((node, *number, Answer::Forgotten(0))),
                     StoreOrder::Sizes(node, number, _) => Some((node, *number, Answer::Sizes(Vec::new()))),
                     StoreOrder::StableOf(node, number, ..) => Some((node, *number, Answer::Stable(77))),
                     _ => None,
                 };
-                if let StoreOrder::Fence(process, incarnation) = order {
+                if let StoreOrder::Fence(process, incarnation, _) = order {
                     let held = self.images.contains_key(&(from.clone(), process));
-                    let restart =
-                        Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 100, held: Vec::new() };
+                    let (images, range) = (vec![(1, 1)], ImageRange::default());
+                    let restart = Restart { images, range, cut: 0, log_end: 100, held: Vec::new(), causes: (0, Vec::new()) };
                     let result = if held { Ok(restart) } else { Err(NoRestart::NoImage) };
                     self.post(from, Input::Fenced(process, incarnation, result));
                 }

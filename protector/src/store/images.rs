@@ -13,6 +13,7 @@ pub(super) struct Image {
     pub(super) parent: Option<u64>,
     pub(super) cut: u64,
     pub(super) payload: u64,
+    pub(super) causes: u64,
     pub(super) streams: Vec<(StreamId, u64)>,
     pub(super) ended: Vec<(StreamId, u64)>,
     pub(super) content: Log,

@@ -11,6 +11,7 @@
 //!   and the log since that one stay until the next commit, as long as the log has room for both: an image that does not restore
 //!   leaves something to go back to. Then the log before the older cut is dropped, and images that no image left builds upon.
 
+mod causes;
 mod forgetting;
 mod images;
 mod log;
@@ -35,7 +36,7 @@ use radic_wire::log::{FromProtector, ImageRange, ImageState, Span, ToProtector};
 use self::images::Image;
 use self::log::Log;
 use self::process::{Kept, Process};
-use self::role::Elsewhere;
+use self::role::{Elsewhere, Replica};
 pub use self::types::{Config, File, NoRestart, Notice, Output, Place, Restart, Speaker, StoreError, Usage, Write};
 
 /// Superseded images that are remembered of a process that keeps its logs.
@@ -149,19 +150,22 @@ impl Store {
         match *message {
             ToProtector::Hello { .. } => {}
             ToProtector::Journal { position, bytes } => self.handle_journal(process, position, bytes)?,
+            ToProtector::JournalAfter { position, causes, bytes } => {
+                self.handle_journal_after(process, position, &causes, bytes)?;
+            }
             ToProtector::Payload { position, stream, offset, bytes } => {
                 self.handle_payload(process, position, stream, offset, Some(bytes))?;
             }
             ToProtector::PayloadEnd { position, stream, offset } => {
                 self.handle_payload(process, position, stream, offset, None)?
             }
-            ToProtector::ImageBegin { image, parent, cut, payload, streams, ended } => {
+            ToProtector::ImageBegin { image, parent, cut, payload, causes, streams, ended } => {
                 let (streams, ended) = (streams.iter().collect(), ended.iter().collect());
                 let content = Log::at(0);
                 let (verified, length, replicated) = (false, None, false);
                 self.begin_image(
                     process,
-                    Image { number: image, parent, cut, payload, streams, ended, content, verified, length, replicated },
+                    Image { number: image, parent, cut, payload, causes, streams, ended, content, verified, length, replicated },
                 );
             }
             ToProtector::ImageUnderWay { image } => self.handle_under_way(process, Some(image)),
@@ -222,6 +226,7 @@ impl Store {
             renewed = Some(std::mem::replace(process, new));
         }
         process.role.told = (journal.end, payload.end);
+        process.causes_told = 0;
         // Not up to what is held here: what a replica or the file lacks is not stable, and must not open a gate.
         let (journal, payload) = (process.journal_stable, process.payload.stable);
         let newest = process.images.committed.last().map(|image| image.number);
@@ -303,12 +308,18 @@ impl Store {
         }
         let payload = process.payload.stable;
         let news = (journal > process.journal_stable, payload > process.payload.told);
+        let causes = process.role.replica.map_or(u64::MAX, |replica| replica.causes).min(process.causes.end());
+        let held = causes > process.causes_told;
+        process.causes_told = process.causes_told.max(causes);
         (process.journal_stable, process.payload.told) = (process.journal_stable.max(journal), payload);
         let wanted = log > bound / 4 * 3 && !process.images.wanted && process.images.incoming.is_none();
         process.images.wanted |= wanted;
         process.check_invariants();
         if news.0 {
             self.send(to, &FromProtector::JournalStable { position: journal });
+        }
+        if held {
+            self.send(to, &FromProtector::CausesHeld { position: causes });
         }
         if news.1 {
             self.send(to, &FromProtector::PayloadStable { position: payload });
@@ -440,7 +451,8 @@ impl Store {
         self.settle(id);
         let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;
         process.images.committed.last().ok_or(NoRestart::NoImage)?;
-        let replicated = process.role.replica.is_none_or(|replica| replica.payload >= process.payload.end);
+        let has_all = |replica: Replica| replica.payload >= process.payload.end && replica.causes >= process.causes.end();
+        let replicated = process.role.replica.is_none_or(has_all);
         // A verified image will be committed, and a log that is not stable will be stable.
         let committing = process.images.incoming.is_some();
         if committing || !replicated || process.journal_stable < process.journal.end() {
@@ -459,13 +471,14 @@ impl Store {
         let held = open.map(|(stream, held)| (*stream, held.held(), held.ended)).collect();
         let images = process.images.chain().iter().map(|image| (image.number, image.content.end())).collect();
         let log_end = process.journal.end();
+        let causes = (process.causes.start(), process.causes.set());
         if let Some(replica) = &mut process.role.replica {
             replica.renew();
             let journal = Span { start: log_end, end: log_end };
             let hello = ToProtector::Hello { process: id, incarnation, journal, payload: Span::default(), image: None };
             self.outputs.push_back(Output::Forward(id, encoded(|out| hello.write(out))));
         }
-        Ok(Restart { images, range, cut, log_end, held })
+        Ok(Restart { images, range, cut, log_end, held, causes })
     }
 
     /// [`Store::stable_of`], if the receiver could be brought back from here, in this epoch of its job or a later one: after a

@@ -7,6 +7,7 @@ use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::{HeldImage, Span};
 
+use super::causes::Causes;
 use super::images::{Image, Images};
 use super::log::Log;
 use super::payload::Payload;
@@ -31,6 +32,9 @@ pub(super) struct Process {
     pub(super) journal: Log,
     /// The journal is acknowledged up to here.
     pub(super) journal_stable: u64,
+    /// What the journal depends on of other processes, and up to where the process was told that it is held.
+    pub(super) causes: Causes,
+    pub(super) causes_told: u64,
     pub(super) payload: Payload,
     pub(super) images: Images,
     pub(super) role: Role,
@@ -56,6 +60,8 @@ impl Process {
             incarnation,
             journal: Log::at(journal),
             journal_stable: journal,
+            causes: Causes::default(),
+            causes_told: 0,
             payload: Payload::at(incarnation, payload),
             images: Images::default(),
             role: Role::default(),
@@ -123,7 +129,10 @@ impl Process {
         let held = |(stream, offset): &(StreamId, u64)| {
             matches!(offset, 0 | &u64::MAX) || self.payload.streams.get(stream).is_some_and(|held| held.held() >= *offset)
         };
-        self.journal.end() >= image.cut && self.payload.end >= image.payload && image.streams.iter().all(held)
+        self.journal.end() >= image.cut
+            && self.causes.end() >= image.causes
+            && self.payload.end >= image.payload
+            && image.streams.iter().all(held)
     }
 
     /// Whether the log is so near its bound that it has room only for what the newest image needs.

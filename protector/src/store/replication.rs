@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::ProcessId;
 use radic_wire::limits;
-use radic_wire::log::{FromProtector, Span, ToProtector};
+use radic_wire::log::{FromProtector, NewCauses, Span, ToProtector};
 
 use super::payload::Unstable;
 use super::role::Replica;
@@ -51,6 +51,12 @@ impl Store {
         if let Some(image) = process.images.useless {
             messages.push(encoded(|out| ToProtector::ImageUseless { image }.write(out)));
         }
+        let causes = process.causes.set();
+        if !causes.is_empty() {
+            let (position, start) = (journal.start, process.causes.start());
+            let causes = NewCauses { start, position: start, bytes: &causes };
+            messages.push(encoded(|out| ToProtector::JournalAfter { position, causes, bytes: &[] }.write(out)));
+        }
         let mut position = journal.start;
         while let Some(bytes) = process.journal.read(position, limits::LOG_CHUNK).ok().filter(|bytes| !bytes.is_empty()) {
             messages.push(encoded(|out| ToProtector::Journal { position, bytes: &bytes }.write(out)));
@@ -84,7 +90,10 @@ impl Store {
         // An image is forwarded only while it is accepted here, and its end only when it is verified here: the replica must never
         // commit what this protector refuses.
         let passes = match *message {
-            ToProtector::Journal { .. } | ToProtector::Payload { .. } | ToProtector::PayloadEnd { .. } => true,
+            ToProtector::Journal { .. }
+            | ToProtector::JournalAfter { .. }
+            | ToProtector::Payload { .. }
+            | ToProtector::PayloadEnd { .. } => true,
             ToProtector::ImageBegin { image, .. } | ToProtector::ImageChunk { image, .. } => incoming == Some(image),
             _ => false,
         };
@@ -106,6 +115,7 @@ impl Store {
         match *message {
             FromProtector::Welcome { journal, payload, .. } => replica.handle_welcome(journal, payload),
             FromProtector::JournalStable { position } => replica.handle_journal(position),
+            FromProtector::CausesHeld { position } => replica.causes = replica.causes.max(position),
             FromProtector::PayloadStable { position } => replica.handle_payload(position),
             FromProtector::Committed { image, .. } => {
                 let incoming = process.images.incoming.as_mut().filter(|incoming| incoming.number == image);

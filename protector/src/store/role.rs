@@ -20,6 +20,7 @@ pub(super) enum Elsewhere {
 pub(super) struct Replica {
     pub(super) journal: u64,
     pub(super) payload: u64,
+    pub(super) causes: u64,
     /// Hellos that it has not answered.
     owed: u32,
 }
@@ -27,7 +28,7 @@ pub(super) struct Replica {
 impl Replica {
     /// It is said hello to, and counts for what is stable here already.
     pub(super) fn at(journal: u64, payload: u64) -> Replica {
-        Replica { journal, payload, owed: 1 }
+        Replica { journal, payload, causes: 0, owed: 1 }
     }
 
     /// It is said hello to for the next incarnation, whose payload begins at 0.

@@ -132,6 +132,8 @@ pub struct Restart {
     pub log_end: u64,
     /// Of each received stream: units held, and where it has ended.
     pub held: Vec<(StreamId, u64, Option<u64>)>,
+    /// The causes that are held for it: a set, and the position of its first byte.
+    pub causes: (u64, Vec<u8>),
 }
 
 /// Why a process cannot be restarted from here.

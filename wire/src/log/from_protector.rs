@@ -28,6 +28,11 @@ pub enum FromProtector<'a> {
         /// The position.
         position: u64,
     },
+    /// The causes that the process keeps are held up to this position.
+    CausesHeld {
+        /// The position.
+        position: u64,
+    },
     /// The payload log is stable up to this position.
     PayloadStable {
         /// The position.
@@ -106,6 +111,10 @@ impl<'a> FromProtector<'a> {
                 out.u8(2);
                 out.varint(position);
             }
+            FromProtector::CausesHeld { position } => {
+                out.u8(13);
+                out.varint(position);
+            }
             FromProtector::PayloadStable { position } => {
                 out.u8(3);
                 out.varint(position);
@@ -167,6 +176,7 @@ impl<'a> FromProtector<'a> {
             10 => FromProtector::Held { streams: CutStreams::read(from)?, ended: CutStreams::read(from)? },
             11 => FromProtector::Forget { connection: ConnectionId::read(from)?, for_good: from.bool()? },
             12 => FromProtector::WholeWanted,
+            13 => FromProtector::CausesHeld { position: from.varint()? },
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;

@@ -5,6 +5,7 @@ use super::{
     write_process, write_span, write_stream,
 };
 use crate::bytes::{Malformed, Reader, Writer};
+use crate::causes;
 use crate::determinant::{ConnectionId, StreamId, read_process};
 use crate::ids::{Incarnation, ProcessId};
 
@@ -28,6 +29,16 @@ pub enum ToProtector<'a> {
     Journal {
         /// Position of the first byte.
         position: u64,
+        /// The codes.
+        bytes: &'a [u8],
+    },
+    /// The same, with causes that are new to the protector: what the journal depends on from here on. None of the two is held without the other, so neither a log nor what is
+    /// brought back from it depends on what the log cannot produce.
+    JournalAfter {
+        /// Position of the first byte.
+        position: u64,
+        /// The causes.
+        causes: NewCauses<'a>,
         /// The codes.
         bytes: &'a [u8],
     },
@@ -61,6 +72,8 @@ pub enum ToProtector<'a> {
         cut: u64,
         /// Where the payload log stood.
         payload: u64,
+        /// Up to where the process depends on the causes that it keeps.
+        causes: u64,
         /// Where each stream stood that was being received; [`u64::MAX`]: closed, it is never read again.
         streams: CutStreams<'a>,
         /// Those of them of which the image covers the end, and the offset after the last byte.
@@ -128,6 +141,24 @@ pub enum ToProtector<'a> {
     Closing,
 }
 
+/// A part of the causes that a process keeps, which are one sequence of bytes ([`crate::causes`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewCauses<'a> {
+    /// What the process keeps begins here: what is before need not be held any more.
+    pub start: u64,
+    /// Position of the first byte.
+    pub position: u64,
+    /// Whole causes.
+    pub bytes: &'a [u8],
+}
+
+impl NewCauses<'_> {
+    /// Writes what of a [`ToProtector::JournalAfter`] precedes the bytes of the causes.
+    pub fn write_head(&self, out: &mut Writer<'_>, position: u64) {
+        numbers(out, 16, [position, self.start, self.position, self.bytes.len() as u64]);
+    }
+}
+
 /// A message's kind, and its numbers.
 fn numbers<const COUNT: usize>(out: &mut Writer<'_>, kind: u8, numbers: [u64; COUNT]) {
     out.u8(kind);
@@ -157,17 +188,23 @@ impl<'a> ToProtector<'a> {
                 numbers(out, 1, [position]);
                 out.raw(bytes);
             }
+            ToProtector::JournalAfter { position, causes, bytes } => {
+                causes.write_head(out, position);
+                out.raw(causes.bytes);
+                out.raw(bytes);
+            }
             ToProtector::Payload { position, stream, offset, bytes } => {
                 place_in_payload(out, 2, position, &stream, offset);
                 out.raw(bytes);
             }
             ToProtector::PayloadEnd { position, stream, offset } => place_in_payload(out, 3, position, &stream, offset),
-            ToProtector::ImageBegin { image, parent, cut, payload, streams, ended } => {
+            ToProtector::ImageBegin { image, parent, cut, payload, causes, streams, ended } => {
                 out.u8(4);
                 out.varint(image);
                 write_option(out, parent);
                 out.varint(cut);
                 out.varint(payload);
+                out.varint(causes);
                 streams.write(out);
                 ended.write(out);
             }
@@ -220,9 +257,9 @@ impl<'a> ToProtector<'a> {
             3 => ToProtector::PayloadEnd { position: from.varint()?, stream: read_stream(from)?, offset: from.varint()? },
             4 => {
                 let (image, parent) = (from.varint()?, read_option(from)?);
-                let (cut, payload) = (from.varint()?, from.varint()?);
+                let (cut, payload, causes) = (from.varint()?, from.varint()?, from.varint()?);
                 let (streams, ended) = (CutStreams::read(from)?, CutStreams::read(from)?);
-                ToProtector::ImageBegin { image, parent, cut, payload, streams, ended }
+                ToProtector::ImageBegin { image, parent, cut, payload, causes, streams, ended }
             }
             5 => ToProtector::ImageChunk { image: from.varint()?, offset: from.varint()?, bytes: read_chunk(from)? },
             6 => ToProtector::ImageEnd { image: from.varint()?, length: from.varint()? },
@@ -235,6 +272,15 @@ impl<'a> ToProtector<'a> {
             13 => ToProtector::Closing,
             14 => ToProtector::ImageUseless { image: from.varint()? },
             15 => ToProtector::ImageUnderWay { image: from.varint()? },
+            16 => {
+                let (position, start, at) = (from.varint()?, from.varint()?, from.varint()?);
+                let length = usize::try_from(from.varint()?).map_err(|_| from.malformed("too many causes"))?;
+                let causes = NewCauses { start, position: at, bytes: from.raw(length)? };
+                if start > at || causes::read(causes.bytes).any(|cause| cause.is_err()) {
+                    return Err(from.malformed("causes that are none"));
+                }
+                ToProtector::JournalAfter { position, causes, bytes: read_chunk(from)? }
+            }
             _ => return Err(from.malformed("no such message")),
         };
         from.clone().finish()?;

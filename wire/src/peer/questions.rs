@@ -8,11 +8,35 @@ use serde_bytes::ByteBuf;
 use super::Standing;
 use crate::determinant::{ConnectionId, StreamId};
 use crate::event::Event;
-use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId};
+use crate::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use crate::job::JobInfo;
 use crate::local::{Fault, LogSizes, ProcessInfo, RankCheckpoint, RankInfo};
 use crate::log::{HeldLog, LogPart};
 use crate::process::{Place, Protection, StreamEnd};
+
+/// What a node knows of deaths that concern a job. As long as it is the same, the node knows of no other.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deaths {
+    /// Its view: the nodes that are dead.
+    pub view: u64,
+    /// How many processes of the job have ended there, in whatever way.
+    pub processes: u64,
+    /// Ranks that are lost, whose logs there refuse all incarnations before this one.
+    pub lost: Vec<(Rank, Incarnation)>,
+    /// Ranks that keep nothing, and of which nothing more can come: those that have ended, or have not begun.
+    pub over: Vec<Rank>,
+}
+
+/// The causes that are held at a node for the processes of a job.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldCauses {
+    /// The deaths that the node knows of.
+    pub deaths: Deaths,
+    /// Ranks that have said here what they keep.
+    pub said: Vec<Rank>,
+    /// What they keep, what the logs here have for processes of the job, and what is being collected here for others.
+    pub sets: Vec<ByteBuf>,
+}
 
 /// A question to a protector.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +117,17 @@ pub enum Query {
     Checkpoint(JobId),
     /// Could you have this fault?
     Fault(Fault),
+    /// These ranks of the job are lost, and are about to begin as these incarnations: listen to none before, and say all causes that your processes and your log service hold.
+    Causes {
+        /// The job.
+        job: JobId,
+        /// Its epoch: what is of another one counts for nothing.
+        epoch: Epoch,
+        /// The ranks.
+        lost: Vec<(Rank, Incarnation)>,
+    },
+    /// Which deaths do you know of that concern this epoch of the job?
+    Deaths(JobId, Epoch),
     /// Is this process at your node, or on its way back there? Its protector is lost. If it is not, obey no order for this incarnation of it, or an earlier one, that may still be under way.
     Hosts(ProcessId, Incarnation),
 }
@@ -128,10 +163,14 @@ pub enum Answer {
         /// The view of the node that answers: the deaths that it knows of.
         view: u64,
     },
+    /// To `Causes`.
+    Causes(Box<HeldCauses>),
+    /// To `Deaths`.
+    Deaths(Box<Deaths>),
     /// To `Stable`; 0 if nothing is known of it.
     Stable(u64),
-    /// To `ForgetProcess`.
-    Forgotten,
+    /// To `ForgetProcess`: where its journal ended.
+    Forgotten(u64),
     /// To `Sizes`: at most [`crate::limits::PROCESSES_SHOWN`].
     Sizes(Vec<(ProcessId, LogSizes)>),
     /// To `Flows`: at most [`crate::limits::FLOWS_SHOWN`].

@@ -38,12 +38,12 @@ fn events_get_the_words_of_their_watches() {
     let event = |key| epoll_event { events: IN, u64: key };
     let mut told = Vec::new();
     let mut events = [event(second), event(u64::MAX), event(first)];
-    assert_eq!(translate(Some(&table), &mut events, 3, |_| false, |ready| told.push(ready)), 2);
+    assert_eq!(translate(Some(&table), &mut events, 3, |_, _| false, |ready| told.push(ready)), 2);
     assert_eq!((told, events.map(|event| event.u64)[..2].to_vec()), (vec![ready(6, IN), ready(5, IN)], vec![88, 77]));
     // One that was reported once, without the kernel, is not reported again.
     table.disarm(6);
     let mut events = [event(second), event(first)];
-    assert_eq!(translate(Some(&table), &mut events, 2, |_| false, |_| {}), 1);
+    assert_eq!(translate(Some(&table), &mut events, 2, |_, _| false, |_| {}), 1);
     assert_eq!(events.map(|event| event.u64)[0], 77);
 }
 

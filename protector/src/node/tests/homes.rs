@@ -184,6 +184,7 @@ fn order_of(process: ProcessId, incarnation: Incarnation) -> RestartOrder {
         cut: 0,
         log_end: 0,
         held: Vec::new(),
+        causes: (0, ByteBuf::new()),
     }
 }
 

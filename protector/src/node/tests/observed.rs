@@ -7,7 +7,7 @@ fn a_rank_joins_and_its_children_do_not() {
     let mut cluster = Cluster::new(3);
     let job = cluster.start_protected(2, never());
     let key = JobKey::derive(&ClusterKey::from_bytes([1; 32]), job);
-    let FromNode::Joined { incarnation, key: told, protector, protection, inherited } = cluster.told(0)[0].clone() else {
+    let FromNode::Joined { incarnation, key: told, protector, protection, inherited, .. } = cluster.told(0)[0].clone() else {
         panic!("no")
     };
     assert_eq!((incarnation, told, protection, inherited), (Incarnation::FIRST, key, never(), false));

@@ -132,6 +132,13 @@ impl Checks {
         *acked = position.max(*acked);
     }
 
+    /// Up to where the journal of a process is stable: no death undoes what is before.
+    pub fn stable(&self, process: ProcessId) -> u64 {
+        let of = (process, Incarnation::FIRST)..=(process, self.voices.get(&process).copied().unwrap_or_default());
+        let acked = self.acked.range(of.clone()).map(|(_, position)| *position);
+        acked.chain(self.begun.range(of).map(|(_, position)| *position)).max().unwrap_or(0)
+    }
+
     /// An image stands here.
     pub fn handle_image(&mut self, process: ProcessId, image: u64, cut: u64) {
         self.cuts.insert((process, image), cut);

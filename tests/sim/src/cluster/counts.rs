@@ -29,6 +29,14 @@ pub struct Breaks {
     pub output: bool,
     /// No process hears that another is back, nor where: the job hangs.
     pub deaf: bool,
+    /// What bytes depend on is not kept by the process that receives them.
+    pub forgetful: bool,
+    /// A journal goes to the log without what it depends on.
+    pub unclosed: bool,
+    /// A lost process is brought back without what others know of it.
+    pub unlearned: bool,
+    /// Rank 0 says that it knows nothing of a lost process.
+    pub silent: bool,
 }
 
 /// What has happened, in numbers.

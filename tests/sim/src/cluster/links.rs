@@ -6,6 +6,7 @@ use radic_observer::connection::{Connection, Forgettable, Slot};
 use radic_observer::links::{Action, Ending, Links, SocketId};
 use radic_observer::{Context, Failure};
 use radic_wire::determinant::StreamId;
+use radic_wire::ids::{Incarnation, Rank};
 use radic_wire::log::Greeting;
 use radic_wire::process::{FromNode, ToNode};
 
@@ -300,6 +301,11 @@ impl World {
                 Ok(slot.is_some_and(|slot| links.handle_ended(cx, slot, why, unread, false)))
             });
         }
+    }
+
+    /// Ranks are lost: what it knows of them, and no link to them is one any more.
+    pub fn collect(&mut self, pid: u32, lost: &[(Rank, Incarnation)]) -> Option<Vec<u8>> {
+        self.drive(pid, |links, cx| Ok(links.handle_collect(cx, lost)))
     }
 
     /// `Place`, `Final`, `Restarted`.

@@ -142,15 +142,29 @@ impl World {
                 server.remove_job(now, job);
                 None
             }
-            StoreOrder::Fence(process, incarnation) => {
+            StoreOrder::Fence(process, incarnation, sets) => {
                 self.checks.handle_fence(process, incarnation);
-                self.trace(|| format!("n{} fences {process} below {}", at + 1, incarnation));
-                self.fence(at, process, incarnation);
+                self.trace(|| format!("n{} fences {process} below {}, and learns {} sets", at + 1, incarnation, sets.len()));
+                let sets = if self.breaks.unlearned { &[] } else { sets.as_slice() };
+                self.fence(at, process, incarnation, sets);
+                None
+            }
+            StoreOrder::Silence(process, incarnation) => {
+                self.note_before(at, process, incarnation);
+                self.logs(at).server.silence(now, process, incarnation);
+                self.checks.handle_fence(process, incarnation);
+                self.trace(|| format!("n{} refuses {process} below {}", at + 1, incarnation));
+                None
+            }
+            StoreOrder::Causes(ask, job, epoch) => {
+                let sets = server.store().causes_of(job, epoch);
+                self.input_soon(at, Input::StoreCauses(ask, sets));
                 None
             }
             StoreOrder::ForgetProcess(node, number, process) => {
+                let end = server.store().journal_end(process);
                 server.remove_process(now, process);
-                Some((node, number, Answer::Forgotten))
+                Some((node, number, Answer::Forgotten(end)))
             }
             StoreOrder::StableOf(node, number, process, epoch, stream) => {
                 let stable = server.store().stable_in(process, epoch, stream);
@@ -167,18 +181,23 @@ impl World {
         self.serve_logs(at);
     }
 
-    fn fence(&mut self, at: usize, process: ProcessId, incarnation: Incarnation) {
-        let (now, breaks) = (self.now, self.breaks);
+    fn note_before(&mut self, at: usize, process: ProcessId, incarnation: Incarnation) {
         let logs = self.logs(at);
         let is_of_before = |held: Incarnation| held.epoch < incarnation.epoch;
         if logs.server.store().incarnation(process).is_some_and(is_of_before) {
             logs.of_before.insert(process);
         }
+    }
+
+    fn fence(&mut self, at: usize, process: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>]) {
+        let (now, breaks) = (self.now, self.breaks);
+        self.note_before(at, process, incarnation);
+        let logs = self.logs(at);
         if !breaks.fence {
-            return logs.server.fence(now, process, incarnation);
+            return logs.server.fence(now, process, incarnation, sets);
         }
         let mut other = logs.server.clone();
-        other.fence(now, process, incarnation);
+        other.fence(now, process, incarnation, sets);
         let fenced = std::iter::from_fn(|| other.poll_action()).find_map(|action| match action {
             Action::Fenced(_, _, result) => Some(result),
             _ => None,

@@ -18,6 +18,7 @@
 //! | [`stdio`] | pipes between a process and its host; the terminal's standard input | |
 //! | [`images`] | what the engine makes of a process, and the way to the protector | `preload/src/image.rs` |
 //! | [`restores`] | the driver of what decides how images come back | `protector/src/daemon/restores.rs`, `protector/src/logs/fetch.rs` |
+//! | [`past`] | what each state depends on, and whether that is held | |
 //! | [`check`] | what must hold at every step, and at the end | docs/design.md's guarantees |
 //!
 //! A violation is a panic, as an assertion of the state machines is: [`crate::seeds`] reports both with their seed.
@@ -34,6 +35,7 @@ pub mod links;
 pub mod logs;
 pub mod machine;
 pub mod net;
+pub mod past;
 pub mod peers;
 pub mod plan;
 pub mod process;

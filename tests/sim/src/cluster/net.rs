@@ -206,11 +206,10 @@ pub fn code(write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
 }
 
 /// A message with its bytes in two pieces.
-pub fn framed(head: &[u8], tail: &[u8], write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+pub fn framed(parts: &[&[u8]], write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     code(|out| {
         write(out);
-        out.raw(head);
-        out.raw(tail);
+        parts.iter().for_each(|part| out.raw(part));
     })
 }
 

@@ -79,6 +79,8 @@ pub struct Plan {
     pub threads: bool,
     /// Whether each rank but the first executes another program before it does anything.
     pub executes: bool,
+    /// Whether no process waits before it sends: what bytes depend on goes with them.
+    pub causal: bool,
     /// Bytes that the terminal has for rank 0.
     pub input: u64,
     /// What goes wrong.
@@ -131,6 +133,7 @@ impl Plan {
             useless_images: [0, 0, 20, 4][Dice::new(seed ^ 0x1a6e).below(4)],
             threads,
             executes,
+            causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             input,
             faults: Vec::new(),
         };
@@ -162,6 +165,7 @@ impl Plan {
             useless_images: 0,
             threads,
             executes,
+            causal: Dice::new(seed ^ 0xca05a1).one_in(2),
             input,
             faults: Vec::new(),
         };
@@ -260,6 +264,9 @@ impl fmt::Display for Plan {
         if self.threads || self.executes || self.input > 0 {
             let (threads, executes, input) = (self.threads, self.executes, self.input);
             writeln!(f, "  two threads: {threads}, executes another program: {executes}, {input} bytes of standard input")?;
+        }
+        if self.causal {
+            writeln!(f, "  no process waits before it sends")?;
         }
         if self.useless_images > 0 {
             writeln!(f, "  one in {} images does not restore", self.useless_images)?;

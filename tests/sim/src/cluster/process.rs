@@ -5,9 +5,11 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connection::{Connection, Slot};
+use radic_observer::causes::Bounds;
+use radic_observer::connection::{Connection, Link, Slot};
 use radic_observer::frames::Leaving;
 use radic_observer::haste::Haste;
+use radic_observer::journal::Ship;
 use radic_observer::links::Links;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
@@ -15,7 +17,7 @@ use radic_observer::{Error, Failure, Observer, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, ProcessId};
+use radic_wire::ids::{Incarnation, ProcessId, Rank};
 use radic_wire::job::ExitStatus;
 use radic_wire::log::{FromProtector, ToProtector};
 use radic_wire::process::{FromNode, Point, Restart, ToNode};
@@ -45,7 +47,11 @@ pub const CONFIG: radic_observer::Config = radic_observer::Config {
     connections: 8,
     descriptors: 12,
     threads: 2,
+    causes: None,
 };
+
+/// The same, where no process waits before it sends.
+pub const CAUSAL: radic_observer::Config = radic_observer::Config { causes: Some(Bounds { kept: 4_096, passed: 80 }), ..CONFIG };
 
 /// The library in a process.
 #[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
@@ -103,13 +109,16 @@ impl Process {
 
 impl Lib {
     /// Bytes of the program from the socket of this end, at most so many: as the kernel gives them, in frames, one read or two.
-    pub fn read_link(&mut self, slot: Slot, end: StreamId, most: usize) -> Vec<u8> {
+    pub fn read_link(&mut self, slot: Slot, end: StreamId, most: usize, forgetful: bool) -> Vec<u8> {
         let Some(deframer) = self.observer.deframer(slot) else { return Vec::new() };
         let room = deframer.header_room().len();
         let asked = if deframer.left() > 0 { most.min(deframer.left() as usize) } else { room + most };
         let mut bytes = self.sockets.take_bytes(end, asked);
         let taken = deframer.unframe(&mut bytes).expect("G3: what arrives on a link is in frames");
         bytes.truncate(taken);
+        if forgetful {
+            deframer.handle_kept();
+        }
         bytes
     }
 
@@ -126,6 +135,27 @@ impl Lib {
         self.observer.table().get(slot).is_some_and(|connection| self.sockets.has_bytes(connection.stream_out()))
     }
 
+    /// The same, as a program is told it: the header before the bytes is read, and what they depend on is kept.
+    pub fn look_for_bytes(&mut self, slot: Slot) -> Result<bool, Error> {
+        let Some(connection) = self.observer.table().get(slot) else { return Ok(false) };
+        let (end, is_up) = (connection.stream_out(), connection.link() == Link::Up);
+        if is_up && self.observer.causes().is_some() {
+            while let Some(room) =
+                self.observer.deframer(slot).map(|deframer| deframer.header_room().len()).filter(|room| *room > 0)
+            {
+                let bytes = self.sockets.take_bytes(end, room);
+                if bytes.is_empty() {
+                    return Ok(false);
+                }
+                let deframer = self.observer.deframer(slot).expect("it was there");
+                deframer.header_room()[..bytes.len()].copy_from_slice(&bytes);
+                deframer.handle_header(bytes.len()).expect("G3: what arrives on a link is in frames");
+            }
+            self.observer.handle_header(slot)?;
+        }
+        Ok(self.has_bytes(slot))
+    }
+
     /// Where its log goes.
     pub fn protector(&self) -> SocketAddr {
         self.session.protector()
@@ -136,7 +166,8 @@ impl Lib {
         let observer = &self.observer;
         let table: Vec<_> = observer.table().iter().map(|(_, c)| format!("{c:?}")).collect();
         format!(
-            "life {}, {:?}, at {} with {} to come, next {:?}, {:?} {:?}, {}, gate {:?}, outbox {}, {:?}\n    {}",
+            "{} life {}, {:?}, at {} with {} to come, next {:?}, {:?} {:?}, {}, gate {:?}, outbox {}, {:?}\n    {}",
+            observer.causes().map(|causes| causes.standing()).unwrap_or_default(),
             observer.incarnation(),
             observer.phase(),
             observer.log_position(),
@@ -298,9 +329,10 @@ impl World {
         }
         match message {
             None => self.fail(pid, "its node has closed the connection"),
-            Some(FromNode::Joined { incarnation, protector, .. }) => self.joined(pid, incarnation, protector),
+            Some(FromNode::Joined { incarnation, protector, journal, .. }) => self.joined(pid, (incarnation, journal), protector),
             Some(FromNode::Restart(restart)) => self.come_back(pid, *restart),
             Some(FromNode::Refused(why)) => self.fail(pid, &why),
+            Some(FromNode::Collect { ask, lost }) => self.say_causes(pid, ask, &lost),
             Some(message) => {
                 if let Some(lib) = &mut self.processes[pid as usize].lib {
                     lib.from_node.push_back(message);
@@ -312,13 +344,17 @@ impl World {
         }
     }
 
-    fn joined(&mut self, pid: u32, incarnation: Incarnation, protector: SocketAddr) {
+    fn joined(&mut self, pid: u32, (incarnation, journal): (Incarnation, u64), protector: SocketAddr) {
         let id = self.processes[pid as usize].id;
+        if incarnation.epoch > self.checks.epoch {
+            self.pasts.clear();
+        }
         self.checks.handle_incarnation(id, incarnation);
         self.name_listener(pid, incarnation.epoch);
+        self.pasts.forget(id);
         let programs = self.processes[pid as usize].programs;
         let program = Program::new(&self.plan, id, programs);
-        let observer = Observer::as_incarnation(id, incarnation, &CONFIG);
+        let observer = Observer::begins_at(id, incarnation, journal, if self.plan.causal { &CAUSAL } else { &CONFIG });
         self.add_lib(pid, observer, program, Session::new(protector));
     }
 
@@ -332,13 +368,21 @@ impl World {
         program.output.handle_restored(true);
         let voice = self.checks.is_voice(id, restart.incarnation);
         self.add_lib(pid, observer, program, Session::restarted(restart.protector, restart.log_end));
+        self.undo_past(pid, restart.incarnation, restart.log_end);
         if voice {
             self.checks.undo(id, restart.log_end, &restart.held);
         }
         self.lib(pid).initialized = initialized;
         // With two threads the log is read ahead: as far as it is here.
         let ahead = if self.plan.threads { 8_192 } else { 128 };
-        let result = self.lib(pid).observer.restart(restart.incarnation, restart.log_end, restart.held, restart.images, ahead);
+        let result = self.lib(pid).observer.restart(
+            restart.incarnation,
+            restart.log_end,
+            restart.held,
+            restart.images,
+            (restart.causes.0, &restart.causes.1),
+            ahead,
+        );
         if self.sure(pid, result).is_none() {
             return;
         }
@@ -374,6 +418,17 @@ impl World {
         };
         self.processes[pid as usize].lib = Some(Box::new(lib));
         self.step_at(pid, self.now);
+    }
+
+    /// Its node collects what lost processes did. A process that computes, or waits, is nudged, and answers all the same.
+    fn say_causes(&mut self, pid: u32, ask: u64, lost: &[(Rank, Incarnation)]) {
+        if self.processes[pid as usize].lib.is_some()
+            && let Some(causes) = self.collect(pid, lost)
+        {
+            let is_silent = self.breaks.silent && self.processes[pid as usize].id.rank == Rank(0);
+            let causes = if is_silent { Vec::new() } else { causes }.into();
+            self.tell_node(pid, ToNode::Holds { ask, causes });
+        }
     }
 
     fn hear_node(&mut self, pid: u32) {
@@ -495,7 +550,11 @@ impl World {
     }
 
     fn tend(&mut self, pid: u32) {
-        self.ship_journal(pid);
+        self.look_at_log(pid);
+        // Where nothing waits for it, the journal is shipped now and then.
+        if !self.plan.causal || self.dice.one_in(4) {
+            self.ship_journal(pid);
+        }
         self.ship_payload(pid);
         self.tend_links(pid);
         if !self.is_running(pid) {
@@ -515,9 +574,9 @@ impl World {
         if !self.lib(pid).is_log_up() {
             return;
         }
-        let (now, lib) = (self.now, self.lib(pid));
+        let (now, causal, lib) = (self.now, self.plan.causal, self.lib(pid));
         let received = std::mem::take(&mut lib.has_received);
-        if !received || lib.haste.handle_outcome(|| now, lib.observer.journal().unshipped()) {
+        if !causal && (!received || lib.haste.handle_outcome(|| now, lib.observer.journal().unshipped())) {
             self.ship_journal(pid);
         }
         self.transmit_all(pid);
@@ -529,14 +588,18 @@ impl World {
         self.check_kept(pid);
     }
 
-    /// Ships what waits of the journal, and asks for what it wants of its log.
+    /// Ships what waits of the journal.
     fn ship_journal(&mut self, pid: u32) {
-        self.look_at_log(pid);
+        let unclosed = self.breaks.unclosed;
         let lib = self.lib(pid);
         let Some([conn, _]) = lib.conns.used else { return };
         if let Some(ship) = lib.observer.poll_journal() {
-            let message = ToProtector::Journal { position: ship.position, bytes: &[] };
-            let bytes = framed(ship.head, ship.tail, |out| message.write(out));
+            let Ship { position, head, tail, causes } = ship;
+            let bytes = match causes {
+                None => framed(&[head, tail], |out| ToProtector::Journal { position, bytes: &[] }.write(out)),
+                Some(_) if unclosed => framed(&[head, tail], |out| ToProtector::Journal { position, bytes: &[] }.write(out)),
+                Some(causes) => framed(&[causes.bytes, head, tail], |out| causes.write_head(out, position)),
+            };
             self.send(conn, 0, Packet::Word(Word::Log(bytes)));
         }
     }
@@ -548,7 +611,7 @@ impl World {
             let bytes = if piece.is_end {
                 code(|out| ToProtector::PayloadEnd { position, stream, offset }.write(out))
             } else {
-                framed(piece.head, piece.tail, |out| ToProtector::Payload { position, stream, offset, bytes: &[] }.write(out))
+                framed(&[piece.head, piece.tail], |out| ToProtector::Payload { position, stream, offset, bytes: &[] }.write(out))
             };
             self.send(conns[1], 0, Packet::Word(Word::Log(bytes)));
         }
@@ -579,8 +642,12 @@ impl World {
     fn transmit(&mut self, pid: u32, slot: Slot) -> bool {
         let link = self.end_of(pid, slot).and_then(|end| self.lib(pid).sockets.conn(end));
         let Some((conn, side)) = link else { return false };
+        let begins = self.begins_frame(pid, slot);
         match self.lib(pid).observer.poll_transmit(slot) {
             Some(Transmit::Bytes(offset)) => {
+                if begins {
+                    self.note_frame(pid, slot, (conn, side), offset);
+                }
                 let observer = &self.lib(pid).observer;
                 let Leaving { header, filler, payload } = observer.leaving(slot).expect("a frame is under way");
                 let stream = observer.outgoing(slot, offset).flatten().take(payload as usize);

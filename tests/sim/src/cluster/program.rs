@@ -305,10 +305,11 @@ impl World {
         match lib.observer.ready(thread as u32, None, blocking, &mut ready)? {
             Ready::Live => {
                 let mut count = 0;
-                for socket in lib.program.threads[thread].app.sockets.iter().filter(|socket| !socket.closed) {
-                    let slot = lib.observer.table().slot_of(socket.fd)?;
-                    if lib.observer.is_readable(slot) || lib.has_bytes(slot) {
-                        ready[count] = ReadyFd { fd: socket.fd, events: 1 };
+                let open = lib.program.threads[thread].app.sockets.iter().filter(|socket| !socket.closed);
+                for fd in open.map(|socket| socket.fd).collect::<Vec<_>>() {
+                    let slot = lib.observer.table().slot_of(fd)?;
+                    if lib.observer.is_readable(slot) || lib.look_for_bytes(slot)? {
+                        ready[count] = ReadyFd { fd, events: 1 };
                         count += 1;
                     }
                 }
@@ -316,6 +317,13 @@ impl World {
                     return Ok(());
                 }
                 lib.observer.handle_ready(thread as u32, None, &ready[..count])?;
+                for ready in &ready[..count] {
+                    let slot = self.lib(pid).observer.table().slot_of(ready.fd)?;
+                    let connection = self.lib(pid).observer.table().get(slot).expect("it is ready");
+                    let (stream, next) = (connection.stream_in(), connection.incoming().wanted() + 1);
+                    self.note_past(pid, slot, stream, next);
+                }
+                let lib = self.lib(pid);
                 if count == 0 {
                     lib.program.threads[thread].app.handle_nothing()
                 } else {
@@ -372,7 +380,8 @@ impl World {
             },
             Source::Link => {
                 let end = self.end_of(pid, slot);
-                end.map_or_else(Vec::new, |end| self.lib(pid).read_link(slot, end, most))
+                let forgetful = self.breaks.forgetful;
+                end.map_or_else(Vec::new, |end| self.lib(pid).read_link(slot, end, most, forgetful))
             }
         };
         if bytes.is_empty() {
@@ -395,6 +404,9 @@ impl World {
             lib.program.threads[thread].calls += 1;
             lib.has_received = true;
             self.note_dependence(pid, stream, offset + bytes.len() as u64);
+            if source == Source::Link {
+                self.note_past(pid, slot, stream, offset + bytes.len() as u64);
+            }
         }
         Ok(())
     }
@@ -437,7 +449,8 @@ impl World {
                     lib.program.threads[thread].app.handle_sent(socket, done + len);
                     lib.program.threads[thread].calls += 1;
                 }
-                if !again {
+                // Where nothing waits before it is sent, what it depends on is looked at when it arrives.
+                if !again && !self.plan.causal {
                     self.check_departure(pid, position);
                 }
                 self.check_sent(pid, stream, offset as u64, &bytes[..len]);

@@ -8,7 +8,7 @@ use radic_protector::node::{ClientId, Input};
 use radic_wire::ids::{Epoch, JobId, Rank};
 use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, OutputStream};
 use radic_wire::local::{Reply, Request};
-use radic_wire::process::{Interval, Protect, Protection};
+use radic_wire::process::{Interval, LogMode, Protect, Protection};
 use serde_bytes::ByteBuf;
 
 use super::check::covers;
@@ -76,6 +76,7 @@ impl World {
             protect: Protect::On,
             interval: Interval::Every(self.plan.interval.as_millis() as u64),
             replicas: self.plan.replicas,
+            log_mode: if self.plan.causal { LogMode::Causal } else { LogMode::Waiting },
             outbox: 1 << 20,
             log: 1 << 20,
             keep_logs: false,

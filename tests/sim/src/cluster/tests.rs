@@ -40,6 +40,39 @@ fn the_gate_s_checker_bites() {
     assert_eq!(violated(Breaks { gate: true, ..Breaks::default() }, calm), "G1");
 }
 
+/// Where no process waits before it sends, with this fault.
+fn causal(fault: Option<Fault>) -> impl Fn(&mut Plan) {
+    move |plan| {
+        let at = |ms| When::At(std::time::Duration::from_millis(ms));
+        plan.causal = true;
+        plan.faults = fault.into_iter().flat_map(|fault| [150, 400, 700].map(|ms| (at(ms), fault))).collect();
+    }
+}
+
+#[test]
+fn nothing_is_violated_where_nothing_waits() {
+    assert_eq!(violated(Breaks::default(), causal(None)), "none");
+    assert_eq!(violated(Breaks::default(), causal(Some(Fault::Crash(1)))), "none");
+}
+
+#[test]
+fn the_checker_of_causes_bites() {
+    assert_eq!(violated(Breaks { forgetful: true, ..Breaks::default() }, causal(None)), "G1");
+}
+
+#[test]
+fn a_log_without_the_causes_of_its_journal_is_noticed() {
+    let breaks = Breaks { unclosed: true, ..Breaks::default() };
+    assert_ne!(violated(breaks, causal(Some(Fault::Crash(1)))), "none");
+}
+
+#[test]
+fn a_process_that_is_brought_back_without_what_others_know_of_it_is_noticed() {
+    for breaks in [Breaks { unlearned: true, ..Breaks::default() }, Breaks { silent: true, ..Breaks::default() }] {
+        assert!(violations(1..200, breaks, causal(Some(Fault::Crash(1)))).next().is_some(), "{breaks:?}");
+    }
+}
+
 #[test]
 fn the_checker_of_what_is_kept_bites() {
     assert_eq!(violated(Breaks { stable: true, ..Breaks::default() }, calm), "G2");

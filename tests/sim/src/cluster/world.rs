@@ -15,6 +15,7 @@ use super::counts::{Breaks, Counts};
 use super::images::Saved;
 use super::machine::Machine;
 use super::net::Net;
+use super::past::Pasts;
 use super::plan::{Fault, Plan, When};
 use super::process::Process;
 use super::queue::{Event, Queue};
@@ -41,6 +42,8 @@ pub struct World {
     pub addresses: BTreeMap<(ProcessId, Epoch), SocketAddr>,
     pub terminal: Terminal,
     pub checks: Checks,
+    /// What each state depends on.
+    pub pasts: Pasts,
     /// From which machine's log each incarnation was begun, and how often that machine had been switched on.
     pub brought_back: BTreeMap<Speaker, (usize, u32)>,
     pub counts: Counts,
@@ -68,7 +71,7 @@ impl World {
     /// The cluster of a plan; no job runs.
     pub fn new(plan: Plan, breaks: Breaks, tracing: bool) -> World {
         let (queue, machines, processes, net, saved) = Default::default();
-        let (terminal, checks, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
+        let (terminal, checks, pasts, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
         let mut world = World {
@@ -83,6 +86,7 @@ impl World {
             addresses: BTreeMap::new(),
             terminal,
             checks,
+            pasts,
             brought_back: BTreeMap::new(),
             counts,
             kept,

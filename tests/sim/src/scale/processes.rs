@@ -106,12 +106,12 @@ impl World {
     /// A node tells its log service something.
     pub(super) fn order_store(&mut self, at: usize, order: StoreOrder) {
         let answer = match order {
-            StoreOrder::Fence(process, incarnation) => {
-                let restart =
-                    Restart { images: vec![(1, 1)], range: ImageRange::default(), cut: 0, log_end: 0, held: Vec::new() };
+            StoreOrder::Fence(process, incarnation, _) => {
+                let (images, range) = (vec![(1, 1)], ImageRange::default());
+                let restart = Restart { images, range, cut: 0, log_end: 0, held: Vec::new(), causes: (0, Vec::new()) };
                 return self.soon(at, Input::Fenced(process, incarnation, Ok(restart)));
             }
-            StoreOrder::ForgetProcess(node, number, _) => (node, number, Answer::Forgotten),
+            StoreOrder::ForgetProcess(node, number, _) => (node, number, Answer::Forgotten(0)),
             StoreOrder::StableOf(node, number, ..) => (node, number, Answer::Stable(0)),
             _ => return,
         };
