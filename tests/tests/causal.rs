@@ -1,0 +1,75 @@
+//! `radic run --log causal`: no process waits before it sends, and what it has not told its log comes back from those that depend on it.
+#![forbid(unsafe_code)]
+
+use radic_tests::cluster::{Kind, Setup};
+use radic_tests::library::{LIBRARIES, Library};
+use radic_tests::random::Random;
+use radic_tests::recovery::{PROGRAMS, SOON, command_of, expect_same, first_checkpoints, is_long, result, rounds, sample, start};
+use radic_wire::event::{Event, EventName};
+
+const FLAGS: &str = "--protect on --ckpt-interval 0.3 --log causal";
+
+fn libraries(random: &mut Random) -> Vec<&'static Library> {
+    sample(&LIBRARIES.each_ref(), 1, random)
+}
+
+/// The nodes die at one moment after the first checkpoints, and the job ends as the undisturbed one.
+fn survives(library: &Library, command: &[String], dead: &[&str], what: &str) {
+    let cluster = Setup::new(Kind::Logical, 4).spares(2).start();
+    let due = result(&start(library, &cluster, "--protect none", command).wait().expect(0));
+    let mut events = cluster.events_at("n1");
+    let job = start(library, &cluster, FLAGS, command);
+    first_checkpoints(&mut events, 4);
+    dead.iter().for_each(|node| cluster.kill_all_of(node));
+    for _ in dead {
+        events.expect("a lost rank to live again", SOON, |e: &Event| e.event == EventName::Live);
+    }
+    let finished = expect_same(&cluster, job, &due, what);
+    println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
+    cluster.assert_idle();
+    cluster.stop();
+}
+
+#[test]
+fn one_node_and_two_at_one_moment_die() {
+    let mut random = Random::from_environment();
+    for library in libraries(&mut random) {
+        for dead in [&["n3"][..], &["n2", "n4"]] {
+            survives(library, &rounds(library, "--rounds 3000 --mib 1 --pause 1"), dead, &format!("{}, {dead:?}", library.name));
+        }
+    }
+}
+
+/// Without a death each program ends as it does natively.
+#[test]
+fn programs_end_as_they_do_natively() {
+    let mut random = Random::from_environment();
+    for library in libraries(&mut random) {
+        let cluster = Setup::new(Kind::Logical, 4).start();
+        for program in PROGRAMS {
+            let command = command_of(library, program);
+            let due = result(&start(library, &cluster, "--protect none", &command).wait().expect(0));
+            let protected = start(library, &cluster, FLAGS, &command).wait().expect(0);
+            assert_eq!(result(&protected), due, "{} {}: {protected}", library.name, program.0);
+        }
+        cluster.stop();
+    }
+}
+
+/// The logs of one moment would not be all that the ranks depend on: it is said so, and the job goes on.
+#[test]
+fn a_job_is_not_suspended() {
+    let mut random = Random::from_environment();
+    let library = sample(&LIBRARIES.each_ref(), 1, &mut random)[0];
+    let cluster = Setup::new(Kind::Logical, 4).start();
+    let command = rounds(library, "--rounds 300 --mib 1 --pause 1");
+    let mut events = cluster.events_at("n1");
+    let job = start(library, &cluster, FLAGS, &command);
+    let id = first_checkpoints(&mut events, 4);
+    let refused = cluster.radic(["suspend", &id.to_string(), &cluster.dir().join("saved").display().to_string()]).run();
+    assert_ne!(refused.code(), Some(0), "{refused}");
+    assert!(refused.stderr().contains("--log causal"), "{refused}");
+    job.wait().expect(0);
+    assert!(is_long() || !cluster.dir().join("saved/manifest").exists());
+    cluster.stop();
+}
