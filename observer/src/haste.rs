@@ -127,4 +127,16 @@ mod tests {
         (0..4).for_each(|_| _ = round(&mut haste, 2, Duration::ZERO, true, true));
         assert!(!haste.handle_outcome(|| LONG, MUCH - 1) && haste.handle_outcome(|| LONG, MUCH));
     }
+
+    /// Where nothing waits for it the journal is shipped a while after the first outcome that was not, or when there is much.
+    #[test]
+    fn what_nothing_waits_for_is_shipped_after_a_while() {
+        let mut haste = Haste::lazy();
+        let begin = Duration::from_secs(1);
+        assert!(!haste.handle_outcome(|| begin, 20) && !haste.handle_outcome(|| begin + LAZY / 2, 40));
+        assert!(haste.handle_outcome(|| begin + LAZY, 60));
+        haste.handle_shipped();
+        assert!(!haste.handle_outcome(|| begin + LAZY, 20), "it begins anew");
+        assert!(haste.handle_outcome(|| begin + LAZY, MUCH));
+    }
 }

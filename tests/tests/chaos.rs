@@ -68,7 +68,8 @@ impl Plan {
         }
         let (interval, nodes) = ([0.1, 0.3, 1.0][random.below(3)], HOSTS.join(","));
         let replicas = 1 + usize::from(random.below(4) == 0);
-        let flags = format!("--nodes {nodes} --protect on --ckpt-interval {interval} --replicas {replicas}");
+        let log = ["waiting", "causal"][random.below(2)];
+        let flags = format!("--nodes {nodes} --protect on --ckpt-interval {interval} --replicas {replicas} --log {log}");
         let faults = 1 + random.below(3);
         let program = if faults > 1 { LONG } else { PROGRAMS[random.below(PROGRAMS.len())] };
         Plan { library, program, setup, flags, faults }
