@@ -62,7 +62,9 @@ impl Layer {
         let fd = self.primary(fd);
         let Ok(slot) = self.observer.table().slot_of(fd as u32) else { return false };
         if self.observer.table().get(slot).is_none_or(|connection| connection.link() != Link::Up) {
-            return false;
+            // Bytes on a link that was given up come again on the next one. An end is told.
+            let looked = rustix::net::recv(sys::borrow(fd), &mut [0; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+            return looked.is_ok_and(|(_, count)| count > 0);
         }
         while let Some(deframer) = self.observer.deframer(slot) {
             let room = deframer.header_room();

@@ -139,7 +139,11 @@ impl Lib {
     pub fn look_for_bytes(&mut self, slot: Slot) -> Result<bool, Error> {
         let Some(connection) = self.observer.table().get(slot) else { return Ok(false) };
         let (end, is_up) = (connection.stream_out(), connection.link() == Link::Up);
-        if is_up && self.observer.causes().is_some() {
+        if self.observer.causes().is_some() {
+            if !is_up {
+                // It comes again on the next link, with what it depends on.
+                return Ok(false);
+            }
             while let Some(room) =
                 self.observer.deframer(slot).map(|deframer| deframer.header_room().len()).filter(|room| *room > 0)
             {
