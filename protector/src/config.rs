@@ -1,7 +1,7 @@
 //! Configuration: flags, then `RADIC_*` variables, then a TOML file, then defaults.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -212,12 +212,14 @@ pub struct Config {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("configuration file {path}: {error}")]
+    #[error("configuration file {path}: {error}{remedy}")]
     File {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         error: String,
+        /// What to do about it.
+        remedy: &'static str,
     },
     /// A value is out of its range.
     #[error("{what} is {value}; it must be {range}")]
@@ -299,7 +301,7 @@ impl Settings {
             what: "the cluster's directory",
             remedy: "HOME is not set: give --dir or RADIC_CLUSTER".to_owned(),
         })?;
-        let dir = std::path::absolute(&dir).map_err(|e| ConfigError::File { path: dir.clone(), error: e.to_string() })?;
+        let dir = absolute("the cluster's directory", &dir)?;
         if dir.to_str().is_none() {
             return Err(ConfigError::NoText(dir));
         }
@@ -333,7 +335,7 @@ impl Settings {
             bootstrap_expect: self.bootstrap_expect,
             key: self.key.unwrap_or_else(|| dir.join("key")),
             dir,
-            store: std::path::absolute(&store).map_err(|e| ConfigError::File { path: store, error: e.to_string() })?,
+            store: absolute("the store", &store)?,
             durable: self.durable.unwrap_or(false),
             log_memory: log_memory << 20,
             encrypt: self.encrypt.unwrap_or(Encrypt::All),
@@ -481,14 +483,25 @@ fn in_range<T: PartialOrd + ToString>(
 }
 
 fn read_file(path: &Path) -> Result<Settings, ConfigError> {
-    let failed = |error: String| ConfigError::File { path: path.to_owned(), error };
-    let file = fs::File::open(path).map_err(|e| failed(e.to_string()))?;
+    let failed = |error: String, remedy| ConfigError::File { path: path.to_owned(), error, remedy };
+    let unread = |error: io::Error| failed(error.to_string(), "; name a file of settings with --config or RADIC_CONFIG, or none");
+    let file = fs::File::open(path).map_err(unread)?;
     let mut text = String::new();
-    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut text).map_err(|e| failed(e.to_string()))?;
+    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut text).map_err(unread)?;
     if length as u64 > FILE_LIMIT {
-        return Err(failed(format!("longer than {FILE_LIMIT} bytes")));
+        return Err(failed(
+            format!("longer than {FILE_LIMIT} bytes"),
+            "; settings are lines of `name = value`: see `man radicd`",
+        ));
     }
-    toml::from_str(&text).map_err(|e| failed(e.to_string()))
+    // What the parser says is several lines, which show the place.
+    toml::from_str(&text).map_err(|e| failed(e.to_string(), "settings are lines of `name = value`: see `man radicd`"))
+}
+
+/// A folder by its whole path.
+fn absolute(what: &'static str, dir: &Path) -> Result<PathBuf, ConfigError> {
+    let unusable = |error| ConfigError::Missing { what, remedy: format!("{dir:?}: {error}; give a folder's path") };
+    std::path::absolute(dir).map_err(unusable)
 }
 
 /// The addresses of this machine's interfaces; none if the system does not tell.

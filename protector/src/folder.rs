@@ -27,7 +27,7 @@ const NEW: OFlags = SAFELY.union(OFlags::CREATE).union(OFlags::EXCL);
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// The system says no.
-    #[error("cannot {what} {path}: {error}")]
+    #[error("cannot {what} {path}: {error}{}", way_out(.error))]
     Io {
         /// What was to be done.
         what: &'static str,
@@ -86,6 +86,18 @@ impl FolderError {
             FolderError::Io { error, .. } => error.kind(),
             _ => io::ErrorKind::Other,
         }
+    }
+}
+
+/// What to do about what the system has said, where that follows from it.
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; see whether its path is right",
+        io::ErrorKind::PermissionDenied => "; choose another folder, or run this as its owner",
+        io::ErrorKind::NotADirectory => "; name a folder",
+        io::ErrorKind::ReadOnlyFilesystem => "; choose another folder",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; make room there, or choose another folder",
+        _ => "",
     }
 }
 

@@ -15,6 +15,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
 use radic_wire::frame::{self, FrameReader};
+use radic_wire::key::{ClusterKey, KeyError};
 use radic_wire::local::{Reply, Request};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 
@@ -60,6 +61,12 @@ pub(crate) enum ClientError {
          choose another with --cluster DIR or RADIC_CLUSTER"
     )]
     NoText(PathBuf),
+    #[error(
+        "the cluster's key is not at {0}: set RADIC_KEY to the file that its radicd was given as --key, or put that file there"
+    )]
+    KeyElsewhere(PathBuf),
+    #[error(transparent)]
+    Key(#[from] KeyError),
     #[error("{0}")]
     Refused(String),
     #[error(
@@ -120,6 +127,17 @@ impl Cluster {
         }
     }
 
+    /// The key that the cluster's protectors have. Where there is no cluster, that is the error, not the key that is not there either.
+    pub(crate) fn load_key(&self) -> Result<ClusterKey, ClientError> {
+        let path = self.key_in_force()?;
+        match ClusterKey::load(&path, nix::unistd::geteuid().as_raw()) {
+            Err(KeyError::Io { said, .. }) if said.kind() == io::ErrorKind::NotFound && path == self.key() => {
+                Err(if self.nodes().is_empty() { self.absent() } else { ClientError::KeyElsewhere(path) })
+            }
+            loaded => Ok(loaded?),
+        }
+    }
+
     /// The directory that holds one directory for each node.
     pub(crate) fn nodes_dir(&self) -> PathBuf {
         self.dir.join("nodes")
@@ -137,15 +155,21 @@ impl Cluster {
         names
     }
 
+    /// Why there is no node of the cluster here.
+    fn absent(&self) -> ClientError {
+        let dir = self.dir.display().to_string();
+        match Record::read(self) {
+            Ok(Some(record)) => ClientError::Elsewhere { dir, hosts: record.names() },
+            _ => ClientError::NoCluster { dir },
+        }
+    }
+
     /// A connection to any protector, if possible not that of `avoid`.
     pub(crate) fn connect(&self, avoid: Option<&str>) -> Result<Connection, ClientError> {
         self.check_text()?;
         let mut names = self.nodes();
         if names.is_empty() {
-            if let Ok(Some(record)) = Record::read(self) {
-                return Err(ClientError::Elsewhere { dir: self.dir.display().to_string(), hosts: record.names() });
-            }
-            return Err(ClientError::NoCluster { dir: self.dir.display().to_string() });
+            return Err(self.absent());
         }
         names.sort_by_key(|name| Some(name.as_str()) == avoid);
         let mut why = Vec::new();

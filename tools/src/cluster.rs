@@ -533,7 +533,11 @@ pub(crate) fn stop_hosts(cluster: &Cluster, record: &Record) -> Result<launch::s
 /// Ends every protector of the cluster, and with them every job.
 pub(crate) fn stop(cluster: &Cluster) -> Result<Stopped> {
     let is_there = cluster.nodes_dir().is_dir() || !processes(cluster).is_empty();
-    ensure!(is_there, "no cluster in {}: there is nothing to stop", cluster.dir().display());
+    ensure!(
+        is_there,
+        "no cluster in {}: there is nothing to stop; name another with --dir DIR or RADIC_CLUSTER",
+        cluster.dir().display()
+    );
     // Of a folder that was removed there is nothing to lock, and no command starts anything in it while its protectors run.
     let folder = if cluster.dir().exists() { Some(Folder::open(cluster.dir())?) } else { None };
     let _lock = folder.as_ref().map(lock).transpose()?;

@@ -103,7 +103,7 @@ fn check_alive(status: &ClusterStatus, name: &NodeName) -> Result<()> {
     let gone = |state| matches!(state, radic_wire::local::NodeState::Dead | radic_wire::local::NodeState::Left);
     match status.nodes.iter().find(|node| node.name == *name) {
         Some(node) if !gone(node.state) => Ok(()),
-        Some(_) => bail!("{name} is gone already"),
+        Some(_) => bail!("{name} is gone already; `radic nodes` shows those that are alive"),
         None => bail!("there is no node {name}; `radic nodes` lists them"),
     }
 }

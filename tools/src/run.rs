@@ -23,7 +23,6 @@ use crate::outcome::Usage;
 use crate::protection::{Decision, ProtectionArgs};
 use crate::show::{print, print_json, report};
 use crate::suspend::content::{self, Saved, Source};
-use crate::suspend::load_key;
 use crate::suspend::on_signal::{OnSignal, OnSignalArgs};
 use crate::suspend::resume::Resume;
 use crate::{doctor, mpi, session};
@@ -139,7 +138,7 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
         let on_signal = args.on_signal.decide(cluster, Some(dir))?;
         report(&format!("radic: job {} goes on from {}", saved.job(), dir.display()));
         let resume = Resume { dir, nodes: &args.nodes, label: args.label, again: args.resume_again, must_mark: true };
-        return resume.go_on(cluster, &load_key(cluster)?, &source, saved, on_signal);
+        return resume.go_on(cluster, &cluster.load_key()?, &source, saved, on_signal);
     }
     let on_signal = on_signal(cluster, args, &decision)?;
     let size = size(cluster, args)?;
@@ -169,7 +168,7 @@ fn on_signal(cluster: &Cluster, args: &RunArgs, decision: &Decision) -> Result<O
 /// The job that `--resume-from` means; none: the program is to be started.
 fn suspended<'a>(cluster: &Cluster, args: &'a RunArgs, program: &Path) -> Result<Option<(&'a Path, Source, Saved)>> {
     let Some(dir) = args.resume_from.as_deref() else { return Ok(None) };
-    let look = Source::look(dir, || load_key(cluster));
+    let look = Source::look(dir, || Ok(cluster.load_key()?));
     let found = look.context("--resume-from: restore the folder, or remove it to start from the beginning")?;
     let why = match &found {
         None => "holds no suspended job".to_owned(),
@@ -345,8 +344,11 @@ fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, N
         let program = here.join(name);
         return match check(&program) {
             Found::Program => Ok(program),
-            Found::Nothing => missing(format!("{shown}: no such file")),
-            Found::Hidden => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why: format!("{shown}: permission denied") }),
+            Found::Nothing => missing(format!("{shown}: no such file; give the program's path")),
+            Found::Hidden => Err(NotRunnable {
+                code: exit_code::CANNOT_EXECUTE,
+                why: format!("{shown}: permission denied: a folder on the way to it may not be searched"),
+            }),
             Found::Other(why) => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why: format!("{shown}: {why}") }),
         };
     }
@@ -365,7 +367,8 @@ fn resolve(name: &OsStr, path: Option<&OsStr>, here: &Path) -> Result<PathBuf, N
     match other {
         Some(why) => Err(NotRunnable { code: exit_code::CANNOT_EXECUTE, why }),
         None => {
-            let here = if here.join(name).is_file() { format!("; did you mean ./{shown}?") } else { String::new() };
+            let here =
+                if here.join(name).is_file() { format!("; did you mean ./{shown}?") } else { "; give its path".to_owned() };
             missing(format!("{shown}: not found in PATH{}{here}", closed.unwrap_or_default()))
         }
     }
@@ -384,8 +387,8 @@ fn check(path: &Path) -> Found {
     match fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Found::Hidden,
         Err(_) => Found::Nothing,
-        Ok(meta) if meta.is_dir() => Found::Other("is a directory"),
-        Ok(_) if access(path, AccessFlags::X_OK).is_err() => Found::Other("may not be executed (is its x bit set?)"),
+        Ok(meta) if meta.is_dir() => Found::Other("is a directory; give the program itself"),
+        Ok(_) if access(path, AccessFlags::X_OK).is_err() => Found::Other("may not be executed; `chmod +x` sets its x bit"),
         Ok(_) => Found::Program,
     }
 }

@@ -3,14 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use radic_wire::ids::NodeName;
-use radic_wire::key::ClusterKey;
 use radic_wire::local::{Reply, Request};
 use radic_wire::token::Tokens;
 
-use crate::client::Cluster;
+use crate::client::{ClientError, Cluster};
 use crate::protection::parse_time;
 use crate::show::print;
 
@@ -30,9 +29,14 @@ pub(crate) struct WebArgs {
 
 /// `radic web`.
 pub(crate) fn web(cluster: &Cluster, args: &WebArgs) -> Result<()> {
-    let key = ClusterKey::load(&cluster.key_in_force()?, nix::unistd::geteuid().as_raw())?;
-    let now = SystemTime::UNIX_EPOCH.elapsed().context("the clock is before 1970")?;
-    let until = now.as_secs().checked_add(args.period.as_secs()).context("--for: that is too long")?;
+    let key = cluster.load_key().map_err(|error| match error {
+        ClientError::NoCluster { .. } if args.token => {
+            anyhow!("{error}; for a token of a cluster elsewhere set RADIC_KEY to a copy of its key")
+        }
+        error => error.into(),
+    })?;
+    let now = SystemTime::UNIX_EPOCH.elapsed().context("the clock is before 1970: set it")?;
+    let until = now.as_secs().checked_add(args.period.as_secs()).context("--for: that is too long; 365d is a year")?;
     let token = Tokens::new(&key).issue(until);
     if args.token {
         return Ok(print(&format!("{token}\n"))?);

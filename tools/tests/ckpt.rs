@@ -248,7 +248,9 @@ fn wrong_requests_are_refused_in_words() {
         (&["merge", "."], "this is not a checkpoint image"),
         (&["save", "1", "--parent", "text"], "--parent needs --mode incremental"),
         (&["save", "1", "--parent", "text", "--mode", "incremental"], "text: this is not a checkpoint image"),
-        (&["save", "999999999"], "does not run under the checkpoint library"),
+        (&["save", "999999999"], "there is no process 999999999"),
+        (&["save", "1"], "does not run under the checkpoint library"),
+        (&["restart", "text"], "text: this is not a checkpoint image"),
     ] {
         let error = home.error(args);
         assert!(error.contains(text), "{args:?}: {error}");

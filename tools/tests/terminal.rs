@@ -526,7 +526,7 @@ fn errors_say_what_to_do() {
     assert_eq!(running.end(), (125, String::new(), "radic: no room\n".into()));
 
     let running = cluster.start(&["run", "-n", "1", "--", "./no-such-program"]);
-    assert_eq!(running.end(), (127, String::new(), "radic: ./no-such-program: no such file\n".into()));
+    assert_eq!(running.end(), (127, String::new(), "radic: ./no-such-program: no such file; give the program's path\n".into()));
     assert_eq!(cluster.start(&["run", "--", "true"]).end().0, 2, "wrong usage");
 }
 

@@ -164,7 +164,7 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// It ends too early, or too late.
-    #[error("it has {got} bytes instead of {expected}: it is truncated, or something was added")]
+    #[error("it has {got} bytes instead of {expected}: it is truncated, or something was added; copy the folder again")]
     Length {
         /// How long it must be, at least.
         expected: u64,
@@ -172,10 +172,10 @@ pub enum ManifestError {
         got: u64,
     },
     /// It is something else.
-    #[error("it does not begin as the list of a suspended job does")]
+    #[error("it does not begin as the list of a suspended job does; name a folder that `radic suspend` has written")]
     Magic,
     /// It is of another build.
-    #[error("it is of version {0}, this build reads version {VERSION}")]
+    #[error("it is of version {0}, this build reads version {VERSION}; resume it with the release that has written it")]
     Version(u32),
     /// A user that could read the folder could sign it anew.
     #[error(
@@ -184,7 +184,9 @@ pub enum ManifestError {
     )]
     Forgeable(u32),
     /// Some of its bytes were not written so, or not by this cluster.
-    #[error("it is damaged, or was written by a cluster with another key")]
+    #[error(
+        "it is damaged, or was written by a cluster with another key; start this cluster with that key (`radic key` has made it), or copy the folder again"
+    )]
     Code,
     /// It contradicts itself.
     #[error("{0}")]

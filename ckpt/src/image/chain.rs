@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::format::{Codec, FormatError, HEADER_BYTES, Header, MAX_RUN_BYTES, Run};
+use super::format::{Codec, FormatError, Header, MAX_RUN_BYTES, Run};
 use super::meta::Meta;
-use super::read::{ImageError, Reader};
+use super::read::{ImageError, Reader, read_head};
 use super::write::{ImageWriter, Sink};
 use crate::trusted::{self, Owners, TrustError};
 
@@ -189,7 +189,10 @@ pub fn merge<R: Read>(images: impl IntoIterator<Item = R>, sink: impl Sink<Error
 #[derive(Debug, thiserror::Error)]
 pub enum AncestorError {
     /// One is not there.
-    #[error("image {child:016x} is an increment to image {id:016x}, which is not among the {looked_at} images {place}")]
+    #[error(
+        "image {child:016x} is an increment to image {id:016x}, which is not among the {looked_at} images {place}: bring it there, or name it \
+         with `radic ckpt merge --parent`"
+    )]
     Missing {
         /// The one that is missing.
         id: u64,
@@ -326,12 +329,5 @@ pub fn header_of(mut file: &File) -> Result<Header, ImageError> {
     if !file.metadata().map_err(ImageError::Io)?.is_file() {
         return Err(FormatError::NotAnImage.into());
     }
-    let mut bytes = [0; HEADER_BYTES];
-    let magic = super::format::MAGIC;
-    file.read_exact(&mut bytes[..magic.len()]).map_err(|_| FormatError::NotAnImage)?;
-    if bytes[..magic.len()] != magic {
-        return Err(FormatError::NotAnImage.into());
-    }
-    file.read_exact(&mut bytes[magic.len()..])?;
-    Ok(Header::decode(&bytes)?)
+    Ok(Header::decode(&read_head(&mut file)?)?)
 }

@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek};
 use serde::Serialize;
 
 use super::crc32c;
-use super::format::{Codec, FormatError, HEADER_BYTES, Header, MAX_RUN_BYTES, RECORD_BYTES, Record, Run, run_crc};
+use super::format::{Codec, FormatError, HEADER_BYTES, Header, MAGIC, MAX_RUN_BYTES, RECORD_BYTES, Record, Run, run_crc};
 use super::meta::{Backing, Meta};
 
 /// Why an image could not be read.
@@ -63,8 +63,7 @@ pub struct Reader<R> {
 impl<R: Read> Reader<R> {
     /// Reads and checks header and metadata, and not one byte more.
     pub fn begin(mut input: R) -> Result<Self, ImageError> {
-        let mut head = [0; HEADER_BYTES];
-        input.read_exact(&mut head)?;
+        let head = read_head(&mut input)?;
         let header = Header::decode(&head)?;
         let mut bytes = Vec::new();
         // Grows as bytes come: a header that promises much costs nothing.
@@ -170,6 +169,16 @@ impl<R: Read> Reader<R> {
         }
         Ok(())
     }
+}
+
+/// The bytes of a header. What is short and begins otherwise is no image, rather than a truncated one.
+pub(super) fn read_head(input: &mut impl Read) -> Result<[u8; HEADER_BYTES], ImageError> {
+    let mut head = Vec::with_capacity(HEADER_BYTES);
+    input.take(HEADER_BYTES as u64).read_to_end(&mut head)?;
+    if !MAGIC.starts_with(&head[..head.len().min(MAGIC.len())]) {
+        return Err(FormatError::NotAnImage.into());
+    }
+    Ok(head.try_into().map_err(|_| FormatError::Truncated)?)
 }
 
 /// Nothing comes any more. Of a stream, its writer says so by closing it.

@@ -36,7 +36,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use radic_wire::event::EventName;
@@ -141,7 +141,9 @@ impl Sockets {
         let cannot_listen = || format!("cannot listen in {}", folder.path().display());
         let control = local::bind::<ForCommands>(folder).with_context(cannot_listen)?;
         let process = local::bind::<ForObservers>(folder).with_context(cannot_listen)?;
-        let listener = listen(config.listen).with_context(|| format!("cannot listen on {}", config.listen))?;
+        let listener = listen(config.listen).map_err(|error| {
+            anyhow!("cannot listen on {}: {error}; give --listen an address of this machine and a free port", config.listen)
+        })?;
         let restored = local::bind_abstract::<ForObservers>(&restored_socket(number));
         let restored = restored.context("cannot listen for processes that are brought back")?;
         Ok(Sockets { control, process, restored, listener })

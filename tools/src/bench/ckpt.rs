@@ -554,7 +554,7 @@ impl Folder {
     fn new(parent: PathBuf) -> Result<Self> {
         let path = parent.join(format!("radic-bench-{}", std::process::id()));
         let (folder, is_new) = folder::Folder::make(&path)?;
-        ensure!(is_new, "{} is there already", path.display());
+        ensure!(is_new, "{} is there already: remove it, or give another --dir", path.display());
         Ok(Self(folder))
     }
 

@@ -79,7 +79,8 @@ struct Report {
 pub(crate) fn launch(cluster: &Cluster, args: &LaunchArgs) -> Result<()> {
     let file = args.plot.begin()?;
     let program = args.program.clone().map_or_else(|| find_program(args.mpi, "pingpong"), Ok)?;
-    let program = fs::canonicalize(&program).with_context(|| format!("--program {}", program.display()))?;
+    let program = fs::canonicalize(&program)
+        .with_context(|| format!("--program {}: name the program that `make deps` has built, or none", program.display()))?;
     let runs = Runs::new(args.mpi, &program, args.mpiexec.as_deref(), Progress::new(args.json))?;
     let launches = if args.ranks > 0 { LAUNCHES } else { 0 };
     let steps = u64::from(args.pairs) * EXCHANGES.len() as u64 + u64::from(launches);

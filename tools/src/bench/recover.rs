@@ -198,7 +198,8 @@ struct Report {
 pub(super) fn measure(args: &RecoverArgs) -> Result<()> {
     let file = args.plot.begin()?;
     let program = args.program.clone().map_or_else(|| find_program(args.mpi, "memory"), Ok)?;
-    let program = std::fs::canonicalize(&program).with_context(|| program.display().to_string())?;
+    let program = std::fs::canonicalize(&program)
+        .with_context(|| format!("--program {}: name the program that `make deps` has built, or none", program.display()))?;
     let notes = super::busy().into_iter().collect();
     let longest = Duration::from_secs_f64(SLACK * args.seconds.max(DEATHS * args.every));
     let runs = Runs::protected(args.mpi, &program, Progress::new(args.json))?.lasting(longest);

@@ -2,18 +2,18 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::Seek;
+use std::io::{self, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use radic_ckpt::control::{self, ControlError, Ids, Saved};
 use radic_ckpt::image::chain::{Candidates, header_of, read_header};
-use radic_ckpt::image::{self, Header};
+use radic_ckpt::image::{self, FormatError, Header, ImageError};
 use radic_ckpt::launch::DEATH_VARIABLE;
-use radic_ckpt::trusted::{self, Owners};
+use radic_ckpt::trusted::{self, Owners, TrustError};
 use radic_ckpt::{Mode, Request, Tracking};
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ pub(crate) enum CkptCommand {
     /// Run a program so that it can be saved; with --interval, save it regularly
     #[command(after_help = "Examples:\n  radic ckpt run --interval 60 --dir images -- ./program input\n  \
         radic ckpt run --interval 10 --mode incremental --dir images -- ./program input\n\n\
-        The two last images are kept, DIR/image.N, and what they are increments to. The exit code is that of the program.")]
+        The two last images are kept, DIR/image.N, and what they are increments to. The exit code is that of the program, 127 if it is not found and 126 if it cannot be executed.")]
     Run {
         /// Seconds between two checkpoints, like 60 or 0.2; without it, `radic ckpt save` makes them
         #[arg(long, value_name = "S", value_parser = crate::protection::parse_period)]
@@ -232,6 +232,9 @@ struct Named<'a> {
 fn save(pid: i32, output: &Path, parent: Option<&Path>, how: How, json: bool) -> Result<()> {
     let parent = parent.map(|parent| parent_header(parent, output, how)).transpose()?;
     let Some(target) = control::restored_pid(pid) else {
+        if pid <= 0 || !Path::new(&format!("/proc/{pid}")).exists() {
+            bail!("there is no process {pid}: name one that `radic ckpt run` or `radic ckpt restart` has started");
+        }
         bail!("process {pid} does not run under the checkpoint library; start it with `radic ckpt run -- PROGRAM`");
     };
     let request = how.request(parent.map_or(0, |header| header.id));
@@ -259,7 +262,7 @@ fn parent_header(parent: &Path, output: &Path, how: How) -> Result<Header> {
     if how.mode != ModeName::Incremental {
         bail!("--parent needs --mode incremental: the other modes save all of the memory");
     }
-    let header = read_header(parent).with_context(|| parent.display().to_string())?;
+    let header = named(read_header(parent), parent)?;
     let folder = |path: &Path| control::folder(path).canonicalize().ok();
     if folder(parent) != folder(output) {
         show::report(&format!(
@@ -271,11 +274,34 @@ fn parent_header(parent: &Path, output: &Path, how: How) -> Result<Header> {
     Ok(header)
 }
 
-/// What went wrong with an image, with its name.
-fn named<T>(result: Result<T, ControlError>, image: &Path) -> Result<T> {
-    match result {
-        Err(error @ ControlError::Untrusted(_)) => Err(error.into()),
-        result => result.with_context(|| image.display().to_string()),
+/// What went wrong with an image, with its name and the way out.
+fn named<T>(result: Result<T, impl Into<ControlError>>, image: &Path) -> Result<T> {
+    result.map_err(|error| {
+        let error = error.into();
+        let way_out = way_out(&error);
+        match error {
+            // It names the file or folder that it is about.
+            ControlError::Untrusted(_) => anyhow!("{error}{way_out}"),
+            error => anyhow!("{}: {error}{way_out}", image.display()),
+        }
+    })
+}
+
+/// What can be done about an image that is not taken, where the error does not say so.
+fn way_out(error: &ControlError) -> &'static str {
+    match error {
+        ControlError::Untrusted(TrustError::Io { error, .. }) | ControlError::Image(ImageError::Io(error)) => {
+            match error.kind() {
+                io::ErrorKind::PermissionDenied => "; run this as its owner",
+                _ => "; name an image that `radic ckpt save` or `radic ckpt run --interval` has written",
+            }
+        }
+        ControlError::Image(ImageError::Format(error)) => match error {
+            FormatError::NotAnImage => "; `radic ckpt save PID -o IMAGE` writes one",
+            FormatError::Version(_) => "; use the release of RADIC that wrote it",
+            _ => "; take another copy of it, or the image before it",
+        },
+        _ => "",
     }
 }
 
@@ -293,17 +319,16 @@ fn merge(image: &Path, parents: &[PathBuf], owners: Owners, output: &Path, json:
 }
 
 fn inspect(path: &Path, owners: Owners, json: bool) -> Result<()> {
-    let what = || path.display().to_string();
-    let mut file = trusted::open(path, owners)?;
-    let header = header_of(&file).with_context(what)?;
-    file.rewind().with_context(what)?;
-    let report = image::inspect(file).with_context(what)?;
+    let mut file = named(trusted::open(path, owners), path)?;
+    let header = named(header_of(&file), path)?;
+    named(file.rewind().map_err(ImageError::Io), path)?;
+    let report = named(image::inspect(file), path)?;
     let (mut ancestors, mut missing) = (Vec::new(), None);
     if header.parent != 0 {
         match Candidates::in_folder(control::folder(path), owners).and_then(|candidates| candidates.ancestors(&header)) {
             Ok(paths) => {
                 for path in paths {
-                    let header = read_header(&path).with_context(|| path.display().to_string())?;
+                    let header = named(read_header(&path), &path)?;
                     ancestors.push(Ancestor { id: image::hexadecimal(header.id), image: path });
                 }
             }

@@ -1,20 +1,21 @@
 //! `radic ckpt run`: a program, and images of it at regular times.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use anyhow::{Context, Result};
 use radic_ckpt::control::{Saved, Target};
+use radic_wire::job::exit_code;
 
 use super::{How, ModeName, library};
-use crate::show;
+use crate::{outcome, show};
 
 /// How many images of a program are kept, besides those that they are increments to.
 const KEPT: usize = 2;
@@ -39,11 +40,10 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images.dir).with_context(dir)?;
     let first_number = last_number(&images.dir).with_context(dir)? + 1;
     let (first, rest) = program.split_first().context("no program is given")?;
-    let mut child = Command::new(first)
-        .args(rest)
-        .env("LD_PRELOAD", preload)
-        .spawn()
-        .with_context(|| format!("{} cannot be executed", Path::new(first).display()))?;
+    let mut child = match Command::new(first).args(rest).env("LD_PRELOAD", preload).spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(not_executed(first, &error)),
+    };
     // Now, before this process waits for it: its id may be another process's afterwards.
     let target = match interval.map(|_| Target::open(child.id().cast_signed())).transpose() {
         Ok(target) => target,
@@ -64,7 +64,17 @@ pub(super) fn run(interval: Option<Duration>, images: Images, program: &[OsStrin
     }
     // A shell's way to tell of a signal.
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-    Ok(crate::outcome::exit_code(code))
+    Ok(outcome::exit_code(code))
+}
+
+/// Says that there is no program, and what a shell's exit code would be.
+fn not_executed(program: &OsStr, error: &io::Error) -> u8 {
+    let program = Path::new(program).display();
+    show::report(&format!(
+        "radic: {program} cannot be executed: {error}; `radic doctor -- {program}` says what stands in the way"
+    ));
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    outcome::exit_code(if is_missing { exit_code::NOT_FOUND } else { exit_code::CANNOT_EXECUTE })
 }
 
 /// The highest number of an image of an earlier run: those are not overwritten. 0: there is none.

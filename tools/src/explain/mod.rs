@@ -59,7 +59,9 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
 
 fn find(what: &str) -> Result<Explanation> {
     if let Ok(number) = what.parse::<i64>() {
-        let Ok(code) = u8::try_from(number) else { bail!("{what} is no exit code: they are 0 to 255") };
+        let Ok(code) = u8::try_from(number) else {
+            bail!("{what} is no exit code: they are 0 to 255; `radic explain` lists those of `radic run`")
+        };
         return Ok(explain_code(code));
     }
     match EventName::ALL.iter().find(|event| event.as_str() == what.to_lowercase()) {

@@ -42,10 +42,10 @@ pub(crate) fn read(text: &str) -> Result<Vec<Host>> {
 /// What cannot be read is named with its line.
 pub(crate) fn read_file(path: &Path, source: &str) -> Result<Vec<Host>> {
     let text = path.display();
-    let what = || format!("{source}: cannot read {text}");
+    let unread = |error| anyhow!("{source}: cannot read {text}: {error}; give names with commas, or a file with one a line");
     let mut contents = String::new();
-    let file = File::open(path).with_context(what)?;
-    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut contents).with_context(what)?;
+    let file = File::open(path).map_err(unread)?;
+    let length = file.take(FILE_LIMIT + 1).read_to_string(&mut contents).map_err(unread)?;
     ensure!(length as u64 <= FILE_LIMIT, "{source}: {text} is longer than {FILE_LIMIT} bytes: is it a list of hosts?");
     parse((1..).map(Some).zip(contents.lines()), &format!("{source}: {text}"))
 }

@@ -181,7 +181,7 @@ impl Source {
     /// A file of the folder. It is no link, and nothing that would keep us waiting.
     pub(super) fn read(&self, name: &str, if_missing: &str) -> Result<File> {
         let file = match self.files.read(name) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error).context(if_missing.to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("{if_missing}"),
             opened => opened?,
         };
         if self.owners == Owners::Trusted {
@@ -195,7 +195,11 @@ impl Source {
         let path = self.path(MANIFEST);
         let what = || path.display().to_string();
         let mut bytes = Vec::new();
-        let file = self.read(MANIFEST, &format!("{}: no job is suspended there, or its list is missing", path.display()))?;
+        let missing = format!(
+            "{}: no job is suspended there, or its list is missing; name the folder that `radic suspend` has written",
+            path.display()
+        );
+        let file = self.read(MANIFEST, &missing)?;
         file.take(limits::SUSPENSION as u64 + 1024).read_to_end(&mut bytes).with_context(what)?;
         let manifest = Manifest::decode(&bytes, key).with_context(what)?;
         let id = id_of(&bytes);

@@ -59,7 +59,7 @@ impl Folder {
         let (files, is_new) = folder::Folder::make(dir)?;
         let names = files.names()?;
         if let Some(other) = names.iter().find(|name| !content::is_ours(name)) {
-            bail!("the folder {} is not empty: {other} is no part of a suspended job", dir.display());
+            bail!("the folder {} is not empty: {other} is no part of a suspended job; name a new folder", dir.display());
         }
         let mut folder =
             Folder { files, is_new, written: Vec::new(), suffix: "", old: Vec::new(), id: String::new(), _lock: None };
@@ -90,8 +90,9 @@ impl Folder {
     fn lock(&mut self) -> Result<()> {
         let file = OwnedFd::from(self.files.append(UNFINISHED)?);
         let path = self.files.path();
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
-            .with_context(|| format!("another command is writing to the folder {}", path.display()))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+            format!("another command is writing to the folder {}; name another, or wait for that command", path.display())
+        })?;
         self._lock = Some(file);
         Ok(())
     }

@@ -84,7 +84,7 @@ pub(crate) fn suspend(cluster: &Cluster, args: &SuspendArgs) -> Result<()> {
 
 /// Writes a job to a folder, and ends it. `say` is told what has been done.
 fn write_down(cluster: &Cluster, job: &str, dir: &Path, progress: &Progress, say: &dyn Fn(&str)) -> Result<(), Failure> {
-    let key = load_key(cluster).map_err(Failure::Lasting)?;
+    let key = cluster.load_key().map_err(|error| Failure::Lasting(error.into()))?;
     let mut folder = Folder::create(dir, &key, job).map_err(Failure::Lasting)?;
     let (mut connection, job, size) = fill(cluster, job, &mut folder, &key, progress, say).map_err(Failure::Passing)?;
     let ended = match connection.ask(&Request::EndSuspended, ENDED) {
@@ -121,12 +121,6 @@ fn fill(
     let size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
     folder.finish(&Manifest { suspension, unprinted, ranks }.encode(key)?)?;
     Ok((connection, job, size))
-}
-
-/// The key that the files' codes follow from.
-pub(crate) fn load_key(cluster: &Cluster) -> Result<ClusterKey> {
-    let path = cluster.key_in_force()?;
-    ClusterKey::load(&path, nix::unistd::geteuid().as_raw()).with_context(|| format!("the cluster's key, {}", path.display()))
 }
 
 /// A new image of each rank, so that little is to be done again.

@@ -26,7 +26,7 @@ use crate::outcome::Usage;
 use crate::progress::Progress;
 
 use super::folder::Folder;
-use super::{Failure, load_key, now_ms, write_down};
+use super::{Failure, now_ms, write_down};
 
 /// Signals that can suspend a job. SIGINT ends it when it comes three times, and SIGHUP means that the terminal is gone.
 const SIGNALS: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGTERM, Signal::SIGQUIT];
@@ -59,7 +59,7 @@ impl OnSignalArgs {
             None => of_slurm()?,
         };
         let dir = std::path::absolute(dir).with_context(|| format!("--suspend-to {}", dir.display()))?;
-        let key = load_key(cluster)?;
+        let key = cluster.load_key()?;
         if !resumed_from.is_some_and(|from| is_same(from, &dir)) {
             Folder::check(&dir, &key).context("--suspend-to")?;
         }

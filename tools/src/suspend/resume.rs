@@ -28,13 +28,15 @@ use crate::session::{self, Shown};
 use crate::show::report;
 
 use super::content::{Saved, Source};
-use super::load_key;
 use super::on_signal::{OnSignal, OnSignalArgs};
 
 /// Time for any one step of a protector that takes an image: it verifies all of it.
 const STEP: Duration = Duration::from_secs(300);
 /// Bytes that are read from a file at once.
 pub(super) const PIECE: usize = limits::LOG_CHUNK;
+
+/// What to do about a folder that is not as it was written.
+const COPY_AGAIN: &str = "copy the folder again from where it was written";
 
 /// Flags of `radic resume`.
 #[derive(Args)]
@@ -53,7 +55,7 @@ pub(crate) struct ResumeArgs {
 
 /// `radic resume`. The result is the exit code of the job.
 pub(crate) fn resume(cluster: &Cluster, args: &ResumeArgs) -> Result<u8> {
-    let key = load_key(cluster)?;
+    let key = cluster.load_key()?;
     let source = Source::open(&args.dir, if args.trust_owner { Owners::Any } else { Owners::Trusted })?;
     let saved = source.saved(&key)?;
     let on_signal = args.on_signal.decide(cluster, Some(&args.dir))?;
@@ -167,11 +169,11 @@ struct Pieces<'a> {
 impl<'a> Pieces<'a> {
     fn open(dir: &Source, saved: &'a SavedFile, key: &JobKey, progress: &'a Progress) -> Result<Self> {
         let path = dir.path(&saved.name);
-        let file = dir.read(&saved.name, &format!("{} is missing", path.display()))?;
+        let file = dir.read(&saved.name, &format!("{} is missing; {COPY_AGAIN}", path.display()))?;
         let length = file.metadata().with_context(|| path.display().to_string())?.len();
         ensure!(
             length == saved.bytes,
-            "{} has {length} bytes instead of {}: it is truncated, or something was added",
+            "{} has {length} bytes instead of {}: it is truncated, or something was added; {COPY_AGAIN}",
             path.display(),
             saved.bytes
         );
@@ -190,7 +192,7 @@ impl<'a> Pieces<'a> {
         code.update(piece);
         if self.left == 0 {
             let good = self.code.take().is_some_and(|code| code.finish() == self.saved.code);
-            ensure!(good, "{} is damaged: its bytes are not those that were written", self.path.display());
+            ensure!(good, "{} is damaged: its bytes are not those that were written; {COPY_AGAIN}", self.path.display());
         }
         Ok(&self.buffer[..length])
     }
