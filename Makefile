@@ -8,7 +8,7 @@
 # make chaos   real clusters with random programs and faults: make chaos MINUTES=10 [SEED=N]; a night of it: MINUTES=480
 # make foreign runs real software (memcached, nginx, PostgreSQL, LAMMPS, ...) under protection, undisturbed and through deaths: make foreign RUNS=3 [ONLY=grpc]
 # make pictures  draws docs/pictures/*.svg from their descriptions
-# make screenshots  takes docs/pictures/top.svg and page.png of a job of 8 ranks through two deaths (with chromium, playwright and pyte)
+# make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
 .PHONY: demo test check deps build format lint unit integration long foreign fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
@@ -96,7 +96,7 @@ foreign: deps build
 pictures:
 	python3 scripts/pictures.py docs/pictures/*.txt
 
-# What takes the pictures is no part of `make deps`: apt-get install chromium fonts-dejavu-core; pip install playwright pyte.
+# What takes the pictures is no part of `make deps`: apt-get install chromium fonts-dejavu-core; pip install playwright pyte pillow.
 screenshots: build
 	PATH=$(TARGET)/release:$$PATH python3 scripts/screenshots.py '.deps/programs/mpich/jacobi --size 400 --iterations 100000 --alone 0' docs/pictures
 

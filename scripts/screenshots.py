@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""make screenshots: what docs/pictures/top.svg and page.png show: a job of 8 ranks, two of whose nodes have died, in `radic top` and on the page of `radicd --http`.
+"""make screenshots: a job of 8 ranks, two of whose nodes die, and which is suspended and resumed, in `radic top` and on the page of `radicd --http`, also as a phone shows it.
 
 usage: screenshots.py PROGRAM OUT
 
 PROGRAM is an MPI program that runs for a minute (.deps/programs/mpich/jacobi with its options, in one word). radic is taken from PATH; needed are chromium (of Debian),
-playwright and pyte (of PyPI). What is drawn as top.svg is the buffer of a terminal, cell by cell. Leaves nothing but the two pictures.
+playwright, pyte and pillow (of PyPI). `radic top` and the page are opened once, before anything happens, and must show each step by themselves: else this fails. So it does if
+the page is wider than a phone's screen. What is drawn of `radic top` is the buffer of a terminal, cell by cell. Leaves nothing but the pictures.
 """
 import fcntl
 import html
+import io
 import json
 import os
 import pty
-import select
 import shlex
 import shutil
 import signal
@@ -20,19 +21,25 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 
 import pyte
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 COLUMNS, LINES = 100, 30
 CELL = (8, 17)
 RANKS, NODES, SPARES = 8, 6, 2
 VICTIMS = ("n3", "n5")
+SUSPENDED = "suspended"
+# Width of a small phone's screen.
+PHONE = 375
 # Seconds for anything to happen, and from what was done last to the picture.
 LIMIT, SETTLED = 60, 3
 # A picture is in every clone of the repository.
 BYTES = 200 << 10
+COLORS = 256
 PALETTE = {"default": "#e6e8ec", "black": "#14161a", "red": "#ff7b72", "green": "#5cc98f", "brown": "#f0ad4e", "blue": "#7aaef7", "magenta": "#ba8fd6",
            "cyan": "#56c8d8", "white": "#e6e8ec", "brightblack": "#8b919b"}
 
@@ -62,39 +69,90 @@ def job():
     return found[0]["job"] if found else None
 
 
-def through_deaths():
+class Top:
+    """`radic top` in a terminal: a process, and the terminal's cells as they are now."""
+
+    def __init__(self, *words):
+        pid, self.terminal = pty.fork()
+        if pid == 0:
+            os.environ["TERM"] = "xterm-256color"
+            os.environ.pop("NO_COLOR", None)
+            os.execvp("radic", ["radic", "top", *words])
+        self.pid = pid
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        os.kill(pid, signal.SIGWINCH)
+        self.screen = pyte.Screen(COLUMNS, LINES)
+        self.lock = threading.Lock()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        stream = pyte.ByteStream(self.screen)
+        try:
+            while said := os.read(self.terminal, 65536):
+                with self.lock:
+                    stream.feed(said)
+        except OSError:
+            pass  # The other end is closed.
+
+    def press(self, keys):
+        os.write(self.terminal, keys)
+
+    def shows(self, *texts):
+        with self.lock:
+            shown = "\n".join(self.screen.display)
+        return all(text in shown for text in texts)
+
+    def drawn(self, title):
+        with self.lock:
+            return drawn(self.screen, title)
+
+    def leave(self):
+        self.press(b"q")
+        os.waitpid(self.pid, 0)
+        self.reader.join(LIMIT)
+
+
+class Page:
+    """A tab of Chromium with the page, opened once."""
+
+    def __init__(self, browser, address, width, height, **options):
+        self.tab = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
+        self.tab.set_default_timeout(LIMIT * 1000)
+        self.tab.goto(address)
+        self.tab.evaluate("window.opened = 1")
+        self.tab.select_option("#span", "60")
+
+    def until(self, text):
+        """Until it is shown, by the page that was opened once."""
+        self.tab.wait_for_function("text => window.opened === 1 && document.body.innerText.includes(text)", arg=text)
+
+    def until_ranks(self, count):
+        self.tab.wait_for_function(f"document.querySelectorAll('#ranks tbody tr').length === {count}")
+        self.tab.wait_for_function("document.getElementById('matrix-about').textContent.includes('between')")
+
+    def check_width(self, width):
+        wide = self.tab.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+        if wide > width:
+            sys.exit(f"screenshots: the page is {wide} pixels wide on a screen of {width}")
+
+    def picture(self, whole=False):
+        """As PNG with a palette, in which each colour of a bar has its place: it is in every clone of the repository."""
+        shot = Image.open(io.BytesIO(self.tab.screenshot(full_page=whole))).convert("RGB")
+        out = io.BytesIO()
+        shot.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+        return out.getvalue()
+
+
+def through_deaths(shown):
+    """Each death, until all that is open shows that the ranks live again."""
     until("a checkpoint of every rank", lambda: len({e["rank"] for e in events() if e["event"] == "checkpoint"}) == RANKS)
-    for victim in VICTIMS:
+    for gone, victim in enumerate(VICTIMS, 1):
         before = count("live")
         lost = sum(victim == node["name"] and len(node["ranks"]) for node in json.loads(radic("nodes", "--json")))
         radic("inject", "kill-node", victim)
         until(f"the ranks of {victim} to live", lambda: count("live") == before + lost)
-        time.sleep(3)
-
-
-def top(words, seconds):
-    """The screen of `radic top` after so many seconds: a terminal's cells."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm-256color"
-        os.environ.pop("NO_COLOR", None)
-        os.execvp("radic", ["radic", "top", *words])
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    os.kill(pid, signal.SIGWINCH)
-    screen = pyte.Screen(COLUMNS, LINES)
-    stream = pyte.ByteStream(screen)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            stream.feed(os.read(terminal, 65536))
-    os.write(terminal, b"q")
-    try:
-        while os.read(terminal, 65536):
-            pass
-    except OSError:
-        pass  # The other end is closed.
-    os.waitpid(pid, 0)
-    return screen
+        shown(f"{NODES + SPARES - gone} of {NODES + SPARES} nodes alive")
 
 
 def color(name):
@@ -114,11 +172,11 @@ def runs(row):
     return found
 
 
-def drawn(screen):
+def drawn(screen, title):
     """The cells of a terminal as SVG."""
     width, height = COLUMNS * CELL[0] + 16, LINES * CELL[1] + 16
     out = [f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img" font-family="monospace" font-size="13">',
-           "<title>radic top: a job of 8 ranks, two of whose nodes have died</title>", f'<rect width="{width}" height="{height}" rx="6" fill="{PALETTE["black"]}"/>']
+           f"<title>radic top: {title}</title>", f'<rect width="{width}" height="{height}" rx="6" fill="{PALETTE["black"]}"/>']
     for line in range(LINES):
         for column, text, (fg, bg, bold, reverse) in runs(screen.buffer[line]):
             ink, ground = color(fg), None if bg == "default" else color(bg)
@@ -134,42 +192,69 @@ def drawn(screen):
     return "\n".join([*out, "</svg>", ""])
 
 
-def page():
-    """The page as Chromium shows it, once it shows every rank and the bytes between them."""
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        try:
-            tab = browser.new_page(viewport={"width": 1180, "height": 1420})
-            tab.set_default_timeout(LIMIT * 1000)
-            tab.goto(radic("web").split()[1])
-            tab.wait_for_function(f"document.querySelectorAll('#ranks tbody tr').length === {RANKS}")
-            tab.wait_for_function("document.getElementById('matrix-about').textContent.includes('between')")
-            tab.select_option("#span", "60")
-            tab.wait_for_timeout(SETTLED * 1000)
-            return tab.screenshot()
-        finally:
-            browser.close()
+def take(browser, running):
+    """All pictures, by their names."""
+    address, this = radic("web").split()[1], job()
+    top = Top(this, "--interval", "0.5")
+    page = Page(browser, address, 1180, 1420)
+    phone = Page(browser, address, PHONE, 812, is_mobile=True, has_touch=True, device_scale_factor=1)
+    pictures = {}
+
+    def shown(text):
+        until(f"{text!r} in radic top", lambda: top.shows(text))
+        page.until(text)
+        phone.until(text)
+
+    def running_now(jobs):
+        until(f"{jobs} in radic top", lambda: top.shows(f"jobs running: {jobs}"))
+        page.until(f"{jobs} job running" if jobs == 1 else f"{jobs} jobs running")
+
+    try:
+        shown(f"{NODES + SPARES} of {NODES + SPARES} nodes alive")
+        through_deaths(shown)
+        until("ranks that are safe again", lambda: count("re-protected") >= len(VICTIMS))
+        page.until_ranks(RANKS)
+        page.tab.wait_for_timeout(SETTLED * 1000)
+        pictures["top.svg"] = top.drawn("a job of 8 ranks, two of whose nodes have died").encode()
+        pictures["page.png"] = page.picture()
+        phone.check_width(PHONE)
+        pictures["phone.png"] = phone.picture(whole=True)
+        radic("suspend", this, SUSPENDED)
+        running.wait(LIMIT)
+        top.press(b"\x1b")
+        shown("suspended")
+        running_now(0)
+        pictures["top-suspended.svg"] = top.drawn("the job is suspended").encode()
+        pictures["page-suspended.png"] = page.picture()
+        phone.check_width(PHONE)
+        again = subprocess.Popen(["radic", "resume", SUSPENDED], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running_now(1)
+        page.until_ranks(RANKS)
+        radic("kill", job())
+        again.wait(LIMIT)
+    finally:
+        top.leave()
+    return pictures
 
 
 def main(program, out):
-    with tempfile.TemporaryDirectory(prefix="radic-pictures-") as work:
+    with tempfile.TemporaryDirectory(prefix="radic-pictures-") as work, sync_playwright() as browsers:
         os.environ["RADIC_CLUSTER"] = os.path.join(work, "cluster")
+        os.chdir(work)
         radic("cluster", "start", "--nodes", str(NODES), "--spares", str(SPARES), "--slots", "2", "--http")
+        browser = browsers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         try:
             path, *options = shlex.split(program)
             # Under a name that says nothing of this machine.
-            os.symlink(os.path.abspath(path), os.path.join(work, "solver"))
+            os.symlink(path, "solver")
             words = ["radic", "run", "-n", str(RANKS), "--ckpt-interval", "4", "--", "./solver", *options]
-            running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=work)
+            running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             until("a job", job)
-            through_deaths()
-            picture = drawn(top([job(), "--interval", "1"], 4))
-            pixels = page()
-            radic("kill", job())
-            running.wait(LIMIT)
+            pictures = take(browser, running)
         finally:
+            browser.close()
             radic("cluster", "stop")
-    for name, data in (("top.svg", picture.encode()), ("page.png", pixels)):
+    for name, data in pictures.items():
         if len(data) > BYTES:
             sys.exit(f"screenshots: {name} would have {len(data)} bytes; {BYTES} are the most")
         with open(os.path.join(out, name), "wb") as file:
@@ -180,4 +265,6 @@ def main(program, out):
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    program, out = sys.argv[1:]
+    path, *options = shlex.split(program)
+    main(shlex.join([os.path.abspath(path), *options]), os.path.abspath(out))

@@ -2,14 +2,16 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use radic_tests::cluster::{Cluster, Kind, Setup, program};
+use radic_tests::library::MPICH;
 use radic_tests::{Finished, process};
 use radic_wire::event::{Event, EventName};
 use radic_wire::job::{EndReason, JobInfo};
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, ProcessInfo};
 use radic_wire::membership::Role;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
 fn json<T: DeserializeOwned>(finished: &Finished) -> T {
@@ -63,6 +65,49 @@ fn json_is_what_it_says() {
 
 fn parse(line: &str) -> Event {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line:?}"))
+}
+
+/// A rank that does nothing holds up all others: `radic top` names it in the row of each.
+#[test]
+fn top_names_the_rank_that_the_others_wait_for() {
+    let cluster = Cluster::start(Kind::Logical, 4);
+    let program = MPICH.program("jacobi");
+    let words = [&program, "--size", "100", "--iterations", "100000000", "--alone", "0"];
+    let job = cluster.job(4, "", &words).start();
+    let ready = |status: &ClusterStatus| {
+        let counted = |process: &ProcessInfo| process.counters.is_some_and(|counters| counters.messages_in > 1_000);
+        status.processes.iter().filter(|process| counted(process)).count() == 4
+    };
+    until("all ranks to communicate", || ready(&cluster.status()));
+    let status = cluster.status();
+    let last = status.processes.iter().find(|process| process.rank.0 == 3).expect("rank 3");
+    let (pid, name) = (Pid::from_raw(last.pid as i32).expect("a process"), last.job.to_string());
+    kill_process(pid, Signal::STOP).expect("it is ours");
+    let rows = || cluster.radic(["top", "--once", &name]).run().expect(0).stdout();
+    let shows = |rows: &str, rank: &str, does: &str| {
+        rows.lines().any(|row| row.trim_start().starts_with(&format!("{rank} n")) && row.contains(does))
+    };
+    until("rank 3 to be shown as what the others wait for", || {
+        let shown = rows();
+        ["0", "1", "2"].iter().all(|rank| shows(&shown, rank, "waits for 3 ")) && shows(&shown, "3", "stopped ")
+    });
+    kill_process(pid, Signal::CONT).expect("it is ours");
+    until("all ranks to communicate", || {
+        let shown = rows();
+        ["0", "1", "2", "3"].iter().all(|rank| shows(&shown, rank, "communicates "))
+    });
+    cluster.radic(["kill", &name]).run().expect(0);
+    job.wait().expect(137);
+    cluster.stop();
+}
+
+/// Asks again until it is so: no event tells of it.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 #[test]

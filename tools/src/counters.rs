@@ -164,6 +164,8 @@ mod tests {
                 waits: None,
             }],
             counters: Some(Counters { bytes_in: 2048, events: 5, longest_pause_ns: pause, ..Counters::default() }),
+            cpu_ms: None,
+            stopped: false,
         };
         assert_eq!(table(&[process(0, false, 1)]), "", "they have ended");
         let text = table(&[process(0, true, 1_500_000), process(1, true, 900_000)]);

@@ -60,6 +60,7 @@ function time(ms) {
   if (s < 6000) return Math.floor(s / 60) + "m" + String(Math.floor(s % 60)).padStart(2, "0") + "s";
   return Math.floor(s / 3600) + "h" + String(Math.floor(s / 60) % 60).padStart(2, "0") + "m";
 }
+const percent = part => part === null || part === undefined ? "–" : part + " %";
 const since = ms => ms === null || ms === undefined ? "–" : time(Date.now() - ms);
 const clock = ms => new Date(ms).toLocaleTimeString([], { hour12: false });
 
@@ -108,7 +109,7 @@ function drawJobs() {
     const over = job.over !== null;
     const state = [job.degraded && !over ? `degraded: ${job.degraded}` : job.state, over ? "h2" : job.degraded ? "h1" : ""];
     return { key: id, selected: id === selected, cells: [id, state, n(over || job.running === job.ranks ? `${job.ranks}` : `${job.running}/${job.ranks}`),
-      n(over ? time(job.over) : since(job.started)), n(size(job.in)), n(size(job.out)), n(over ? "–" : since(job.committed)), job.command] };
+      n(over ? time(job.over) : since(job.started)), n(size(job.in)), n(size(job.out)), n(over ? "–" : since(job.committed)), n(percent(job.overhead)), job.command] };
   }));
   at("jobs-about").textContent = jobs.length ? (jobs.length > ROWS ? `and ${jobs.length - ROWS} more` : "") : "no job";
 }
@@ -120,7 +121,7 @@ function drawRanks() {
   // What needs attention first.
   shown.sort(([a, x], [b, y]) => (y[2] === 1) - (x[2] === 1) || a - b);
   fill(at("ranks").tBodies[0], shown.slice(0, ROWS).map(([rank, row]) => ({ key: `${rank}`, cells: [n(`${rank}`), row[0], [row[1], row[2] ? "h" + row[2] : ""],
-    n(size(row[3])), n(size(row[4])), n(size(row[5])), n(size(row[6])), n(size(row[7])), n(since(row[8])), n(row[9] === null ? "–" : row[9] + "%")] })));
+    n(size(row[3])), n(size(row[4])), n(size(row[5])), n(size(row[6])), n(size(row[7])), n(since(row[8])), n(percent(row[9]))] })));
   at("ranks-about").textContent = shown.length > ROWS ? `${ROWS} of ${shown.length} ranks; type to find others` : rows.size ? "" : "no protected rank";
 }
 

@@ -8,11 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, NodeName, Rank};
-use radic_wire::job::JobInfo;
-use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, ProcessInfo, Traffic};
+use radic_wire::job::{EndReason, JobInfo};
+use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, Traffic};
 use radic_wire::membership::Role;
+use radic_wire::partners::{Overhead, Peers, mean};
 use radic_wire::process::Protect;
-use radic_wire::since::{Health, Sample, Since};
+use radic_wire::since::{Does, Growth, Health, Sample, Since, sum};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -36,6 +37,8 @@ pub struct Picture {
     jobs: Rows<JobId>,
     ranks: BTreeMap<JobId, BTreeMap<Rank, RankRow>>,
     traffic: Rows<JobId>,
+    /// What follows from that.
+    peers: BTreeMap<JobId, (Traffic, Peers)>,
     events: VecDeque<String>,
     /// Which look at the cluster was the last one.
     look: u64,
@@ -52,6 +55,9 @@ struct RankRow {
     committed: Option<u64>,
     /// The last look at the cluster in which the rank was there.
     look: u64,
+    overhead: Overhead,
+    /// Its part of the last seconds.
+    part: Option<f64>,
 }
 
 /// What has changed since the last update.
@@ -87,15 +93,23 @@ impl Picture {
         self.set_head(head.to_string());
         let nodes = node_rows(status);
         self.changed.nodes.extend(renew(&mut self.nodes, nodes));
-        let mut of_jobs: BTreeMap<JobId, Vec<&ProcessInfo>> = BTreeMap::new();
-        for process in &status.processes {
-            of_jobs.entry(process.job).or_default().push(process);
+        // Each process is looked for once.
+        let all: Vec<(Growth<'_>, Does)> =
+            status.processes.iter().map(|process| since.of(process)).map(|g| (g, g.does())).collect();
+        let mut of_jobs: BTreeMap<JobId, Vec<&(Growth<'_>, Does)>> = BTreeMap::new();
+        for process in &all {
+            of_jobs.entry(process.0.process().job).or_default().push(process);
         }
         self.look += 1;
-        for process in &status.processes {
-            let rows = self.ranks.entry(process.job).or_default();
-            if renew_rank(rows.entry(process.rank).or_default(), process, &since, wall_ms, self.look) {
-                self.changed.ranks.push((process.job, process.rank));
+        let partners = self.partners(&of_jobs);
+        for (growth, does) in &all {
+            let (job, rank) = (growth.process().job, growth.process().rank);
+            let row = self.ranks.entry(job).or_default().entry(rank).or_default();
+            row.look = self.look;
+            row.part = row.overhead.handle(at, growth.process());
+            let with = partners.get(&job).and_then(|of_job| of_job.get(&rank)).map_or(&[][..], Vec::as_slice);
+            if renew_rank(row, growth, (&does.with(with), does.health()), wall_ms) {
+                self.changed.ranks.push((job, rank));
             }
         }
         for (job, rows) in &mut self.ranks {
@@ -110,14 +124,26 @@ impl Picture {
         let (none, no_rows) = (Vec::new(), BTreeMap::new());
         let jobs = status.jobs.iter().map(|job| {
             let processes = of_jobs.get(&job.job).unwrap_or(&none);
-            (job.job, job_row(job, processes, self.ranks.get(&job.job).unwrap_or(&no_rows), &since))
+            (job.job, job_row(job, processes, self.ranks.get(&job.job).unwrap_or(&no_rows)))
         });
         let jobs = jobs.collect();
         self.changed.jobs.extend(renew(&mut self.jobs, jobs));
         self.ranks.retain(|job, _| self.jobs.contains_key(job));
         let traffic_over = self.traffic.keys().filter(|job| !self.jobs.contains_key(*job)).copied().collect::<Vec<_>>();
-        traffic_over.iter().for_each(|job| _ = self.traffic.remove(job));
+        traffic_over.iter().for_each(|job| _ = (self.traffic.remove(job), self.peers.remove(job)));
         self.before = Some(now);
+    }
+
+    /// The ranks that each rank has to do with, of jobs of which the traffic is known, and of which a rank does not simply communicate.
+    fn partners(&self, of_jobs: &BTreeMap<JobId, Vec<&(Growth<'_>, Does)>>) -> BTreeMap<JobId, BTreeMap<Rank, Vec<Rank>>> {
+        let of_job = |(job, (_, peers)): (&JobId, &(Traffic, Peers))| {
+            let processes = of_jobs.get(job)?;
+            let is_about_others = |(_, does): &&(Growth<'_>, Does)| matches!(does, Does::Sends | Does::Receives | Does::Waits);
+            processes.iter().copied().find(is_about_others)?;
+            let all = processes.iter().map(|(growth, does)| (growth.process().rank, *does)).collect();
+            Some((*job, peers.partners(&all)))
+        };
+        self.peers.iter().filter_map(of_job).collect()
     }
 
     /// The cluster could not be asked.
@@ -151,6 +177,8 @@ impl Picture {
     pub fn handle_traffic(&mut self, job: JobId, traffic: &Traffic) {
         let pairs: Vec<_> = traffic.pairs.iter().map(|(from, to, bytes)| (from.0, to.0, bytes)).collect();
         let row = text(&json!({"pairs": pairs, "others": traffic.others, "partial": traffic.partial}));
+        let before = self.peers.remove(&job).map(|(before, _)| before);
+        self.peers.insert(job, (traffic.clone(), Peers::new(before.as_ref(), traffic)));
         if self.traffic.get(&job) != Some(&row) {
             self.traffic.insert(job, row);
             self.changed.traffic.push(job);
@@ -231,16 +259,18 @@ impl Picture {
     }
 }
 
-fn job_row(job: &JobInfo, processes: &[&ProcessInfo], rows: &BTreeMap<Rank, RankRow>, since: &Since<'_>) -> String {
-    let of_job = || processes.iter().filter(|process| process.running).copied();
-    let protected = of_job().filter(|process| process.protect == Protect::On);
+fn job_row(job: &JobInfo, processes: &[&(Growth<'_>, Does)], rows: &BTreeMap<Rank, RankRow>) -> String {
+    let of_job = || processes.iter().map(|(growth, _)| growth).filter(|growth| growth.process().running);
+    let protected = of_job().map(Growth::process).filter(|process| process.protect == Protect::On);
     // A job's checkpoint is as old as that of its worst rank.
     let oldest = protected.map(|process| rows.get(&process.rank)?.committed);
     let oldest = oldest.collect::<Option<Vec<u64>>>().and_then(|times| times.into_iter().min());
+    let share = mean(of_job().map(|growth| rows.get(&growth.process().rank)?.part));
     let state = match &job.outcome {
         None if job.degraded.is_empty() => "running".to_owned(),
         None => "degraded".to_owned(),
         Some(outcome) if outcome.code == 0 => "finished".to_owned(),
+        Some(outcome) if outcome.reason == EndReason::Suspended => "suspended".to_owned(),
         Some(outcome) => format!("ended, code {}", outcome.code),
     };
     text(&json!({
@@ -252,22 +282,22 @@ fn job_row(job: &JobInfo, processes: &[&ProcessInfo], rows: &BTreeMap<Rank, Rank
         "running": job.running,
         "started": job.started_ms,
         "home": job.home,
-        "in": rate(since.sum(of_job(), |counters| counters.bytes_in)),
-        "out": rate(since.sum(of_job(), |counters| counters.bytes_out)),
+        "in": rate(sum(of_job().filter_map(|growth| growth.rate(|counters| counters.bytes_in)))),
+        "out": rate(sum(of_job().filter_map(|growth| growth.rate(|counters| counters.bytes_out)))),
         "committed": oldest,
+        "overhead": share.map(percent),
     }))
 }
 
 /// Writes a rank's row anew; returns whether it has changed. In the order that the page knows: node, what it does, health, bytes in and out a
-/// second, outbox, log, images, last checkpoint, gate in per cent, checkpoints, pid.
-fn renew_rank(row: &mut RankRow, process: &ProcessInfo, since: &Since<'_>, wall_ms: u64, look: u64) -> bool {
+/// second, outbox, log, images, last checkpoint, overhead in per cent, checkpoints, pid. `does`: what it does, and how that looks.
+fn renew_rank(row: &mut RankRow, growth: &Growth<'_>, (does, health): (&str, Health), wall_ms: u64) -> bool {
+    let process = growth.process();
     let log = process.logs.first();
     let at = log.and_then(|log| log.committed_ms).map(|age| wall_ms.saturating_sub(age));
     let is_same = |known: u64| at.is_some_and(|at| known.abs_diff(at) < SAME);
     row.committed = row.committed.filter(|known| is_same(*known)).or(at);
-    row.look = look;
-    let (counters, growth) = (process.counters.unwrap_or_default(), since.of(process));
-    let (does, health) = growth.activity();
+    let counters = process.counters.unwrap_or_default();
     let new = text(&(
         &process.node,
         does,
@@ -278,13 +308,18 @@ fn renew_rank(row: &mut RankRow, process: &ProcessInfo, since: &Since<'_>, wall_
         rounded(log.map_or(0, |log| log.journal + log.payload)),
         rounded(log.map_or(0, |log| log.images)),
         row.committed,
-        growth.rate(|counters| counters.gate_ns).map(|ns| (ns / 1e7) as u64),
+        row.part.map(percent),
         counters.committed,
         process.pid,
     ));
     let changed = row.json != new;
     row.json = new;
     changed
+}
+
+/// With one digit behind the point: a row changes only if that does.
+fn percent(part: f64) -> f64 {
+    (part * 1e3).round() / 10.0
 }
 
 fn health_code(health: Health) -> u8 {

@@ -118,6 +118,8 @@ impl Cluster {
             joined: true,
             degraded: rank == 1,
             counters: Some(counters(tick, rank)),
+            cpu_ms: None,
+            stopped: false,
             logs: vec![LogSizes { node: self.node(self.host(rank + 1)), ..sizes(rank) }],
         })
     }

@@ -35,6 +35,7 @@ pub mod log;
 pub mod login;
 pub mod mac;
 pub mod membership;
+pub mod partners;
 pub mod peer;
 pub mod process;
 pub mod record;

@@ -252,6 +252,10 @@ pub struct ProcessInfo {
     pub degraded: bool,
     /// What it has counted, if that is known.
     pub counters: Option<Counters>,
+    /// Processor time that it has used, in milliseconds, if it runs.
+    pub cpu_ms: Option<u64>,
+    /// Whether it is stopped, by SIGSTOP or a debugger.
+    pub stopped: bool,
     /// What its protector holds of it, and its replica.
     pub logs: Vec<LogSizes>,
 }

@@ -790,7 +790,10 @@ impl Node {
             let counters = observed.and_then(|o| o.counters).or_else(live);
             let (running, pid, node) = (pid.is_some(), host.last_pid(rank), node.clone());
             let degraded = self.is_degraded(ProcessId { job, rank });
-            ProcessInfo { job, rank, node, pid, running, protect, joined, degraded, counters, logs: Vec::new() }
+            let activity = if running { (self.config.activity)(pid) } else { None };
+            let (cpu_ms, stopped) = activity.map_or((None, false), |a| (Some(a.cpu.as_millis() as u64), a.stopped));
+            let logs = Vec::new();
+            ProcessInfo { job, rank, node, pid, running, protect, joined, degraded, counters, cpu_ms, stopped, logs }
         };
         host.ranks().map(info).collect()
     }

@@ -111,6 +111,8 @@ fn process(rank: u32, gate_ns: u64) -> ProcessInfo {
         joined: true,
         degraded: false,
         counters: Some(counters),
+        cpu_ms: None,
+        stopped: false,
         logs: vec![log],
     }
 }

@@ -35,11 +35,14 @@ s r                          sort by the next column; reverse
 Space p                      hold the picture, go on
 q Ctrl-C                     leave
 
+DOES        sends, receives and waits: with the ranks that is about; a rank
+            waits for those that do something, also by way of others that wait
 IN/s OUT/s  received and sent on protected connections
 OUTBOX      what receivers' protectors do not have yet
 LOG IMAGES  what the rank's protector holds for a restart
 CKPT        age of the last checkpoint (of a job: the oldest)
-GATE        part of the time in which sends wait for the log
+OVHD        part of the last seconds at the gate (sends wait for the log) and
+            in pauses for checkpoints; of a job: the mean of its ranks
 LOAD STORE  ranks for each slot; logs and images held there";
 
 /// How things stand out. Without colour (NO_COLOR) bold and reverse remain.
@@ -229,14 +232,15 @@ fn table(
 
 fn draw_rank(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     let mut lines = Vec::new();
-    let (Some(process), Some(since)) = (model.process(), model.since()) else {
+    let Some(process) = model.process() else {
         let text = "nothing is known of this rank: it is not protected, or its job is gone";
         return frame.render_widget(Paragraph::new(text), area);
     };
-    let does = since.of(process).activity().0;
-    let title = format!("rank {} of job {} on {}, pid {}: {does}", process.rank, process.job, process.node, process.pid);
+    let title =
+        format!("rank {} of job {} on {}, pid {}: {}", process.rank, process.job, process.node, process.pid, model.does(process));
     lines.push(Line::styled(title, theme.heading()));
-    lines.extend(counter_lines(&process.counters.unwrap_or_default()).map(Line::raw));
+    let share = model.overhead(process).map_or("not known yet".to_owned(), rows::share);
+    lines.extend(counter_lines(&process.counters.unwrap_or_default(), &share).map(Line::raw));
     for log in &process.logs {
         let committed = match (log.committed, log.committed_ms) {
             (Some(image), Some(ms)) => format!("image {image} committed {} ago", duration(ms)),
@@ -270,7 +274,7 @@ fn draw_rank(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn counter_lines(counters: &Counters) -> impl Iterator<Item = String> {
+fn counter_lines(counters: &Counters, share: &str) -> impl Iterator<Item = String> {
     let ms = |ns: u64| format!("{:.1} ms", ns as f64 / 1e6);
     let Counters { bytes_in, messages_in, bytes_out, messages_out, events, gate_waits, gate_ns, outbox, .. } = *counters;
     [
@@ -289,6 +293,7 @@ fn counter_lines(counters: &Counters) -> impl Iterator<Item = String> {
             ms(counters.pause_ns),
             ms(counters.longest_pause_ns)
         ),
+        format!("of the last seconds, at the gate and in pauses: {share}"),
     ]
     .into_iter()
 }

@@ -19,11 +19,13 @@ use clap::Args;
 use nix::poll::{PollFd, PollFlags};
 use radic_wire::event::Event;
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::{ClusterStatus, Reply, Request};
+use radic_wire::local::{ClusterStatus, Reply, Request, Traffic};
 use radic_wire::log::HeldLog;
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event as Typed, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::terminal;
+use ratatui::layout::Rect;
+use ratatui::{Terminal, TerminalOptions, Viewport};
 
 use crate::client::{self, ClientError, Cluster};
 use crate::log::Held;
@@ -35,6 +37,8 @@ use self::model::{Key, Model};
 
 /// Inputs that were not handled yet; a thread with more waits.
 const INPUTS: usize = 64;
+/// Time between two looks at how much each rank of a job has sent to each: the nodes look through their streams for that.
+const TRAFFIC: Duration = Duration::from_secs(2);
 /// The screen of `--once`, if the environment does not say another size.
 const SIZE: (u16, u16) = (80, 24);
 
@@ -57,10 +61,14 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "an interval is 0.1 to 3600 seconds".to_owned())
 }
 
+/// The job and the rank on the screen.
+type Wanted = Option<(JobId, Option<Rank>)>;
+
 /// What happens.
 enum Input {
     Status(ClusterStatus),
     Log(JobId, Rank, Result<HeldLog, String>),
+    Traffic(JobId, Traffic),
     Trouble(String),
     FirstEvents,
     Events(Vec<Event>),
@@ -110,6 +118,7 @@ fn theme() -> Theme {
 
 fn once(cluster: &Cluster, interval: Duration, mut model: Model) -> Result<()> {
     let started = Instant::now();
+    show_traffic(cluster, &mut model);
     let mut connection = cluster.connect(None)?;
     connection.send(&Request::Events { follow: true })?;
     // Events that come meanwhile are shown, too.
@@ -119,9 +128,27 @@ fn once(cluster: &Cluster, interval: Duration, mut model: Model) -> Result<()> {
         }
     }
     model.handle_status(started.elapsed(), ask_status(cluster)?);
+    show_traffic(cluster, &mut model);
     let size = |name: &str, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (width, height) = (size("COLUMNS", SIZE.0).clamp(20, 1000), size("LINES", SIZE.1).clamp(5, 1000));
     Ok(print(&text(&model, width, height)?)?)
+}
+
+/// Of the job on the screen. Without it no rank says with which others it has to do.
+fn show_traffic(cluster: &Cluster, model: &mut Model) {
+    if let Some((job, _)) = model.wanted()
+        && let Some(traffic) = ask_traffic(cluster, job)
+    {
+        model.handle_traffic(job, traffic);
+    }
+}
+
+fn ask_traffic(cluster: &Cluster, job: JobId) -> Option<Traffic> {
+    match cluster.ask(&Request::Traffic(job), client::ANSWER) {
+        Ok(Reply::Traffic(traffic)) => Some(traffic),
+        // The state says what is wrong.
+        _ => None,
+    }
 }
 
 /// A screen as lines of text.
@@ -144,11 +171,22 @@ fn interactive(cluster: &Cluster, interval: Duration, mut model: Model) -> Resul
     thread::spawn(move || ask(&of_state, interval, &wanted, &state_sender));
     thread::spawn(move || follow(&of_events, interval, &event_sender));
     thread::spawn(move || wait_for_signals(signals, &sender));
-    let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
+    let mut terminal = begin_terminal().context("the terminal cannot be used")?;
     thread::spawn(move || read_keys(&key_sender));
     let result = show(&mut model, &mut terminal, started, &inputs, &wanted_sender);
     ratatui::restore();
     result
+}
+
+/// A terminal that does not know its size, as a serial line, has the usual one.
+fn begin_terminal() -> io::Result<ratatui::DefaultTerminal> {
+    match terminal::size() {
+        Ok((0, _) | (_, 0)) => {
+            let viewport = Viewport::Fixed(Rect::new(0, 0, SIZE.0, SIZE.1));
+            ratatui::try_init_with_options(TerminalOptions { viewport })
+        }
+        _ => ratatui::try_init(),
+    }
 }
 
 fn show(
@@ -156,19 +194,20 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     started: Instant,
     inputs: &Receiver<Input>,
-    wanted: &Sender<Option<(JobId, Rank)>>,
+    wanted: &Sender<Wanted>,
 ) -> Result<()> {
     let theme = theme();
+    let mut told = None;
     while !model.over {
         terminal.draw(|frame| draw(model, theme, frame)).context("the terminal cannot be written to")?;
-        let before = model.wanted();
+        if model.wanted() != told {
+            told = model.wanted();
+            let _ = wanted.send(told);
+        }
         let Ok(input) = inputs.recv() else { break };
         handle(model, started, input);
         // Whatever waits already is drawn together with it.
         inputs.try_iter().for_each(|input| handle(model, started, input));
-        if model.wanted() != before {
-            let _ = wanted.send(model.wanted());
-        }
     }
     Ok(())
 }
@@ -177,6 +216,7 @@ fn handle(model: &mut Model, started: Instant, input: Input) {
     match input {
         Input::Status(status) => model.handle_status(started.elapsed(), status),
         Input::Log(job, rank, log) => model.handle_log(job, rank, log),
+        Input::Traffic(job, traffic) => model.handle_traffic(job, traffic),
         Input::Trouble(why) => model.handle_trouble(why),
         Input::FirstEvents => model.handle_first_events(),
         Input::Events(events) => model.handle_events(events),
@@ -186,12 +226,12 @@ fn handle(model: &mut Model, started: Instant, input: Input) {
     }
 }
 
-/// Asks for the state, and for the log of the rank that is on the screen.
-fn ask(cluster: &Cluster, interval: Duration, wanted: &Receiver<Option<(JobId, Rank)>>, inputs: &SyncSender<Input>) {
-    let mut rank = None;
+/// Asks for the state, for the traffic of the job that is on the screen, and for the log of the rank that is.
+fn ask(cluster: &Cluster, interval: Duration, wanted: &Receiver<Wanted>, inputs: &SyncSender<Input>) {
+    let (mut shown, mut traffic_at) = (None, Instant::now());
     loop {
         match wanted.recv_timeout(interval) {
-            Ok(other) => rank = other,
+            Ok(other) => (shown, traffic_at) = (other, Instant::now()),
             Err(RecvTimeoutError::Timeout) => {
                 let asked = ask_status(cluster);
                 let input = asked.map_or_else(|error| Input::Trouble(error.to_string()), Input::Status);
@@ -201,7 +241,14 @@ fn ask(cluster: &Cluster, interval: Duration, wanted: &Receiver<Option<(JobId, R
             }
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        if let Some((job, rank)) = rank {
+        let Some((job, rank)) = shown else { continue };
+        if traffic_at <= Instant::now()
+            && let Some(traffic) = ask_traffic(cluster, job)
+        {
+            traffic_at = Instant::now() + TRAFFIC;
+            let _ = inputs.send(Input::Traffic(job, traffic));
+        }
+        if let Some(rank) = rank {
             let log = Held::open(cluster, job.to_string(), rank).map(|held| held.log).map_err(|error| format!("{error:#}"));
             let _ = inputs.send(Input::Log(job, rank, log));
         }

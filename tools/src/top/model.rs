@@ -1,12 +1,14 @@
 //! What `radic top` shows: from states of the cluster, events and keys to what is on the screen. No terminal, no clock, no connection.
 
-use std::collections::VecDeque;
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use radic_wire::event::Event;
 use radic_wire::ids::{JobId, Rank};
-use radic_wire::local::ProcessInfo;
+use radic_wire::local::{ProcessInfo, Traffic};
 use radic_wire::log::HeldLog;
+use radic_wire::partners::{Overhead, Peers};
 use radic_wire::since::{Sample, Since};
 
 use super::rows::{self, Row, Subject};
@@ -46,6 +48,9 @@ pub(super) enum Key {
 pub(super) struct Model {
     pub(super) now: Option<Sample>,
     before: Option<Sample>,
+    overhead: HashMap<(JobId, Rank), (Overhead, Option<f64>)>,
+    /// Of the job on the screen: how much its ranks have sent to each other, and what follows from that.
+    traffic: Option<(JobId, Traffic, Peers)>,
     pub(super) events: VecDeque<Event>,
     /// Why the state is old.
     pub(super) trouble: Option<String>,
@@ -69,6 +74,8 @@ impl Model {
         Model {
             now: None,
             before: None,
+            overhead: HashMap::new(),
+            traffic: None,
             events: VecDeque::new(),
             trouble: None,
             screen: Screen::Jobs,
@@ -87,6 +94,14 @@ impl Model {
     pub(super) fn handle_status(&mut self, at: Duration, status: radic_wire::local::ClusterStatus) {
         self.trouble = None;
         if !self.paused {
+            let mut overhead = HashMap::new();
+            for process in &status.processes {
+                let name = (process.job, process.rank);
+                let (mut known, _) = self.overhead.remove(&name).unwrap_or_default();
+                let part = known.handle(at, process);
+                overhead.insert(name, (known, part));
+            }
+            self.overhead = overhead;
             self.before = self.now.replace(Sample { at, status });
             self.clamp();
         }
@@ -109,17 +124,31 @@ impl Model {
     }
 
     pub(super) fn handle_log(&mut self, job: JobId, rank: Rank, log: Result<HeldLog, String>) {
-        if self.wanted() == Some((job, rank)) && !self.paused {
+        if self.wanted() == Some((job, Some(rank))) && !self.paused {
             self.log = Some(log);
         }
     }
 
-    /// The rank of which the log is to be asked for.
-    pub(super) fn wanted(&self) -> Option<(JobId, Rank)> {
-        match self.screen {
-            Screen::Rank(job, rank) => Some((job, rank)),
-            _ => None,
+    pub(super) fn handle_traffic(&mut self, job: JobId, traffic: Traffic) {
+        if self.wanted().is_some_and(|(wanted, _)| wanted == job) && !self.paused {
+            let before = self.traffic.take().filter(|(known, ..)| *known == job).map(|(_, before, _)| before);
+            let peers = Peers::new(before.as_ref(), &traffic);
+            self.traffic = Some((job, traffic, peers));
         }
+    }
+
+    /// The job of which the traffic is to be asked for, and the rank of which the log is.
+    pub(super) fn wanted(&self) -> Option<(JobId, Option<Rank>)> {
+        match self.screen {
+            Screen::Ranks(job) => Some((job, None)),
+            Screen::Rank(job, rank) => Some((job, Some(rank))),
+            Screen::Jobs | Screen::Nodes => None,
+        }
+    }
+
+    /// Which ranks of this job have to do with each other, if that is known.
+    pub(super) fn peers(&self, job: JobId) -> Option<&Peers> {
+        self.traffic.as_ref().filter(|(known, ..)| *known == job).map(|(.., peers)| peers)
     }
 
     pub(super) fn handle_key(&mut self, key: Key) {
@@ -223,9 +252,9 @@ impl Model {
     pub(super) fn rows(&self) -> Vec<Row> {
         let (Some(Sample { status, .. }), Some(since)) = (&self.now, self.since()) else { return Vec::new() };
         let mut rows = match self.screen {
-            Screen::Jobs => rows::jobs(status, &since),
+            Screen::Jobs => rows::jobs(status, &since, &|process| self.overhead(process)),
             Screen::Nodes => rows::nodes(status),
-            Screen::Ranks(job) => rows::ranks(status, job, &since),
+            Screen::Ranks(job) => rows::ranks(status, job, &since, self.peers(job), &|process| self.overhead(process)),
             Screen::Rank(..) => Vec::new(),
         };
         let wanted = self.filter.to_lowercase();
@@ -246,9 +275,23 @@ impl Model {
         rows
     }
 
+    /// Which part of the last seconds it stood at the gate, or was stopped for a checkpoint.
+    pub(super) fn overhead(&self, process: &ProcessInfo) -> Option<f64> {
+        self.overhead.get(&(process.job, process.rank)).and_then(|(_, part)| *part)
+    }
+
+    /// What a rank does, in words.
+    pub(super) fn does(&self, process: &ProcessInfo) -> Cow<'static, str> {
+        let (Some(now), Some(since)) = (&self.now, self.since()) else { return "".into() };
+        let of_job = now.status.processes.iter().filter(|other| other.job == process.job);
+        let all = of_job.map(|other| (other.rank, since.of(other).does())).collect();
+        let partners = self.peers(process.job).map(|peers| peers.partners(&all)).unwrap_or_default();
+        since.of(process).does().with(partners.get(&process.rank).map_or(&[][..], Vec::as_slice))
+    }
+
     /// The rank on the screen.
     pub(super) fn process(&self) -> Option<&ProcessInfo> {
-        let (job, rank) = self.wanted()?;
+        let (job, Some(rank)) = self.wanted()? else { return None };
         self.now.as_ref()?.status.processes.iter().find(|process| process.job == job && process.rank == rank)
     }
 }

@@ -1,14 +1,20 @@
 //! What is known of nodes, jobs and ranks, as rows of cells that can be sorted.
 
+use std::collections::BTreeMap;
+
 use radic_wire::ids::{JobId, NodeName, Rank};
 use radic_wire::job::JobInfo;
 use radic_wire::local::{ClusterStatus, LogSizes, NodeInfo, NodeState, ProcessInfo};
 use radic_wire::membership::Role;
+use radic_wire::partners::{Peers, mean};
 use radic_wire::process::Protect;
-use radic_wire::since::{Health, Since};
+use radic_wire::since::{Does, Health, Since};
 
 use crate::outcome;
 use crate::show::clean;
+
+/// Which part of its time a process is kept from its work.
+pub(super) type Part<'a> = dyn Fn(&ProcessInfo) -> Option<f64> + 'a;
 
 /// What a row stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +48,10 @@ impl Cell {
         rate.map_or_else(|| Cell { text: "-".into(), number: Some(-1.0) }, |rate| Cell::number(size(rate), rate))
     }
 
+    fn share(part: Option<f64>) -> Cell {
+        part.map_or_else(|| Cell { text: "-".into(), number: Some(-1.0) }, |part| Cell::number(share(part), part))
+    }
+
     fn age(ms: Option<u64>) -> Cell {
         ms.map_or_else(|| Cell { text: "-".into(), number: Some(f64::MAX) }, |ms| Cell::number(age(ms), ms as f64))
     }
@@ -56,9 +66,10 @@ pub(super) struct Row {
 
 /// Headings; one that begins with `>` stands for numbers, to the right.
 pub(super) const NODES: &[&str] = &["NODE", "STATE", ">RANKS", ">SLOTS", ">LOAD", ">MEMORY", ">STORE", "PROTECTOR", "ADDRESS"];
-pub(super) const JOBS: &[&str] = &["JOB", "STATE", ">RANKS", ">TIME", ">IN/s", ">OUT/s", ">OUTBOX", ">LOG", ">CKPT", "COMMAND"];
+pub(super) const JOBS: &[&str] =
+    &["JOB", "STATE", ">RANKS", ">TIME", ">IN/s", ">OUT/s", ">OUTBOX", ">LOG", ">CKPT", ">OVHD", "COMMAND"];
 pub(super) const RANKS: &[&str] =
-    &[">RANK", "NODE", ">PID", "DOES", ">IN/s", ">OUT/s", ">OUTBOX", ">LOG", ">IMAGES", ">CKPT", ">GATE"];
+    &[">RANK", "NODE", "DOES", ">IN/s", ">OUT/s", ">OUTBOX", ">LOG", ">IMAGES", ">CKPT", ">OVHD", ">PID"];
 
 /// What the node's protector holds for processes, in bytes.
 fn store(status: &ClusterStatus, node: &NodeName) -> u64 {
@@ -96,13 +107,14 @@ fn node_row(status: &ClusterStatus, node: &NodeInfo) -> Row {
 }
 
 /// Jobs, those that run first.
-pub(super) fn jobs(status: &ClusterStatus, since: &Since<'_>) -> Vec<Row> {
-    let mut rows: Vec<(bool, Row)> = status.jobs.iter().map(|job| (job.outcome.is_some(), job_row(status, job, since))).collect();
+pub(super) fn jobs(status: &ClusterStatus, since: &Since<'_>, overhead: &Part<'_>) -> Vec<Row> {
+    let row = |job: &JobInfo| (job.outcome.is_some(), job_row(status, job, since, overhead));
+    let mut rows: Vec<(bool, Row)> = status.jobs.iter().map(row).collect();
     rows.sort_by_key(|(over, _)| *over);
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-fn job_row(status: &ClusterStatus, job: &JobInfo, since: &Since<'_>) -> Row {
+fn job_row(status: &ClusterStatus, job: &JobInfo, since: &Since<'_>, overhead: &Part<'_>) -> Row {
     let of_job = || status.processes.iter().filter(|process| process.job == job.job && process.running);
     let (state, health) = match &job.outcome {
         Some(outcome) => (outcome::in_short(outcome), Health::Gone),
@@ -127,6 +139,7 @@ fn job_row(status: &ClusterStatus, job: &JobInfo, since: &Since<'_>) -> Row {
         Cell::size(of_job().filter_map(|process| process.counters).map(|counters| counters.outbox).sum()),
         Cell::size(of_job().filter_map(log_of).map(|log| log.journal + log.payload).sum()),
         Cell::age(oldest),
+        Cell::share(mean(of_job().map(overhead))),
         Cell::text(clean(&job.command)),
     ];
     Row { subject: Subject::Job(job.job), health, cells }
@@ -137,10 +150,22 @@ pub(super) fn log_of(process: &ProcessInfo) -> Option<&LogSizes> {
     process.logs.first()
 }
 
-pub(super) fn ranks(status: &ClusterStatus, job: JobId, since: &Since<'_>) -> Vec<Row> {
+pub(super) fn ranks(
+    status: &ClusterStatus,
+    job: JobId,
+    since: &Since<'_>,
+    peers: Option<&Peers>,
+    overhead: &Part<'_>,
+) -> Vec<Row> {
     let mut of_job: Vec<&ProcessInfo> = status.processes.iter().filter(|process| process.job == job).collect();
     of_job.sort_by_key(|process| process.rank);
-    let mut rows: Vec<Row> = of_job.into_iter().map(|process| rank_row(process, since)).collect();
+    let all: BTreeMap<Rank, Does> = of_job.iter().map(|process| (process.rank, since.of(process).does())).collect();
+    let partners = peers.map(|peers| peers.partners(&all)).unwrap_or_default();
+    let row = |process: &ProcessInfo| {
+        let partners = partners.get(&process.rank).map_or(&[][..], Vec::as_slice);
+        rank_row(process, partners, since, overhead)
+    };
+    let mut rows: Vec<Row> = of_job.into_iter().map(row).collect();
     if rows.is_empty() {
         // It is not protected: where its ranks are is all that is known.
         let placed = status.nodes.iter().flat_map(|node| node.ranks.iter().map(move |rank| (node, rank)));
@@ -153,35 +178,34 @@ pub(super) fn ranks(status: &ClusterStatus, job: JobId, since: &Since<'_>) -> Ve
     rows
 }
 
-fn rank_row(process: &ProcessInfo, since: &Since<'_>) -> Row {
+fn rank_row(process: &ProcessInfo, partners: &[Rank], since: &Since<'_>, overhead: &Part<'_>) -> Row {
     let counters = process.counters.unwrap_or_default();
     let log = log_of(process);
-    let (does, health) = since.of(process).activity();
-    let gate = since.of(process).rate(|counters| counters.gate_ns).map(|ns| ns / 1e7);
+    let does = since.of(process).does();
     let cells = vec![
         Cell::number(process.rank.to_string(), f64::from(process.rank.0)),
         Cell::text(process.node.as_str()),
-        Cell::number(process.pid.to_string(), f64::from(process.pid)),
-        Cell::text(does),
+        Cell::text(does.with(partners)),
         Cell::rate(since.of(process).rate(|counters| counters.bytes_in)),
         Cell::rate(since.of(process).rate(|counters| counters.bytes_out)),
         Cell::size(counters.outbox),
         Cell::size(log.map_or(0, |log| log.journal + log.payload)),
         Cell::size(log.map_or(0, |log| log.images)),
         Cell::age(log.and_then(|log| log.committed_ms)),
-        gate.map_or_else(|| Cell { text: "-".into(), number: Some(-1.0) }, |part| Cell::number(format!("{part:.0}%"), part)),
+        Cell::share(overhead(process)),
+        Cell::number(process.pid.to_string(), f64::from(process.pid)),
     ];
-    Row { subject: Subject::Rank(process.job, process.rank), health, cells }
+    Row { subject: Subject::Rank(process.job, process.rank), health: does.health(), cells }
 }
 
 fn unprotected_row(job: JobId, node: &NodeInfo, rank: Rank, pid: u32) -> Row {
     let known = [
         Cell::number(rank.to_string(), f64::from(rank.0)),
         Cell::text(node.name.as_str()),
-        Cell::number(pid.to_string(), f64::from(pid)),
-        Cell::text("not protected"),
+        Cell::text(Does::NotProtected.in_words()),
     ];
-    let cells = known.into_iter().chain((4..RANKS.len()).map(|_| Cell { text: "-".into(), number: Some(-1.0) })).collect();
+    let unknown = (known.len() + 1..RANKS.len()).map(|_| Cell { text: "-".into(), number: Some(-1.0) });
+    let cells = known.into_iter().chain(unknown).chain([Cell::number(pid.to_string(), f64::from(pid))]).collect();
     Row { subject: Subject::Rank(job, rank), health: Health::Good, cells }
 }
 
@@ -196,6 +220,12 @@ pub(super) fn size(bytes: f64) -> String {
         (value, unit) = (value / 1024.0, next);
     }
     if value < 9.95 && !unit.is_empty() { format!("{value:.1}{unit}") } else { format!("{value:.0}{unit}") }
+}
+
+/// A part of a whole in at most four characters.
+pub(super) fn share(part: f64) -> String {
+    let percent = part * 100.0;
+    if percent > 0.0 && percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
 /// A time in at most six characters.

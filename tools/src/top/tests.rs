@@ -2,7 +2,7 @@ use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::job::JobInfo;
-use radic_wire::local::{LogSizes, NodeState, ProcessInfo};
+use radic_wire::local::{LogSizes, NodeState, ProcessInfo, Traffic};
 use radic_wire::log::{HeldStream, Span};
 use radic_wire::membership::Role;
 use radic_wire::process::{Counters, Protect};
@@ -27,7 +27,10 @@ fn process(rank: u32, counted: u64) -> ProcessInfo {
     };
     let counters = Counters {
         bytes_in: counted << 20,
-        messages_in: counted,
+        messages_in: if rank == 4 { 1 } else { counted },
+        messages_out: if rank < 4 { counted } else { 0 },
+        pause_ns: if rank == 3 { counted * 12_500_000 } else { 0 },
+        empty: if rank == 4 { counted } else { 0 },
         outbox: 2048,
         gate_ns: if rank == 2 { counted * 900_000_000 } else { 0 },
         events: counted,
@@ -43,6 +46,8 @@ fn process(rank: u32, counted: u64) -> ProcessInfo {
         joined: true,
         degraded: rank == 1,
         counters: Some(counters),
+        cpu_ms: None,
+        stopped: false,
         logs: vec![log],
     }
 }
@@ -114,17 +119,38 @@ fn nodes_are_a_ring_and_jobs_stand_below() {
 
 #[test]
 fn a_job_opens_into_ranks_and_says_what_each_does() {
-    let mut model = model(4);
+    let mut model = model(6);
     press(&mut model, "\n");
     let shown = screen(&model);
     assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
     let line = |rank: &str| shown.lines().find(|line| line.trim_start().starts_with(&format!("{rank} n1 "))).unwrap();
     assert!(line("0").contains("communicates") && line("1").contains("unprotected"), "{shown}");
-    assert!(line("2").contains("at the gate") && line("2").contains("180%"), "{shown}");
+    assert!(line("2").contains("at the gate") && line("2").contains("100%"), "{shown}");
     assert!(line("3").contains("2.0M") && line("3").contains("3.0G") && line("3").contains("12s"), "{shown}");
+    assert!(line("3").contains("2.5%"), "pauses for checkpoints count: {shown}");
+    assert!(line("4").contains("waits ") && line("5").contains("receives "), "{shown}");
     // Back, to where it was.
     model.handle_key(Key::Back);
     assert_eq!(model.screen, Screen::Jobs);
+}
+
+#[test]
+fn a_rank_names_those_that_it_waits_for_and_has_received_from() {
+    let traffic = |bytes| Traffic { pairs: vec![(Rank(0), Rank(4), 7), (Rank(3), Rank(5), bytes)], others: 0, partial: false };
+    let mut model = model(6);
+    model.handle_traffic(the_job(), traffic(1));
+    assert!(model.peers(the_job()).is_none(), "its ranks are not on the screen");
+    press(&mut model, "\n");
+    assert_eq!(model.wanted(), Some((the_job(), None)));
+    model.handle_traffic(the_job(), traffic(1));
+    model.handle_traffic(the_job(), traffic(9));
+    let shown = screen(&model);
+    assert!(shown.contains("waits for 0 ") && shown.contains("receives from 3 "), "{shown}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    (0..4).for_each(|_| model.handle_key(Key::Down));
+    press(&mut model, "\n");
+    assert!(screen(&model).contains("pid 104: waits for 0"), "{}", screen(&model));
+    assert!(screen(&model).contains("at the gate and in pauses: 0%"), "{}", screen(&model));
 }
 
 #[test]
@@ -146,7 +172,7 @@ fn rows_are_sorted_filtered_and_selected() {
     press(&mut model, "\n");
     assert_eq!((model.rows().len(), model.selected), (1, 0));
     press(&mut model, "\n");
-    assert_eq!(model.wanted(), Some((the_job(), Rank(1))));
+    assert_eq!(model.wanted(), Some((the_job(), Some(Rank(1)))));
     model.handle_key(Key::Back);
     assert_eq!((model.screen.clone(), model.selected), (Screen::Ranks(the_job()), 1), "the filter is gone, the row is the same");
     press(&mut model, "/nothing like it\n");
