@@ -1,87 +1,16 @@
 //! The page and the metrics as whoever connects finds them: with and without a token, with anything for a request, and slowly.
 #![forbid(unsafe_code)]
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::io::{Read, Write};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use radic_web::server::{CONNECTIONS, HEAD_TIME};
-use radic_web::simulated::Cluster;
-use radic_wire::key::ClusterKey;
-use radic_wire::token::Tokens;
 
-/// What no answer without a token may have: the simulated cluster's words.
-const SECRETS: [&str; 5] = ["node0", "node1", "solver", "4f3c", "radic_"];
-/// Longer than anything here takes.
-const LIMIT: Duration = Duration::from_secs(20);
+use site::{LIMIT, SECRETS, Site, code, start};
 
-struct Site {
-    address: SocketAddr,
-    asked: Arc<AtomicU64>,
-    token: String,
-    old: String,
-    wrong: String,
-    _dir: tempfile::TempDir,
-}
-
-fn start() -> Site {
-    let dir = tempfile::tempdir().unwrap();
-    let asked = Cluster { nodes: 8, ranks: 16 }.serve(dir.path()).unwrap();
-    let key = ClusterKey::from_bytes([5; 32]);
-    let (listener, address) = radic_web::bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
-    let tokens = Tokens::new(&key);
-    let (token, old) = (tokens.issue(now + 600), tokens.issue(now - 1));
-    let wrong = Tokens::new(&ClusterKey::from_bytes([6; 32])).issue(now + 600);
-    let interval = Duration::from_millis(50);
-    let folder = dir.path().to_owned();
-    radic_web::start(listener, radic_web::Settings { node_dir: folder.clone(), store: folder, key, interval }).unwrap();
-    Site { address, asked, token, old, wrong, _dir: dir }
-}
-
-impl Site {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        stream.set_write_timeout(Some(LIMIT)).unwrap();
-        stream
-    }
-
-    /// All of the answer to these bytes.
-    fn say(&self, bytes: &[u8]) -> String {
-        let mut stream = self.connect();
-        // It may answer and close before it has read everything.
-        _ = stream.write_all(bytes);
-        _ = stream.shutdown(std::net::Shutdown::Write);
-        let mut answer = Vec::new();
-        match stream.read_to_end(&mut answer) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
-            Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&answer)),
-        }
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-
-    fn get(&self, path: &str, token: Option<&str>) -> String {
-        self.ask("GET", path, token)
-    }
-
-    fn ask(&self, method: &str, path: &str, token: Option<&str>) -> String {
-        let token = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
-        let mut stream = self.connect();
-        stream.write_all(format!("{method} {path} HTTP/1.1\r\nHost: here\r\n{token}\r\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-}
-
-fn code(answer: &str) -> &str {
-    answer.split(' ').nth(1).unwrap_or("none")
-}
+mod site;
 
 #[test]
 fn without_a_token_that_is_taken_nothing_is_told() {
@@ -96,7 +25,7 @@ fn without_a_token_that_is_taken_nothing_is_told() {
     }
     assert_eq!(site.asked.load(Ordering::SeqCst), 0, "the daemon was asked for somebody without a token");
     let twice = format!("GET / HTTP/1.1\r\nAuthorization: Bearer {0}\r\nAuthorization: Bearer {0}\r\n\r\n", site.token);
-    assert_eq!(code(&site.say(twice.as_bytes())), "401", "two headers: which one counts?");
+    assert_eq!(code(&site.request(&twice)), "401", "two headers: which one counts?");
     assert!(site.get("/", Some(&site.old)).contains("expired"));
 }
 
@@ -146,13 +75,14 @@ fn the_page_has_what_its_script_looks_for() {
     }
 }
 
-/// The beginning of the feed of a watcher, up to so many messages.
+/// The beginning of the feed of a watcher, up to so many messages, and to the first events, which come when they happen.
 fn watch(site: &Site, messages: usize) -> String {
     let mut stream = site.connect();
     let request = format!("GET /feed HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n", site.token);
     stream.write_all(request.as_bytes()).unwrap();
     let (mut told, mut buffer) = (Vec::new(), [0; 4096]);
-    while String::from_utf8_lossy(&told).matches("data: ").count() <= messages {
+    let is_enough = |told: &str| told.matches("data: ").count() > messages && told.contains("\"events\":[");
+    while !is_enough(&String::from_utf8_lossy(&told)) {
         let count = stream.read(&mut buffer).unwrap();
         assert!(count > 0, "the feed has ended: {}", String::from_utf8_lossy(&told));
         told.extend(&buffer[..count]);
