@@ -103,7 +103,7 @@ fn template(unit: Unit, is_known: bool) -> &'static str {
         (Unit::Steps, true) => "radic: {wide_msg} [{bar:20.green}] {pos}/{len}  {elapsed}",
         (Unit::Steps, false) => "radic: {wide_msg} {pos} done  {elapsed}",
         (Unit::Bytes, true) => {
-            "radic: {wide_msg} [{bar:20.green}] {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {elapsed}"
+            "radic: {wide_msg} [{bar:10.green}] {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {elapsed}"
         }
         (Unit::Bytes, false) => "radic: {wide_msg} {binary_bytes}  {elapsed}",
     }
