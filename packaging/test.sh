@@ -1,6 +1,6 @@
 #!/bin/bash
 # Tries what is below packaging/ on what `make deb` has made: `make package-test`. Not part of `make test`: it wants root, minutes, and
-#     apt-get install lintian mmdebstrap man-db systemd rpm rpmlint environment-modules shellcheck zsh fish
+#     apt-get install lintian mmdebstrap man-db systemd rpm rpmlint environment-modules shellcheck zsh fish prometheus curl
 # A part whose tool is missing is named and left out, and so is the clean root without root. packaging/test.sh PART... tries only these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,10 @@ work=$(mktemp -d /tmp/radic-package-test.XXXXXX)
 failed=0 tried=0 skipped=0
 
 cleanup() {
-    [ ! -d "$work/run" ] || "$built/radic" cluster stop --dir "$work/run" >/dev/null 2>&1 || true
+    local dir
+    for dir in "$work/run" "$work/cluster-of-metrics"; do
+        [ ! -d "$dir" ] || "$built/radic" cluster stop --dir "$dir" >/dev/null 2>&1 || true
+    done
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
@@ -115,14 +118,30 @@ part_debian() {
     local root=$work/root
     mmdebstrap --quiet --variant=apt --include=man-db,procps,systemd,dbus bookworm "$root" >"$work/mmdebstrap" 2>&1 || { tail "$work/mmdebstrap"; return 1; }
     cp "$package"/radic_*.deb packaging/in-root.sh packaging/in-boot.sh "$root/root/"
-    # Namespaces of its own: whatever happens, nothing that was started stays behind.
-    # shellcheck disable=SC2016 # $1 is the inner shell's.
-    unshare --mount --pid --fork --kill-child --net -- bash -euc '
+    within "$root" in-root.sh --net
+    boot "$root"
+}
+
+# A newcomer's minute, on a Debian 12 with nothing on it but apt: what the package needs for `man radic`, Tab and `radic top` comes with it.
+part_newcomer() {
+    need mmdebstrap || return 77
+    [ "$(id -u)" = 0 ] || { say "LEFT OUT: a clean root needs root"; return 77; }
+    local root=$work/newcomer
+    mmdebstrap --quiet --variant=apt bookworm "$root" >"$work/mmdebstrap" 2>&1 || { tail "$work/mmdebstrap"; return 1; }
+    cp "$package"/radic_*.deb packaging/newcomer.sh "$root/root/"
+    # apt fetches what the package recommends: with the network of this machine.
+    cp --dereference /etc/resolv.conf /etc/hosts "$root/etc/"
+    within "$root" newcomer.sh
+}
+
+# within ROOT SCRIPT [OPTION]: runs /root/SCRIPT there, in namespaces of its own (of unshare's OPTION, too): whatever happens, nothing that was started stays behind.
+within() {
+    # shellcheck disable=SC2016 # $1 and $2 are the inner shell's.
+    unshare --mount --pid --fork --kill-child ${3:+"$3"} -- bash -euc '
         ip link set lo up
         mount --bind "$1" "$1" && cd "$1"
         mount -t proc proc proc && mount --rbind /dev dev && mount -t tmpfs tmpfs dev/shm -o mode=1777
-        chroot . bash /root/in-root.sh' - "$root"
-    boot "$root"
+        chroot . bash "/root/$2"' - "$1" "$2"
 }
 
 # boot ROOT: systemd as the first process of namespaces, and of a control group, of its own; it runs /root/in-boot.sh and powers off.
@@ -213,7 +232,43 @@ part_kubernetes() {
     shellcheck packaging/kubernetes/base/*.sh
 }
 
-all="install man completions unit settings lintian debian rpm module tarball kubernetes"
+# What radicd tells, by Prometheus's linter; the rules, by its tests; and then a Prometheus scrapes all nodes with the settings of contrib/.
+part_metrics() {
+    need promtool || return 77
+    need prometheus || return 77
+    local dir=$work/cluster-of-metrics settings=$work/prometheus node url targets=()
+    "$built/radic" cluster start --nodes 2 --http --dir "$dir" >/dev/null
+    "$built/radic" --cluster "$dir" run -n 2 -- sleep 60 &
+    local job=$!
+    "$built/radic" --cluster "$dir" web --token >"$work/token"
+    while read -r node url; do
+        url=${url##*@}
+        targets+=("\"${url%/}\"")
+        curl --silent --show-error --fail --header "Authorization: Bearer $(cat "$work/token")" "http://${url}metrics" >"$work/metrics"
+        awk -f packaging/openmetrics.awk "$work/metrics" | promtool check metrics || { say "of $node"; return 1; }
+    done < <("$built/radic" --cluster "$dir" web)
+    expect "how many nodes serve metrics" "${#targets[@]}" 2
+    mkdir "$settings"
+    cp contrib/prometheus/alerts.yml contrib/prometheus/alerts_test.yml "$settings"
+    sed -e "s|targets: .*|targets: [$(IFS=,; echo "${targets[*]}")]|" -e "s|/etc/prometheus/radic.token|$work/token|" -e 's|scrape_interval: 5s|scrape_interval: 1s|' \
+        contrib/prometheus/scrape.yml >"$settings/prometheus.yml"
+    promtool check config "$settings/prometheus.yml" >/dev/null
+    (cd "$settings" && promtool test rules alerts_test.yml >/dev/null)
+    prometheus --config.file="$settings/prometheus.yml" --storage.tsdb.path="$settings/data" --web.listen-address=127.0.0.1:0 >"$settings/log" 2>&1 &
+    local prometheus=$! is_scraped=
+    local address
+    for _ in $(seq 150); do
+        address=$(sed -n 's/.*msg="Listening on" address=\([^ ]*\).*/\1/p' "$settings/log")
+        [ -z "$address" ] || curl --silent "http://$address/api/v1/query?query=count(radic_rank_outbox_bytes)" | grep -F ',"2"]' >/dev/null && is_scraped=1 && break
+        sleep 0.2
+    done
+    kill "$prometheus" "$job"
+    wait "$prometheus" "$job" || true
+    "$built/radic" cluster stop --dir "$dir" >/dev/null
+    [ -n "$is_scraped" ] || { say "prometheus has not scraped both ranks within 30 s"; tail "$settings/log"; return 1; }
+}
+
+all="install man completions unit settings lintian debian newcomer metrics rpm module tarball kubernetes"
 # shellcheck disable=SC2086 # Words, on purpose.
 [ $# -gt 0 ] || set -- $all
 for part; do
