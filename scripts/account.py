@@ -11,7 +11,7 @@ STEPS = [
     ("inject", "it was killed"),
     ("suspect", "its neighbour suspects that it is dead"),
     ("confirm", "the others were asked: declared dead"),
-    ("fence", "older lives of its rank are not listened to any more"),
+    ("fence", "the log refuses older incarnations of its rank"),
     ("place", "where the rank goes on was decided"),
     ("image", "its last checkpoint has arrived there"),
     ("replay", "it is restored, and catches up from the log of what it had received"),
@@ -42,7 +42,7 @@ def main(node, path):
         before = at
     live = next((e["at_ms"] for e in events if e["event"] == "live" and e["rank"] == rank), None)
     if live is not None:
-        print(f"\n  From the death to life: {(live - start['at_ms']) / 1000:.3f} s. Only rank {rank} went back; the others waited.")
+        print(f"\n  From the death until it was live: {(live - start['at_ms']) / 1000:.3f} s. Only rank {rank} went back; the others waited.")
     return f"no event: {', '.join(missing)}" if missing else None
 
 

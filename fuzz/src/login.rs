@@ -84,7 +84,7 @@ pub fn first() -> Inputs {
     vec![
         ("job", input(Channel::Journal, 0)),
         ("rank", input(Channel::Bulk, 1)),
-        ("life", input(Channel::Image, 2)),
+        ("incarnation", input(Channel::Image, 2)),
         ("channel", input(Channel::Replica, 3)),
         ("nonce", input(Channel::Fetch, 5)),
         ("key", input(Channel::Journal, 6)),

@@ -54,7 +54,7 @@ impl Failure {
         matches!(self, Failure::Observer(Error::Fenced(_)) | Failure::Greeting { error: Error::Fenced(_), .. })
     }
 
-    /// Whether re-execution goes another way than the log, or has gone: a peer has bytes that this process has not sent again, or has itself done otherwise than before and
+    /// Whether re-execution diverges from the log, or has diverged: a peer has bytes that this process has not sent again, or has itself done otherwise than before and
     /// greets with what contradicts that. Which of the two it was cannot be told here.
     pub fn is_divergence(&self) -> bool {
         match self {
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// The one that is greeted has done nothing wrong: its job begins anew, and it does not end by itself.
+    /// The process that is greeted has done nothing wrong: its job restarts from its beginning, and the process does not end by itself.
     #[test]
     fn a_greeting_that_contradicts_what_is_known_is_a_divergence() {
         let process = ProcessId { job: JobId::from_bits(1), rank: Rank(1) };

@@ -24,7 +24,7 @@ pub fn begin(library: usize) {
         && let Some(mut layer) = layer::enter()
     {
         let text = format!(
-            "{}: brought back it may go another way than its log, and its job begins anew then (docs/programs.md)",
+            "{}: when it is brought back it may do something else than its log says; its job restarts from its beginning then (docs/programs.md)",
             what(library)
         );
         layer.note(&text);

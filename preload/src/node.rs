@@ -189,7 +189,7 @@ impl Node {
     }
 }
 
-/// The last word of a process that goes another way than its log, said by whatever call finds that out; the layer is held. Waits until the node ends the process, a while at
+/// The last message of a process that diverges from its log, sent by whatever call finds that out; the layer is held. Waits until the node ends the process, a while at
 /// most.
 pub fn say_diverged(why: &str) {
     const ENDED_MS: u64 = 10_000;

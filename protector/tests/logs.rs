@@ -356,7 +356,7 @@ fn a_lost_connection_is_made_again_and_the_old_one_is_closed() {
     assert!(before.journal.receive().is_err());
     after.journal(3, b"de");
     after.expect("JournalStable { position: 5 }");
-    // An exec: the process begins anew.
+    // The process executes another program.
     service.logs.remove_process(before.speaker.process);
     assert!(after.journal.receive().is_err());
     service.observer(0).journal(0, b"other");
@@ -433,7 +433,7 @@ fn a_stranger_gets_nothing_that_follows_from_a_key() {
     }
 }
 
-/// All that an observer has said, said once more, as itself, and as another process, of another job, in another life.
+/// All that an observer has said, said once more, as itself, and as another process, of another job, in another incarnation.
 #[test]
 fn what_an_observer_has_said_is_not_heard_from_anybody_else() {
     let mut service = Service::start(|_| ());
@@ -637,7 +637,7 @@ proptest! {
     }
 }
 
-/// The process as it is about to begin anew.
+/// The process as its next incarnation.
 fn next_incarnation(of: Speaker) -> Speaker {
     Speaker { incarnation: of.incarnation.next(), ..of }
 }

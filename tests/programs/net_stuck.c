@@ -1,7 +1,7 @@
 /* Rank 0 sends numbers, and rank 1 receives them, until rank 1 kills itself: net_stuck rank DIR. No MPI.
  *
  * When there is a file DIR/go rank 1 receives some more numbers, makes a file DIR/stuck, and dies. If it is brought back, it finds that file where there was none, and waits for ever
- * instead of receiving what its log has for it. If the job begins anew,
+ * instead of receiving what its log has for it. If the job restarts from its beginning,
  * rank 0 removes both files, and all numbers come.
  */
 #define _GNU_SOURCE
@@ -32,7 +32,7 @@ static void receive(void)
             pause();
         if (is_there("go") && ++more == MORE) {
             put("stuck");
-            take_away(folder, "ports"); /* It is to call nobody of this life in the next one. */
+            take_away(folder, "ports"); /* In the next incarnation it must call no process of this one. */
             kill(getpid(), SIGKILL);
         }
     }

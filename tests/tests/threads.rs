@@ -126,7 +126,7 @@ fn impatient() -> Cluster {
     cluster
 }
 
-/// A program that goes another way is brought back once more, and then its job begins anew, soon; or it ends with the reason.
+/// A program that does something else than its log says is brought back once more. Then its job restarts from its beginning, soon, or ends with the reason.
 fn goes_astray(how: &str, within: Duration, said: &[&str]) {
     let program = compiled("net", "net_astray");
     for on_loss in sample(&["restart", "fail"], 1, &mut Random::from_environment()) {

@@ -322,7 +322,7 @@ pub enum EndReason {
         /// What was seen.
         why: String,
     },
-    /// A rank cannot be brought back, and the job does not begin anew; or what it has written is lost. Its node need not be.
+    /// A rank cannot be brought back, and the job does not restart from its beginning; or what it has written is lost. Its node need not be.
     RankLost {
         /// The rank.
         rank: Rank,
@@ -369,7 +369,7 @@ pub struct JobInfo {
     /// Ranks that have not ended.
     pub running: u32,
     /// Ranks that were lost and are not back, or that wait for their first checkpoint at another protector than before. If they are lost now, the job may
-    /// have to begin anew.
+    /// have to restart from its beginning.
     pub degraded: Vec<Rank>,
     /// The nodes it was placed on.
     pub nodes: Vec<NodeName>,

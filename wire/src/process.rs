@@ -391,7 +391,7 @@ pub enum ToNode {
     },
     /// Something the log should know, once.
     Note(String),
-    /// A process that catches up goes another way than its log: why. It waits until its node ends it.
+    /// A process that catches up diverges from its log: why. It waits until its node ends it.
     Diverged(String),
     /// The process ends; its last counters.
     Leaving(Box<Counters>),
@@ -406,7 +406,7 @@ pub enum ToNode {
     Doubts {
         /// Why.
         why: String,
-        /// How long it may stand still, for whatever reason, before its job begins anew. Zero: that is so at once.
+        /// How long it may stand still, for whatever reason, before its job restarts from its beginning. Zero: the job does so at once.
         patience: Duration,
     },
 }
@@ -484,7 +484,7 @@ pub enum FromNode {
     Final {
         /// The question's number.
         ask: u64,
-        /// Where the stream ends. None: its sender has not ended it; the link is to be made anew.
+        /// Where the stream ends. None: its sender has not ended it; the link is to be made again.
         end: Option<StreamEnd>,
     },
     /// This process has come back: a process that has opened a connection with it dials it there.

@@ -177,7 +177,7 @@ pub enum ManifestError {
     /// It is of another build.
     #[error("it is of version {0}, this build reads version {VERSION}; resume it with the release that has written it")]
     Version(u32),
-    /// A user that could read the folder could sign it anew.
+    /// A user that could read the folder could sign it again.
     #[error(
         "it is of version {0}, which was signed with a key that its own images hold: any user that could read it may have changed it. This build reads version \
          {VERSION} only: resume it with the build that has written it, and suspend it anew with this one"

@@ -27,7 +27,7 @@ pub fn fail(what: &str) -> ! {
     end_process(125)
 }
 
-/// Ends a process that catches up, because it goes another way than its log. Its node is told why, for it decides what becomes of the process, and it is the node that ends it.
+/// Ends a process that catches up, because it diverges from its log. Its node is told why: the node decides what becomes of the process, and ends it.
 pub fn diverged(why: &str) -> ! {
     node::say_diverged(why);
     fail(why)

@@ -382,7 +382,7 @@ fn a_damaged_image_is_refused_and_the_replica_s_copy_taken() {
             let unborn =
                 RestoreOrder { replica: Some(replica.address()), incarnation: Incarnation::restarted(2), ..alone.clone() };
             let error = driver.bring_back(unborn).await.unwrap_err();
-            assert!(error.contains("; and its replica: "), "of a life that it has not heard of: {error}");
+            assert!(error.contains("; and its replica: "), "of an incarnation that it has not heard of: {error}");
             let both = RestoreOrder { replica: Some(replica.address()), ..alone };
             driver.processes.handle(id().job, HostOutput::Restore(id().rank, both));
             let ready = tokio::time::timeout(LIMIT, driver.ready.recv()).await.unwrap().unwrap();

@@ -545,7 +545,7 @@ impl LogServer {
         self.check_job(process.job)?;
         let known = self.store.incarnation(process);
         if channel == Channel::Fetch && known != Some(incarnation) {
-            return Err(Reason::Protocol("it wants an image for a life that is not the process's newest"));
+            return Err(Reason::Protocol("it wants an image for an incarnation that is not the process's newest"));
         }
         if known.is_none() && self.store.len() >= self.config.processes {
             return Err(Reason::Protocol("there are as many processes here as there may be"));

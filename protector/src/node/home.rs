@@ -29,7 +29,7 @@ use super::stdin::Stdin;
 const RESTARTS: u32 = 16;
 
 /// Why an adopted home restarts a job from the beginning: the home before had done so, or was about to.
-const BEGUN: &str = "its home was lost while the job began anew";
+const BEGUN: &str = "its home was lost while the job restarted from its beginning";
 
 /// A rank may crash this often before its first checkpoint without being taken for faulty; the job restarts from the beginning
 /// each time.
@@ -616,15 +616,17 @@ impl Home {
             }
         }
         let stays = match self.spec.on_loss {
-            OnLoss::Fail => Some("it was asked not to begin anew (--on-loss fail)".to_owned()),
-            OnLoss::Restart if self.epoch.count >= RESTARTS => Some("the job has begun anew too often already".to_owned()),
+            OnLoss::Fail => Some("it was asked not to restart from its beginning (--on-loss fail)".to_owned()),
+            OnLoss::Restart if self.epoch.count >= RESTARTS => {
+                Some("the job has restarted from its beginning too often already".to_owned())
+            }
             OnLoss::Restart => None,
         };
         if let Some(stays) = stays {
             let node = self.placement.node_of(rank).expect("it knows the rank").name.clone();
             return self.lose_with(rank, node, format!("{why}; {stays}"));
         }
-        self.thaw("it begins anew");
+        self.thaw("it restarts from its beginning");
         self.phase = Phase::Restarting;
         self.early.clear();
         self.finals = Finals::default();

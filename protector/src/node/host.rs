@@ -188,7 +188,7 @@ impl Host {
         }
     }
 
-    /// The rank goes another way than its log, or does not get on with it. True: it is ended, to be brought back once more. False: that has been tried.
+    /// The rank diverges from its log, or makes no progress in it. True: it is ended, to be brought back once more. False: that has been tried.
     pub fn handle_diverged(&mut self, rank: Rank) -> bool {
         let again = self.ranks.get_mut(&rank).is_some_and(LocalRank::handle_diverged);
         if again {

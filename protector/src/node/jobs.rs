@@ -34,7 +34,7 @@ impl Node {
                 HomeOutput::Epoch(epoch) => self.tell_all(&PeerMessage::ToStore(job, ToStore::Anew(epoch))),
                 HomeOutput::Frozen(session, suspension) => self.tell_frozen(now, session, suspension),
                 HomeOutput::Anew(why) => {
-                    self.record(now, EventName::Restart, About::job(job), format!("it begins anew: {why}"));
+                    self.record(now, EventName::Restart, About::job(job), format!("it restarts from its beginning: {why}"));
                 }
             }
         }

@@ -196,7 +196,7 @@ impl Node {
         }
     }
 
-    /// A process that was brought back goes another way than its log, or does not get on with it: why. One that is live already finds out so late that it has no log to try again
+    /// A process that was brought back diverges from its log, or makes no progress in it: why. One that is live already finds out so late that it has no log to try again
     /// with.
     pub(super) fn handle_diverged(&mut self, now: Duration, process: ProcessId, why: String) {
         let ProcessId { job, rank } = process;

@@ -178,7 +178,7 @@ impl Node {
         self.recovery.wards.insert(job, Wards { ward, started_ms, ranks });
     }
 
-    /// The job has restarted: nothing of its epochs before `life` is brought back.
+    /// The job has restarted: no process of an epoch before `epoch` is brought back.
     pub(super) fn forget_epochs_before(&mut self, job: JobId, epoch: Epoch) {
         let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
         let forgotten = wards.forget_before(epoch);

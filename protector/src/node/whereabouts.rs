@@ -124,8 +124,8 @@ impl Node {
         }
     }
 
-    /// Whether what this node has of a job is of an earlier epoch than `life`: the job has restarted, and this node has not heard
-    /// so. What has left, or where streams have ended, does not hold any more.
+    /// Whether what this node knows of a job is of an epoch before `epoch`: the job has restarted, and this node has not heard so.
+    /// Which processes have left, and where their streams have ended, holds no more then.
     pub(super) fn is_behind(&self, job: JobId, epoch: Epoch) -> bool {
         let host = self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch);
         let home = self.homes.get(&job).is_some_and(|home| home.epoch() < epoch);

@@ -8,7 +8,7 @@ use crate::ids::Incarnation;
 /// From a protector to an observer it protects; from a replica to the protector before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FromProtector<'a> {
-    /// The answer to a hello: go on from here. A position before what the observer still has means that the log begins anew
+    /// The answer to a hello: go on from here. A position before the oldest that the observer still has means that a new log begins
     /// with what it has, and that an image is wanted at once.
     Welcome {
         /// The journal is stable up to this position.

@@ -79,7 +79,7 @@ pub enum Query {
         /// The epoch of the job: what is held of an earlier one is of another stream, whatever its name.
         epoch: Epoch,
     },
-    /// The process begins anew (exec): forget its log and images.
+    /// The process has executed another program (exec): forget its log and images.
     ForgetProcess(ProcessId),
     /// How much do you hold of each process that you protect?
     Sizes,

@@ -106,7 +106,7 @@ pub(super) struct LocalRank {
     crashes: Vec<(Duration, i32)>,
     /// How often in a row the rank has died between its restore and the event `live`.
     failed_restores: u32,
-    /// It has gone another way than its log already since it was last live.
+    /// It has diverged from its log already since it was last live.
     diverged: bool,
     /// Signals that came before the process did: each once, in the order in which they last came.
     missed: Vec<i32>,
@@ -314,7 +314,7 @@ impl LocalRank {
         (self.failed_restores < RESTORES).then_some(Crash { signal, live: false })
     }
 
-    /// It goes another way than its log, or does not get on with it. Returns whether it may be tried again: once, for what another thread of it does may come in another order.
+    /// It diverges from its log, or makes no progress in it. Returns whether it may be tried again. That is so once, because its other threads may act in another order then.
     pub(super) fn handle_diverged(&mut self) -> bool {
         !std::mem::replace(&mut self.diverged, true)
     }

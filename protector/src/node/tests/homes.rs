@@ -231,7 +231,7 @@ fn an_order_of_an_epoch_that_was_ended_is_refused() {
         let order = order_of(at(job, 1), incarnation);
         node.handle(now, Input::Message(id(1), PeerMessage::Restart(Box::new(order))));
         let restores = |output| matches!(output, Output::Process(_, HostOutput::Restore(Rank(1), _)));
-        assert_eq!(std::iter::from_fn(|| node.poll_output()).any(restores), comes, "life {incarnation}");
+        assert_eq!(std::iter::from_fn(|| node.poll_output()).any(restores), comes, "incarnation {incarnation}");
     }
 }
 

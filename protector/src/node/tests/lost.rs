@@ -161,7 +161,7 @@ fn a_job_that_must_not_restart_ends_with_an_error() {
         assert!(cluster.now - died < Duration::from_secs(3), "{:?}", cluster.now - died);
         match cluster.outcome(1) {
             Some(Outcome { code: 113, reason: EndReason::RankLost { why, .. } }) => {
-                assert!(why.ends_with("it was asked not to begin anew (--on-loss fail)"), "{why}");
+                assert!(why.ends_with("it was asked not to restart from its beginning (--on-loss fail)"), "{why}");
             }
             other => panic!("{other:?}"),
         }
@@ -198,7 +198,7 @@ fn with_two_replicas_a_node_and_its_protector_are_lost_and_the_next_one_brings_b
             let told =
                 || format!("seed {seed}: {first} and {second} are lost: {:?}\n{}", cluster.restored, cluster.story(job, 4));
             // A rank that was brought back on the node that died then is brought back once more.
-            assert!(cluster.launched.len() == 4 && matches!(cluster.restored.len(), 2 | 3), "it began anew: {}", told());
+            assert!(cluster.launched.len() == 4 && matches!(cluster.restored.len(), 2 | 3), "it restarted: {}", told());
             let copy = name(lost[1] + 1);
             let orders = cluster.orders.iter().filter(|(node, order)| *node == copy && matches!(order, StoreOrder::TakeOver(_)));
             // Otherwise the host has found its next protector in time.
@@ -286,7 +286,7 @@ fn two_nodes_die_and_the_news_of_it_comes_in_any_order() {
             cluster.end_well(job, 1);
         }
     }
-    assert!(restarts > 300 && moved > 300, "{restarts} jobs have begun anew, {moved} went on");
+    assert!(restarts > 300 && moved > 300, "{restarts} jobs have restarted, {moved} went on");
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn a_protector_that_has_come_late_knows_which_incarnation_a_process_is_in() {
     cluster.commit(job, 1, 0);
     cluster.crash(job, 1);
     cluster.run_until(|c| c.incarnations(job, 1).len() == 2);
-    assert_eq!(cluster.incarnations(job, 1), [1, 2], "G4: two lives cannot have one number");
+    assert_eq!(cluster.incarnations(job, 1), [1, 2], "G4: no two incarnations have one number");
     cluster.run_for(SOON);
     cluster.end_well(job, 1);
 }
@@ -612,7 +612,7 @@ fn a_rank_that_does_not_get_on_is_given_up_and_its_job_restarts() {
     }
 }
 
-/// A rank says that it goes another way than its log: it is brought back once more, at once, and then its job begins anew.
+/// A rank says that it does something else than its log: it is brought back once more, at once; then its job restarts from its beginning.
 #[test]
 fn a_rank_that_goes_another_way_has_one_more_try() {
     let mut cluster = Cluster::new(5);
@@ -636,7 +636,7 @@ fn a_rank_that_goes_another_way_has_one_more_try() {
     cluster.end_well(job, 1);
 }
 
-/// A rank says that its kind does not come back by its log: its job begins anew at once, without another try.
+/// A rank says that no process of its kind comes back by its log: its job restarts from its beginning at once, without another try.
 #[test]
 fn a_rank_of_a_kind_that_does_not_come_back_is_not_tried_twice() {
     let mut cluster = Cluster::new(5);

@@ -314,7 +314,7 @@ fn a_job_that_restarts_has_no_log_of_before() {
     assert_eq!((store.journal_end(id), store.is_replicated(id)), (0, true));
     let forwarded = said(&mut store).into_iter().find(|said| said.starts_with("forward Hello")).expect("its replica hears of it");
     assert!(forwarded.contains(&format!("{:?}, journal: Span {{ start: 0, end: 0 }}", relaunched.incarnation)), "{forwarded}");
-    assert!(store.handle_message(speaker(1), &hello(speaker(1), 6)).is_err(), "a life of before");
+    assert!(store.handle_message(speaker(1), &hello(speaker(1), 6)).is_err(), "an older incarnation");
 }
 
 /// The store has an image and a log, but another protector has acknowledged more since.

@@ -107,5 +107,5 @@ fn a_fence_is_never_lost() {
         assert!(cluster.nothing_left(), "{what}");
     }
     let all = (to - from) as usize;
-    assert!(restarts * 2 < all, "{restarts} of {all} jobs have begun anew: nothing else was tried");
+    assert!(restarts * 2 < all, "{restarts} of {all} jobs have restarted: nothing else was tried");
 }

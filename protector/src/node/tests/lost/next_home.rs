@@ -104,7 +104,7 @@ fn a_home_is_lost_when_its_job_has_ended_somewhere_to_restart() {
         cluster.kill_all(&[1]);
         let until = cluster.now + Duration::from_secs(5);
         while !(cluster.has_restarted(job) && cluster.launched.len() == 6) {
-            assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
+            assert!(cluster.now < until, "it does not restart\n{}", cluster.story(job, 3));
             cluster.run_for(LATENCY);
         }
         assert!(cluster.nodes[&name(home)].homes.contains_key(&job), "{}", cluster.story(job, 3));
@@ -191,7 +191,7 @@ fn output_that_comes_while_the_job_restarts_does_not_hold_it_up() {
     cluster.kill_all(&[2]);
     let until = cluster.now + Duration::from_secs(5);
     while !cluster.has_restarted(job) {
-        assert!(cluster.now < until, "it does not begin anew\n{}", cluster.story(job, 3));
+        assert!(cluster.now < until, "it does not restart\n{}", cluster.story(job, 3));
         if cluster.runs(job, 2) {
             cluster.print(at(job, 2), b"x");
         }
