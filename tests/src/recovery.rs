@@ -1,7 +1,8 @@
 //! What scenarios in which nodes die have in common: the job, the moment, and that it ends as if nothing had happened.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
@@ -85,6 +86,19 @@ pub fn result(finished: &Finished) -> Vec<String> {
         true => line.split_whitespace().filter(|word| word.parse::<f64>().is_err() || !word.contains('.')).collect(),
     };
     finished.stdout().lines().map(without_times).collect()
+}
+
+/// What a command prints when nothing happens to it, without protection. It is run once in each process of tests, and without the pauses between its rounds: they
+/// change nothing of what it prints.
+pub fn due(library: &Library, cluster: &Cluster, command: &[String]) -> Vec<String> {
+    static KNOWN: Mutex<BTreeMap<Vec<String>, Vec<String>>> = Mutex::new(BTreeMap::new());
+    let mut command = command.to_vec();
+    if let Some(at) = command.iter().position(|word| word == "--pause") {
+        command.drain(at..at + 2);
+    }
+    let key = [&[library.name.to_owned()], &command[..]].concat();
+    let run = || result(&start(library, cluster, "--protect none", &command).wait().expect(0));
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert_with(run).clone()
 }
 
 /// What happened to a job, for an engineer who has to find out why it failed.

@@ -2,12 +2,11 @@
 //! or restarts from its beginning and does; the fault is named where a user looks.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use radic_tests::Running;
@@ -17,7 +16,7 @@ use radic_tests::library::{MPICH, compiled};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, HOSTS, LIMIT, PLAIN, RANKS, SOON, command_of, events_of, expect_same, first_checkpoints, is_long, result, start,
+    FLAGS, HOSTS, LIMIT, RANKS, SOON, command_of, due, events_of, expect_same, first_checkpoints, is_long,
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
@@ -57,18 +56,6 @@ fn protector(rank: usize) -> String {
     format!("n{}", (rank + 2) % (RANKS + 1) + 1)
 }
 
-/// What the undisturbed run of a program prints.
-fn due_of(program: Program) -> Vec<String> {
-    static KNOWN: Mutex<BTreeMap<Program, Vec<String>>> = Mutex::new(BTreeMap::new());
-    let run = || {
-        let cluster = logical();
-        let due = result(&start(&MPICH, &cluster, PLAIN, &command_of(&MPICH, program)).wait().expect(0));
-        cluster.stop();
-        due
-    };
-    KNOWN.lock().expect("no run has failed").entry(program).or_insert_with(run).clone()
-}
-
 /// A job under way of which there is a checkpoint of each rank, and what it has to print.
 struct Case {
     cluster: Cluster,
@@ -85,7 +72,8 @@ impl Case {
 
     /// With these variables in the command's environment, and that of the ranks.
     fn start_with(cluster: Cluster, flags: &str, program: Program, environment: &[(&str, &str)]) -> Case {
-        let (due, command) = (due_of(program), command_of(&MPICH, program));
+        let command = command_of(&MPICH, program);
+        let due = due(&MPICH, &cluster, &command);
         let mut events = cluster.events_at("n1");
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         let job = MPICH.job(&cluster, RANKS, flags, &words).limit(LIMIT);

@@ -10,9 +10,7 @@ use radic_tests::frames::{Done, Faults, is_possible};
 use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
-use radic_tests::recovery::{
-    HOSTS, PLAIN, RANKS, SOON, command_of, events_of, expect_same, first_checkpoints, is_long, result, start,
-};
+use radic_tests::recovery::{HOSTS, RANKS, SOON, command_of, due, events_of, expect_same, first_checkpoints, is_long, start};
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
 
@@ -94,7 +92,7 @@ fn survives(cluster: &Cluster, library: &Library, program: Program, due: &[Strin
 
 /// What a program says if nothing happens to it.
 fn undisturbed(cluster: &Cluster, library: &Library, program: Program) -> Vec<String> {
-    result(&start(library, cluster, PLAIN, &command_of(library, program)).wait().expect(0))
+    due(library, cluster, &command_of(library, program))
 }
 
 /// Programs run, each once, and then again until enough has happened.

@@ -8,7 +8,7 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::library::{Library, MPICH, OPENMPI5};
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, HOSTS, LIMIT, PLAIN, RANKS, SOON, cluster, command_of, expect_same, is_long, result, sample, start, strike,
+    FLAGS, HOSTS, LIMIT, RANKS, SOON, cluster, command_of, due, expect_same, is_long, sample, start, strike,
 };
 use radic_wire::event::EventName;
 use serde::Deserialize;
@@ -54,8 +54,8 @@ fn a_spawn_is_refused() {
 fn survives(library: &Library, (what, rounds): (&str, &str), random: &mut Random) {
     let command = command(library, what, rounds);
     let plain = cluster(Kind::Logical, 0);
-    let undisturbed = start(library, &plain, PLAIN, &command).wait().expect(0);
-    let (due, time) = (result(&undisturbed), start(library, &plain, FLAGS, &command).wait().expect(0).elapsed);
+    let due = due(library, &plain, &command);
+    let time = start(library, &plain, FLAGS, &command).wait().expect(0).elapsed;
     plain.stop();
     for _ in 0..5 {
         let cluster = cluster(Kind::Logical, random.below(2));

@@ -13,7 +13,7 @@ use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
-use radic_tests::recovery::{RANKS, SOON, command_of, expect_same, first_checkpoints, result, start};
+use radic_tests::recovery::{RANKS, SOON, command_of, due, expect_same, first_checkpoints};
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::JobId;
 use radic_wire::local::ProcessInfo;
@@ -105,7 +105,7 @@ fn run(library: &Library, program: (&str, &[&str]), most: usize, random: &mut Ra
     let what = format!("{} {}", library.name, program.0);
     let cluster = Setup::new(Kind::Logical, 3).start();
     let command = command_of(library, program);
-    let due = result(&start(library, &cluster, "--protect none", &command).wait().expect(0));
+    let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
     let running = library.job(&cluster, RANKS, FLAGS, &words).limit(LIMIT).start();

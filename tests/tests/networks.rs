@@ -8,7 +8,7 @@ use radic_tests::cluster::{Cluster, Kind};
 use radic_tests::library::{LIBRARIES, MPICH};
 use radic_tests::netns::{Which, address, second_address};
 use radic_tests::process::{self, eventually};
-use radic_tests::recovery::{FLAGS, HOSTS, PLAIN, RANKS, SOON, expect_same, first_checkpoints, result, rounds, start};
+use radic_tests::recovery::{FLAGS, HOSTS, RANKS, SOON, due, expect_same, first_checkpoints, rounds, start};
 use radic_tests::sockets::{self, CONNECTED};
 use radic_wire::event::EventName;
 use radic_wire::local::NodeState;
@@ -62,7 +62,7 @@ fn ranks_use_the_network_of_data_and_daemons_that_of_control() {
             assert!(is_of_first(&node.address), "{node:?}");
         }
         let command = rounds(library, ROUNDS);
-        let due = result(&start(library, &cluster, PLAIN, &command).wait().expect(0));
+        let due = due(library, &cluster, &command);
         let mut events = cluster.events_at("n1");
         let job = start(library, &cluster, FLAGS, &command);
         first_checkpoints(&mut events, RANKS);
@@ -86,7 +86,7 @@ fn is_of_first(at: &SocketAddr) -> bool {
 fn a_node_dies_and_its_rank_is_found_on_the_network_of_data() {
     let Some(cluster) = cluster() else { return };
     let command = rounds(&MPICH, ROUNDS);
-    let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
+    let due = due(&MPICH, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);
     first_checkpoints(&mut events, RANKS);
@@ -106,7 +106,7 @@ fn one_of_the_networks_is_cut() {
         let Some(mut cluster) = cluster() else { return };
         let what = format!("{which:?} for {cut:?}");
         let command = rounds(&MPICH, ROUNDS);
-        let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
+        let due = due(&MPICH, &cluster, &command);
         let mut events = cluster.events_at("n1");
         let job = start(&MPICH, &cluster, FLAGS, &command);
         first_checkpoints(&mut events, RANKS);

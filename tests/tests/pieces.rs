@@ -8,6 +8,7 @@ use std::time::Duration;
 use radic_tests::Running;
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::MPICH;
+use radic_tests::recovery;
 use radic_wire::event::EventName;
 use radic_wire::job::exit_code;
 use rustix::process::Signal;
@@ -25,10 +26,12 @@ fn state(cluster: &Cluster) -> PathBuf {
     cluster.dir().join("state")
 }
 
+fn jacobi() -> Vec<String> {
+    recovery::command_of(&MPICH, ("jacobi", JACOBI))
+}
+
 fn start(cluster: &Cluster, flags: &str) -> Running {
-    let program = MPICH.program("jacobi");
-    let words: Vec<&str> = std::iter::once(program.as_str()).chain(JACOBI.iter().copied()).collect();
-    MPICH.job(cluster, RANKS, flags, &words).limit(LIMIT).start()
+    recovery::start(&MPICH, cluster, flags, &jacobi())
 }
 
 /// The line that a script runs again and again.
@@ -39,7 +42,8 @@ fn piece(cluster: &Cluster, more: &str) -> Running {
 
 /// What the job prints when nothing happens to it.
 fn undisturbed(cluster: &Cluster) -> String {
-    start(cluster, "--protect none").wait().expect(0).stdout()
+    let lines = recovery::due(&MPICH, cluster, &jacobi());
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
 /// It has printed so many lines.

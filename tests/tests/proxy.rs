@@ -14,7 +14,7 @@ use radic_tests::protection::Protected;
 use radic_tests::proxy::{Done, Faults, Proxy, say_again};
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, HOSTS, PLAIN, PROGRAMS, RANKS, command_of, events_of, expect_same, first_checkpoints, is_long, result, start,
+    FLAGS, HOSTS, PROGRAMS, RANKS, command_of, due, events_of, expect_same, first_checkpoints, is_long, start,
 };
 use radic_tests::sockets;
 use radic_wire::event::EventName;
@@ -115,7 +115,7 @@ impl Net {
 fn survives(program: Program, dies: bool, random: &mut Random) {
     let net = Net::start(random);
     let command = command_of(&MPICH, program);
-    let due = result(&start(&MPICH, &net.cluster, PLAIN, &command).wait().expect(0));
+    let due = due(&MPICH, &net.cluster, &command);
     let mut events = net.cluster.events_at("n1");
     let job = start(&MPICH, &net.cluster, FLAGS, &command);
     let id = first_checkpoints(&mut events, RANKS);

@@ -12,7 +12,7 @@ use radic_tests::library::{INTEL, LIBRARIES, Library, MPICH};
 use radic_tests::protection::Protected;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    self, FLAGS, HOSTS, LIMIT, PLAIN, PROGRAMS, RANKS, SOON, any_library, cluster, command_of, expect_same, first_checkpoints,
+    self, FLAGS, HOSTS, LIMIT, PROGRAMS, RANKS, SOON, any_library, cluster, command_of, due, expect_same, first_checkpoints,
     is_long, result, rounds, start, story, strike,
 };
 use radic_wire::event::{Event, EventName};
@@ -22,11 +22,11 @@ use rustix::process::Signal;
 /// How the undisturbed run of a program ends, and how long it takes under protection.
 fn undisturbed(library: &Library, kind: Kind, command: &[String]) -> (Vec<String>, Duration) {
     let cluster = cluster(kind, 0);
-    let plain = start(library, &cluster, PLAIN, command).wait().expect(0);
+    let due = due(library, &cluster, command);
     let protected = start(library, &cluster, FLAGS, command).wait().expect(0);
-    assert_eq!(result(&protected), result(&plain), "{protected}");
+    assert_eq!(result(&protected), due, "{protected}");
     cluster.stop();
-    (result(&plain), protected.elapsed)
+    (due, protected.elapsed)
 }
 
 /// A program, and so many deaths of a random node at a random moment.
@@ -110,7 +110,7 @@ impl Case {
     fn start(spares: usize, flags: &str) -> Case {
         let command = command_of(&MPICH, PROGRAMS[2]);
         let cluster = cluster(Kind::Logical, spares);
-        let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
+        let due = due(&MPICH, &cluster, &command);
         let mut events = cluster.events_at("n1");
         let job = start(&MPICH, &cluster, flags, &command);
         let id = first_checkpoints(&mut events, RANKS);
@@ -216,7 +216,7 @@ fn two_ranks_on_the_dead_node() {
     let cluster = Setup::new(Kind::Logical, 4).spares(1).slots(2).start();
     let command = command_of(&MPICH, PROGRAMS[0]);
     let flags = "--nodes n2,n3 --protect on --ckpt-interval 0.3";
-    let due = result(&start(&MPICH, &cluster, "--nodes n2,n3 --protect none", &command).wait().expect(0));
+    let due = due(&MPICH, &cluster, &command);
     let job = start(&MPICH, &cluster, flags, &command);
     let mut events = cluster.events_at("n1");
     first_checkpoints(&mut events, RANKS);
@@ -241,7 +241,7 @@ fn a_node_dies_where_addresses_are_of_ipv6() {
         cluster.start_node(node, &flags);
     }
     let command = command_of(library, PROGRAMS[0]);
-    let due = result(&start(library, &cluster, PLAIN, &command).wait().expect(0));
+    let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(library, &cluster, FLAGS, &command);
     first_checkpoints(&mut events, RANKS);
@@ -257,12 +257,12 @@ fn a_node_dies_where_addresses_are_of_ipv6() {
 fn a_death_just_after_the_start() {
     let cluster = cluster(Kind::Logical, 1);
     let command = command_of(&MPICH, PROGRAMS[2]);
-    let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
+    let due = due(&MPICH, &cluster, &command);
+    let before: Vec<JobId> = cluster.status().jobs.iter().map(|job| job.job).collect();
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);
-    let protected = |e: &Event| e.event == EventName::JobStart && e.text.contains("jacobi");
-    // The first one was the undisturbed run.
-    (0..2).for_each(|_| drop(events.expect("the job to start", SOON, protected)));
+    let is_new = |e: &Event| e.event == EventName::JobStart && e.job.is_some_and(|job| !before.contains(&job));
+    events.expect("the job to start", SOON, is_new);
     assert!(strike(&cluster, &job, "n4", Duration::from_millis(10)), "it ended too early");
     expect_same(&cluster, job, &due, "a death 10 ms after the start");
     events.expect("the job to restart from its beginning", SOON, |e| e.event == EventName::Restart);

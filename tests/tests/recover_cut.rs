@@ -8,7 +8,7 @@ use radic_tests::library::{LIBRARIES, Library, MPICH};
 use radic_tests::process::{self, eventually};
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, HOSTS, PLAIN, RANKS, SOON, between, cluster, events_of, expect_same, first_checkpoints, is_long, result, rounds, start,
+    FLAGS, HOSTS, RANKS, SOON, between, cluster, due, events_of, expect_same, first_checkpoints, is_long, rounds, start,
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::local::NodeState;
@@ -57,11 +57,11 @@ fn expect_fenced(cluster: &mut Cluster, node: &str, what: &str) {
 }
 
 /// What a cut has shown: whether the node was given up, and the events until the job's end.
-fn survives(library: &Library, cut: &Cut, due: Option<&[String]>) -> (bool, Vec<Event>) {
+fn survives(library: &Library, cut: &Cut) -> (bool, Vec<Event>) {
     let what = format!("{}: {cut:?}", library.name);
     let command = rounds(library, ROUNDS);
     let mut cluster = cluster(Kind::Namespaces, cut.spares);
-    let due = due.map_or_else(|| undisturbed(library, &cluster), <[String]>::to_vec);
+    let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(library, &cluster, FLAGS, &command);
     let id = first_checkpoints(&mut events, RANKS);
@@ -81,10 +81,6 @@ fn survives(library: &Library, cut: &Cut, due: Option<&[String]>) -> (bool, Vec<
     (given_up, events)
 }
 
-fn undisturbed(library: &Library, cluster: &Cluster) -> Vec<String> {
-    result(&start(library, cluster, PLAIN, &rounds(library, ROUNDS)).wait().expect(0))
-}
-
 fn of(events: &[Event], name: EventName) -> &Event {
     events.iter().find(|e| e.event == name).unwrap_or_else(|| panic!("no {name:?} in {events:#?}"))
 }
@@ -97,7 +93,7 @@ fn a_node_that_is_cut_off_is_replaced_and_fenced() {
     }
     for (node, spares) in [("n3", 1), ("n2", 0)] {
         let cut = Cut { node, spares, after: Duration::from_millis(500), seconds: 2.0 };
-        let (given_up, events) = survives(&MPICH, &cut, None);
+        let (given_up, events) = survives(&MPICH, &cut);
         assert!(given_up, "no node has noticed that {node} was cut off");
         let detected = between(of(&events, EventName::Inject), of(&events, EventName::Confirm));
         println!("{node}: known to be dead {detected} ms after its last word");
@@ -115,15 +111,12 @@ fn cuts_of_any_length() {
     }
     let mut random = Random::from_environment();
     for library in &LIBRARIES {
-        let cluster = cluster(Kind::Namespaces, 0);
-        let due = undisturbed(library, &cluster);
-        cluster.stop();
         let mut given_up = 0;
         for _ in 0..20 {
             let seconds = [0.1 + random.below(1400) as f64 / 1000.0, 1.0 + random.below(8000) as f64 / 1000.0][random.below(2)];
             let (node, spares) = (HOSTS[random.below(HOSTS.len())], random.below(2));
             let cut = Cut { node, spares, after: Duration::from_millis(random.below(2500) as u64), seconds };
-            given_up += usize::from(survives(library, &cut, Some(&due)).0);
+            given_up += usize::from(survives(library, &cut).0);
         }
         println!("{}: {given_up} of 20 cuts were deaths", library.name);
         assert!((1..20).contains(&given_up), "{given_up} of 20 cuts were deaths: they try less than they are meant to");

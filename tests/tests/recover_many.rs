@@ -5,7 +5,7 @@ use radic_tests::cluster::{Kind, Setup};
 use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
-use radic_tests::recovery::{SOON, expect_same, first_checkpoints, is_long, result, rounds, sample, start};
+use radic_tests::recovery::{SOON, due, expect_same, first_checkpoints, is_long, rounds, sample, start};
 use radic_wire::event::{Event, EventName};
 use radic_wire::local::{ClusterStatus, NodeState};
 use radic_wire::membership::Role;
@@ -26,7 +26,7 @@ fn survives(library: &Library, setup: Setup, deaths: usize, random: &mut Random)
     let command = rounds(library, ROUNDS);
     let what = format!("{} on {setup:?}, {deaths} deaths", library.name);
     let cluster = setup.start();
-    let due = result(&start(library, &cluster, "--protect none", &command).wait().expect(0));
+    let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(library, &cluster, FLAGS, &command);
     let id = first_checkpoints(&mut events, 4);

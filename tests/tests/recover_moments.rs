@@ -11,7 +11,7 @@ use radic_tests::library::{LIBRARIES, Library, MPICH};
 use radic_tests::process::eventually;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, HOSTS, PLAIN, RANKS, SOON, between, cluster, end_well, events_of, expect_same, first_checkpoints, is_long, result,
+    FLAGS, HOSTS, RANKS, SOON, between, cluster, due, end_well, events_of, expect_same, first_checkpoints, is_long, result,
     rounds, start, start_in, strike,
 };
 use radic_tests::{Finished, Running};
@@ -51,14 +51,14 @@ fn checkpoint_all(cluster: &Cluster, job: JobId) -> Duration {
 fn a_node_dies_while_checkpoints_stream() {
     let mut random = Random::from_environment();
     let command = rounds(&MPICH, "--rounds 1500 --mib 48 --pause 1");
-    let (deaths, mut in_time, mut due) = (times(50, 2), 0, None);
+    let (deaths, mut in_time) = (times(50, 2), 0);
     let mut runs = 0;
     // How long a checkpoint takes differs from one to the next: a death that came too late for it is one more that is survived, but not what this is about.
     while runs < deaths || in_time * 2 < deaths {
         assert!(runs < 4 * deaths, "only {in_time} of {runs} deaths came before the dead rank's checkpoint was committed");
         runs += 1;
         let cluster = cluster(Kind::Logical, random.below(2));
-        let due = due.get_or_insert_with(|| result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0)));
+        let due = due(&MPICH, &cluster, &command);
         let mut events = cluster.events_at("n1");
         let mut job = start(&MPICH, &cluster, ASKED, &command);
         let id = first_checkpoints(&mut events, RANKS);
@@ -69,7 +69,7 @@ fn a_node_dies_while_checkpoints_stream() {
         let what = format!("{} dies {after:.2?} after the begin of checkpoints that take {time:.2?}", HOSTS[rank]);
         assert!(strike(&cluster, &job, HOSTS[rank], after), "{what}: the job is too short");
         let done = committed(&asked.wait());
-        let finished = expect_same(&cluster, job, due, &what);
+        let finished = expect_same(&cluster, job, &due, &what);
         println!("{what}: {:.2} s; committed: {done:?}", finished.elapsed.as_secs_f64());
         in_time += usize::from(!done.contains(&Rank(rank as u32)));
         cluster.assert_idle();
@@ -87,17 +87,18 @@ fn sorted(finished: &Finished) -> Vec<String> {
 /// Some ranks are in it, some not yet, some have exited.
 fn dies_in_finalize(library: &Library, deaths: usize, random: &mut Random) {
     let command = rounds(library, "--rounds 200 --mib 2 --pause 2 --linger 80");
-    let (mut in_time, mut due) = (0, None);
+    let mut in_time = 0;
     for _ in 0..deaths {
         let cluster = cluster(Kind::Logical, random.below(2));
-        let due = due.get_or_insert_with(|| sorted(&start(library, &cluster, PLAIN, &command).wait().expect(0)));
+        let mut due = due(library, &cluster, &command);
+        due.sort();
         let mut job = start(library, &cluster, FLAGS, &command);
         job.until("a rank in MPI_Finalize", |out, _| out.contains("MPI_Finalize").then_some(()));
         let (node, after) = (HOSTS[random.below(RANKS)], Duration::from_millis(random.below(500) as u64));
         let what = format!("{}: {node} dies {after:.1?} after the begin of MPI_Finalize", library.name);
         in_time += usize::from(strike(&cluster, &job, node, after));
         let finished = end_well(&cluster, job, &what);
-        assert_eq!(&sorted(&finished), due, "{what}: {finished}");
+        assert_eq!(sorted(&finished), due, "{what}: {finished}");
         println!("{what}: {:.2} s", finished.elapsed.as_secs_f64());
         cluster.assert_idle();
         cluster.stop();
@@ -180,7 +181,7 @@ fn a_death_on_the_way_back_is_explained() {
     let dir = cluster.dir().join("notes");
     fs::create_dir(&dir).expect("a new directory");
     let command = rounds(&MPICH, "--rounds 3000 --pause 1 --note --die");
-    let due = result(&start(&MPICH, &cluster, PLAIN, &rounds(&MPICH, "--rounds 3000")).wait().expect(0));
+    let due = due(&MPICH, &cluster, &rounds(&MPICH, "--rounds 3000"));
     let mut events = cluster.events_at("n1");
     let job = start_in(&dir, &MPICH, &cluster, ASKED, &command);
     let id = first_checkpoints(&mut events, RANKS);
@@ -256,7 +257,7 @@ fn a_job_is_degraded_until_it_is_protected_again() {
 fn a_rank_crashes_and_then_its_protector_dies() {
     let cluster = cluster(Kind::Logical, 0);
     let command = rounds(&MPICH, "--rounds 2000 --mib 4 --pause 1");
-    let due = result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0));
+    let due = due(&MPICH, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(&MPICH, &cluster, FLAGS, &command);
     let id = first_checkpoints(&mut events, RANKS);
@@ -280,11 +281,10 @@ fn a_rank_crashes_and_then_its_protector_dies() {
 fn a_node_and_its_protector_die() {
     let mut random = Random::from_environment();
     let command = rounds(&MPICH, "--rounds 1000 --mib 16 --pause 1");
-    let mut due = None;
     for at in 0..times(20, 3) {
         let (node, protector) = if at % 2 == 0 { ("n2", "n3") } else { ("n3", "n4") };
         let cluster = cluster(Kind::Logical, 1);
-        let due = due.get_or_insert_with(|| result(&start(&MPICH, &cluster, PLAIN, &command).wait().expect(0)));
+        let due = due(&MPICH, &cluster, &command);
         let mut events = cluster.events_at("n1");
         let job = start(&MPICH, &cluster, FLAGS, &command);
         let id = first_checkpoints(&mut events, RANKS);
@@ -293,7 +293,7 @@ fn a_node_and_its_protector_die() {
         cluster.kill(node);
         assert!(!job.ends_within(after), "{what}: the job is too short");
         cluster.kill(protector);
-        let finished = expect_same(&cluster, job, due, &what);
+        let finished = expect_same(&cluster, job, &due, &what);
         let restarts = events_of(&cluster, id).iter().filter(|e| e.event == EventName::Restart).count();
         println!("{what}: {:.2} s; it restarted from its beginning {restarts} times", finished.elapsed.as_secs_f64());
         assert!(restarts == 1 || !after.is_zero(), "{what}: it has not restarted from its beginning, and nothing was lost");

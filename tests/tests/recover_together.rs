@@ -7,7 +7,7 @@ use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::Library;
 use radic_tests::random::Random;
 use radic_tests::recovery::{
-    FLAGS, PLAIN, RANKS, SOON, any_library, events_of, expect_same, first_checkpoints, is_long, result, rounds, sample, start,
+    FLAGS, RANKS, SOON, any_library, due, events_of, expect_same, first_checkpoints, is_long, rounds, sample, start,
 };
 use radic_wire::event::{Event, EventName};
 use radic_wire::ids::{JobId, Rank};
@@ -46,7 +46,7 @@ fn die_at_once(library: &Library, replicas: u8, nodes: &[&str], after: Duration)
     let command = rounds(library, ROUNDS);
     let what = format!("{}, {replicas} replicas: {} die {after:.1?} after the first checkpoints", library.name, nodes.join(", "));
     let cluster = cluster();
-    let due = result(&start(library, &cluster, PLAIN, &command).wait().expect(0));
+    let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(library, &cluster, &format!("{FLAGS} --replicas {replicas}"), &command);
     let id = first_checkpoints(&mut events, RANKS);
@@ -89,7 +89,7 @@ fn die_during_recovery(library: &Library, replicas: u8, event: EventName, next: 
     let command = rounds(library, ROUNDS);
     let what = format!("{}, {replicas} replicas: n3 dies, and {next} at {}", library.name, event.as_str());
     let cluster = cluster();
-    let due = result(&start(library, &cluster, PLAIN, &command).wait().expect(0));
+    let due = due(library, &cluster, &command);
     let mut events = cluster.events_at("n1");
     let job = start(library, &cluster, &format!("{FLAGS} --replicas {replicas}"), &command);
     let id = first_checkpoints(&mut events, RANKS);

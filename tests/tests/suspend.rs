@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind, Setup};
 use radic_tests::library::{LIBRARIES, Library, MPICH};
-use radic_tests::{Finished, Running};
+use radic_tests::{Finished, Running, recovery};
 use radic_wire::event::EventName;
 use radic_wire::ids::JobId;
 use radic_wire::job::exit_code;
@@ -38,14 +38,13 @@ fn start(library: &Library, cluster: &Cluster, flags: &str) -> Running {
 }
 
 fn start_with(library: &Library, cluster: &Cluster, flags: &str, arguments: &[&str]) -> Running {
-    let program = library.program("jacobi");
-    let words: Vec<&str> = std::iter::once(program.as_str()).chain(arguments.iter().copied()).collect();
-    library.job(cluster, RANKS, flags, &words).limit(LIMIT).start()
+    recovery::start(library, cluster, flags, &recovery::command_of(library, ("jacobi", arguments)))
 }
 
 /// What the job prints when nothing happens to it.
 fn undisturbed(library: &Library, cluster: &Cluster) -> String {
-    start(library, cluster, "--protect none").wait().expect(0).stdout()
+    let lines = recovery::due(library, cluster, &recovery::command_of(library, ("jacobi", JACOBI)));
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
 fn job(cluster: &Cluster) -> String {
