@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Runs scenarios, one after the other: `scenarios.sh FOLDER NAME...`. Ranks of MPI programs poll: two scenarios at once need longer than one after the other. Their output goes
-# to FOLDER/NAME.log. A scenario that passes prints a line for each of its tests; the log of one that fails is shown, and no other one is begun.
+# Runs scenarios: `scenarios.sh FOLDER NAME...`. Those that mostly wait run first, some at once. The others run one after the other: ranks of MPI programs poll, and two
+# such scenarios at once need longer than one after the other. Their output goes to FOLDER/NAME.log. A scenario that passes prints a line for each of its tests; the log of one
+# that fails is shown, and no other one is begun.
 #
 # With RADIC_DRAW=1, of the scenarios that take longest every second test is drawn: RADIC_SEED says which, and is printed. So a change meets half of them when it lands, and all of
 # them within a few landings. Without it, and with RADIC_LONG=1, all run.
 set -euo pipefail
-folder=$1
+export folder=$1
 shift
 mkdir -p "$folder"
-CARGO=${CARGO:-cargo}
-long=" faults matrix networks pieces protect protect_net protect_replay recover recover_links recover_many recover_moments recover_redis restart suspend threads web "
+export CARGO=${CARGO:-cargo}
+export long=" faults matrix networks pieces protect protect_net protect_replay recover recover_links recover_many recover_moments recover_redis restart suspend threads web "
+# Those that take longest first.
+waiting=" input death folders output config show schedulers "
+AT_ONCE=3
 draws() {
     [ "${RADIC_DRAW:-}" = 1 ] && [ "${RADIC_LONG:-}" != 1 ] && [[ $long == *" $1 "* ]]
 }
@@ -19,29 +23,41 @@ scenario() {
 # A test is drawn by the parity of a checksum of its name and the seed.
 drawn() {
     local name sum
-    $CARGO test --quiet --profile tests --workspace --test "$1" -- --list | sed -n 's/: test$//p' | while read -r name; do
+    scenario "$1" --list 2>/dev/null | sed -n 's/: test$//p' | while read -r name; do
         sum=$(printf '%s' "$seed $name" | cksum)
         [ $((${sum%% *} % 2)) = 0 ] && echo "$name"
     done
     true
 }
 run() {
-    local log=$folder/$1.log begun=$SECONDS tests=()
+    local log=$folder/$1.log begun=$SECONDS tests=() shown
     if draws "$1"; then
         mapfile -t tests < <(drawn "$1")
         [ ${#tests[@]} -gt 0 ] && tests=(--exact "${tests[@]}")
     fi
     if ! scenario "$1" --nocapture "${tests[@]}" >"$log" 2>&1; then
         cat "$log"
-        echo "scenario $1 failed after $((SECONDS - begun)) s${tests:+, with RADIC_DRAW=1 RADIC_SEED=$seed}"
-        exit 1
+        echo "scenario $1 failed after $((SECONDS - begun)) s, with RADIC_DRAW=${RADIC_DRAW:-0} RADIC_SEED=$seed"
+        exit 255 # xargs begins no other one then.
     fi
-    grep -oE '^test [a-z_0-9:]+ \.\.\.|^test result.*' "$log" | sed -E 's/^test ([a-z_0-9:]+) \.\.\./  \1/' || true
-    echo "scenario $1 passed in $((SECONDS - begun)) s"
+    shown=$(grep -oE '^test [a-z_0-9:]+ \.\.\.|^test result.*' "$log" | sed -E 's/^test ([a-z_0-9:]+) \.\.\./  \1/' || true)
+    # At once: the lines of others that run beside it are not in between.
+    printf '%s\nscenario %s passed in %s s\n' "$shown" "$1" $((SECONDS - begun))
 }
-seed=${RADIC_SEED:-$(date +%s%N)}
+export seed=${RADIC_SEED:-$(date +%s%N)}
+export -f draws scenario drawn run
 [ "${RADIC_DRAW:-}" = 1 ] && echo "RADIC_SEED=$seed draws the same tests"
-$CARGO test --quiet --profile tests --workspace --no-run
+$CARGO test --quiet --profile tests --workspace --tests --no-run
+first=()
+alone=()
+for name in $waiting; do
+    [[ " $* " == *" $name "* ]] && first+=("$name")
+done
 for name in "$@"; do
+    if [[ $waiting == *" $name "* ]]; then continue; fi
+    alone+=("$name")
+done
+printf '%s\n' "${first[@]}" | xargs -r -P "$AT_ONCE" -I NAME bash -c 'set -euo pipefail; run NAME'
+for name in "${alone[@]}"; do
     run "$name"
 done

@@ -37,9 +37,12 @@ impl ClusterDir {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         SWEEP.call_once(|| sweep(&std::env::temp_dir()));
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("{PREFIX}{}-{number}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let owner = lock(&path).expect("no other process knows the new directory");
+        let name = format!("{PREFIX}{}-{number}", std::process::id());
+        let (new, path) = (std::env::temp_dir().join(format!("new-{name}")), std::env::temp_dir().join(name));
+        DirBuilder::new().mode(0o700).create(&new).unwrap_or_else(|error| panic!("{}: {error}", new.display()));
+        let owner = lock(&new).expect("no other process knows the new directory");
+        // It has its name when it is locked: the sweep of a test that begins in this moment takes it for no killed test's.
+        fs::rename(&new, &path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         ClusterDir { path, _owner: owner }
     }
 
