@@ -11,7 +11,7 @@
 # make screenshots  takes pictures of `radic top` and the page, of a job of 8 ranks through two deaths and a suspension (with chromium, playwright, pyte and pillow)
 # make install  installs what `make build` has built: make install [PREFIX=/usr/local] [DESTDIR=]; make uninstall removes exactly that
 # make deb      a Debian package in target/package; make package-test tries all that is below packaging/ (with root, apt and mmdebstrap)
-.PHONY: demo test check deps build format lint unit integration long foreign fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
+.PHONY: demo test check deps build compile format lint unit integration long foreign fuzz sim chaos lives pictures screenshots clean man completions install uninstall stage deb package-test
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -19,9 +19,12 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 demo: deps build
 	./scripts/demo.sh
 
-# One after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
+# What comes over the network comes while the compiler works. Then one after the other: ranks of MPI programs yield while they poll, so whatever computes beside a scenario, at the lowest priority, makes it several times as long.
 test: export RADIC_DRAW ?= 1
-test: deps format build unit sim fuzz lint integration
+test: format
+	./scripts/deps.sh packages
+	$(MAKE) --jobs=2 deps compile
+	$(MAKE) --jobs=1 unit sim fuzz lint integration
 
 check: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
@@ -33,6 +36,9 @@ deps:
 
 build:
 	$(CARGO) build --release --workspace
+
+compile: build
+	$(CARGO) test --profile tests --workspace --tests --no-run
 
 format:
 	$(CARGO) fmt --all --check

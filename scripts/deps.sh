@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what a fresh Debian 12 lacks to build and test RADIC: Debian packages (with sudo unless run by root), MPI libraries in virtual
-# environments below .deps, and the test programs compiled against them. Does nothing, quickly, when nothing is missing.
+# environments below .deps, and the test programs compiled against them. Does nothing, quickly, when nothing is missing. `deps.sh packages` does the first part
+# only: it installs the compilers, so that a build may begin while the rest comes over the network.
 #
 #   .deps/mpich      MPICH 5 and mpi4py                  .deps/programs/mpich    for MPICH and, by LD_LIBRARY_PATH, for Intel MPI
 #   .deps/impi       Intel MPI's run-time and mpi4py     .deps/programs/openmpi  for Open MPI
@@ -73,6 +74,7 @@ venv() {
 
 command -v dpkg-query >/dev/null || fail "this is no Debian; install what corresponds to: $PACKAGES"
 packages
+[ "${1:-}" != packages ] || exit 0
 PATH=$PATH:$HOME/.cargo/bin
 command -v cargo >/dev/null || fail "cargo is missing: install stable Rust (rust-lang.org, 'Install') and start again"
 case $(mpicc.openmpi --showme:version 2>/dev/null) in
@@ -80,12 +82,21 @@ case $(mpicc.openmpi --showme:version 2>/dev/null) in
 *) fail "the tests need Open MPI 4 (Debian 12 has it), not: $(mpicc.openmpi --showme:version 2>&1)" ;;
 esac
 
-venv mpich "$MPICH" "$MPI4PY"
-venv impi "$IMPI" "$MPI4PY"
-venv openmpi "$MPI4PY"
-venv openmpi5 "$OPENMPI5" "$MPI4PY"
-venv kubernetes "$KUBERNETES"
-[ "${RADIC_DEPS:-}" != foreign ] || venv foreign "$PYZMQ" "$GRPCIO"
+# All at once: they wait for the network most of their time.
+venvs=
+begin() {
+    venv "$@" &
+    venvs="$venvs $!"
+}
+begin mpich "$MPICH" "$MPI4PY"
+begin impi "$IMPI" "$MPI4PY"
+begin openmpi "$MPI4PY"
+begin openmpi5 "$OPENMPI5" "$MPI4PY"
+begin kubernetes "$KUBERNETES"
+[ "${RADIC_DEPS:-}" != foreign ] || begin foreign "$PYZMQ" "$GRPCIO"
+for pid in $venvs; do
+    wait "$pid" || fail "a virtual environment could not be made: what is above says why"
+done
 
 make --silent -C tests/programs MPICC="$deps/mpich/bin/mpicc" OUT="$deps/programs/mpich" >&2
 make --silent -C tests/programs MPICC=mpicc.openmpi OUT="$deps/programs/openmpi" >&2
