@@ -28,7 +28,7 @@ test: format
 
 check: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
-	$(CARGO) test --quiet --profile tests --workspace --lib --bins
+	$(CARGO) test --quiet --profile tests --workspace --exclude radic-fuzz --lib --bins
 	$(TARGET)/tests/radic-sim --seeds 1..500
 
 deps:
@@ -47,11 +47,14 @@ lint: format
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --document-private-items
 
-# Always of the whole workspace: of a part of it Cargo would choose other features of what is below, and compile all of that once more.
+# Half of what the restores take is waiting: twice as many at once as there are processors. The library for fuzzing has modules of other crates, whose tests run there.
+# Always of the whole workspace, but for that library: of a part of it Cargo would choose other features of what is below, and compile all of that once more.
 SCENARIOS := $(basename $(notdir $(wildcard tests/tests/*.rs)))
 TESTS := $(filter-out $(SCENARIOS),$(basename $(notdir $(wildcard */tests/*.rs)))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
+FUZZED := $(basename $(notdir $(wildcard fuzz/tests/*.rs)))
 unit:
-	$(CARGO) test --profile tests --workspace --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS))
+	$(CARGO) test --profile tests --workspace --exclude radic-fuzz --no-fail-fast --lib --bins $(addprefix --test ,$(filter-out $(FUZZED) restore,$(TESTS)))
+	$(CARGO) test --profile tests --workspace --no-fail-fast $(addprefix --test ,$(FUZZED) restore) -- --test-threads $$((2 * $$(nproc)))
 	$(CARGO) test --profile tests --workspace --doc
 
 integration: build

@@ -187,6 +187,12 @@ pub fn root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// Gives the calling thread, and what it starts, a network of its own.
+pub fn own_names() -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Switches address randomisation off for a command.
 pub fn without_aslr(command: &mut Command) {
     use std::os::unix::process::CommandExt;

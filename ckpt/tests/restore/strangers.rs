@@ -19,11 +19,13 @@ const INTRUDER: u32 = 64_002;
 /// The user as which a process sees all users that have no number in its namespace.
 const UNMAPPED: u32 = 65_534;
 
-/// A folder that every user may read, with programs and the library.
+/// A folder that every user may read, with programs and the library. Names of abstract sockets are this thread's and its children's alone: the attacker takes the first
+/// request that it sees, which must not be that of another test.
 struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
+        harness::own_names().unwrap();
         let place = Self(tempfile::tempdir().unwrap());
         fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
         for program in ["counter", "itself", "intruder"] {
