@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, Step};
+use radic_observer::connect::{Connect, Dialed, Found, Outcome, Own, Peer, RETURN, Step};
 use radic_observer::connection::Slot;
 use radic_observer::links::{Ending, Links};
 use radic_observer::replay::Ask;
@@ -65,6 +65,8 @@ pub struct Calls {
     asks: u64,
     /// The socket of its listener.
     listener: Option<SocketAddr>,
+    /// Its `bind` is told to ask again: from when on, and until when.
+    asks_again: Option<(Duration, Duration)>,
     /// Callers that the kernel has let in, the oldest first, and what has come from them.
     backlog: VecDeque<(ConnId, VecDeque<Packet>)>,
     /// By thread.
@@ -99,7 +101,10 @@ impl Calls {
 /// What the node answers, by the number of the question.
 fn answer_to(message: &FromNode) -> Option<u64> {
     match *message {
-        FromNode::Announced { ask } | FromNode::Peer { ask, .. } | FromNode::Caller { ask, .. } => Some(ask),
+        FromNode::Announced { ask }
+        | FromNode::Peer { ask, .. }
+        | FromNode::Caller { ask, .. }
+        | FromNode::Claimed { ask, .. } => Some(ask),
         _ => None,
     }
 }
@@ -164,6 +169,7 @@ impl World {
         self.trace(|| format!("process {pid}, thread {thread} is answered: {message:?}"));
         match *message {
             FromNode::Announced { .. } => self.listen((pid, thread)),
+            FromNode::Claimed { holder, later, .. } => return self.bind_listener((pid, thread), holder, later),
             FromNode::Peer { peer, at, later, in_cluster, .. } => {
                 let found = Found { peer: peer.map(|process| Peer { process, at }), later, in_cluster };
                 return self.tell_call((pid, thread), |call, cx, links| call.handle_found(cx, links, found));
@@ -189,23 +195,48 @@ impl World {
 
     // ---- the listener
 
-    /// Gives the listener its address, and announces it.
+    /// Gives the listener its address, if no other process is called by it, and announces it.
     pub fn app_listen(&mut self, (pid, thread): Caller) -> Result<(), Error> {
-        let told = self.named(pid);
+        let (told, now) = (self.named(pid), self.now);
         let lib = self.lib(pid);
         match lib.observer.address(thread as u32, Ask::Bind { fd: LISTENER })? {
-            Address::Live => lib.observer.handle_outcome(thread as u32, &Determinant::Bound { fd: LISTENER, address: told })?,
+            Address::Live if lib.calls.asks_again.is_some_and(|(from, _)| now < from) => return Ok(()),
+            Address::Live => {
+                self.ask_node((pid, thread), |ask| ToNode::Claim { ask, address: told });
+                return Ok(());
+            }
             Address::Again(then, _) => assert_eq!(then, told, "a listener has the address that it had then"),
             Address::Failed(errno) => panic!("no bind failed then: {errno}"),
             Address::Wait(_) => return Ok(()),
         }
+        self.announce((pid, thread), told);
+        Ok(())
+    }
+
+    /// The node says which other process is called by the listener's address. `later`: one that may be is lost, and about to be back.
+    fn bind_listener(&mut self, (pid, thread): Caller, holder: Option<ProcessId>, later: bool) -> Result<(), Error> {
+        let (told, now) = (self.named(pid), self.now);
+        assert!(holder.is_none(), "G3: {told} is the address of one process, and {holder:?} is called by it");
+        let lib = self.lib(pid);
+        let (_, until) = lib.calls.asks_again.unwrap_or((now, now + RETURN));
+        if later && now < until {
+            lib.calls.asks_again = Some((now + PAUSE, until));
+            return Ok(());
+        }
+        lib.calls.asks_again = None;
+        lib.observer.handle_outcome(thread as u32, &Determinant::Bound { fd: LISTENER, address: told })?;
+        self.announce((pid, thread), told);
+        Ok(())
+    }
+
+    fn announce(&mut self, (pid, thread): Caller, told: SocketAddr) {
+        let lib = self.lib(pid);
         // The callers of a process that catches up are told to wait.
         if lib.observer.is_replaying() || self.breaks.mute {
             self.listen((pid, thread));
         } else {
             self.ask_node((pid, thread), |ask| ToNode::WillListen { ask, address: told });
         }
-        Ok(())
     }
 
     fn listen(&mut self, (pid, thread): Caller) {
