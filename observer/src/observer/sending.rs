@@ -104,6 +104,7 @@ impl Observer {
 
     /// Appends to the outbox what fits, or passes over what the peer's protector holds already.
     pub(super) fn append(&mut self, thread: u32, fd: u32, bytes: &[u8], blocking: bool) -> Result<usize, Error> {
+        let is_settled = self.phase() == Phase::Settled;
         let connection = self.table.on(fd)?;
         let outgoing = &mut connection.outgoing;
         if outgoing.finish.is_some() {
@@ -115,10 +116,13 @@ impl Observer {
             self.outbox.skip(&mut outgoing.queue, skipped as u64);
             outgoing.handle_trimmed();
         }
+        let had = outgoing.peer_has.saturating_sub(outgoing.queue.end());
         let (queue, rest) = (&mut outgoing.queue, &bytes[skipped..]);
         let len = skipped
             + match self.replay.as_ref().map(|replay| replay.had_sent(&self.journal, thread)) {
                 None => self.outbox.append(queue, rest),
+                // The log is over: this may be more than was sent then, and another thread may need the room for what was.
+                Some(_) if is_settled => self.outbox.append_early(queue, rest, usize::try_from(had).unwrap_or(usize::MAX)),
                 Some(None) => self.outbox.append_again(queue, rest),
                 Some(Some(then)) => {
                     let then = usize::try_from(then).unwrap_or(usize::MAX).saturating_sub(skipped);
