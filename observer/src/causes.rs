@@ -172,11 +172,7 @@ impl Causes {
         let new = if of.run.0 <= from && from <= of.run.1 { of.run.1 } else { from };
         of.run = if new == of.run.1 && of.run.1 > 0 { (of.run.0, to) } else { (from, to) };
         let bytes = &bytes[(new - from) as usize..];
-        let mut head = [0; HEAD];
-        let mut out = Writer::new(&mut head);
-        Cause::write_head(&mut out, origin, new, bytes.len());
-        let length = out.finish().expect("a head has room");
-        self.bytes.extend(&head[..length]);
+        put(&mut self.bytes, |out| Cause::write_head(out, origin, new, bytes.len()));
         self.bytes.extend(bytes);
         self.kept.push_back(Kept { end: self.end(), origin, to });
     }
@@ -293,18 +289,13 @@ impl Causes {
     fn pass_own(&self, passed: &mut Passed, journal: &Journal, out: &mut Vec<u8>) {
         let (stable, end) = (journal.stable(), journal.end());
         if stable > passed.stable && passed.journal > passed.stable {
-            push(out, &Cause::Stable { origin: self.me, to: stable });
+            put(out, |out| Cause::Stable { origin: self.me, to: stable }.write(out));
             passed.stable = stable;
         }
         let from = stable.max(passed.journal);
         if from < end {
             let (head, tail) = journal.slices(from);
-            let at = out.len();
-            out.resize(at + HEAD, 0);
-            let mut writer = Writer::new(&mut out[at..]);
-            Cause::write_head(&mut writer, self.me, from, head.len() + tail.len());
-            let length = writer.finish().expect("a head has room");
-            out.truncate(at + length);
+            put(out, |out| Cause::write_head(out, self.me, from, head.len() + tail.len()));
             out.extend(head);
             out.extend(tail);
         }
@@ -316,19 +307,20 @@ impl Causes {
         let skip = passed.news.saturating_sub(self.first_news) as usize;
         for origin in self.news.iter().skip(skip).filter(|origin| **origin != to) {
             if let Some(of) = self.origins.get(origin) {
-                push(out, &Cause::Stable { origin: *origin, to: of.stable });
+                put(out, |out| Cause::Stable { origin: *origin, to: of.stable }.write(out));
             }
         }
         passed.news = end;
     }
 }
 
-fn push(out: &mut Vec<u8>, cause: &Cause<'_>) {
+/// Puts a code without the bytes of a part behind what is there.
+fn put(into: &mut impl Extend<u8>, write: impl FnOnce(&mut Writer<'_>)) {
     let mut code = [0; HEAD];
     let mut writer = Writer::new(&mut code);
-    cause.write(&mut writer);
-    let length = writer.finish().expect("two numbers have room");
-    out.extend(&code[..length]);
+    write(&mut writer);
+    let length = writer.finish().expect("three numbers have room");
+    into.extend(code.into_iter().take(length));
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use radic_tests::cluster::{Cluster, Kind, Setup, program};
 use radic_tests::library::MPICH;
@@ -17,6 +17,9 @@ use serde::de::DeserializeOwned;
 fn json<T: DeserializeOwned>(finished: &Finished) -> T {
     serde_json::from_slice(finished.bytes()).unwrap_or_else(|error| panic!("{error} in {finished}"))
 }
+
+/// Time for what no event tells of.
+const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
 fn json_is_what_it_says() {
@@ -78,7 +81,7 @@ fn top_names_the_rank_that_the_others_wait_for() {
         let counted = |process: &ProcessInfo| process.counters.is_some_and(|counters| counters.messages_in > 1_000);
         status.processes.iter().filter(|process| counted(process)).count() == 4
     };
-    until("all ranks to communicate", || ready(&cluster.status()));
+    process::eventually(MINUTE, "all ranks to communicate", || ready(&cluster.status()));
     let status = cluster.status();
     let last = status.processes.iter().find(|process| process.rank.0 == 3).expect("rank 3");
     let (pid, name) = (Pid::from_raw(last.pid as i32).expect("a process"), last.job.to_string());
@@ -87,27 +90,18 @@ fn top_names_the_rank_that_the_others_wait_for() {
     let shows = |rows: &str, rank: &str, does: &str| {
         rows.lines().any(|row| row.trim_start().starts_with(&format!("{rank} n")) && row.contains(does))
     };
-    until("rank 3 to be shown as what the others wait for", || {
+    process::eventually(MINUTE, "rank 3 to be shown as what the others wait for", || {
         let shown = rows();
         ["0", "1", "2"].iter().all(|rank| shows(&shown, rank, "waits for 3 ")) && shows(&shown, "3", "stopped ")
     });
     kill_process(pid, Signal::CONT).expect("it is ours");
-    until("all ranks to communicate", || {
+    process::eventually(MINUTE, "all ranks to communicate", || {
         let shown = rows();
         ["0", "1", "2", "3"].iter().all(|rank| shows(&shown, rank, "communicates "))
     });
     cluster.radic(["kill", &name]).run().expect(0);
     job.wait().expect(137);
     cluster.stop();
-}
-
-/// Asks again until it is so: no event tells of it.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 #[test]

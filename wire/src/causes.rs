@@ -8,7 +8,7 @@ use crate::bytes::{Malformed, Reader, Writer};
 use crate::ids::Rank;
 
 /// What a process depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause<'a> {
     /// A part of the journal of a process, of whole determinants.
     Part {

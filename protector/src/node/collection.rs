@@ -23,10 +23,13 @@ use serde_bytes::ByteBuf;
 use super::calls::Purpose;
 use super::events::About;
 use super::stores::StoreOrder;
+use super::wards::Protected;
 use super::{Node, Output};
 
 /// Time until all are asked again.
 const AGAIN: Duration = Duration::from_millis(10);
+/// Questions that wait for answers of processes at once. The oldest is given up: its asker asks again.
+const ASKED: usize = 1_024;
 /// Time after which it is told which ranks have not said what they keep.
 const LONG: Duration = Duration::from_secs(5);
 
@@ -128,7 +131,10 @@ impl Node {
         collection.stage = Stage::Resting(now + AGAIN);
         if now >= collection.began + LONG && !std::mem::replace(&mut collection.is_told, true) {
             let ranks: Vec<String> = missing.iter().take(20).map(Rank::to_string).collect();
-            let text = format!("rank {}: ranks {} have not said yet what they know of it", process.rank, ranks.join(", "));
+            let text = match &ranks[..] {
+                [] => format!("rank {}: not all nodes have said yet what is known of it", process.rank),
+                ranks => format!("rank {}: ranks {} have not said yet what they know of it", process.rank, ranks.join(", ")),
+            };
             self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
         }
     }
@@ -169,7 +175,7 @@ impl Node {
         answers: BTreeMap<NodeId, Answer>,
         silent: bool,
     ) {
-        let view = self.view().map_or(0, |view| view.number);
+        let view = self.view_number();
         let ranks = self.recovery.wards.get(&process.job).map_or(0, |wards| wards.ward.placement.rank_nodes.len()) as u32;
         let Some(collection) = self.still_collected(process).filter(|of| of.incarnation == incarnation) else { return };
         let Stage::Asking(before) = &collection.stage else { return };
@@ -192,15 +198,17 @@ impl Node {
 
     /// The deaths that this node knows of which concern this epoch of the job.
     pub(super) fn deaths(&self, job: JobId, epoch: Epoch) -> Deaths {
-        let view = self.view().map_or(0, |view| view.number);
-        let wards = self.recovery.wards.get(&job);
-        let own = wards.into_iter().flat_map(|wards| &wards.ranks).filter(|(_, protected)| protected.protector.is_none());
-        let lost = own
-            .filter(|(_, of)| of.recovering && of.incarnation.epoch == epoch)
-            .map(|(rank, of)| (*rank, of.incarnation))
-            .collect();
+        let view = self.view_number();
+        let lost =
+            self.protected_here(job, epoch).filter(|(_, of)| of.recovering).map(|(rank, of)| (rank, of.incarnation)).collect();
         let processes = self.collections.deaths.get(&job).copied().unwrap_or(0);
         Deaths { view, processes, lost, over: self.over_here(job, epoch) }
+    }
+
+    /// Ranks of this epoch of the job whose protector this node is.
+    fn protected_here(&self, job: JobId, epoch: Epoch) -> impl Iterator<Item = (Rank, &Protected)> {
+        let all = self.recovery.wards.get(&job).into_iter().flat_map(|wards| &wards.ranks);
+        all.filter(move |(_, of)| of.protector.is_none() && of.incarnation.epoch == epoch).map(|(rank, of)| (*rank, of))
     }
 
     /// Ranks of a job that keep nothing, and of which nothing more can come.
@@ -210,11 +218,8 @@ impl Node {
         let of_host = self.hosts.get(&job).filter(|host| host.epoch() == epoch).into_iter().flat_map(|host| {
             host.ranks().filter(move |rank| host.keeps_nothing(*rank) || host.pid(*rank).is_some() && !is_welcome(*rank))
         });
-        let wards = self.recovery.wards.get(&job);
-        let own = wards.into_iter().flat_map(|wards| &wards.ranks).filter(|(_, protected)| protected.protector.is_none());
-        let of_protector = own
-            .filter(|(_, of)| of.incarnation.epoch == epoch && (of.hopeless.is_some() || of.left.is_some()))
-            .map(|(rank, _)| *rank);
+        let is_over = |of: &Protected| of.hopeless.is_some() || of.left.is_some();
+        let of_protector = self.protected_here(job, epoch).filter(|(_, of)| is_over(of)).map(|(rank, _)| rank);
         let of_home = self.homes.get(&job).filter(|home| home.epoch() == epoch).into_iter().flat_map(|home| {
             let ranks = home.placement().rank_nodes.len() as u32;
             (0..ranks).map(Rank).filter(|rank| home.has_ended(*rank) || home.has_left(*rank))
@@ -252,6 +257,9 @@ impl Node {
         let asked =
             Asked { asker: asker.clone(), number, waiting, waits_for_store: true, epoch: (job, epoch), said: Vec::new(), sets };
         self.collections.asked.insert(id, asked);
+        if self.collections.asked.len() > ASKED {
+            self.collections.asked.pop_first();
+        }
     }
 
     /// What this node is collecting for processes of a job, as far as it has been answered.

@@ -18,6 +18,7 @@ mod collection;
 mod early;
 mod endings;
 pub mod events;
+mod executes;
 mod fences;
 mod finals;
 mod following;
@@ -436,9 +437,14 @@ impl Node {
         self.outputs.pop_front()
     }
 
+    /// The number of this node's view; 0: it has none.
+    fn view_number(&self) -> u64 {
+        self.view().map_or(0, |view| view.number)
+    }
+
     /// Where a home sits that takes over a job now.
     fn seat(&self) -> Seat {
-        Seat { view: self.view().map_or(0, |view| view.number), home: self.me().boot }
+        Seat { view: self.view_number(), home: self.me().boot }
     }
 
     /// The newest view, if there is one.

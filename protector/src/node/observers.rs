@@ -28,10 +28,7 @@ use crate::membership::ring::watcher_of;
 /// will be declared so.
 const LOOK_UP: Duration = Duration::from_secs(5);
 /// Time that a protector has to forget a process that executes another program, or to say what it holds.
-const STORE: Duration = Duration::from_secs(5);
-/// Time during which a protector that does not say that it has forgotten a process is asked again: as long as a process without a
-/// protector waits for one.
-const FORGET: Duration = Duration::from_secs(90);
+pub(super) const STORE: Duration = Duration::from_secs(5);
 
 /// How often in a row only the node with the most of a stream and the receiver's host are asked how much is stable. Then all
 /// nodes are.
@@ -81,7 +78,7 @@ pub(super) struct Observed {
     /// Checkpoints that were asked for, over all programs of the process.
     pub(super) requests: u64,
     /// The last counters of a process, which it has sent at its end.
-    counters: Option<Counters>,
+    pub(super) counters: Option<Counters>,
 }
 
 impl Observed {
@@ -112,7 +109,7 @@ impl Node {
         }
     }
 
-    fn is_newest(&self, observer: ObserverId, process: ProcessId) -> bool {
+    pub(super) fn is_newest(&self, observer: ObserverId, process: ProcessId) -> bool {
         self.observers.processes.get(&process).is_some_and(|p| p.observer == Some(observer))
     }
 
@@ -177,63 +174,8 @@ impl Node {
         self.outputs.push_back(Output::CloseObserver(observer));
     }
 
-    /// The process executes another program. What was logged of the one before must be forgotten before the new one logs.
-    fn begin_from_nothing(&mut self, now: Duration, observer: ObserverId, process: ProcessId) {
-        self.registry.forget(process);
-        self.handle_log_read(now, process);
-        if let Some(observed) = self.observers.processes.get_mut(&process) {
-            observed.schedule = Schedule::default();
-            observed.counters = None;
-        }
-        // The protector first: its replica must not be told again what it has forgotten.
-        let two = self.hosts.get(&process.job).is_some_and(|host| host.protection().replicas == 2);
-        let holders = self.protectors.iter().flatten().take(if two { 2 } else { 1 }).cloned().collect();
-        self.forget_at(now, (now + FORGET, 0), observer, process, holders);
-    }
-
-    fn forget_at(
-        &mut self,
-        now: Duration,
-        (until, journal): (Duration, u64),
-        observer: ObserverId,
-        process: ProcessId,
-        mut holders: Vec<NodeId>,
-    ) {
-        if holders.is_empty() {
-            // Others may keep a little more of the journal than its log had, and use no position of it for another outcome.
-            let journal = if journal > 0 { journal + limits::LOG_CHUNK as u64 } else { 0 };
-            return self.welcome(now, observer, process, journal);
-        }
-        let node = holders.remove(0);
-        let purpose = Purpose::Anew { observer, process, node: node.clone(), then: holders, until, journal };
-        self.gather_from(now, purpose, &Query::ForgetProcess(process), vec![node], STORE);
-    }
-
-    /// A protector has forgotten a process (`silent` is None), or has not said so.
-    pub(super) fn finish_from_nothing(
-        &mut self,
-        now: Duration,
-        (until, journal): (Duration, u64),
-        (observer, process): (ObserverId, ProcessId),
-        silent: Option<NodeId>,
-        mut then: Vec<NodeId>,
-    ) {
-        if !self.is_newest(observer, process) {
-            return;
-        }
-        if now < until || silent.is_none() {
-            // A node that only this node does not reach is not dead, and a side without a majority declares no node dead: so it
-            // is asked again.
-            silent.into_iter().for_each(|node| then.insert(0, node));
-            return self.forget_at(now, (until, journal), observer, process, then);
-        }
-        let text = "its protector does not answer, and may hold the log of the program before it".to_owned();
-        self.record(now, EventName::Refused, About::rank(process.job, process.rank), text.clone());
-        self.refuse(observer, text);
-    }
-
     /// The process may begin, with a journal from this position on.
-    fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId, journal: u64) {
+    pub(super) fn welcome(&mut self, now: Duration, observer: ObserverId, process: ProcessId, journal: u64) {
         let Some(host) = self.hosts.get(&process.job) else { return };
         let joined = FromNode::Joined {
             // A program that is executed in a later incarnation of the process has that incarnation.
@@ -516,7 +458,7 @@ impl Node {
 
     pub(super) fn answer_claim(&mut self, now: Duration, from: &NodeId, process: ProcessId, address: SocketAddr) -> Answer {
         let holder = self.registry.held_by_moved(address, self.is_mine(address.ip()), process);
-        let view = self.view().map_or(0, |view| view.number);
+        let view = self.view_number();
         let vacancy = Vacancy { at: address, wanted_by: process, asker: from.clone() };
         Answer::Claim { holder, away: self.is_any_away(now, &vacancy), view }
     }
@@ -560,7 +502,7 @@ impl Node {
         let is_here = !to.ip().is_loopback() || self.is_on_this_machine(asker);
         let found = if is_here { self.meet(&call) } else { None };
         let (process, at) = found.unzip();
-        let view = self.view().map_or(0, |view| view.number);
+        let view = self.view_number();
         let vacancy = Vacancy { at: to, wanted_by: connection.opener, asker: asker.clone() };
         let away = is_here && self.is_announced(to) || self.is_any_away(now, &vacancy);
         Answer::Listener { process, at: at.flatten(), away, view }
@@ -575,7 +517,7 @@ impl Node {
         at: SocketAddr,
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> bool {
-        let newest = self.view().map_or(0, |view| view.number);
+        let newest = self.view_number();
         let later = |answer: &Answer| matches!(answer, Answer::Listener { away, view, .. } | Answer::Claim { away, view, .. } if *away || *view < newest);
         answers.into_iter().any(later) || self.is_any_away(now, &Vacancy { at, wanted_by, asker: self.me().clone() })
     }

@@ -37,7 +37,7 @@ impl Node {
             role: self.view().and_then(|view| view.get(&me.id)).map_or(me.role, |member| member.role),
             slots: me.slots,
             http: self.config.http,
-            view: self.view().map_or(0, |view| view.number),
+            view: self.view_number(),
             frozen: self.membership.is_frozen(),
             members,
             report,

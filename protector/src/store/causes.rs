@@ -2,7 +2,7 @@
 //!
 //! They are in memory only, and few: the process says from where on it keeps them, and what is before that is stable where it belongs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use radic_wire::causes::{self, Cause};
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId, Rank};
@@ -88,11 +88,12 @@ impl Store {
             let known = end.checked_sub(from).and_then(|known| usize::try_from(known).ok());
             journal.extend(known.and_then(|known| bytes.get(known..)).unwrap_or(&[]));
         }
-        let known = process.causes.set();
+        let kept = process.causes.set();
+        let known: HashSet<Cause<'_>> = causes::read(&kept).map_while(Result::ok).collect();
         let mut set = Vec::new();
         for ((origin, from), bytes) in others {
             let cause = Cause::Part { origin, from, bytes };
-            if !causes::read(&known).any(|known| known == Ok(cause)) {
+            if !known.contains(&cause) {
                 set.extend(encoded(|out| cause.write(out)));
             }
         }
