@@ -1,11 +1,17 @@
 //! Frames on the link of a connection ([`radic_wire::link_frame`]): how the bytes of the program are put into them, and taken out.
 //!
 //! Nothing is copied for that. What leaves is a header and then bytes of the outbox, or of the program. What arrives is read into the buffer of the program, and moved together
-//! there over the headers between; only a part of a header is ever held here. So what is readable stays the kernel's affair, but for one case: a read may bring a part of a
+//! there over the headers between; only a part of a header is held here. So what is readable stays the kernel's affair, but for one case: a read may bring a part of a
 //! header, and nothing for the program.
+//!
+//! Where bytes have causes their header is read before the program is told that there is something. What follows it comes with the same system call, and waits here for the call of
+//! the program that takes it ([`Deframer::ahead_room`]).
 
 use radic_wire::limits;
 use radic_wire::link_frame::{LINK_FRAME, LinkFrame};
+
+/// Bytes that are read ahead at most: a header, its causes, and a small message.
+const AHEAD: usize = 2 << 10;
 
 /// Bytes on the link that are no frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -96,6 +102,21 @@ pub struct Deframer {
     /// Bytes of the frame of now that are still to come.
     left: u64,
     stable: u64,
+    ahead: Ahead,
+}
+
+/// What was read before the program has asked for it, as it came from the link: from `at` to `end`. It begins with bytes of the program, if there is something.
+#[derive(Debug, Clone, Default)]
+struct Ahead {
+    bytes: Vec<u8>,
+    at: usize,
+    end: usize,
+}
+
+impl Ahead {
+    fn slice(&self) -> &[u8] {
+        &self.bytes[self.at..self.end]
+    }
 }
 
 impl Deframer {
@@ -113,6 +134,67 @@ impl Deframer {
         } else {
             &mut []
         }
+    }
+
+    /// Between two frames: room for the header that comes next, and for some of what follows. Empty: bytes of the program come next.
+    pub fn ahead_room(&mut self) -> &mut [u8] {
+        if self.header_room().is_empty() {
+            return &mut [];
+        }
+        assert!(!self.has_ahead(), "what is here already begins with bytes of the program");
+        self.ahead.bytes.resize(AHEAD, 0);
+        &mut self.ahead.bytes
+    }
+
+    /// So many bytes were read into [`Deframer::ahead_room`].
+    pub fn handle_ahead(&mut self, count: usize) -> Result<(), BadFrame> {
+        (self.ahead.at, self.ahead.end) = (0, count);
+        self.pass_headers()
+    }
+
+    /// Bytes that are here and that no socket has any more: of the program, and then perhaps headers, too.
+    pub fn ahead(&self) -> usize {
+        self.ahead.end - self.ahead.at
+    }
+
+    /// Whether there are some.
+    pub fn has_ahead(&self) -> bool {
+        self.ahead() > 0
+    }
+
+    /// Moves bytes of the program that are here to `buffer`, as many as it takes. Returns how many they are.
+    pub fn take_ahead(&mut self, buffer: &mut [u8]) -> Result<usize, BadFrame> {
+        let mut taken = 0;
+        while self.has_ahead() && taken < buffer.len() {
+            let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+            let count = self.ahead.slice().len().min(left).min(buffer.len() - taken);
+            buffer[taken..taken + count].copy_from_slice(&self.ahead.slice()[..count]);
+            self.ahead.at += count;
+            self.handle_payload(count);
+            taken += count;
+            self.pass_headers()?;
+        }
+        Ok(taken)
+    }
+
+    /// Takes all that is here back, as it came from the link.
+    pub fn give_back_ahead(&mut self) -> Vec<u8> {
+        let Ahead { bytes, at, end } = std::mem::take(&mut self.ahead);
+        bytes[at..end].to_vec()
+    }
+
+    /// Headers of what is here, up to the next byte of the program.
+    fn pass_headers(&mut self) -> Result<(), BadFrame> {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        while ahead.at < ahead.end && self.left() == 0 {
+            let room = self.header_room();
+            let count = room.len().min(ahead.slice().len());
+            room[..count].copy_from_slice(&ahead.slice()[..count]);
+            ahead.at += count;
+            self.handle_header(count)?;
+        }
+        self.ahead = ahead;
+        Ok(())
     }
 
     /// The causes of frames of which bytes have come, or come next: to be kept before the program is told of these bytes.
@@ -169,7 +251,11 @@ impl Deframer {
     }
 
     /// Takes the program's bytes out of `bytes`, as they came from the link, and moves them to its beginning. Returns how many they are.
+    ///
+    /// # Panics
+    /// If bytes are here that came before these.
     pub fn unframe(&mut self, bytes: &mut [u8]) -> Result<usize, BadFrame> {
+        assert!(!self.has_ahead(), "what was read ahead comes first");
         let (mut at, mut taken) = (0, 0);
         while at < bytes.len() {
             let rest = bytes.len() - at;
@@ -199,7 +285,7 @@ mod tests {
     proptest! {
         /// However the kernel cuts what leaves and what arrives, the program gets the stream, but for what it does not want.
         #[test]
-        fn the_stream_arrives(steps in prop::collection::vec((0u8..6, 1usize..40), 1..120)) {
+        fn the_stream_arrives(steps in prop::collection::vec((0u8..8, 1usize..40), 1..120)) {
             let (mut framer, mut deframer) = (Framer::default(), Deframer::default());
             let (mut sent, mut link, mut got, mut unwanted) = (0u64, Vec::<u8>::new(), Vec::<u8>::new(), Vec::new());
             let (mut all_causes, mut causes) = (Vec::new(), Vec::new());
@@ -224,6 +310,23 @@ mod tests {
                         unwanted.extend(sent..sent + count);
                         sent += count;
                     }
+                    4 => {
+                        // As a process looks: a header and whatever follows, if one comes next.
+                        let room = deframer.ahead_room();
+                        let count = room.len().min(number).min(link.len());
+                        if !room.is_empty() {
+                            room[..count].copy_from_slice(&link.drain(..count).collect::<Vec<_>>());
+                            deframer.handle_ahead(count).unwrap();
+                        }
+                    }
+                    _ if deframer.has_ahead() => {
+                        let mut buffer = vec![0; number];
+                        let taken = deframer.take_ahead(&mut buffer).unwrap();
+                        prop_assert!(taken > 0);
+                        got.extend(&buffer[..taken]);
+                        causes.extend(deframer.causes());
+                        deframer.handle_kept();
+                    }
                     _ => {
                         // As a process reads: the rest of a frame as it is, or a header and whatever follows.
                         let mut buffer = vec![0; number];
@@ -243,6 +346,7 @@ mod tests {
                     }
                 }
             }
+            let mut link = [deframer.give_back_ahead(), link].concat();
             let taken = deframer.unframe(&mut link).unwrap();
             got.extend(&link[..taken]);
             causes.extend(deframer.causes());

@@ -185,6 +185,10 @@ pub struct Layer {
     pub(crate) session_error: Errno,
     pub(crate) lingering: Vec<Lingering>,
     pub(crate) unsent: Vec<Slot>,
+    /// Connections of which bytes were read ahead, and perhaps not taken.
+    pub(crate) ahead: Vec<Slot>,
+    /// Threads that sleep in the kernel, in a call that waits.
+    pub(crate) sleepers: u32,
     idle: u32,
 }
 

@@ -302,9 +302,15 @@ impl Observer {
         Ok(Some(len as usize))
     }
 
-    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log, the stream's end, or that the program reads no more.
+    /// Whether `recv` on `slot` has something that no system call knows of: bytes of the protector's log or some that were read ahead, the stream's end, or that the program
+    /// reads no more.
     pub fn is_readable(&self, slot: Slot) -> bool {
         let has = |i: &Incoming| i.in_log() > 0 || i.finish == Some(i.taken) || i.shut;
-        self.table.get(slot).is_some_and(|connection| has(&connection.incoming))
+        self.table.get(slot).is_some_and(|connection| has(&connection.incoming)) || self.has_ahead(slot)
+    }
+
+    /// Whether bytes were read ahead from the link of `slot`, and the program may have them.
+    pub fn has_ahead(&self, slot: Slot) -> bool {
+        self.table.get(slot).is_some_and(|connection| connection.link == Link::Up && connection.incoming.deframer.has_ahead())
     }
 }

@@ -13,7 +13,7 @@ use super::Layer;
 use super::ending::sure;
 use crate::fds::{self, Kind};
 use crate::ops::{BUFFERS, clip, clip_mut};
-use crate::sys;
+use crate::{pointers, sys};
 
 /// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
 const SMALL: usize = 1 << 10;
@@ -36,6 +36,16 @@ impl Layer {
         (filled, len): (usize, usize),
     ) -> Result<usize, Errno> {
         let deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?;
+        let taken = take_ahead(deframer, buffers, (filled, len))?;
+        if taken > 0 {
+            // And the rest of this frame, if it is there. An error of the socket is found by the next call.
+            let rest = if taken < len && deframer.left() > 0 {
+                read_rest(deframer, socket, buffers, (filled + taken, len - taken)).unwrap_or(0)
+            } else {
+                0
+            };
+            return Ok(taken + rest);
+        }
         loop {
             let taken = match buffers {
                 _ if deframer.left() > 0 => return read_rest(deframer, socket, buffers, (filled, len)),
@@ -54,7 +64,7 @@ impl Layer {
     }
 
     /// The kernel says that the socket of a protected connection is readable. Before the program is told so, the header in front of its bytes is read, and what they depend on is
-    /// kept. True: there is nothing but that, or a part of it.
+    /// kept. True: there is nothing but that, or a part of it. Bytes that follow are read along, unless another thread sleeps: it may wait for these, and no kernel would tell it.
     pub fn has_only_header(&mut self, fd: i32) -> bool {
         if self.observer.causes().is_none() || !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
             return false;
@@ -66,20 +76,40 @@ impl Layer {
             let looked = rustix::net::recv(sys::borrow(fd), &mut [0; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
             return looked.is_ok_and(|(_, count)| count > 0);
         }
+        let (mut read, alone) = (0, self.sleepers == 0);
         while let Some(deframer) = self.observer.deframer(slot) {
-            let room = deframer.header_room();
+            let room = if alone { deframer.ahead_room() } else { deframer.header_room() };
             if room.is_empty() {
                 break;
             }
+            let handle = if alone { Deframer::handle_ahead } else { Deframer::handle_header };
             match rustix::net::recv(sys::borrow(fd), &mut *room, RecvFlags::DONTWAIT) {
-                Ok((_, count)) if count > 0 && deframer.handle_header(count).is_ok() => {}
+                Ok((_, count)) if count > 0 && handle(deframer, count).is_ok() => read += count,
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 // An end, or an error: the program's own call finds it.
                 _ => return false,
             }
         }
         sure(self.observer.handle_header(slot));
-        false
+        if self.observer.has_ahead(slot) {
+            self.note_ahead(slot);
+            return false;
+        }
+        // All there was has come with the header: the kernel tells of what follows.
+        alone && read > 0
+    }
+
+    fn note_ahead(&mut self, slot: Slot) {
+        if !self.ahead.contains(&slot) {
+            self.ahead.push(slot);
+        }
+    }
+
+    /// Whether bytes of some connection were read ahead, and the program has not taken them.
+    pub fn has_ahead(&mut self) -> bool {
+        let Layer { ahead, observer, .. } = self;
+        ahead.retain(|slot| observer.has_ahead(*slot));
+        !ahead.is_empty()
     }
 
     /// As `recv` with MSG_PEEK, of at most `len` bytes.
@@ -93,9 +123,12 @@ impl Layer {
         let mut deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?.clone();
         // Each byte may be a frame of its own.
         let most = len.saturating_mul(1 + LINK_FRAME).saturating_add(LINK_FRAME).min(LOOKED_AT);
-        let mut bytes = look(socket, most)?;
-        if bytes.is_empty() {
-            return Ok(0);
+        let mut bytes = deframer.give_back_ahead();
+        match look(socket, most) {
+            Ok(looked) if looked.is_empty() && bytes.is_empty() => return Ok(0),
+            Ok(looked) => bytes.extend(looked),
+            Err(error) if bytes.is_empty() => return Err(error),
+            Err(_) => {}
         }
         let taken = deframer.unframe(&mut bytes).map_err(bad)?.min(len);
         sure(self.observer.keep_peeked(slot, deframer.causes()));
@@ -111,13 +144,21 @@ impl Layer {
     /// Bytes of the program that lie in the socket of a link.
     pub fn unread(&self, slot: Slot, socket: BorrowedFd<'_>) -> u64 {
         let raw = rustix::io::ioctl_fionread(socket).unwrap_or(0);
-        let Some(connection) = self.observer.table().get(slot).filter(|_| raw > 0) else { return 0 };
-        let mut deframer = connection.incoming().deframer().clone();
-        if deframer.left() >= raw {
-            return raw;
+        let Some(connection) = self.observer.table().get(slot) else { return 0 };
+        let deframer = connection.incoming().deframer();
+        if raw == 0 && !deframer.has_ahead() {
+            return 0;
         }
-        let bytes = look(socket, usize::try_from(raw).unwrap_or(usize::MAX).min(LOOKED_AT));
-        bytes.ok().and_then(|mut bytes| deframer.unframe(&mut bytes).ok()).unwrap_or(0) as u64
+        let mut deframer = deframer.clone();
+        let mut bytes = deframer.give_back_ahead();
+        if deframer.left() >= bytes.len() as u64 + raw {
+            return bytes.len() as u64 + raw;
+        }
+        if raw > 0 {
+            let looked = look(socket, usize::try_from(raw).unwrap_or(usize::MAX).min(LOOKED_AT));
+            bytes.extend(looked.unwrap_or_default());
+        }
+        deframer.unframe(&mut bytes).unwrap_or(0) as u64
     }
 
     /// Lets the frame under way leave from these buffers of the program, which have just what it carries, as far as the socket takes it. `EAGAIN`: nothing was taken.
@@ -160,6 +201,23 @@ impl Layer {
         self.observer.handle_transmitted(slot, sent);
         Ok(sent)
     }
+}
+
+/// Takes what was read ahead.
+fn take_ahead(deframer: &mut Deframer, buffers: &mut [IoSliceMut<'_>], (filled, len): (usize, usize)) -> Result<usize, Errno> {
+    let mut taken = 0;
+    if deframer.has_ahead() {
+        for mut part in clip_mut(buffers, filled, len) {
+            let count = part.len().min(deframer.ahead());
+            match pointers::is_writable(part.as_ptr(), count) {
+                true => taken += deframer.take_ahead(&mut part[..count]).map_err(bad)?,
+                // As the kernel says it: what it could move counts.
+                false if taken == 0 => return Err(Errno::FAULT),
+                false => break,
+            }
+        }
+    }
+    Ok(taken)
 }
 
 /// Reads what the frame under way still has. 0: the socket has ended.

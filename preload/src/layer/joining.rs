@@ -141,6 +141,8 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         session_error: Errno::TIMEDOUT,
         lingering: Vec::with_capacity(64),
         unsent: Vec::with_capacity(64),
+        ahead: Vec::with_capacity(64),
+        sleepers: 0,
         idle: 0,
     };
     layer.say_hello();

@@ -42,10 +42,12 @@ pub fn wait(mut layer: Held, fds: &[(i32, PollFlags)], deadline: Option<u64>) ->
     let count = polled.iter_mut().zip(all).map(|(to, from)| *to = from).count();
     let turn = turn(&layer).map(|turn| sys::now() + turn);
     let until = deadline.into_iter().chain(layer.due()).chain(turn).min();
+    layer.sleepers += 1;
     drop(layer);
     let left = until.map(|until| until.saturating_sub(sys::now()));
     let polled = ready::wait_for(&polled[..count], left, &signals.mask());
     let mut layer = layer::enter_again()?;
+    layer.sleepers -= 1;
     layer.give_signals(signals);
     match polled {
         Ok(0) if deadline.is_some_and(|deadline| deadline <= sys::now()) => Err(Errno::TIMEDOUT),

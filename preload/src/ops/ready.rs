@@ -293,7 +293,8 @@ impl Asked<'_> {
         match self {
             Asked::Epoll { epoll, events } => {
                 let count = kernel::epoll_now(*epoll, events, mask)?;
-                if count == 0 && !knows_more(layer) {
+                let more = knows_more(layer);
+                if count == 0 && !more {
                     return Ok(0);
                 }
                 examine(layer, &ended(*epoll, &events[..count]));
@@ -301,7 +302,7 @@ impl Asked<'_> {
                 let Some(table) = epolls.get_mut(*epoll) else { return Err(Errno::BADF) };
                 let is_away = |fd, bits: u32| layer.is_away(fd) || bits & IN != 0 && layer.has_only_header(fd);
                 let count = translate(Some(table), events, count, is_away, |ready| found.push(ready));
-                if knows_more(layer) { add_known(layer, *epoll, table, events, found) } else { Ok(count) }
+                if more || layer.links.is_any_down() { add_known(layer, *epoll, table, events, found) } else { Ok(count) }
             }
             Asked::Poll { fds } => {
                 let count = kernel::poll_now(fds, mask)?;
@@ -421,8 +422,11 @@ fn translate(
 }
 
 /// Whether something may be ready that the kernel knows nothing of. In the first incarnation: a connection between its arrival and the program's accept.
-fn knows_more(layer: &Layer) -> bool {
-    layer.observer.incarnation() > Incarnation::FIRST || !layer.arrived.is_empty() || layer.links.is_any_down()
+fn knows_more(layer: &mut Layer) -> bool {
+    layer.observer.incarnation() > Incarnation::FIRST
+        || !layer.arrived.is_empty()
+        || layer.links.is_any_down()
+        || layer.has_ahead()
 }
 
 /// Whether the kernel reports that something is over on a protected connection.
@@ -629,10 +633,12 @@ impl Waiting<'_> {
         if let Some(turn) = super::turn(&layer) {
             left = Some(left.map_or(turn, |left| left.min(turn)));
         }
+        layer.sleepers += 1;
         drop(layer);
         let mask = self.limit.mask.copied().unwrap_or_else(|| signals.mask());
         let polled = kernel::poll_within(&mut set, left, Some(&mask));
         let mut layer = layer::enter_again()?;
+        layer.sleepers -= 1;
         layer.give_signals(signals);
         match polled {
             Ok(_) => Ok(layer),

@@ -111,10 +111,14 @@ impl Lib {
     /// Bytes of the program from the socket of this end, at most so many: as the kernel gives them, in frames, one read or two.
     pub fn read_link(&mut self, slot: Slot, end: StreamId, most: usize, forgetful: bool) -> Vec<u8> {
         let Some(deframer) = self.observer.deframer(slot) else { return Vec::new() };
-        let room = deframer.header_room().len();
-        let asked = if deframer.left() > 0 { most.min(deframer.left() as usize) } else { room + most };
-        let mut bytes = self.sockets.take_bytes(end, asked);
-        let taken = deframer.unframe(&mut bytes).expect("G3: what arrives on a link is in frames");
+        let mut bytes = vec![0; most];
+        let mut taken = deframer.take_ahead(&mut bytes).expect("G3: what arrives on a link is in frames");
+        if taken == 0 {
+            let room = deframer.header_room().len();
+            let asked = if deframer.left() > 0 { most.min(deframer.left() as usize) } else { room + most };
+            bytes = self.sockets.take_bytes(end, asked);
+            taken = deframer.unframe(&mut bytes).expect("G3: what arrives on a link is in frames");
+        }
         bytes.truncate(taken);
         if forgetful {
             deframer.handle_kept();
@@ -126,8 +130,11 @@ impl Lib {
     pub fn unread(&self, end: StreamId) -> u64 {
         let incoming = self.observer.table().find_end(end.connection, end.from_opener);
         let incoming = incoming.and_then(|slot| self.observer.table().get(slot)).map(Connection::incoming);
-        let mut bytes = self.sockets.unread(end);
-        incoming.map_or(0, |incoming| incoming.deframer().clone().unframe(&mut bytes).unwrap_or(0) as u64)
+        incoming.map_or(0, |incoming| {
+            let mut deframer = incoming.deframer().clone();
+            let mut bytes = [deframer.give_back_ahead(), self.sockets.unread(end)].concat();
+            deframer.unframe(&mut bytes).unwrap_or(0) as u64
+        })
     }
 
     /// Whether the socket of a connection has bytes that were not taken.
@@ -145,19 +152,19 @@ impl Lib {
                 return Ok(false);
             }
             while let Some(room) =
-                self.observer.deframer(slot).map(|deframer| deframer.header_room().len()).filter(|room| *room > 0)
+                self.observer.deframer(slot).map(|deframer| deframer.ahead_room().len()).filter(|room| *room > 0)
             {
                 let bytes = self.sockets.take_bytes(end, room);
                 if bytes.is_empty() {
                     return Ok(false);
                 }
                 let deframer = self.observer.deframer(slot).expect("it was there");
-                deframer.header_room()[..bytes.len()].copy_from_slice(&bytes);
-                deframer.handle_header(bytes.len()).expect("G3: what arrives on a link is in frames");
+                deframer.ahead_room()[..bytes.len()].copy_from_slice(&bytes);
+                deframer.handle_ahead(bytes.len()).expect("G3: what arrives on a link is in frames");
             }
             self.observer.handle_header(slot)?;
         }
-        Ok(self.has_bytes(slot))
+        Ok(self.observer.has_ahead(slot) || self.has_bytes(slot))
     }
 
     /// Where its log goes.
