@@ -118,7 +118,7 @@ pub(crate) struct NetArgs {
     /// Only these [default: all]
     #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., value_name = "GROUP")]
     only: Vec<Group>,
-    /// Rounds of native, off, protected and native runs of everything but applications
+    /// Rounds of native, off, waiting, protected and native runs of everything but applications
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Rounds of applications; 0: none
@@ -173,6 +173,9 @@ struct Measured {
     judged: bool,
     off: Comparison,
     off_target: f64,
+    /// With `--log waiting`, for comparison: it has no target.
+    waiting: Comparison,
+    /// With `--log causal`.
     protected: Comparison,
     target: f64,
     /// Protected bandwidth as a part of the native one, where that is what the target is about.
@@ -232,6 +235,7 @@ fn panels(report: &Report) -> [Panel; 1] {
         let (target, off_target) = (of.judged.then_some(of.target), of.judged.then_some(of.off_target));
         [
             row(format!("{}, protected", of.name), &of.protected, target),
+            row(format!("{}, log waiting", of.name), &of.waiting, None),
             row(format!("{}, protect off", of.name), &of.off, off_target),
             row(format!("{}, native again", of.name), &of.again, None),
         ]
@@ -250,6 +254,7 @@ fn in_words(report: &Report) -> String {
             None => judged(format!("<= {:.2}", of.target)),
         };
         text += &row(&format!("{}, {}", of.name, of.unit), &of.protected, &target);
+        text += &row("   log waiting", &of.waiting, "");
         text += &row("   protect off", &of.off, &judged(format!("<= {:.2}", of.off_target)));
         text += &row("   native again", &of.again, "");
         if of.group == Group::Applications {
@@ -299,14 +304,16 @@ impl Bench<'_> {
             _ => ("us", "us"),
         };
         let interval = self.args.ckpt_interval.to_string();
-        let on = [&ON[..], &["--ckpt-interval", &interval]].concat();
-        let (mut off, mut protected, mut again) = (Vec::new(), Vec::new(), Vec::new());
+        let with = |log| [&ON[..], &["--ckpt-interval", &interval, "--log", log]].concat();
+        let (causal, waiting_log) = (with("causal"), with("waiting"));
+        let [mut off, mut waiting, mut protected, mut again] = [const { Vec::new() }; 4];
         let (mut checkpoints, mut longest) = (0, 0);
         for round in 1..=rounds {
             self.runs.progress.say(&format!("{}, round {round} of {rounds}", work.name));
             let native = self.native(work.ranks, program, &options, name)?;
             off.push((native, self.radic(work.ranks, &OFF, program, &options, name)?));
-            protected.push((native, self.radic(work.ranks, &on, program, &options, name)?));
+            waiting.push((native, self.radic(work.ranks, &waiting_log, program, &options, name)?));
+            protected.push((native, self.radic(work.ranks, &causal, program, &options, name)?));
             for counters in self.newest_job(work.ranks)? {
                 ensure!(
                     work.group != Group::Applications || counters.committed > 0,
@@ -318,7 +325,7 @@ impl Bench<'_> {
             again.push((native, self.native(work.ranks, program, &options, name)?));
             self.runs.progress.advance(1);
         }
-        let [off, protected, again] = [off, protected, again].map(|pairs| Comparison::of(&pairs));
+        let [off, waiting, protected, again] = [off, waiting, protected, again].map(|pairs| Comparison::of(&pairs));
         Ok(Measured {
             name: work.name,
             group: work.group,
@@ -328,6 +335,7 @@ impl Bench<'_> {
             again,
             off,
             off_target: OFF_TARGET,
+            waiting,
             bandwidth: work.is_bandwidth.then_some(1.0 / protected.pair_ratio),
             protected,
             target: work.target,
@@ -372,7 +380,8 @@ mod tests {
     fn measured(name: &'static str, group: Group, again: f64) -> Measured {
         let of = |native, radic| Comparison::of(&[(native, radic)]);
         let (again, is_bandwidth) = (of(10.0, 10.0 * again), group == Group::Windows);
-        let (off, protected, target) = (of(10.0, 10.1), of(10.0, 30.0), if is_bandwidth { WINDOW_SHARE } else { SHORT });
+        let (off, waiting, protected, target) =
+            (of(10.0, 10.1), of(10.0, 40.0), of(10.0, 30.0), if is_bandwidth { WINDOW_SHARE } else { SHORT });
         Measured {
             name,
             group,
@@ -382,6 +391,7 @@ mod tests {
             again,
             off,
             off_target: OFF_TARGET,
+            waiting,
             protected,
             target,
             bandwidth: is_bandwidth.then_some(1.0 / 3.0),
