@@ -88,6 +88,18 @@ pub struct Outgoing {
     pub(crate) framer: Framer,
     /// The causes that the link of now has carried.
     passed: Passed,
+    pub(crate) refusal: Refusal,
+}
+
+/// Whether what the program sends is refused, because its peer is gone for good.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    #[default]
+    None,
+    /// It is, and the program has not been told yet, by this `errno`.
+    Untold(i32),
+    /// It was told: from then on a socket says EPIPE.
+    Told,
 }
 
 impl Outgoing {
@@ -126,6 +138,18 @@ impl Outgoing {
     /// The offset after the last byte, once the program has ended this direction.
     pub fn finish(&self) -> Option<u64> {
         self.finish
+    }
+
+    /// Whether what the program sends is refused: its peer is gone for good.
+    pub fn is_refused(&self) -> bool {
+        self.refusal != Refusal::None
+    }
+
+    /// What the program sends is refused from now on, first with this `errno`.
+    pub(crate) fn refuse(&mut self, errno: i32) {
+        if !self.is_refused() {
+            self.refusal = Refusal::Untold(errno);
+        }
     }
 }
 

@@ -167,8 +167,6 @@ pub struct Layer {
     pub listeners: Vec<(i32, SocketAddr)>,
     /// Further descriptors of connections, and the one that the observer knows.
     pub aliases: Vec<(i32, i32)>,
-    /// Connections with a peer that is gone, and the error that the program gets.
-    pub broken: Vec<(Slot, Errno)>,
     /// The job's key.
     pub key: JobKey,
     /// Keys for greetings to processes of other jobs.

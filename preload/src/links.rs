@@ -120,11 +120,7 @@ impl Layer {
             Action::Discard(end) => {
                 self.sockets.take_aside(end).and_then(|aside| aside.socket).into_iter().for_each(discard);
             }
-            Action::RefuseSends(end, errno) => {
-                if let Some(slot) = self.slot_of_end(end) {
-                    self.refuse_sends(slot, Errno::from_raw_os_error(errno));
-                }
-            }
+            Action::RefuseSends(end) => self.slot_of_end(end).into_iter().for_each(|slot| self.drop_unsent(slot)),
             Action::Refused(error) => self.note(&format!("a connection was refused: {error}")),
         }
     }
@@ -401,7 +397,7 @@ impl Layer {
             (None, _) => {}
         }
         // What was sent meanwhile.
-        if self.broken(slot).is_none() {
+        if !self.is_refused(slot) {
             self.transmit(slot);
         }
         self.end_lingering(slot);
@@ -429,8 +425,7 @@ impl Layer {
         self.unsent.retain(|waiting| *waiting != slot);
         let Some(end) = self.end_of(slot) else { return };
         let unread = self.descriptor(slot).map_or(0, |fd| self.unread(slot, sys::borrow(fd)));
-        let refused = self.broken(slot).is_some();
-        if self.drive(|links, cx| Ok(links.handle_ended(cx, slot, why, unread, refused))) {
+        if self.drive(|links, cx| Ok(links.handle_ended(cx, slot, why, unread))) {
             self.await_answer(end);
             if self.links.is_in_question(end)
                 && let Some(slot) = self.slot_of_end(end)
@@ -460,7 +455,7 @@ impl Layer {
         if !is_error {
             return self.link_ended(slot, Ending::End);
         }
-        if self.broken(slot).is_none() {
+        if !self.is_refused(slot) {
             let error = sockopt::socket_error(sys::borrow(fd)).ok().and_then(Result::err);
             self.link_ended(slot, reset(error.unwrap_or(Errno::CONNRESET)));
         }
@@ -493,13 +488,15 @@ impl Layer {
         });
     }
 
-    /// The peer has closed the connection: what is sent is refused from now on, as the kernel says it. What was sent is kept for it all the same.
-    pub fn refuse_sends(&mut self, slot: Slot, error: Errno) {
+    /// What is sent is refused from now on: what waits for the socket leaves no more.
+    pub fn drop_unsent(&mut self, slot: Slot) {
         self.unsent.retain(|waiting| *waiting != slot);
         self.drop_lingering(slot);
-        if self.broken(slot).is_none() {
-            self.broken.push((slot, error));
-        }
+    }
+
+    /// Whether what is sent on `slot` is refused.
+    pub fn is_refused(&self, slot: Slot) -> bool {
+        self.observer.table().get(slot).is_some_and(|connection| connection.outgoing().is_refused())
     }
 
     /// `Place`, `Final`, `Restarted`.

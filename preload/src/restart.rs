@@ -11,7 +11,7 @@
 //! | `replayer` | none: that is for `radic replay`, which restores a copy that is alone |
 //! | `arrived`, `links`, the program's sockets and listeners | [`Layer::break_all`] and [`Layer::relisten`]: placeholders, to be linked again |
 //! | `lingering`, `unsent` | their sockets are dead: bytes are in the outbox and leave when a link is up |
-//! | `names`, `listeners`, `aliases`, `broken` | hold: the program sees what it saw |
+//! | `names`, `listeners`, `aliases` | hold: the program sees what it saw |
 //! | `key`, `foreign`, all that is secret | zeroes: the node says them again |
 //! | `session` | a new one, with the protector that the node says: it has the log |
 //! | `idle` | counts from 0 |

@@ -8,9 +8,9 @@ use crate::connection::{Connection, Phase, Slot};
 use crate::{Context, Failure};
 
 impl Links {
-    /// The socket of `slot` has ended. `unread`: bytes that it has received and the program has not taken; `refused`: what the program sends is refused already.
-    /// True: the node is asked what that means.
-    pub fn handle_ended(&mut self, cx: &mut Context<'_>, slot: Slot, why: Ending, unread: u64, refused: bool) -> bool {
+    /// The socket of `slot` has ended. `unread`: bytes that it has received and the program has not taken. True: the node is
+    /// asked what that means.
+    pub fn handle_ended(&mut self, cx: &mut Context<'_>, slot: Slot, why: Ending, unread: u64) -> bool {
         let Some(connection) = cx.observer.table().get(slot) else { return false };
         let (end, peer, stream) = (connection.stream_out(), connection.peer, connection.stream_in());
         if self.is_down(end) {
@@ -18,7 +18,7 @@ impl Links {
         }
         let there = connection.incoming().wanted() + unread;
         let is_whole = connection.incoming().finish().is_some_and(|finish| finish <= there);
-        if is_whole && (why == Ending::End || refused) {
+        if is_whole && (why == Ending::End || connection.outgoing().is_refused()) {
             if owes_word(cx, slot) {
                 self.break_link(cx, slot, why);
             }
@@ -68,7 +68,7 @@ impl Links {
             None if parting => {
                 cx.observer.handle_finish(slot, finish.unwrap_or(wanted))?;
                 self.set_stage(end, Stage::Over);
-                self.actions.push_back(Action::RefuseSends(end, RESET));
+                self.refuse_sends(cx, (slot, end), RESET);
             }
             Some(last) => {
                 cx.observer.handle_finish(slot, last.offset)?;
@@ -86,11 +86,16 @@ impl Links {
             Ending::End => self.restore(end),
             Ending::Reset(errno) if last.closed => {
                 // Before anything is sent on it again. It is read to its end; the peer may still call, to say how far it has come.
-                self.actions.push_back(Action::RefuseSends(end, errno));
+                self.refuse_sends(cx, (slot, end), errno);
                 self.restore(end);
             }
             Ending::Reset(_) => self.break_link(cx, slot, why),
         }
+    }
+
+    fn refuse_sends(&mut self, cx: &mut Context<'_>, (slot, end): (Slot, StreamId), errno: i32) {
+        cx.observer.refuse_sends(slot, errno);
+        self.actions.push_back(Action::RefuseSends(end));
     }
 
     /// The program's socket was the right one.

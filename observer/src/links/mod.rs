@@ -95,8 +95,8 @@ pub enum Action {
     Restore(StreamId),
     /// The socket that is aside is wanted no more.
     Discard(StreamId),
-    /// What the program sends is refused from now on, as the kernel does: with this `errno`, then with EPIPE.
-    RefuseSends(StreamId, i32),
+    /// What the program sends is refused from now on, and what waits for a socket leaves no more.
+    RefuseSends(StreamId),
     /// A visitor with a connection that is not known here was refused: say so in the node's log.
     Refused(Error),
 }

@@ -235,20 +235,20 @@ fn a_sockets_end_is_what_the_senders_node_says() {
     ] {
         let (mut one, _, slot, _) = pair();
         let name = end(&one, slot);
-        let (is_asked, actions) = one.drive(|links, cx| links.handle_ended(cx, slot, why, unread, false));
+        let (is_asked, actions) = one.drive(|links, cx| links.handle_ended(cx, slot, why, unread));
         assert!(is_asked && one.links.is_in_question(name) && one.links.questions() == 1);
-        assert_eq!(one.drive(|links, cx| links.handle_ended(cx, slot, why, unread, false)), (false, vec![]), "it is asked once");
+        assert_eq!(one.drive(|links, cx| links.handle_ended(cx, slot, why, unread)), (false, vec![]), "it is asked once");
         let (result, actions) = one.hears(FromNode::Final { ask: asked(&actions), end: said }, unread);
         result.expect("nothing contradicts");
         let wanted = match (kept, refused) {
-            (true, true) => vec![Action::RefuseSends(name, 32), Action::Restore(name)],
+            (true, true) => vec![Action::RefuseSends(name), Action::Restore(name)],
             (true, false) => vec![Action::Restore(name)],
             (false, _) => vec![Action::Unplug(name)],
         };
         assert_eq!((actions, one.links.is_down(name)), (wanted, !kept), "{said:?}, {why:?}, {unread}");
         // The end is known now: the same socket's end needs no question.
         let knows = said.is_some_and(|said| said.offset <= unread) && why == Ending::End;
-        assert!(!knows || !one.drive(|links, cx| links.handle_ended(cx, slot, why, unread, false)).0);
+        assert!(!knows || !one.drive(|links, cx| links.handle_ended(cx, slot, why, unread)).0);
     }
 }
 
@@ -269,7 +269,7 @@ fn what_a_peer_that_has_left_had_ended_is_whole_or_lost() {
         let lost =
             result.map_err(|(from, to)| Failure::Lost { stream: one.observer.table().get(slot).unwrap().stream_in(), from, to });
         assert_eq!(got, lost);
-        let refusal = if said.is_none() { vec![Action::RefuseSends(name, RESET)] } else { vec![] };
+        let refusal = if said.is_none() { vec![Action::RefuseSends(name)] } else { vec![] };
         assert_eq!(actions, refusal);
     }
 }
@@ -388,7 +388,7 @@ fn the_end_of_a_stream_is_no_end_where_a_peer_owes_its_word() {
         result.expect("it is right");
         one.observer.handle_finish(slot, 0).expect("nothing was sent");
         let name = end(&one, slot);
-        let (is_asked, actions) = one.drive(|links, cx| links.handle_ended(cx, slot, Ending::End, 0, false));
+        let (is_asked, actions) = one.drive(|links, cx| links.handle_ended(cx, slot, Ending::End, 0));
         assert!(!is_asked, "where the stream ends is known");
         assert_eq!(actions, if settled { vec![] } else { vec![Action::Unplug(name)] }, "settled: {settled}");
     }

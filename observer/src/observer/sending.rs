@@ -5,14 +5,16 @@ use radic_wire::determinant::{Call, Determinant};
 use super::answers::{Send, Transmit, Wait};
 use super::{Observer, Verdict};
 use crate::causes::Causes;
-use crate::connection::{Connection, Link, Phase, Slot};
+use crate::connection::{Connection, Link, Phase, Refusal, Slot};
 use crate::error::Error;
 use crate::frames::Leaving;
 use crate::gate::Gate;
 use crate::replay::Ask;
 
-/// The system's number for "try again": the same on every Linux.
+/// The system's numbers for "interrupted", "try again" and "no reader": the same on every Linux.
+const EINTR: u32 = 4;
 const EAGAIN: u32 = 11;
+const EPIPE: u32 = 32;
 
 impl Observer {
     /// Whether a `send` on `slot` would be taken, at least in part, as far as the outbox goes.
@@ -23,7 +25,12 @@ impl Observer {
     /// `send` of these bytes (at least one) on `fd`, after `done` bytes of the same call were taken. They are taken only when
     /// everything that happened is stable (G1).
     pub fn send(&mut self, thread: u32, fd: u32, bytes: &[u8], done: usize, blocking: bool) -> Result<Send, Error> {
-        self.table.slot_of(fd)?;
+        let slot = self.table.slot_of(fd)?;
+        if done == 0
+            && let Some(refused) = self.send_refused(thread, fd, slot)?
+        {
+            return Ok(refused);
+        }
         let then = match self.consult(thread, Ask::Send { fd }, blocking)? {
             Verdict::Wait(Wait::Turn) => return self.send_before_turn(thread, fd, bytes, done),
             Verdict::Wait(wait) => return Ok(Send::Wait(wait)),
@@ -33,6 +40,10 @@ impl Observer {
         match then {
             Some(Determinant::Errno { errno, .. }) => {
                 self.handle_served();
+                if errno != EAGAIN && errno != EINTR {
+                    // The program was told so then. An image of before does not know it yet.
+                    self.table.on(fd)?.outgoing.refusal = Refusal::Told;
+                }
                 Ok(Send::Failed(errno))
             }
             Some(Determinant::SendPart { len, .. }) => {
@@ -47,6 +58,44 @@ impl Observer {
             }
             _ if self.replay.is_some() => self.send_again(thread, fd, bytes, blocking),
             _ => self.send_live(thread, fd, bytes, done, blocking),
+        }
+    }
+
+    /// What a `send` finds on a connection on which nothing can be sent any more. None: it can, or the log says what the call has found.
+    fn send_refused(&mut self, thread: u32, fd: u32, slot: Slot) -> Result<Option<Send>, Error> {
+        let outgoing = &self.connection(slot)?.outgoing;
+        if outgoing.finish.is_some() {
+            return Ok(Some(Send::Failed(EPIPE)));
+        }
+        let refusal = outgoing.refusal;
+        let errno = match refusal {
+            Refusal::None => return Ok(None),
+            _ if self.phase() == Phase::Replaying => return Ok(None),
+            _ if !self.settle() => return Ok(Some(Send::Wait(Wait::Peers))),
+            Refusal::Untold(errno) => errno as u32,
+            Refusal::Told => EPIPE,
+        };
+        self.table.on(fd)?.outgoing.refusal = Refusal::Told;
+        self.handle_failed(thread, fd, Call::Send, errno)?;
+        Ok(Some(Send::Failed(errno)))
+    }
+
+    /// The peer of `slot` is gone for good: what is sent is refused from now on, first with this `errno`. What was sent is kept for it all the same.
+    pub fn refuse_sends(&mut self, slot: Slot, errno: i32) {
+        if let Some(connection) = self.table.get_mut(slot) {
+            connection.outgoing.refuse(errno);
+        }
+    }
+
+    /// The `errno` that the program has not been told yet, as SO_ERROR tells it; 0: none. It is told by that.
+    pub fn take_refusal(&mut self, slot: Slot) -> i32 {
+        let Some(connection) = self.table.get_mut(slot) else { return 0 };
+        match connection.outgoing.refusal {
+            Refusal::Untold(errno) => {
+                connection.outgoing.refusal = Refusal::Told;
+                if errno as u32 == EPIPE { 0 } else { errno }
+            }
+            Refusal::None | Refusal::Told => 0,
         }
     }
 
@@ -77,6 +126,11 @@ impl Observer {
             return Ok(Send::Wait(Wait::Stable(position)));
         }
         let len = self.append(thread, fd, bytes, blocking)?;
+        let connection = self.table.on(fd)?;
+        if len > 0 && connection.is_over_there() {
+            // The kernel would take something once more, hear that the peer is gone, and refuse what follows. These bytes do not even leave.
+            connection.outgoing.refuse(EPIPE as i32);
+        }
         if len == bytes.len() || blocking && len > 0 {
             return Ok(Send::Taken { len, whole: len == bytes.len() });
         }

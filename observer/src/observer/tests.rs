@@ -376,3 +376,28 @@ fn a_frame_says_what_need_not_be_kept() {
     assert_eq!(answers(8, 0), Ok(Some(1)));
     assert!(matches!(answers(9, 0), Err(Error::Peer { .. })));
 }
+
+/// A send after the peer is gone for good says why, once, and then that there is no reader; so it does when it is executed again, by the log, and afterwards, too.
+#[test]
+fn what_is_refused_is_refused_again() {
+    const RESET: i32 = 104;
+    let mut observer = reader(ProcessId { job: JobId::from_bits(1), rank: Rank(1) });
+    let slot = observer.table().slot_of(4).unwrap();
+    let (image, cut) = (observer.clone(), observer.journal().end());
+    observer.refuse_sends(slot, RESET);
+    observer.refuse_sends(slot, 32);
+    let send = |observer: &mut Observer| observer.send(0, 4, b"too late", 0, true);
+    assert_eq!(send(&mut observer), Ok(Send::Failed(RESET as u32)));
+    assert_eq!((send(&mut observer), observer.take_refusal(slot)), (Ok(Send::Failed(32)), 0));
+    let log = {
+        let (head, tail) = observer.journal().slices(cut);
+        [head, tail].concat()
+    };
+
+    let mut again = image;
+    let range = ImageRange { oldest: 0, next: 1 };
+    again.restart(Incarnation::restarted(1), cut + log.len() as u64, Vec::new(), range, (0, &[]), 1 << 10).unwrap();
+    again.handle_protector(&FromProtector::Journal { position: cut, bytes: &log }).unwrap();
+    assert_eq!([send(&mut again), send(&mut again)], [Ok(Send::Failed(RESET as u32)), Ok(Send::Failed(32))]);
+    assert_eq!((again.left_of_log(), again.take_refusal(slot)), (0, 0));
+}

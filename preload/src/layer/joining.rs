@@ -130,7 +130,6 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         bound: BTreeMap::new(),
         listeners: Vec::with_capacity(64),
         aliases: Vec::with_capacity(16),
-        broken: Vec::with_capacity(64),
         key,
         foreign: Vec::new(),
         haste: if causes.is_some() { Haste::lazy() } else { Haste::default() },

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use super::ending::{fail, sure};
 use super::held::enter;
 use super::{Layer, Lingering, UNSENT};
-use crate::counters::{self, Counter};
 use crate::fds::{self, Kind};
 use crate::links::reset;
 use crate::sys;
@@ -88,34 +87,7 @@ impl Layer {
     pub fn handle_broken(&mut self, slot: Slot, error: Errno) {
         self.observer.handle_broken(slot);
         self.unsent.retain(|waiting| *waiting != slot);
-        if self.broken.iter().all(|(known, _)| *known != slot) {
-            self.broken.push((slot, error));
-        }
-    }
-
-    /// Why nothing more can be sent on `slot`.
-    pub fn broken(&self, slot: Slot) -> Option<Errno> {
-        self.broken.iter().find(|(known, _)| *known == slot).map(|(_, error)| *error)
-    }
-
-    /// From now on this is why.
-    pub fn set_broken(&mut self, slot: Slot, error: Errno) {
-        self.broken.iter_mut().filter(|(known, _)| *known == slot).for_each(|(_, known)| *known = error);
-    }
-
-    /// The program was told that nothing more can be sent on `slot`.
-    pub fn note_refused(&mut self, slot: Slot) {
-        match self.broken(slot) {
-            Some(_) => self.set_broken(slot, Errno::PIPE),
-            None => self.broken.push((slot, Errno::PIPE)),
-        }
-    }
-
-    /// The error that the program has not been told yet, as SO_ERROR tells it; 0: none.
-    pub fn take_broken(&mut self, slot: Slot) -> i32 {
-        let error = self.broken(slot).filter(|error| *error != Errno::PIPE).map_or(0, Errno::raw_os_error);
-        self.set_broken(slot, Errno::PIPE);
-        error
+        self.observer.refuse_sends(slot, error.raw_os_error());
     }
 
     /// Lets everything leave that waits, as far as sockets take it.
@@ -170,11 +142,5 @@ impl Layer {
             let Lingering { fd, .. } = self.lingering.swap_remove(at);
             sys::close_own(fd);
         }
-    }
-
-    /// A connection is closed for the program: what was remembered of it for its calls goes.
-    pub fn handle_closed(&mut self, slot: Slot) {
-        self.broken.retain(|(known, _)| *known != slot);
-        counters::add(Counter::Connections, 1u64.wrapping_neg());
     }
 }

@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::take_turns;
 use crate::children;
+use crate::counters::{self, Counter};
 use crate::fds::{self, Kind, Mark};
 use crate::layer::{self, Layer, Names, sure};
 use crate::links::reset;
@@ -153,7 +154,7 @@ fn end_connection(layer: &mut Layer, fd: i32, slot: Slot) {
     while sure(layer.observer.close(fd as u32)).is_some() {
         layer.pass_gate();
     }
-    layer.handle_closed(slot);
+    counters::add(Counter::Connections, 1u64.wrapping_neg());
 }
 
 /// After `dup` and its kin have made `new` from `old`.
@@ -230,10 +231,10 @@ pub fn socket_error(fd: i32) -> Option<Result<i32, Errno>> {
         }
     }
     let errno = match sockopt::socket_error(sys::borrow(fd)) {
-        Ok(Ok(())) => layer.take_broken(slot),
+        Ok(Ok(())) => layer.observer.take_refusal(slot),
         Ok(Err(error)) => {
             layer.link_ended(slot, reset(error));
-            layer.take_broken(slot)
+            layer.observer.take_refusal(slot)
         }
         Err(error) => return Some(Err(error)),
     };

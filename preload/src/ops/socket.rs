@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use radic_observer::connection::{Connection, Link, Phase, Slot};
+use radic_observer::connection::{Connection, Link, Slot};
 use radic_observer::links::Ending;
 use radic_observer::{Error, Observer, Receive, Send, Source, Transmit, Wait};
 use radic_wire::determinant::Call;
@@ -282,9 +282,6 @@ impl Sending {
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        if let Some(error) = self.refused(&mut layer) {
-            return Err(error);
-        }
         if self.deadline.is_some() && layer.is_unsent(self.slot) && !layer.observer.is_replaying() {
             layer = self.wait_for_turn(layer)?;
         }
@@ -300,9 +297,8 @@ impl Sending {
             self.write(&mut layer, buffers);
         }
         layer.transmit(self.slot);
-        if layer.observer.table().get(self.slot).is_some_and(Connection::is_over_there) && !layer.observer.is_replaying() {
-            // The kernel would take something once more, hear that the peer is gone, and refuse what follows. These bytes do not even leave.
-            layer.refuse_sends(self.slot, Errno::PIPE);
+        if layer.is_refused(self.slot) {
+            layer.drop_unsent(self.slot);
         }
         counters::add(Counter::BytesOut, self.done as u64);
         counters::add(Counter::MessagesOut, 1);
@@ -353,25 +349,6 @@ impl Sending {
         self.waits && self.deadline.is_none_or(|deadline| sys::now() < deadline)
     }
 
-    /// Nothing can be sent any more. While there is a log, it says what a call has found; what follows the log is found when this process is live.
-    fn refused(&self, layer: &mut Layer) -> Option<Errno> {
-        if layer.observer.table().get(self.slot).is_some_and(|connection| connection.outgoing().finish().is_some()) {
-            return Some(Errno::PIPE);
-        }
-        let error = layer.broken(self.slot)?;
-        while !layer.observer.settle() {
-            if layer.observer.phase() == Phase::Replaying {
-                return None;
-            }
-            layer.wait_for(Wait::Peers);
-        }
-        // After the first error a socket says EPIPE.
-        layer.set_broken(self.slot, Errno::PIPE);
-        sure(layer.observer.handle_failed(self.thread, self.fd as u32, Call::Send, error.raw_os_error() as u32));
-        layer.ship();
-        Some(error)
-    }
-
     /// Has one buffer taken into the outbox. False: only a part of it, which is all that the program gets for this call.
     fn offer(&mut self, mut layer: Held, buffer: &[u8]) -> Result<(Held, bool), Errno> {
         let mut offered = 0;
@@ -389,8 +366,7 @@ impl Sending {
                     match errno as i32 {
                         libc::EAGAIN => super::ready::refused(self.fd),
                         libc::EINTR => {}
-                        // The program was told so then. The layer of an image of before does not know it yet.
-                        _ => layer.note_refused(self.slot),
+                        _ => layer.ship(),
                     }
                     return Err(Errno::from_raw_os_error(errno as i32));
                 }

@@ -298,7 +298,7 @@ impl World {
             let unread = self.lib(pid).unread(end);
             self.drive(pid, |links, cx| {
                 let slot = cx.observer.table().find_end(end.connection, end.from_opener);
-                Ok(slot.is_some_and(|slot| links.handle_ended(cx, slot, why, unread, false)))
+                Ok(slot.is_some_and(|slot| links.handle_ended(cx, slot, why, unread)))
             });
         }
     }
