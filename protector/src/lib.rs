@@ -24,6 +24,7 @@ pub mod link;
 pub mod logs;
 pub mod logserver;
 pub mod membership;
+mod memory;
 pub mod node;
 pub mod peers;
 pub mod pmi;

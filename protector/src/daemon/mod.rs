@@ -65,6 +65,7 @@ use self::stores::Stores;
 use crate::address::{self, Seeds};
 use crate::config::Config;
 use crate::folder::Folder;
+use crate::memory;
 use crate::node::host::HostEnvironment;
 use crate::node::{Input, Node, NodeConfig, Output, Stop};
 
@@ -84,6 +85,7 @@ const LAST_WORDS: Duration = Duration::from_millis(1000);
 
 /// Runs a protector until it is told to end, or must.
 pub fn run(config: Config) -> Result<()> {
+    memory::keep();
     sys::close_inherited_at_exec();
     sys::restore_signals().context("cannot restore the signals")?;
     if let Err(error) = orphans::adopt() {

@@ -16,6 +16,7 @@ use radic_wire::ids::{JobId, ProcessId};
 
 use super::Answer;
 use super::files::Files;
+use crate::memory;
 use crate::store::{File, Write};
 
 /// Time until a write that failed is tried again.
@@ -144,6 +145,7 @@ impl Disk {
             Order::RemoveJob(job) => {
                 self.drop_writes(|of| of.process().job == job);
                 self.files.remove_job(job);
+                memory::give_back();
             }
             Order::Fetch(to, file, position, length) => {
                 let bytes = self.files.read(file, position, length);
@@ -239,7 +241,7 @@ mod tests {
         let (sender, done) = mpsc::channel();
         let connection = ConnectionId { opener: process, number: 3 };
         let file = File::Stream(process, StreamId { connection, from_opener: true });
-        orders.send(Order::Write(5, Write { file, position: 0, bytes: vec![1; 10] })).unwrap();
+        orders.send(Order::Write(5, Write { file, position: 0, bytes: vec![1; 10].into() })).unwrap();
         orders.send(Order::Delete(file)).unwrap();
         drop(orders);
         run(Files::new(dir.path().to_owned(), false), receiver, sender, Waker::new().unwrap());

@@ -315,7 +315,7 @@ mod tests {
         for file in [File::Journal(process()), File::Stream(process(), StreamId { connection, from_opener: true })] {
             let mut files = Files::new(dir.path().to_owned(), true);
             let (position, bytes) = (SEGMENT * 2 - 5, b"0123456789".to_vec());
-            files.write(&Write { file, position, bytes }).unwrap();
+            files.write(&Write { file, position, bytes: bytes.into() }).unwrap();
             files.sync().unwrap();
             assert_eq!(names(dir.path()).len(), 2);
             assert_eq!(files.read(file, position + 3, 4).unwrap(), b"3456");
@@ -336,7 +336,7 @@ mod tests {
         let (mut files, file) = (Files::new(dir.path().to_owned(), false), File::Journal(process()));
         let all: Vec<u8> = (0..300_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let mut write = |from: usize, to: usize| {
-            files.write(&Write { file, position: 5 + from as u64, bytes: all[from..to].to_vec() }).unwrap();
+            files.write(&Write { file, position: 5 + from as u64, bytes: all[from..to].to_vec().into() }).unwrap();
         };
         (0..1_000).for_each(|i| write(i * 60, i * 60 + 60));
         write(59_000, 200_001);

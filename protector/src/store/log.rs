@@ -2,6 +2,12 @@
 
 use std::collections::VecDeque;
 
+use bytes::{Buf, Bytes, BytesMut};
+use radic_wire::limits;
+
+/// Bytes of the smallest piece of memory. Thousands of streams that hold little have small ones; each next piece of a log is twice as long, up to a chunk.
+const LEAST: usize = 256;
+
 /// What to do with bytes that are offered at a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("bytes from {got} would leave a gap after {end}, or end beyond 64 bits")]
@@ -10,6 +16,84 @@ pub struct Gap {
     pub end: u64,
     /// Where the bytes begin.
     pub got: u64,
+}
+
+/// Bytes in pieces that do not move: what is to be written is handed out without a copy.
+#[derive(Debug, Clone, Default)]
+struct Memory {
+    /// Full pieces, none of them empty.
+    pieces: VecDeque<Bytes>,
+    /// The newest one, and how long the next one is to be.
+    last: BytesMut,
+    next: usize,
+    length: usize,
+}
+
+impl Memory {
+    fn extend(&mut self, mut bytes: &[u8]) {
+        self.length += bytes.len();
+        while !bytes.is_empty() {
+            let mut room = self.last.capacity() - self.last.len();
+            if room == 0 {
+                let next = self.next.max(bytes.len()).clamp(LEAST, limits::LOG_CHUNK);
+                let full = std::mem::replace(&mut self.last, BytesMut::with_capacity(next));
+                self.push(full.freeze());
+                (room, self.next) = (self.last.capacity(), 2 * next);
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.last.extend_from_slice(now);
+            bytes = later;
+        }
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Forgets the oldest bytes.
+    fn advance(&mut self, mut count: usize) {
+        self.length -= count;
+        while let Some(front) = self.pieces.front_mut().filter(|_| count > 0) {
+            if count < front.len() {
+                return front.advance(count);
+            }
+            count -= front.len();
+            self.pieces.pop_front();
+        }
+        self.last.advance(count);
+        if self.last.is_empty() {
+            // Thousands of streams that were busy once must not keep their memory.
+            (self.last, self.next) = Default::default();
+        }
+    }
+
+    /// The bytes from `skip` on that lie in one piece, at most `most`.
+    fn piece(&mut self, skip: usize, most: usize) -> Bytes {
+        let mut at = 0;
+        for piece in &self.pieces {
+            if skip < at + piece.len() {
+                return piece.slice(skip - at..piece.len().min((skip - at).saturating_add(most)));
+            }
+            at += piece.len();
+        }
+        // What follows goes to the rest of its memory.
+        let last = self.last.split().freeze();
+        self.push(last.clone());
+        last.slice(skip - at..last.len().min((skip - at).saturating_add(most)))
+    }
+
+    fn copy(&self, mut skip: usize, most: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(most.min(self.length.saturating_sub(skip)));
+        for piece in self.pieces.iter().map(|piece| &piece[..]).chain([&self.last[..]]) {
+            let from = skip.min(piece.len());
+            let rest = &piece[from..piece.len().min(from + (most - bytes.len()))];
+            bytes.extend_from_slice(rest);
+            skip -= from;
+        }
+        bytes
+    }
 }
 
 /// The bytes of a sequence from `start` to `end`.
@@ -22,13 +106,13 @@ pub struct Log {
     /// What is before this was handed out to be written: `written <= handed <= end`.
     handed: u64,
     /// The newest bytes: those before `end`.
-    memory: VecDeque<u8>,
+    memory: Memory,
 }
 
 impl Log {
     /// An empty log at `position`.
     pub fn at(position: u64) -> Self {
-        Log { start: position, end: position, written: position, handed: position, memory: VecDeque::new() }
+        Log { start: position, end: position, written: position, handed: position, memory: Memory::default() }
     }
 
     /// Position of the oldest byte.
@@ -53,7 +137,7 @@ impl Log {
 
     /// Bytes held in memory.
     pub fn in_memory(&self) -> usize {
-        self.memory.len()
+        self.memory.length
     }
 
     /// Appends what is new of `bytes` at `position`, and passes over what is held already. Returns how many bytes were new.
@@ -71,8 +155,8 @@ impl Log {
             *self = Log::at(position);
         } else if position > self.start {
             self.start = position;
-            let keep = self.memory.len().min((self.end - position) as usize);
-            self.memory.drain(..self.memory.len() - keep);
+            let keep = self.memory.length.min((self.end - position) as usize);
+            self.memory.advance(self.memory.length - keep);
             self.written = self.written.max(position);
             self.handed = self.handed.max(position);
         }
@@ -84,14 +168,18 @@ impl Log {
     }
 
     /// The next bytes to be written, at most `most`, and their position. Each is handed out once.
-    pub fn unwritten(&mut self, most: usize) -> Option<(u64, Vec<u8>)> {
-        let (position, length) = (self.handed, (self.end - self.handed).min(most as u64));
-        self.handed += length;
-        (length > 0).then(|| (position, self.copy(position, length as usize)))
+    pub fn unwritten(&mut self, most: usize) -> Option<(u64, Bytes)> {
+        let (position, left) = (self.handed, usize::try_from(self.end - self.handed).unwrap_or(usize::MAX));
+        let bytes = match left.min(most) {
+            0 => return None,
+            length => self.memory.piece(self.memory.length - left, length),
+        };
+        self.handed += bytes.len() as u64;
+        Some((position, bytes))
     }
 
     /// The same, but nothing from `end` on.
-    pub fn unwritten_before(&mut self, end: u64, most: usize) -> Option<(u64, Vec<u8>)> {
+    pub fn unwritten_before(&mut self, end: u64, most: usize) -> Option<(u64, Bytes)> {
         let before = end.min(self.end).saturating_sub(self.handed);
         self.unwritten(most.min(usize::try_from(before).unwrap_or(usize::MAX)))
     }
@@ -102,36 +190,21 @@ impl Log {
         self.handed = self.handed.max(self.written);
     }
 
-    /// Bytes from `position`, which are in memory.
-    fn copy(&self, position: u64, most: usize) -> Vec<u8> {
-        let skip = self.memory.len() - (self.end - position) as usize;
-        let length = most.min(self.memory.len() - skip);
-        let (first, second) = self.memory.as_slices();
-        let mut bytes = Vec::with_capacity(length);
-        bytes.extend_from_slice(&first[skip.min(first.len())..(skip + length).min(first.len())]);
-        bytes.extend_from_slice(&second[skip.saturating_sub(first.len())..(skip + length).saturating_sub(first.len())]);
-        bytes
-    }
-
     /// Frees memory of what the file has, before `position`. Returns how many bytes.
     pub fn release(&mut self, position: u64) -> usize {
         let keep = (self.end - position.min(self.written).min(self.end)) as usize;
-        let freed = self.memory.len().saturating_sub(keep);
-        self.memory.drain(..freed);
-        if self.memory.is_empty() {
-            // Thousands of streams that were busy once must not keep their buffers.
-            self.memory.shrink_to(0);
-        }
+        let freed = self.memory.length.saturating_sub(keep);
+        self.memory.advance(freed);
         freed
     }
 
     /// Bytes from `position`, at most `most`: from memory, or `Err(length)` if the file has them.
     pub fn read(&self, position: u64, most: usize) -> Result<Vec<u8>, usize> {
-        let first = self.end - self.memory.len() as u64;
+        let first = self.end - self.memory.length as u64;
         if position < first {
             return Err(most.min((first - position) as usize));
         }
-        Ok(self.copy(position.min(self.end), most))
+        Ok(self.memory.copy((position.min(self.end) - first) as usize, most))
     }
 }
 

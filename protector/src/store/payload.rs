@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use bytes::Bytes;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::Incarnation;
 use radic_wire::limits;
@@ -193,7 +194,7 @@ impl Payload {
     }
 
     /// The next bytes of a stream to write, at most `most`: their stream, position and the bytes.
-    pub(super) fn unwritten(&mut self, most: usize) -> Option<(StreamId, (u64, Vec<u8>))> {
+    pub(super) fn unwritten(&mut self, most: usize) -> Option<(StreamId, (u64, Bytes))> {
         while let Some(stream) = self.dirty.front().copied() {
             let held = self.streams.get_mut(&stream);
             if let Some(piece) = held.and_then(|held| held.log.unwritten(most)) {

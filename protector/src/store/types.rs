@@ -1,5 +1,6 @@
 //! What goes into a store and what comes out of it.
 
+use bytes::Bytes;
 use radic_wire::determinant::{ConnectionId, StreamId};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::log::{HeldImage, ImageRange};
@@ -54,7 +55,7 @@ pub struct Write {
     /// Their position in the sequence. Where the file begins is the driver's affair.
     pub position: u64,
     /// The bytes.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 /// Something for the driver.
