@@ -41,6 +41,15 @@ impl Queue {
     }
 }
 
+/// Where bytes are to be put for which room was taken.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    block: u32,
+    /// Offset at which that block begins.
+    base: u64,
+    at: u64,
+}
+
 /// The pool of blocks.
 #[derive(Debug, Clone)]
 pub struct Outbox {
@@ -128,8 +137,17 @@ impl Outbox {
     }
 
     fn append_at_most(&mut self, queue: &mut Queue, bytes: &[u8], room: usize) -> usize {
-        let mut rest = &bytes[..bytes.len().min(room)];
-        while !rest.is_empty() {
+        let bytes = &bytes[..bytes.len().min(room)];
+        let mut place = self.reserve(queue, bytes.len());
+        self.fill(&mut place, bytes, <[u8]>::copy_from_slice);
+        bytes.len()
+    }
+
+    /// Takes room for so many bytes, which [`Outbox::room`] has said there is. They are there when [`Outbox::fill`] has put them.
+    pub fn reserve(&mut self, queue: &mut Queue, bytes: usize) -> Place {
+        let (from, mut left) = (queue.end, bytes);
+        let mut first = (queue.tail, from - from % self.block as u64);
+        while left > 0 {
             let filled = (queue.end % self.block as u64) as usize;
             if filled == 0 || queue.tail == NONE {
                 let block = self.block_taken().expect("the room was computed from the free blocks");
@@ -139,14 +157,30 @@ impl Outbox {
                     self.next[queue.tail as usize] = block;
                 }
                 queue.tail = block;
+                if queue.end == from {
+                    first.0 = block;
+                }
             }
-            let length = rest.len().min(self.block - filled);
-            let at = queue.tail as usize * self.block + filled;
-            self.bytes[at..at + length].copy_from_slice(&rest[..length]);
+            let length = left.min(self.block - filled);
             queue.end += length as u64;
-            rest = &rest[length..];
+            left -= length;
         }
-        bytes.len().min(room)
+        Place { block: first.0, base: first.1, at: from }
+    }
+
+    /// Has `copy` put these bytes there; the next ones come after them.
+    pub fn fill(&mut self, place: &mut Place, mut bytes: &[u8], copy: impl Fn(&mut [u8], &[u8])) {
+        while !bytes.is_empty() {
+            if place.at == place.base + self.block as u64 {
+                (place.block, place.base) = (self.next[place.block as usize], place.at);
+            }
+            let filled = (place.at - place.base) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(self.block - filled));
+            let at = place.block as usize * self.block + filled;
+            copy(&mut self.bytes[at..at + now.len()], now);
+            place.at += now.len() as u64;
+            bytes = later;
+        }
     }
 
     /// Passes over bytes that need not be kept, at the end of a queue that keeps none.
@@ -233,7 +267,14 @@ mod tests {
                     0 | 1 => {
                         let bytes: Vec<u8> = (0..number).map(|i| (all.len() + i) as u8).collect();
                         let room = outbox.room(queue);
-                        let taken = outbox.append(queue, &bytes);
+                        let taken = if step == 0 { outbox.append(queue, &bytes) } else { number.min(room) };
+                        if step == 1 {
+                            // They leave before they are put there, in two parts.
+                            let mut place = outbox.reserve(queue, taken);
+                            outbox.handle_left(queue, queue.end());
+                            let (one, two) = bytes[..taken].split_at(taken / 3);
+                            [one, two].map(|part| outbox.fill(&mut place, part, <[u8]>::copy_from_slice));
+                        }
                         prop_assert_eq!(taken, number.min(room));
                         all.extend(&bytes[..taken]);
                     }

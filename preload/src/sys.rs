@@ -203,6 +203,41 @@ pub fn send_parts(fd: BorrowedFd<'_>, parts: &[&[u8]]) -> Result<usize, Errno> {
     }
 }
 
+/// Runs this with a copy that leaves the caches to the program: what it writes goes to memory. Elsewhere than on x86 it is any other copy.
+pub fn copy_past_caches(run: impl FnOnce(fn(&mut [u8], &[u8]))) {
+    run(stream);
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code)]
+    // SAFETY: the processor has it. Such stores are in no order with others before it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+fn stream(to: &mut [u8], from: &[u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    assert!(to.len() == from.len(), "as many bytes as there is room for");
+    // SAFETY: any bytes are vectors.
+    let (_, aligned, _) = unsafe { to.align_to_mut::<__m128i>() };
+    let vectors = aligned.len();
+    let head = to.as_ptr().align_offset(size_of::<__m128i>()).min(to.len());
+    let tail = head + vectors * size_of::<__m128i>();
+    to[..head].copy_from_slice(&from[..head]);
+    to[tail..].copy_from_slice(&from[tail..]);
+    let (to, from) = (to[head..tail].as_mut_ptr().cast::<__m128i>(), from[head..tail].as_ptr().cast::<__m128i>());
+    for at in 0..vectors {
+        // SAFETY: both slices have so many vectors from there, and `to` is aligned. What follows the last store is the fence of `copy_past_caches`.
+        unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn stream(to: &mut [u8], from: &[u8]) {
+    to.copy_from_slice(from);
+}
+
 /// `as_fd` of what is behind a number, for the layer's own.
 pub fn number(fd: &impl AsFd) -> i32 {
     fd.as_fd().as_raw_fd()
@@ -228,6 +263,17 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_copied_past_the_caches_is_there() {
+        let from: Vec<u8> = (0..300).map(|at| at as u8).collect();
+        for (begin, end) in [(0, 300), (1, 299), (15, 31), (16, 16), (3, 10), (17, 290)] {
+            let mut to = vec![0xff; 300];
+            copy_past_caches(|copy| copy(&mut to[begin..end], &from[begin..end]));
+            let is_right = |(at, byte): (usize, &u8)| *byte == if (begin..end).contains(&at) { at as u8 } else { 0xff };
+            assert!(to.iter().enumerate().all(is_right), "{begin} to {end}: {to:?}");
+        }
+    }
 
     #[test]
     fn of_a_number_that_is_no_descriptor_the_kernel_says_so() {

@@ -9,6 +9,7 @@ use crate::connection::{Connection, Link, Phase, Refusal, Slot};
 use crate::error::Error;
 use crate::frames::Leaving;
 use crate::gate::Gate;
+use crate::outbox::Place;
 use crate::replay::Ask;
 
 /// The system's numbers for "interrupted", "try again" and "no reader": the same on every Linux.
@@ -59,6 +60,33 @@ impl Observer {
             _ if self.replay.is_some() => self.send_again(thread, fd, bytes, blocking),
             _ => self.send_live(thread, fd, bytes, done, blocking),
         }
+    }
+
+    /// As [`Observer::send`] of so many bytes in one call, if they are taken at once, all of them, and may leave at once. The caller lets them leave, and then has [`Observer::fill`]
+    /// put them where they are kept: their receiver takes them meanwhile. None: [`Observer::send`] is to be asked.
+    pub fn send_whole(&mut self, thread: u32, fd: u32, bytes: usize, blocking: bool) -> Result<Option<Place>, Error> {
+        let connection = self.connection(self.table.slot_of(fd)?)?;
+        let outgoing = &connection.outgoing;
+        let is_next = connection.link == Link::Up && outgoing.framer.is_idle() && outgoing.unsent() == 0;
+        let is_open = outgoing.finish.is_none() && !outgoing.is_refused() && !connection.is_over_there();
+        let is_kept = outgoing.stable <= outgoing.queue.end() && self.outbox.room(&outgoing.queue) >= bytes;
+        if self.replay.is_some() || !is_next || !is_open || !is_kept || self.gate_of_send(fd)? != Gate::Open {
+            return Ok(None);
+        }
+        if !matches!(self.consult(thread, Ask::Send { fd }, blocking)?, Verdict::Live) {
+            return Ok(None);
+        }
+        let place = self.outbox.reserve(&mut self.table.on(fd)?.outgoing.queue, bytes);
+        self.journal.handle_sent(thread, bytes as u64);
+        if !blocking {
+            self.journal.handle_taken();
+        }
+        Ok(Some(place))
+    }
+
+    /// Keeps bytes of [`Observer::send_whole`]; the next ones come after them.
+    pub fn fill(&mut self, place: &mut Place, bytes: &[u8], copy: impl Fn(&mut [u8], &[u8])) {
+        self.outbox.fill(place, bytes, copy);
     }
 
     /// What a `send` finds on a connection on which nothing can be sent any more. None: it can, or the log says what the call has found.

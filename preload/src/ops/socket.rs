@@ -17,6 +17,9 @@ use crate::layer::{self, Held, Layer, sure};
 use crate::links::reset;
 use crate::sys;
 
+/// Bytes of a message that leaves before it is kept.
+const LARGE: usize = 4 << 10;
+
 /// What a receiving call wants besides bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct How {
@@ -285,16 +288,19 @@ impl Sending {
         if self.deadline.is_some() && layer.is_unsent(self.slot) && !layer.observer.is_replaying() {
             layer = self.wait_for_turn(layer)?;
         }
-        let mut whole = true;
-        for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
-            (layer, whole) = self.offer(layer, buffer)?;
-            if !whole {
-                super::ready::refused(self.fd);
-                break;
+        if !self.write_first(&mut layer, buffers) {
+            let mut whole = true;
+            for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
+                (layer, whole) = self.offer(layer, buffer)?;
+                if !whole {
+                    super::ready::refused(self.fd);
+                    break;
+                }
             }
-        }
-        if whole && self.may_write(&layer) {
-            self.write(&mut layer, buffers);
+            if whole && self.may_write(&layer) {
+                let written = self.write(&mut layer, buffers);
+                self.handle_written(&mut layer, written);
+            }
         }
         layer.transmit(self.slot);
         if layer.is_refused(self.slot) {
@@ -381,14 +387,32 @@ impl Sending {
         Ok((layer, true))
     }
 
-    /// Writes from the program's buffers what the outbox has just taken: it need not be read there again.
-    fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>]) {
-        if !matches!(layer.observer.poll_transmit(self.slot), Some(Transmit::Bytes(_))) {
-            return;
+    /// Lets a large message leave from the program's buffers first, and keeps it then: meanwhile its receiver takes it. False: nothing was done.
+    fn write_first(&mut self, layer: &mut Layer, buffers: &[IoSlice<'_>]) -> bool {
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        if total < LARGE {
+            return false;
         }
-        match layer.write_link(self.slot, sys::borrow(self.fd), buffers) {
-            Ok(()) => {}
-            Err(Errno::AGAIN | Errno::INTR) => {}
+        let place = sure(layer.observer.send_whole(self.thread, self.fd as u32, total, self.waits));
+        let Some(mut place) = place else { return false };
+        self.done = total;
+        let written = self.write(layer, buffers);
+        sys::copy_past_caches(|copy| buffers.iter().for_each(|buffer| layer.observer.fill(&mut place, buffer, copy)));
+        self.handle_written(layer, written);
+        true
+    }
+
+    /// Writes from the program's buffers what the outbox takes: it need not be read there again.
+    fn write(&self, layer: &mut Layer, buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
+        match layer.observer.poll_transmit(self.slot) {
+            Some(Transmit::Bytes(_)) => layer.write_link(self.slot, sys::borrow(self.fd), buffers),
+            _ => Ok(()),
+        }
+    }
+
+    fn handle_written(&self, layer: &mut Layer, written: Result<(), Errno>) {
+        match written {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => layer.link_ended(self.slot, reset(error)),
         }
     }
