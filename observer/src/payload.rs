@@ -121,6 +121,11 @@ impl PayloadLog {
         unshipped > 0 && (unshipped >= self.ring.capacity() / 2 || self.segments.len() >= self.most_segments / 2)
     }
 
+    /// Bytes that could be shipped now.
+    pub fn shippable(&self) -> u64 {
+        self.closed.map_or(u64::MAX, |closed| closed.to).min(self.ring.end()).saturating_sub(self.shipped)
+    }
+
     /// Whether everything was shipped.
     pub fn is_shipped(&self) -> bool {
         self.shipped >= self.ring.end()
@@ -163,16 +168,16 @@ impl PayloadLog {
         self.ring.push(&[0]);
     }
 
-    /// The next piece to be shipped, at most [`limits::LOG_CHUNK`] bytes; it counts as shipped.
-    pub fn poll_ship(&mut self) -> Option<Piece<'_>> {
-        let most = self.closed.map_or(u64::MAX, |closed| closed.to);
-        if most <= self.shipped {
+    /// The next piece to be shipped, at most so many bytes and [`limits::LOG_CHUNK`]; it counts as shipped.
+    pub fn poll_ship(&mut self, most: usize) -> Option<Piece<'_>> {
+        let until = self.closed.map_or(u64::MAX, |closed| closed.to);
+        if until <= self.shipped {
             return None;
         }
         let index = self.segments.partition_point(|segment| segment.position + segment.length <= self.shipped);
         let segment = *self.segments.get(index)?;
         let from = self.shipped.max(segment.position);
-        let to = (segment.position + segment.length).min(from + limits::LOG_CHUNK as u64).min(most);
+        let to = (segment.position + segment.length).min(from + most.min(limits::LOG_CHUNK) as u64).min(until);
         self.shipped = to;
         let (head, tail) = self.ring.slices(from, to);
         let offset = segment.offset + (from - segment.position);
@@ -248,7 +253,7 @@ mod tests {
                         bytes.push(0);
                         ended[number as usize] = true;
                     }
-                    4 | 5 => if let Some(piece) = log.poll_ship() {
+                    4 | 5 => if let Some(piece) = log.poll_ship(usize::MAX) {
                         prop_assert_eq!(piece.position, held);
                         let at = streams.entry(piece.stream).or_default();
                         prop_assert_eq!(piece.offset, at.len() as u64);
@@ -273,7 +278,11 @@ mod tests {
         assert!(!log.is_due());
         log.push(stream(0), 4, &[1; 1]);
         assert!(log.is_due() && !log.is_shipped());
-        assert_eq!(log.poll_ship().map(|piece| piece.head.len() + piece.tail.len()), Some(5), "neighbours are one piece");
+        assert_eq!(
+            log.poll_ship(usize::MAX).map(|piece| piece.head.len() + piece.tail.len()),
+            Some(5),
+            "neighbours are one piece"
+        );
         assert!(!log.is_due() && log.is_shipped() && log.room() == 5);
         assert!(log.handle_stable(6).is_err());
         log.handle_stable(5).unwrap();
@@ -281,7 +290,7 @@ mod tests {
         // An end is to be shipped like a byte.
         log.push_end(stream(0), 5);
         assert!(!log.is_shipped());
-        assert_eq!(log.poll_ship().map(|piece| piece.is_end), Some(true));
+        assert_eq!(log.poll_ship(usize::MAX).map(|piece| piece.is_end), Some(true));
         assert!(log.is_shipped());
     }
 }

@@ -42,7 +42,7 @@ fn process(rank: u32) -> ProcessId {
 /// Ships everything and hears that it is stable.
 fn settle(observer: &mut Observer) {
     observer.poll_journal();
-    while observer.poll_payload().is_some() {}
+    while observer.poll_payload(usize::MAX).is_some() {}
     let (journal, payload) = (observer.journal().end(), observer.payload().span().end);
     observer.handle_protector(&FromProtector::JournalStable { position: journal }).unwrap();
     if let Some(position) = observer.causes().map(|causes| causes.end()) {

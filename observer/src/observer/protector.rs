@@ -42,12 +42,12 @@ impl Observer {
         self.untold.is_none() && self.payload.is_shipped()
     }
 
-    /// Payload to be shipped: when the process idles, or when [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
-    pub fn poll_payload(&mut self) -> Option<Piece<'_>> {
+    /// Payload to be shipped, at most so many bytes: when the process idles, when a call has found nothing, or when [`PayloadLog::is_due`](crate::payload::PayloadLog::is_due).
+    pub fn poll_payload(&mut self, most: usize) -> Option<Piece<'_>> {
         if let Some(beginning) = self.poll_beginning() {
             return Some(beginning);
         }
-        self.payload.poll_ship()
+        self.payload.poll_ship(most)
     }
 
     /// From where a stream goes on, as a piece without bytes. The protector that answered may be a new one, and the sender of the stream is to learn that it

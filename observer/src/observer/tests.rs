@@ -238,7 +238,7 @@ fn a_replay_that_finds_nothing_less_often_goes_on() {
 fn a_new_protector_is_told_where_streams_go_on() {
     let mut observer = sender();
     let told = |observer: &mut Observer| {
-        let piece = observer.poll_payload()?;
+        let piece = observer.poll_payload(usize::MAX)?;
         Some((piece.position, piece.offset, piece.head.len() + piece.tail.len()))
     };
     observer.handle_received(0, 3, Source::Link, b"shipped").unwrap();

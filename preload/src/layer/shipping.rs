@@ -51,16 +51,27 @@ impl Layer {
         if self.replayer.is_some() {
             return;
         }
-        while !self.bulk.is_pressed() {
-            let Some(piece) = self.observer.poll_payload() else { break };
-            counters::add(Counter::Payload, (piece.head.len() + piece.tail.len()) as u64);
-            if let Err(error) = self.bulk.send_payload(&piece) {
-                return self.reconnect(error);
-            }
-        }
+        while !self.bulk.is_pressed() && self.ship_piece(usize::MAX) {}
         if let Err(error) = self.bulk.flush() {
             self.reconnect(error);
         }
+    }
+
+    /// A call has found nothing: a moment for what would be shipped later, in the way of a message. Shorter pieces wake the log service up too often, and longer ones keep the program
+    /// from what has come meanwhile (docs/performance.md).
+    pub fn ship_payload_in_passing(&mut self) {
+        const PIECE: usize = 64 << 10;
+        if self.replayer.is_none() && self.observer.payload().shippable() >= PIECE as u64 && !self.bulk.has_unsent() {
+            self.ship_piece(PIECE);
+        }
+    }
+
+    /// False: there was nothing, or the connection is gone.
+    fn ship_piece(&mut self, most: usize) -> bool {
+        let Some(piece) = self.observer.poll_payload(most) else { return false };
+        counters::add(Counter::Payload, (piece.head.len() + piece.tail.len()) as u64);
+        let sent = self.bulk.send_payload(&piece);
+        sent.map_err(|error| self.reconnect(error)).is_ok()
     }
 
     /// G1: waits until nothing that precedes is unstable.

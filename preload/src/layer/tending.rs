@@ -79,6 +79,7 @@ impl Layer {
         }
         counters::add(Counter::Empty, 1);
         self.idle += 1;
+        self.ship_payload_in_passing();
         // While a link is down the process looks after everything sooner: what it looks for may come only if it does.
         if self.idle >= IDLE || self.links.is_any_down() && self.idle >= IDLE_DOWN || self.is_time_to_tend() {
             self.idle = 0;

@@ -617,7 +617,7 @@ impl World {
 
     fn ship_payload(&mut self, pid: u32) {
         let Some(conns) = self.lib(pid).conns.used.filter(|_| self.lib(pid).is_log_up()) else { return };
-        while let Some(piece) = self.lib(pid).observer.poll_payload() {
+        while let Some(piece) = self.lib(pid).observer.poll_payload(usize::MAX) {
             let (position, stream, offset) = (piece.position, piece.stream, piece.offset);
             let bytes = if piece.is_end {
                 code(|out| ToProtector::PayloadEnd { position, stream, offset }.write(out))
