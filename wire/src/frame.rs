@@ -83,18 +83,20 @@ impl FrameReader {
         if self.forgets {
             self.buffer[..self.taken].zeroize();
         }
-        let rest = &self.buffer[self.taken..];
-        let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
+        let Some(frame) = self.frame_in(&self.buffer[self.taken..])? else { return Ok(None) };
+        let (start, length) = (self.taken + HEADER, frame.len());
+        self.taken = start + length;
+        Ok(Some(&self.buffer[start..start + length]))
+    }
+
+    /// The body of the frame with which `bytes` begin, if it is whole.
+    pub fn frame_in<'a>(&self, bytes: &'a [u8]) -> Result<Option<&'a [u8]>, FrameTooLarge> {
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
         let claimed = u32::from_le_bytes(*header) as usize;
         if claimed > self.limit {
             return Err(FrameTooLarge { claimed, limit: self.limit });
         }
-        if rest.len() < HEADER + claimed {
-            return Ok(None);
-        }
-        let start = self.taken + HEADER;
-        self.taken = start + claimed;
-        Ok(Some(&self.buffer[start..start + claimed]))
+        Ok(rest.get(..claimed))
     }
 
     /// What is buffered and not handed out: whatever follows the last frame is none.

@@ -223,8 +223,9 @@ impl Sealer {
 pub struct Opener {
     cipher: Box<Cipher>,
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that were handed out already.
+    /// Where in it the bytes begin that were not handed out, and where they end.
     taken: usize,
+    end: usize,
     ended: bool,
 }
 
@@ -236,26 +237,42 @@ impl fmt::Debug for Opener {
 
 impl Opener {
     fn new(key: &[u8; 32], cover: Cover) -> Self {
-        Opener { cipher: Cipher::new(key, cover), buffer: Vec::new(), taken: 0, ended: false }
+        Opener { cipher: Cipher::new(key, cover), buffer: Vec::new(), taken: 0, end: 0, ended: false }
     }
 
     /// Takes bytes as they came from the socket.
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.taken > 0 {
-            self.buffer.drain(..self.taken);
-            self.taken = 0;
+        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.handle_read(bytes.len());
+    }
+
+    /// Room for at least so many bytes from the socket.
+    pub fn room(&mut self, least: usize) -> &mut [u8] {
+        self.buffer.copy_within(self.taken..self.end, 0);
+        (self.taken, self.end) = (0, self.end - self.taken);
+        if self.buffer.len() < self.end + least {
+            self.buffer.resize(self.end + least, 0);
         }
-        self.buffer.extend_from_slice(bytes);
+        &mut self.buffer[self.end..]
+    }
+
+    /// So many bytes have come there.
+    ///
+    /// # Panics
+    /// If there was no room for as many.
+    pub fn handle_read(&mut self, bytes: usize) {
+        self.end += bytes;
+        assert!(self.end <= self.buffer.len(), "{bytes} bytes have come to less room");
     }
 
     /// Bytes that are buffered and not opened.
     pub fn buffered(&self) -> usize {
-        self.buffer.len() - self.taken
+        self.end - self.taken
     }
 
     /// The body of the next whole record, if there is one. After an error there is none any more.
     pub fn next_body(&mut self) -> Result<Option<&[u8]>, RecordError> {
-        let rest = &mut self.buffer[self.taken..];
+        let rest = &mut self.buffer[self.taken..self.end];
         let Some(head) = rest.first_chunk::<HEAD>() else { return Ok(None) };
         if self.ended {
             return Err(RecordError::AfterLast);

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use radic_wire::record::RECORD;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Layer;
 use super::ending::sure;
 use crate::counters::{self, Counter};
 use crate::{sys, threads};
+
+/// Bytes of payload that are shipped at once: with what says what they are they fill a record, which the log service handles where it lies.
+const PIECE: usize = RECORD - 128;
 
 pub(super) fn clock() -> Duration {
     Duration::from_nanos(sys::now())
@@ -51,7 +55,7 @@ impl Layer {
         if self.replayer.is_some() {
             return;
         }
-        while !self.bulk.is_pressed() && self.ship_piece(usize::MAX) {}
+        while !self.bulk.is_pressed() && self.ship_piece() {}
         if let Err(error) = self.bulk.flush() {
             self.reconnect(error);
         }
@@ -60,15 +64,14 @@ impl Layer {
     /// A call has found nothing: a moment for what would be shipped later, in the way of a message. Shorter pieces wake the log service up too often, and longer ones keep the program
     /// from what has come meanwhile (docs/performance.md).
     pub fn ship_payload_in_passing(&mut self) {
-        const PIECE: usize = 64 << 10;
         if self.replayer.is_none() && self.observer.payload().shippable() >= PIECE as u64 && !self.bulk.has_unsent() {
-            self.ship_piece(PIECE);
+            self.ship_piece();
         }
     }
 
     /// False: there was nothing, or the connection is gone.
-    fn ship_piece(&mut self, most: usize) -> bool {
-        let Some(piece) = self.observer.poll_payload(most) else { return false };
+    fn ship_piece(&mut self) -> bool {
+        let Some(piece) = self.observer.poll_payload(PIECE) else { return false };
         counters::add(Counter::Payload, (piece.head.len() + piece.tail.len()) as u64);
         let sent = self.bulk.send_payload(&piece);
         sent.map_err(|error| self.reconnect(error)).is_ok()

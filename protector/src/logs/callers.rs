@@ -73,11 +73,10 @@ impl Service {
         if !self.server.may_read(number) {
             return self.watch(number);
         }
-        let Service { connections, scratch, .. } = self;
-        let Some(connection) = connections.get_mut(&number) else { return };
-        let buffered = connection.input.buffered();
-        match connection.read(scratch) {
-            Ok(Came::Nothing) if buffered > 0 => self.take_frames(number),
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let has_more = connection.has_more();
+        match connection.read() {
+            Ok(Came::Nothing) if has_more => self.take_records(number),
             Ok(Came::Nothing) => {}
             Ok(Came::Records) => self.take_records(number),
             // An image whose last record has not come is none: closing its connection refuses it.
@@ -188,11 +187,7 @@ impl Service {
             Stage::Image => self.take_image(number),
             Stage::ImageHead => self.take_image_head(number),
             Stage::Wish => self.take_wish(number),
-            _ => match connection.open_all() {
-                Ok(true) => self.take_frames(number),
-                Ok(false) => {}
-                Err(error) => self.lose(number, Gone::Fault(&error.to_string())),
-            },
+            _ => self.take_frames(number),
         }
     }
 
@@ -200,21 +195,18 @@ impl Service {
     fn take_frames(&mut self, number: ConnectionNumber) {
         let now = self.now();
         loop {
-            let Some(connection) = self.connections.get_mut(&number) else { return };
-            let next = match connection.input.next_frame() {
-                Ok(Some(body)) => self.server.handle_frame(now, number, body),
-                Ok(None) => break,
+            let Service { connections, server, .. } = self;
+            let Some(connection) = connections.get_mut(&number) else { return };
+            match connection.take_frames(|body| server.handle_frame(now, number, body)) {
                 Err(error) => return self.lose(number, Gone::Fault(&error.to_string())),
-            };
-            match next {
-                Next::Read => {}
-                Next::Answer => {
+                Ok(Next::Read) => break,
+                Ok(Next::Answer) => {
                     self.carry_out();
                     if !self.server.may_go_on(number) {
                         return;
                     }
                 }
-                Next::Closed => return,
+                Ok(Next::Closed) => return,
             }
         }
         self.carry_out();

@@ -6,15 +6,20 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 use radic_wire::bytes::Writer;
-use radic_wire::frame::{self, FrameReader, HEADER};
+use radic_wire::frame::{self, FrameReader, FrameTooLarge, HEADER};
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
 use radic_wire::login::{Channel, LOGIN, Login, NONCE, PROOF, WELCOME};
 use radic_wire::mac::JobKey;
 use radic_wire::record::{Cover, Opener, RecordError, Sealer};
 
+use crate::logserver::Next;
+
 /// Longest frame but for the beginning of an image: a chunk and what goes before it.
 pub const FRAME: usize = limits::LOG_CHUNK + 128;
+/// Bytes that are read at once, at first and at most.
+const LEAST_READ: usize = 4 << 10;
+const MOST_READ: usize = limits::LOG_CHUNK;
 /// Bytes that may wait to be sent at all: a peer that takes nothing is taken for gone.
 const LOST: usize = 64 << 20;
 
@@ -192,12 +197,23 @@ pub struct Connection {
     out: Outgoing,
     /// What its records are made and opened with, once both sides have proven what they are.
     records: Option<(Sealer, Opener)>,
+    /// Bytes that it has room for at once.
+    room_for: usize,
+}
+
+/// Nothing more is to be read from a connection: what has come is neither records nor frames.
+#[derive(Debug, thiserror::Error)]
+pub enum BadInput {
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Frame(#[from] FrameTooLarge),
 }
 
 impl Connection {
     pub fn new(socket: TcpStream, stage: Stage, interest: Interest) -> Self {
         let (input, out) = (FrameReader::new(FRAME), Outgoing::default());
-        Connection { socket, stage, watch: Watch::Urgent(interest), input, out, records: None }
+        Connection { socket, stage, watch: Watch::Urgent(interest), input, out, records: None, room_for: LEAST_READ }
     }
 
     /// Both sides have proven what they are: from here on there are records.
@@ -218,11 +234,36 @@ impl Connection {
         Ok(body.is_some())
     }
 
-    /// The same for all records that have come. False: there were none.
-    pub fn open_all(&mut self) -> Result<bool, RecordError> {
-        let came = self.open_one()?;
-        while self.open_one()? {}
-        Ok(came)
+    /// Hands frames that have come to `handle`, one after the other, until it wants something done first ([`Next::Answer`], [`Next::Closed`]). One that lies whole in a record is
+    /// handled where it lies.
+    pub fn take_frames(&mut self, mut handle: impl FnMut(&[u8]) -> Next) -> Result<Next, BadInput> {
+        loop {
+            while let Some(frame) = self.input.next_frame()? {
+                match handle(frame) {
+                    Next::Read => {}
+                    other => return Ok(other),
+                }
+            }
+            let Connection { records, input, .. } = self;
+            let body = records.as_mut().map(|(_, opener)| opener.next_body()).transpose()?.flatten();
+            let Some(mut body) = body else { return Ok(Next::Read) };
+            while let Some(frame) = input.frame_in(body)?.filter(|_| input.buffered() == 0) {
+                body = &body[HEADER + frame.len()..];
+                match handle(frame) {
+                    Next::Read => {}
+                    other => {
+                        input.push(body);
+                        return Ok(other);
+                    }
+                }
+            }
+            input.push(body);
+        }
+    }
+
+    /// Whether bytes have come that were not handled.
+    pub fn has_more(&self) -> bool {
+        self.input.buffered() > 0 || self.records.as_ref().is_some_and(|(_, opener)| opener.buffered() > 0)
     }
 
     /// The socket, and what is sent on it is sealed with.
@@ -289,16 +330,16 @@ impl Connection {
     }
 
     /// Reads once. Bytes of records are with the opener afterwards.
-    pub fn read(&mut self, scratch: &mut [u8]) -> io::Result<Came> {
-        match self.read_once(scratch) {
+    pub fn read(&mut self) -> io::Result<Came> {
+        match self.read_once() {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Came::Nothing),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(Came::End),
             other => other,
         }
     }
 
-    fn read_once(&mut self, scratch: &mut [u8]) -> io::Result<Came> {
-        let Connection { socket, stage, records, .. } = self;
+    fn read_once(&mut self) -> io::Result<Came> {
+        let Connection { socket, stage, records, room_for, .. } = self;
         let invalid = |error| io::Error::new(ErrorKind::InvalidData, error);
         let came = match stage {
             Stage::Unproven(partial) => match partial.read(socket)? {
@@ -313,13 +354,17 @@ impl Connection {
             Stage::Proving(login, key, nonce, partial) => {
                 partial.read(socket)?.map(|welcome| Came::Welcome(login.welcomed(key, nonce, welcome)))
             }
-            Stage::Frames | Stage::ImageHead | Stage::Image | Stage::Wish => match (socket.read(scratch)?, records) {
-                (0, _) | (_, None) => Some(Came::End),
-                (length, Some((_, opener))) => {
-                    opener.push(&scratch[..length]);
-                    Some(Came::Records)
+            Stage::Frames | Stage::ImageHead | Stage::Image | Stage::Wish => {
+                let Some((_, opener)) = records else { return Ok(Came::End) };
+                let room = opener.room(*room_for);
+                let (length, offered) = (socket.read(room)?, room.len());
+                opener.handle_read(length);
+                // A connection on which much comes at once has room for as much. Most never do.
+                if length == offered {
+                    *room_for = (2 * *room_for).min(MOST_READ);
                 }
-            },
+                if length == 0 { Some(Came::End) } else { Some(Came::Records) }
+            }
         };
         Ok(came.unwrap_or(Came::Nothing))
     }

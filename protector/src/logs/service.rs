@@ -41,8 +41,6 @@ const EVENTS: usize = 1_024;
 const BACKLOG: i32 = 4_096;
 /// What is ready and handled in one round.
 const READY: usize = 256;
-/// Most that is read at once: a chunk.
-const SCRATCH: usize = limits::LOG_CHUNK;
 /// Bytes on their way to files.
 const WRITING: usize = 32 << 20;
 /// Bytes of one write.
@@ -151,7 +149,6 @@ pub struct Service {
     /// Images on their way to nodes that bring processes back.
     pub sending: Sending,
     events: tokio_mpsc::Sender<Event>,
-    pub scratch: Vec<u8>,
 }
 
 impl Service {
@@ -202,7 +199,6 @@ impl Service {
             fences: Vec::new(),
             sending,
             events,
-            scratch: vec![0; SCRATCH],
         })
     }
 
