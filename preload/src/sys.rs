@@ -219,11 +219,9 @@ pub fn copy_past_caches(run: impl FnOnce(fn(&mut [u8], &[u8]))) {
 fn stream(to: &mut [u8], from: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     assert!(to.len() == from.len(), "as many bytes as there is room for");
-    // SAFETY: any bytes are vectors.
-    let (_, aligned, _) = unsafe { to.align_to_mut::<__m128i>() };
-    let vectors = aligned.len();
     let head = to.as_ptr().align_offset(size_of::<__m128i>()).min(to.len());
-    let tail = head + vectors * size_of::<__m128i>();
+    let vectors = (to.len() - head) / size_of::<__m128i>();
+    let tail = to.len() - (to.len() - head) % size_of::<__m128i>();
     to[..head].copy_from_slice(&from[..head]);
     to[tail..].copy_from_slice(&from[tail..]);
     let (to, from) = (to[head..tail].as_mut_ptr().cast::<__m128i>(), from[head..tail].as_ptr().cast::<__m128i>());
