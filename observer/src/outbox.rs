@@ -273,7 +273,9 @@ mod tests {
                             let mut place = outbox.reserve(queue, taken);
                             outbox.handle_left(queue, queue.end());
                             let (one, two) = bytes[..taken].split_at(taken / 3);
-                            [one, two].map(|part| outbox.fill(&mut place, part, <[u8]>::copy_from_slice));
+                            for part in [one, two] {
+                                outbox.fill(&mut place, part, <[u8]>::copy_from_slice);
+                            }
                         }
                         prop_assert_eq!(taken, number.min(room));
                         all.extend(&bytes[..taken]);
