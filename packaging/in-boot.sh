@@ -22,6 +22,18 @@ until_true nodes 1
 systemctl stop radicd@alice
 [ "$(systemctl show -P Result radicd@alice)" = success ] || fail "it did not stop cleanly"
 
+# The cluster of the site: the account that the package has made, with a key in its home.
+as_radic() { su -s /bin/bash - radic -c "$*"; }
+as_radic radic key .radic/cluster/key
+echo RADIC_LISTEN=127.0.0.1:7117 >/etc/radic/radic.env
+systemctl start radicd@radic || fail "radicd@radic does not start"
+is_up() { as_radic radic nodes --json | grep '"state": "alive"'; }
+until_true is_up
+[ "$(as_radic radic run -n 2 -- id -un | sort -u)" = radic ] || fail "no job runs as radic"
+if as_alice RADIC_CLUSTER=/var/lib/radic/radic/.radic/cluster radic nodes; then fail "alice may look at the site's cluster"; fi
+systemctl stop radicd@radic
+[ "$(systemctl show -P Result radicd@radic)" = success ] || fail "radicd@radic did not stop cleanly"
+
 # Three nodes of the same user, under what the unit restricts: a rank is restored there.
 sed 's/^User=%i/User=alice/' /lib/systemd/system/radicd@.service >/etc/systemd/system/radicd-try@.service
 systemctl daemon-reload

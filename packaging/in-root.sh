@@ -1,7 +1,8 @@
 #!/bin/bash
 # What packaging/test.sh does within a clean root: /root holds the package.
 set -euo pipefail
-fail() { echo "in-root: $*"; exit 1; }
+fail() { getent passwd radic >/dev/null || fail "the account is gone, and files that its jobs have left would belong to whoever comes next"
+echo "in-root: $*"; exit 1; }
 
 find / -xdev \( -path /proc -o -path /dev -o -path /root -o -path /tmp -o -path /run \) -prune -o -print | sort >/tmp/before
 apt-get install -y -q --no-install-recommends /root/radic_*.deb >/tmp/install 2>&1 || { cat /tmp/install; exit 1; }
@@ -12,6 +13,10 @@ radic --version && radicd --version
 for name in radic radicd; do
     [ "$(readlink -f "/usr/bin/$name")" = "/usr/lib/radic/$name" ] || fail "/usr/bin/$name leads elsewhere"
 done
+
+[ "$(getent passwd radic | cut -d: -f6,7)" = /var/lib/radic/radic:/usr/sbin/nologin ] || fail "the account radic is not there, or another one: $(getent passwd radic)"
+getent shadow radic | grep '^radic:[!*]' >/dev/null || fail "the account radic is not locked"
+[ "$(stat -c '%U %a' /var/lib/radic /var/lib/radic/radic/.radic/cluster | tr '\n' ' ')" = "root 755 radic 700 " ] || fail "the home of radic is not its own"
 
 useradd --create-home alice
 cat >/tmp/as-alice <<'END'
@@ -42,6 +47,9 @@ userdel -r alice 2>/dev/null
 
 apt-get remove -y -q radic >/tmp/remove 2>&1
 [ -e /etc/radic/radicd.toml ] || fail "apt remove took the settings away"
+[ -d /var/lib/radic/radic ] || fail "apt remove took the home of the account radic away"
+# Over what is left; then all of it goes.
+apt-get install -y -q --no-install-recommends /root/radic_*.deb >/tmp/install 2>&1 || { cat /tmp/install; exit 1; }
 apt-get purge -y -q radic >/tmp/purge 2>&1
 # Of what is new, what dpkg, apt and man keep for themselves is left out, and users' files in /etc, which useradd keeps copies of.
 find / -xdev \( -path /proc -o -path /dev -o -path /root -o -path /tmp -o -path /run -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache -o -path /var/log \

@@ -89,6 +89,8 @@ do_install() {
     done
     fill "$source/packaging/systemd/radicd@.service.in" >"$work/unit"
     put 644 "$work/unit" "$prefix/lib/systemd/system/radicd@.service"
+    put 644 "$source/packaging/systemd/radic.sysusers" "$prefix/lib/sysusers.d/radic.conf"
+    put 644 "$source/packaging/systemd/radic.tmpfiles" "$prefix/lib/tmpfiles.d/radic.conf"
     fill "$source/packaging/modules/radic.in" >"$work/module"
     put 644 "$work/module" "$prefix/share/radic/modulefile"
     put 644 "$source/packaging/radicd.toml" "$prefix/share/doc/radic/radicd.toml"

@@ -101,6 +101,25 @@ part_unit() {
     tail -n 1 "$work/security"
 }
 
+# What sysusers.d and tmpfiles.d make, in a root of their own.
+part_account() {
+    need systemd-sysusers || return 77
+    need systemd-tmpfiles || return 77
+    [ "$(id -u)" = 0 ] || { say "LEFT OUT: an account needs root"; return 77; }
+    local root=$work/account name
+    for name in sysusers tmpfiles; do
+        mkdir -p "$root/usr/lib/$name.d"
+        cp "packaging/systemd/radic.$name" "$root/usr/lib/$name.d/radic.conf"
+    done
+    mkdir "$root/etc"
+    for _ in 1 2; do
+        systemd-sysusers --root="$root" radic.conf 2>/dev/null
+        expect "what tmpfiles says" "$(systemd-tmpfiles --root="$root" --create radic.conf 2>&1)" ""
+    done
+    expect "the accounts" "$(cut -d: -f1,6,7 "$root/etc/passwd")" radic:/var/lib/radic/radic:/usr/sbin/nologin
+    expect "the owner of its home" "$(stat -c '%u %a' "$root/var/lib/radic/radic")" "$(cut -d: -f3 "$root/etc/passwd") 700"
+}
+
 part_settings() {
     "$built/radic" key "$work/key" 2>/dev/null
     "$built/radicd" --config packaging/radicd.toml --listen 127.0.0.1:0 --name n --key "$work/key" --dir "$work/d" --check-config >/dev/null
@@ -268,7 +287,7 @@ part_metrics() {
     [ -n "$is_scraped" ] || { say "prometheus has not scraped both ranks within 30 s"; tail "$settings/log"; return 1; }
 }
 
-all="install man completions unit settings lintian debian newcomer metrics rpm module tarball kubernetes"
+all="install man completions unit account settings lintian debian newcomer metrics rpm module tarball kubernetes"
 # shellcheck disable=SC2086 # Words, on purpose.
 [ $# -gt 0 ] || set -- $all
 for part; do
