@@ -1,8 +1,10 @@
 //! What the page is told: rows of nodes, jobs and ranks, of which only those travel that have changed, events, and how much each rank has sent to each.
 //! No connection, no clock.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::{Display, Write as _};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,7 +35,7 @@ pub struct Picture {
     number: u64,
     before: Option<Sample>,
     head: String,
-    nodes: Rows<String>,
+    nodes: BTreeMap<NodeName, NodeRow>,
     jobs: Rows<JobId>,
     ranks: BTreeMap<JobId, BTreeMap<Rank, RankRow>>,
     traffic: Rows<JobId>,
@@ -49,6 +51,13 @@ pub struct Picture {
 }
 
 #[derive(Debug, Default)]
+struct NodeRow {
+    json: String,
+    /// The last look at the cluster in which the node was there.
+    look: u64,
+}
+
+#[derive(Debug, Default)]
 struct RankRow {
     json: String,
     /// When its last checkpoint was committed, in milliseconds since 1970.
@@ -60,6 +69,23 @@ struct RankRow {
     part: Option<f64>,
 }
 
+/// A process, as it is looked at once.
+struct Seen<'a> {
+    growth: Growth<'a>,
+    does: Does,
+    /// What its row then says, for the row of its job.
+    committed: Cell<Option<u64>>,
+    part: Cell<Option<f64>>,
+}
+
+impl<'a> Seen<'a> {
+    fn new(growth: Growth<'a>) -> Seen<'a> {
+        Seen { growth, does: growth.does(), committed: Cell::default(), part: Cell::default() }
+    }
+}
+
+type OfJobs<'a> = BTreeMap<JobId, Vec<&'a Seen<'a>>>;
+
 /// What has changed since the last update.
 #[derive(Debug, Default)]
 struct Changed {
@@ -67,7 +93,7 @@ struct Changed {
     /// Events are another node's list from its beginning on: what was shown before is to go.
     anew: bool,
     events: usize,
-    nodes: Vec<String>,
+    nodes: Vec<NodeName>,
     jobs: Vec<JobId>,
     ranks: Vec<(JobId, Rank)>,
     traffic: Vec<JobId>,
@@ -91,28 +117,37 @@ impl Picture {
         let status = &now.status;
         let head = json!({"by": status.answered_by, "view": status.view, "frozen": status.frozen, "trouble": null});
         self.set_head(head.to_string());
-        let nodes = node_rows(status);
-        self.changed.nodes.extend(renew(&mut self.nodes, nodes));
-        // Each process is looked for once.
-        let all: Vec<(Growth<'_>, Does)> =
-            status.processes.iter().map(|process| since.of(process)).map(|g| (g, g.does())).collect();
-        let mut of_jobs: BTreeMap<JobId, Vec<&(Growth<'_>, Does)>> = BTreeMap::new();
-        for process in &all {
-            of_jobs.entry(process.0.process().job).or_default().push(process);
-        }
         self.look += 1;
+        self.renew_nodes(status);
+        let all: Vec<Seen<'_>> = since.of_all(&status.processes).map(Seen::new).collect();
+        let mut of_jobs: OfJobs<'_> = BTreeMap::new();
+        for seen in &all {
+            of_jobs.entry(seen.growth.process().job).or_default().push(seen);
+        }
         let partners = self.partners(&of_jobs);
-        for (growth, does) in &all {
-            let (job, rank) = (growth.process().job, growth.process().rank);
-            let row = self.ranks.entry(job).or_default().entry(rank).or_default();
-            row.look = self.look;
-            row.part = row.overhead.handle(at, growth.process());
-            let with = partners.get(&job).and_then(|of_job| of_job.get(&rank)).map_or(&[][..], Vec::as_slice);
-            if renew_rank(row, growth, (&does.with(with), does.health()), wall_ms) {
-                self.changed.ranks.push((job, rank));
+        let mut new = Vec::new();
+        for (job, of_job) in &of_jobs {
+            let with = partners.get(job);
+            let rows = self.ranks.entry(*job).or_default();
+            for seen in of_job {
+                let rank = seen.growth.process().rank;
+                let row = rows.entry(rank).or_default();
+                row.look = self.look;
+                row.part = row.overhead.handle(at, seen.growth.process());
+                let with = with.and_then(|of_job| of_job.get(&rank)).map_or(&[][..], Vec::as_slice);
+                write_rank(&mut new, row, seen, &seen.does.with(with), wall_ms);
+                if replace(&mut row.json, &new) {
+                    self.changed.ranks.push((*job, rank));
+                }
+                seen.committed.set(row.committed);
+                seen.part.set(row.part);
             }
         }
         for (job, rows) in &mut self.ranks {
+            if of_jobs.get(job).is_some_and(|of_job| of_job.len() == rows.len()) && rows.values().all(|row| row.look == self.look)
+            {
+                continue;
+            }
             rows.retain(|rank, row| {
                 let is_there = row.look == self.look;
                 if !is_there {
@@ -121,12 +156,8 @@ impl Picture {
                 is_there
             });
         }
-        let (none, no_rows) = (Vec::new(), BTreeMap::new());
-        let jobs = status.jobs.iter().map(|job| {
-            let processes = of_jobs.get(&job.job).unwrap_or(&none);
-            (job.job, job_row(job, processes, self.ranks.get(&job.job).unwrap_or(&no_rows)))
-        });
-        let jobs = jobs.collect();
+        let of_job = |job: &JobInfo| of_jobs.get(&job.job).map_or(&[][..], Vec::as_slice);
+        let jobs = status.jobs.iter().map(|job| (job.job, job_row(job, of_job(job)))).collect();
         self.changed.jobs.extend(renew(&mut self.jobs, jobs));
         self.ranks.retain(|job, _| self.jobs.contains_key(job));
         let traffic_over = self.traffic.keys().filter(|job| !self.jobs.contains_key(*job)).copied().collect::<Vec<_>>();
@@ -134,13 +165,39 @@ impl Picture {
         self.before = Some(now);
     }
 
+    fn renew_nodes(&mut self, status: &ClusterStatus) {
+        let mut held: HashMap<&NodeName, u64> = HashMap::with_capacity(status.nodes.len());
+        for log in status.processes.iter().flat_map(|process| &process.logs) {
+            *held.entry(&log.node).or_default() += log.journal + log.payload + log.images;
+        }
+        let mut new = Vec::new();
+        for (at, node) in status.nodes.iter().enumerate() {
+            let row = self.nodes.entry(node.name.clone()).or_default();
+            // Members come first: a node that is back stands for what was there before.
+            if row.look == self.look {
+                continue;
+            }
+            row.look = self.look;
+            write_node(&mut new, at, node, held.get(&node.name).copied().unwrap_or(0));
+            if replace(&mut row.json, &new) {
+                self.changed.nodes.push(node.name.clone());
+            }
+        }
+        self.nodes.retain(|name, row| {
+            let is_there = row.look == self.look;
+            if !is_there {
+                self.changed.nodes.push(name.clone());
+            }
+            is_there
+        });
+    }
+
     /// The ranks that each rank has to do with, of jobs of which the traffic is known, and of which a rank does not simply communicate.
-    fn partners(&self, of_jobs: &BTreeMap<JobId, Vec<&(Growth<'_>, Does)>>) -> BTreeMap<JobId, BTreeMap<Rank, Vec<Rank>>> {
+    fn partners(&self, of_jobs: &OfJobs<'_>) -> BTreeMap<JobId, BTreeMap<Rank, Vec<Rank>>> {
         let of_job = |(job, (_, peers)): (&JobId, &(Traffic, Peers))| {
             let processes = of_jobs.get(job)?;
-            let is_about_others = |(_, does): &&(Growth<'_>, Does)| matches!(does, Does::Sends | Does::Receives | Does::Waits);
-            processes.iter().copied().find(is_about_others)?;
-            let all = processes.iter().map(|(growth, does)| (growth.process().rank, *does)).collect();
+            processes.iter().find(|seen| matches!(seen.does, Does::Sends | Does::Receives | Does::Waits))?;
+            let all = processes.iter().map(|seen| (seen.growth.process().rank, seen.does)).collect();
             Some((*job, peers.partners(&all)))
         };
         self.peers.iter().filter_map(of_job).collect()
@@ -207,7 +264,7 @@ impl Picture {
         if head {
             _ = write!(out, ",\"head\":{}", self.head);
         }
-        object(&mut out, "nodes", nodes.iter().map(|name| (name, self.nodes.get(name))), put_row);
+        object(&mut out, "nodes", nodes.iter().map(|name| (name, self.nodes.get(name).map(|row| &row.json))), put_row);
         object(&mut out, "jobs", jobs.iter().map(|job| (job, self.jobs.get(job))), put_row);
         let mut of_jobs: BTreeMap<JobId, Vec<Rank>> = BTreeMap::new();
         ranks.into_iter().for_each(|(job, rank)| of_jobs.entry(job).or_default().push(rank));
@@ -233,7 +290,7 @@ impl Picture {
     fn write_full(&self) -> Bytes {
         let head = if self.head.is_empty() { "null" } else { &self.head };
         let mut out = format!("data: {{\"n\":{},\"full\":true,\"anew\":true,\"head\":{head}", self.number);
-        object(&mut out, "nodes", self.nodes.iter().map(|(name, row)| (name, Some(row))), put_row);
+        object(&mut out, "nodes", self.nodes.iter().map(|(name, row)| (name, Some(&row.json))), put_row);
         object(&mut out, "jobs", self.jobs.iter().map(|(job, row)| (job, Some(row))), put_row);
         object(&mut out, "ranks", self.ranks.iter(), |out, (job, rows)| {
             put_rows(out, job, rows.iter().map(|(rank, row)| (rank, Some(&row.json))));
@@ -259,13 +316,13 @@ impl Picture {
     }
 }
 
-fn job_row(job: &JobInfo, processes: &[&(Growth<'_>, Does)], rows: &BTreeMap<Rank, RankRow>) -> String {
-    let of_job = || processes.iter().map(|(growth, _)| growth).filter(|growth| growth.process().running);
-    let protected = of_job().map(Growth::process).filter(|process| process.protect == Protect::On);
+fn job_row(job: &JobInfo, processes: &[&Seen<'_>]) -> String {
+    let of_job = || processes.iter().filter(|seen| seen.growth.process().running);
+    let protected = of_job().filter(|seen| seen.growth.process().protect == Protect::On);
     // A job's checkpoint is as old as that of its worst rank.
-    let oldest = protected.map(|process| rows.get(&process.rank)?.committed);
+    let oldest = protected.map(|seen| seen.committed.get());
     let oldest = oldest.collect::<Option<Vec<u64>>>().and_then(|times| times.into_iter().min());
-    let share = mean(of_job().map(|growth| rows.get(&growth.process().rank)?.part));
+    let share = mean(of_job().map(|seen| seen.part.get()));
     let state = match &job.outcome {
         None if job.degraded.is_empty() => "running".to_owned(),
         None => "degraded".to_owned(),
@@ -282,26 +339,27 @@ fn job_row(job: &JobInfo, processes: &[&(Growth<'_>, Does)], rows: &BTreeMap<Ran
         "running": job.running,
         "started": job.started_ms,
         "home": job.home,
-        "in": rate(sum(of_job().filter_map(|growth| growth.rate(|counters| counters.bytes_in)))),
-        "out": rate(sum(of_job().filter_map(|growth| growth.rate(|counters| counters.bytes_out)))),
+        "in": rate(sum(of_job().filter_map(|seen| seen.growth.rate(|counters| counters.bytes_in)))),
+        "out": rate(sum(of_job().filter_map(|seen| seen.growth.rate(|counters| counters.bytes_out)))),
         "committed": oldest,
         "overhead": share.map(percent),
     }))
 }
 
-/// Writes a rank's row anew; returns whether it has changed. In the order that the page knows: node, what it does, health, bytes in and out a
-/// second, outbox, log, images, last checkpoint, overhead in per cent, checkpoints, pid. `does`: what it does, and how that looks.
-fn renew_rank(row: &mut RankRow, growth: &Growth<'_>, (does, health): (&str, Health), wall_ms: u64) -> bool {
+/// Writes a rank's row. In the order that the page knows: node, what it does, health, bytes in and out a
+/// second, outbox, log, images, last checkpoint, overhead in per cent, checkpoints, pid. `does`: what it does.
+fn write_rank(out: &mut Vec<u8>, row: &mut RankRow, seen: &Seen<'_>, does: &str, wall_ms: u64) {
+    let growth = &seen.growth;
     let process = growth.process();
     let log = process.logs.first();
     let at = log.and_then(|log| log.committed_ms).map(|age| wall_ms.saturating_sub(age));
     let is_same = |known: u64| at.is_some_and(|at| known.abs_diff(at) < SAME);
     row.committed = row.committed.filter(|known| is_same(*known)).or(at);
     let counters = process.counters.unwrap_or_default();
-    let new = text(&(
+    let new = (
         &process.node,
         does,
-        health_code(health),
+        health_code(seen.does.health()),
         rate(growth.rate(|counters| counters.bytes_in)),
         rate(growth.rate(|counters| counters.bytes_out)),
         rounded(counters.outbox),
@@ -311,10 +369,8 @@ fn renew_rank(row: &mut RankRow, growth: &Growth<'_>, (does, health): (&str, Hea
         row.part.map(percent),
         counters.committed,
         process.pid,
-    ));
-    let changed = row.json != new;
-    row.json = new;
-    changed
+    );
+    write(out, &new);
 }
 
 /// With one digit behind the point: a row changes only if that does.
@@ -339,20 +395,7 @@ fn renew<K: Ord + Clone>(rows: &mut Rows<K>, new: Rows<K>) -> Vec<K> {
     changed
 }
 
-fn node_rows(status: &ClusterStatus) -> Rows<String> {
-    let mut held: HashMap<&NodeName, u64> = HashMap::new();
-    for log in status.processes.iter().flat_map(|process| &process.logs) {
-        *held.entry(&log.node).or_default() += log.journal + log.payload + log.images;
-    }
-    let mut rows = Rows::new();
-    for (at, node) in status.nodes.iter().enumerate() {
-        // Members come first: a node that is back stands for what was there before.
-        rows.entry(node.name.to_string()).or_insert_with(|| node_row(at, node, held.get(&node.name).copied().unwrap_or(0)));
-    }
-    rows
-}
-
-fn node_row(at: usize, node: &NodeInfo, held: u64) -> String {
+fn write_node(out: &mut Vec<u8>, at: usize, node: &NodeInfo, held: u64) {
     let state = match node.state {
         NodeState::Alive => "alive",
         NodeState::Silent => "silent",
@@ -364,17 +407,30 @@ fn node_row(at: usize, node: &NodeInfo, held: u64) -> String {
         Role::Spare => "spare",
         Role::Witness => "witness",
     };
-    text(&json!({
-        "at": at,
-        "state": state,
-        "role": role,
-        "ranks": node.ranks.len(),
-        "slots": node.slots,
-        "memory": rounded(node.memory),
-        "store": rounded(held),
-        "protector": node.protector,
-        "address": node.address,
-    }))
+    #[derive(Serialize)]
+    struct Row<'a> {
+        at: usize,
+        state: &'a str,
+        role: &'a str,
+        ranks: usize,
+        slots: u32,
+        memory: u64,
+        store: u64,
+        protector: &'a Option<NodeName>,
+        address: SocketAddr,
+    }
+    let row = Row {
+        at,
+        state,
+        role,
+        ranks: node.ranks.len(),
+        slots: node.slots,
+        memory: rounded(node.memory),
+        store: rounded(held),
+        protector: &node.protector,
+        address: node.address,
+    };
+    write(out, &row);
 }
 
 fn event_row(event: &Event) -> String {
@@ -398,6 +454,25 @@ fn rounded(value: u64) -> u64 {
         unit *= 10;
     }
     value / unit * unit
+}
+
+/// The same as JSON, in place of what is there.
+fn write(out: &mut Vec<u8>, value: &impl Serialize) {
+    out.clear();
+    if serde_json::to_writer(&mut *out, value).is_err() {
+        out.clear();
+        out.extend_from_slice(b"null");
+    }
+}
+
+/// Takes a row, in the memory of the one before; returns whether they differ.
+fn replace(row: &mut String, new: &[u8]) -> bool {
+    let differs = row.as_bytes() != new;
+    if differs {
+        row.clear();
+        row.push_str(std::str::from_utf8(new).unwrap_or("null"));
+    }
+    differs
 }
 
 fn text(value: &impl Serialize) -> String {

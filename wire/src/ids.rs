@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits;
 
@@ -20,8 +21,7 @@ pub enum IdError {
 }
 
 /// The name of a node. Several nodes may share an address, so a node is its name, not its IP. Shared: nearly everything names nodes, and is cloned with them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeName(Arc<str>);
 
 impl NodeName {
@@ -35,12 +35,7 @@ impl TryFrom<String> for NodeName {
     type Error = IdError;
 
     fn try_from(text: String) -> Result<Self, IdError> {
-        let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_');
-        let bytes = text.as_bytes();
-        let good = (1..=limits::NODE_NAME).contains(&bytes.len())
-            && bytes[0].is_ascii_alphanumeric()
-            && bytes.iter().copied().all(allowed);
-        if good { Ok(NodeName(text.into())) } else { Err(IdError::NodeName(text)) }
+        text.parse()
     }
 }
 
@@ -48,13 +43,43 @@ impl FromStr for NodeName {
     type Err = IdError;
 
     fn from_str(text: &str) -> Result<Self, IdError> {
-        NodeName::try_from(text.to_owned())
+        let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_');
+        let bytes = text.as_bytes();
+        let good = (1..=limits::NODE_NAME).contains(&bytes.len())
+            && bytes[0].is_ascii_alphanumeric()
+            && bytes.iter().copied().all(allowed);
+        if good { Ok(NodeName(text.into())) } else { Err(IdError::NodeName(text.to_owned())) }
     }
 }
 
 impl From<NodeName> for String {
     fn from(name: NodeName) -> String {
         name.0.to_string()
+    }
+}
+
+// By hand, without a string in between: a state of a large cluster holds thousands of names.
+impl Serialize for NodeName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for NodeName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = NodeName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a node")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<NodeName, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
     }
 }
 

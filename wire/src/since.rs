@@ -1,6 +1,7 @@
 //! What two answers to `Status` say together: rates, and what each rank does. For the screen of `radic top` and the daemon's page.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -31,23 +32,41 @@ pub enum Health {
 /// What processes have counted since the sample before, and in how many seconds.
 #[derive(Debug)]
 pub struct Since<'a> {
-    before: HashMap<(JobId, Rank), &'a ProcessInfo>,
+    before: &'a [ProcessInfo],
+    /// The same by their names, once one was looked for.
+    by_name: OnceCell<HashMap<(JobId, Rank), &'a ProcessInfo>>,
     seconds: f64,
 }
 
 impl<'a> Since<'a> {
     /// From one sample to the next.
     pub fn new(before: Option<&'a Sample>, now: &Sample) -> Since<'a> {
-        let known = before.iter().flat_map(|sample| &sample.status.processes);
-        let before_of = known.map(|process| ((process.job, process.rank), process)).collect();
         let seconds = before.map_or(0.0, |before| now.at.saturating_sub(before.at).as_secs_f64());
-        Since { before: before_of, seconds }
+        let before = before.map_or(&[][..], |sample| &sample.status.processes);
+        Since { before, by_name: OnceCell::new(), seconds }
     }
 
     /// What this process has counted.
     pub fn of<'b>(&'b self, process: &'b ProcessInfo) -> Growth<'b> {
+        let name = |process: &ProcessInfo| (process.job, process.rank);
+        let by_name = || self.before.iter().map(|process| (name(process), process)).collect();
+        self.growth(process, self.by_name.get_or_init(by_name).get(&name(process)).copied())
+    }
+
+    /// What each of these has counted. Nearly always they come in the order of the sample before.
+    pub fn of_all<'b>(&'b self, processes: &'b [ProcessInfo]) -> impl Iterator<Item = Growth<'b>> {
+        processes.iter().enumerate().map(|(at, process)| {
+            let is_it = |before: &&ProcessInfo| before.job == process.job && before.rank == process.rank;
+            match self.before.get(at).filter(is_it) {
+                Some(before) => self.growth(process, Some(before)),
+                None => self.of(process),
+            }
+        })
+    }
+
+    fn growth<'b>(&'b self, process: &'b ProcessInfo, before: Option<&'b ProcessInfo>) -> Growth<'b> {
         // Another process has counted for itself.
-        let before = self.before.get(&(process.job, process.rank)).filter(|before| before.pid == process.pid);
+        let before = before.filter(|before| before.pid == process.pid);
         let (counters, cpu_before) =
             (before.and_then(|before| before.counters.as_ref()), before.and_then(|before| before.cpu_ms));
         Growth { process, before: counters, cpu_before, seconds: self.seconds }
