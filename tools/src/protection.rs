@@ -14,7 +14,8 @@ use crate::doctor::Obstacles;
 #[derive(Args)]
 #[command(next_help_heading = "Protection")]
 pub(crate) struct ProtectionArgs {
-    /// Whether the ranks are protected. A program that cannot be (`radic doctor` says why) runs without, with a warning
+    /// Whether the ranks are protected. A program that cannot be (`radic doctor` says why) runs without, with a warning; one that would use
+    /// UCX is refused
     #[arg(long, value_enum, default_value_t = ProtectFlag::On, value_name = "HOW")]
     protect: ProtectFlag,
     /// Time between two checkpoints of a rank: seconds (0.2, 30), auto (from what one costs and --mtbf), or never
@@ -105,7 +106,7 @@ impl ProtectionArgs {
         // A job without protection has no obstacle.
         let obstacles = if asked == Protect::On { find_obstacles() } else { Obstacles::default() };
         let protection = Protection {
-            protect: if obstacles.stops.is_empty() { asked } else { Protect::None },
+            protect: if obstacles.stops.is_empty() && obstacles.refusals.is_empty() { asked } else { Protect::None },
             interval: self.ckpt_interval,
             replicas: self.replicas,
             outbox: self.outbox,
@@ -138,6 +139,13 @@ pub(crate) struct Decision {
 }
 
 impl Decision {
+    /// Why nothing is to be started at all: one line.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let why = &self.obstacles.refusals;
+        let what = "nothing is started: UCX cannot be protected (--protect none runs it all the same, unprotected)";
+        (!why.is_empty()).then(|| format!("{what}: {}", why.join("; ")))
+    }
+
     /// What the user must be told before the job starts: one line.
     pub(crate) fn warning(&self) -> Option<String> {
         match (&self.obstacles.stops[..], &self.obstacles.children) {
@@ -179,7 +187,10 @@ impl fmt::Display for Decision {
             };
             writeln!(f, "           the ranks of a node that dies go on {place}; if that is not possible, the job {lost}")?;
         }
-        self.warning().map_or(Ok(()), |warning| writeln!(f, "           {warning}"))
+        for line in self.refusal().into_iter().chain(self.warning()) {
+            writeln!(f, "           {line}")?;
+        }
+        Ok(())
     }
 }
 
@@ -260,7 +271,8 @@ mod tests {
         let decide = |words: &[&str], stops: &[&str], children: Option<&str>| {
             let command = <Command as clap::Parser>::parse_from([&["radic"], words].concat());
             let stops = stops.iter().map(|stop| (*stop).to_owned()).collect();
-            let decision = command.protection.decide(|| Obstacles { stops, children: children.map(str::to_owned) });
+            let decision =
+                command.protection.decide(|| Obstacles { stops, children: children.map(str::to_owned), ..Obstacles::default() });
             (decision.protection.protect, decision.warning())
         };
         assert_eq!(decide(&[], &[], None), (Protect::On, None), "the default");
@@ -271,6 +283,25 @@ mod tests {
         assert_eq!(decide(&[], &[], Some("a shell")), (Protect::On, Some("a shell".to_owned())));
         assert_eq!(decide(&["--protect", "none"], &["it is static"], None), (Protect::None, None));
         assert_eq!(decide(&["--protect", "off"], &[], Some("a shell")), (Protect::Off, None));
+    }
+
+    #[test]
+    fn what_would_use_ucx_is_refused_and_not_run_without_protection() {
+        let decision = |refusals: &[&str]| {
+            let refusals: Vec<_> = refusals.iter().map(|text| (*text).to_owned()).collect();
+            Decision {
+                protection: Protection::default(),
+                restart_on: RestartOn::Spare,
+                on_loss: OnLoss::Restart,
+                obstacles: Obstacles { refusals, ..Obstacles::default() },
+            }
+        };
+        assert_eq!(decision(&[]).refusal(), None);
+        let refused = decision(&["you set A=ucx (way out: unset A)"]);
+        assert_eq!(refused.warning(), None);
+        let text = refused.refusal().unwrap();
+        assert!(text.contains("nothing is started") && text.contains("unset A") && text.contains("--protect none"), "{text}");
+        assert!(refused.to_string().contains("unset A"), "--explain says so, too");
     }
 
     #[test]

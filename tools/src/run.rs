@@ -131,6 +131,9 @@ pub(crate) fn run(cluster: &Cluster, args: &RunArgs) -> Result<u8> {
         let explained = Explained { plan: &plan, protection: &decision };
         return if args.json { print_json(&explained) } else { Ok(print(&format!("{plan}\n{decision}"))?) }.map(|()| 0);
     }
+    if let Some(why) = decision.refusal() {
+        bail!(why);
+    }
     if let Some(warning) = decision.warning() {
         report(&format!("radic: warning: {warning}"));
     }

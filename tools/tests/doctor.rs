@@ -39,9 +39,15 @@ impl Folder {
     }
 
     fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.command_of("doctor");
+        command.args(args);
+        command
+    }
+
+    fn command_of(&self, subcommand: &str) -> Command {
         // A hang ends the test: `timeout` is a part of every Debian.
         let mut command = Command::new("timeout");
-        command.args(["20", env!("CARGO_BIN_EXE_radic"), "doctor"]).args(args);
+        command.args(["20", env!("CARGO_BIN_EXE_radic"), subcommand]);
         command.current_dir(self.0.path()).stdin(Stdio::null());
         for name in ["LD_PRELOAD", "LD_LIBRARY_PATH", "FI_TCP_IO_URING", "OMPI_MCA_btl", "MPIR_CVAR_CH4_NETMOD"] {
             command.env_remove(name);
@@ -341,6 +347,38 @@ fn mpi_libraries_are_judged_by_the_settings_they_will_have() {
     with("OMPI_MCA_osc", "ucx,rdma").stops("threads-on-sockets", "thread of its own");
     assert_eq!(with("OMPI_MCA_osc", "^ucx").code, 0);
     assert_eq!(with("OMPI_MCA_pml", "ob1").code, 0);
+}
+
+#[test]
+fn run_refuses_ucx_and_says_which_settings_to_use() {
+    let (folder, open, only) = (Folder::new(), Folder::new(), Folder::new());
+    let libfabric = mpich(&folder, "libfabric.so.1");
+    let open_mpi = mpich(&open, "libopen-pal.so.80");
+    // There is no cluster: what is refused is refused before one is asked.
+    let run = |program: &Path, flags: &[&str], (name, value): (&str, &str)| {
+        let mut command = folder.command_of("run");
+        command.args(["-n", "2"]).args(flags).arg("--").arg(program).env(name, value).env("HOME", folder.0.path());
+        let output = command.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let refused = |program: &Path, setting, way_out: &str| {
+        for flags in [&[][..], &["--protect", "on"]] {
+            let (code, said, _) = run(program, flags, setting);
+            assert!(code == 125 && said.contains("nothing is started") && said.contains(way_out), "{code}: {said}");
+            assert!(!said.contains("UNPROTECTED"), "{said}");
+        }
+        let (_, said, explained) = run(program, &["--explain"], setting);
+        assert!(explained.contains("nothing is started") && explained.contains(way_out), "{said}{explained}");
+        // Without protection it is the user's own business: then the missing cluster is what is told.
+        let (code, said, _) = run(program, &["--protect", "none"], setting);
+        assert!(code == 125 && !said.contains("UCX") && said.contains("cluster"), "{code}: {said}");
+    };
+    refused(&libfabric, ("MPIR_CVAR_CH4_NETMOD", "ucx"), "MPIR_CVAR_CH4_NETMOD=ofi");
+    refused(&open_mpi, ("OMPI_MCA_pml", "ucx"), "OMPI_MCA_pml=ob1");
+    refused(&open_mpi, ("OMPI_MCA_osc", "ucx"), "OMPI_MCA_osc=^ucx");
+    refused(&mpich(&only, "libucp.so.0"), ("A", "b"), "use an MPICH with ofi (libfabric), Intel MPI or Open MPI");
+    let (_, said, _) = run(&libfabric, &[], ("OMPI_MCA_pml", "ucx"));
+    assert!(!said.contains("UCX"), "what an MPICH does not read does not matter: {said}");
 }
 
 #[test]

@@ -26,6 +26,8 @@ use program::Traced;
 
 /// The exit code if the program cannot be protected.
 const CANNOT: u8 = 1;
+/// The finding that a program would use UCX. It is refused, not run without protection: a setting is in the way, or the library, not the program.
+const UCX: &str = "threads-on-sockets";
 /// Names that are listed before "and others".
 const LISTED: usize = 6;
 /// Settings without which ranks share memory, or use sockets in ways that RADIC cannot follow. The others are about speed and networks.
@@ -181,6 +183,8 @@ fn examine_program(
 pub(crate) struct Obstacles {
     /// It cannot: why, and the way out. Empty: it can.
     pub(crate) stops: Vec<String>,
+    /// The same, but it could with other settings: it is not to be run without protection by accident.
+    pub(crate) refusals: Vec<String>,
     /// It can, but not what it starts.
     pub(crate) children: Option<String>,
 }
@@ -196,6 +200,7 @@ pub(crate) fn obstacles(program: &Path, plan: &mpi::Plan, environment: &mpi::Env
         match finding.name {
             // What it executes in its own place joins anew: scripts often end like that.
             program::SHELL => obstacles.children = Some(text),
+            UCX => obstacles.refusals.push(text),
             _ => obstacles.stops.push(text),
         }
     }
@@ -268,12 +273,7 @@ fn about_mpi(plan: &mpi::Plan, settled: &HashSet<&str>) -> Vec<Finding> {
     let has = |stem: &str| settled.iter().any(|name| name.starts_with(stem));
     if recognition.flavour == Flavour::Mpich && has("libucp") && !has("libfabric") {
         let about = format!("this MPICH has UCX only, not libfabric: {ASYNC}");
-        findings.push(Finding::new(
-            Level::Stop,
-            "threads-on-sockets",
-            about,
-            "use an MPICH with ofi (libfabric), Intel MPI or Open MPI",
-        ));
+        findings.push(Finding::new(Level::Stop, UCX, about, "use an MPICH with ofi (libfabric), Intel MPI or Open MPI"));
     }
     for setting in &plan.settings {
         let Some(by) = setting.overridden.as_ref().filter(|by| by.value != setting.value) else { continue };
@@ -283,7 +283,7 @@ fn about_mpi(plan: &mpi::Plan, settled: &HashSet<&str>) -> Vec<Finding> {
             "FI_TCP_IO_URING" if !["0", "n", "no", "false", "off"].contains(&value.as_str()) => (Level::Stop, "io_uring", about),
             "FI_TCP_IO_URING" => continue,
             "MPIR_CVAR_CH4_NETMOD" | "OMPI_MCA_pml" | "OMPI_MCA_osc" if asks_for_ucx(&value) => {
-                (Level::Stop, "threads-on-sockets", format!("{about}. {ASYNC}"))
+                (Level::Stop, UCX, format!("{about}. {ASYNC}"))
             }
             essential if ESSENTIAL.contains(&essential) => (Level::Limit, "setting", about),
             _ => (Level::Note, "setting", about),
