@@ -1,6 +1,12 @@
 # Spack: into a repository of yours as packages/radic/package.py, then `spack install radic`.
 from spack.package import *
 
+try:
+    from spack_repo.builtin.build_systems.makefile import MakefilePackage
+except ImportError:
+    # Before Spack 1.0 its own modules have it.
+    from spack.package import MakefilePackage
+
 
 class Radic(MakefilePackage):
     """Unmodified MPI programs survive the death of the machines they run on:
