@@ -48,12 +48,14 @@ pub(super) struct Link {
     reached: Duration,
     /// The peer is no member any more: what waits are the last words to it, and then the link ends.
     departed: bool,
+    /// No daemon listened there when it was last tried: there is nobody to hear what waits, unless one comes back.
+    refused: bool,
 }
 
 impl Link {
     fn new(address: SocketAddr, now: Duration) -> Link {
         let sender = LinkSender::default();
-        Link { address, sender, stage: Stage::Idle, backoff: BACKOFF.0, reached: now, departed: false }
+        Link { address, sender, stage: Stage::Idle, backoff: BACKOFF.0, reached: now, departed: false, refused: false }
     }
 
     /// Its connection.
@@ -148,9 +150,9 @@ impl Peers {
         self.check_bounds();
     }
 
-    /// Whether something waits for a member.
+    /// Whether something waits for a node that may take it, a former member too: one that learns late that it has left waits for that in vain.
     pub fn has_unsent(&self) -> bool {
-        self.links.values().any(|link| !link.departed && !link.sender.is_empty())
+        self.errands > 0 || self.links.values().any(|link| !link.refused && !link.sender.is_empty())
     }
 
     /// Has written what waits, or begins a connection for it.
@@ -190,7 +192,7 @@ impl Peers {
     pub(super) fn handle_link_up(&mut self, now: Duration, id: ConnectionId, to: &NodeId, received: u64) -> Result<(), Reason> {
         let link = self.links.get_mut(to).expect("a connection of a link has one");
         link.sender.handle_connected(received).map_err(Reason::Numbers)?;
-        (link.stage, link.backoff, link.reached) = (Stage::Up(id), BACKOFF.0, now);
+        (link.stage, link.backoff, link.reached, link.refused) = (Stage::Up(id), BACKOFF.0, now, false);
         self.go_on(now, to);
         self.end_if_over(now, to);
         Ok(())
@@ -237,6 +239,7 @@ impl Peers {
         if matches!(link.stage, Stage::Up(_) | Stage::Writing(_)) {
             (link.backoff, link.reached) = (BACKOFF.0, now);
         }
+        link.refused = *reason == Reason::Gone(Gone::NoListener);
         let (is_late, pause) = (now.saturating_sub(link.reached) > link.patience(), link.backoff);
         link.backoff = (pause * 2).min(BACKOFF.1);
         let lost = match reason {

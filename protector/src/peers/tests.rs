@@ -167,10 +167,32 @@ fn a_former_member_hears_the_last_words_and_then_its_link_ends() {
     let (mut machine, id) = link();
     machine.forget(ms(2), &member(1).id);
     assert_eq!(done(&mut machine), "");
-    assert!(machine.poll_frame(id).is_some() && !machine.has_unsent(), "nobody waits for a former member");
+    assert!(machine.poll_frame(id).is_some() && machine.has_unsent(), "it may wait for just that");
     machine.handle_frame(ms(3), id, &encoded(&LinkFrame::Ack { received: 1 }));
     assert_eq!(done(&mut machine), "close Over");
-    assert!(machine.links.is_empty());
+    assert!(machine.links.is_empty() && !machine.has_unsent());
+}
+
+#[test]
+fn the_last_words_wait_for_nobody_who_has_no_listener_any_more() {
+    let (mut machine, id) = link();
+    assert!(machine.has_unsent());
+    machine.handle_closed(ms(3), id, Gone::Ended);
+    assert!(machine.has_unsent(), "its connection has ended, which does not say that it has");
+    let again = |machine: &mut Peers| {
+        machine.handle_timeout(machine.poll_timeout().expect("it is tried again"));
+        actions(machine)
+            .iter()
+            .find_map(|action| if let Action::Dial(id, _) = action { Some(*id) } else { None })
+            .expect("a call")
+    };
+    let id = again(&mut machine);
+    machine.handle_closed(ms(40), id, Gone::NoListener);
+    assert!(!machine.has_unsent());
+    let id = again(&mut machine);
+    machine.handle_connected(id);
+    machine.handle_frame(ms(100), id, &welcome(1, 0, None));
+    assert!(machine.has_unsent(), "one is there again");
 }
 
 #[test]
