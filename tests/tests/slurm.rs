@@ -163,11 +163,10 @@ fn goes_on(library: &Library, dies: Dies) {
         Dies::Node => slurm.kill(&cluster, victim.name.as_str()),
         Dies::Daemon => cluster.kill(victim.name.as_str()),
         Dies::Srun => {
-            // The child first: it ends the step when it outlives the srun that has started it.
-            let mut marked = process::marked(cluster.dir());
-            marked.sort_by_key(|process| std::cmp::Reverse(process.pid()));
+            // Alone: what would end the step after it is not there any more.
+            let marked = process::marked(cluster.dir());
             let sruns = marked.iter().filter(|process| process::command_line(process.pid()).contains("srun --job-name=radic"));
-            assert!(sruns.map(|srun| srun.signal(Signal::KILL)).count() > 0, "{what}: there is an srun");
+            assert_eq!(sruns.map(|srun| srun.signal(Signal::KILL)).count(), 1, "{what}: there is an srun, and no child of it");
         }
     }
     let said = slurm.until(&job, "over\n", LONG);
@@ -216,7 +215,18 @@ fn the_script_s_node_is_lost_and_the_allocation_ends_with_the_job() {
     process::eventually(SOON, "the job to go on", || cluster.status_at("v2").jobs.iter().any(|job| job.outcome.is_none()));
     let shown = cluster.radic(["attach", &id]).limit(SOON).run().expect(0);
     assert!(shown.stdout().contains("iteration 3000"), "{shown}");
-    process::eventually(SOON, "the allocation to end", || slurm.state(&cluster, &job).starts_with("CANCELLED"));
+    let over = Instant::now();
+    let mut states: Vec<(String, Duration)> = Vec::new();
+    process::eventually(SOON, "the allocation to end", || {
+        let state = slurm.state(&cluster, &job);
+        if states.last().is_none_or(|(last, _)| *last != state) {
+            states.push((state.clone(), over.elapsed()));
+        }
+        state.starts_with("CANCELLED")
+    });
+    println!("the allocation's states after the job's end: {states:?}");
+    // Its nodes are told to end; that they have ended is the last state.
+    assert!(states.iter().any(|(state, at)| state != "RUNNING" && *at < ENDED), "{states:?}");
     assert!(!slurm.said(&job).contains("never"), "{}", slurm.said(&job));
 }
 

@@ -51,7 +51,7 @@ pub(crate) const CODES: &[CodeText] = &[
     ),
     text(
         RADIC,
-        "RADIC itself failed: there is no cluster, no such node, or the protector went away; or the job is shown at another terminal now.",
+        "RADIC itself failed: there is no cluster, no such node, or the protector went away; the program would use UCX; or the job is shown at another terminal now.",
         "The line on standard error says which. `radic status` shows whether the cluster answers, `radic jobs` whether the job runs, `radic attach JOB` shows it \
          here again; DIR/nodes/NAME/log has what each protector said.",
     ),

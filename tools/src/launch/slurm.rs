@@ -1,14 +1,17 @@
 //! All nodes by one `srun`, inside an allocation of Slurm.
 //!
 //! The step has to survive what the allocation survives: `--no-kill` (a node is lost), `--kill-on-bad-exit=0` (a protector ends with an error),
-//! `--wait=0` (one ends before the others). Its agents stay, as parents of their protectors: so all that a protector starts belongs to the step.
+//! `--wait=0` (one ends before the others); and that srun itself is killed ([`release`]). Its agents stay, as parents of their protectors: so all that a protector starts belongs to the step.
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use radic_protector::folder::Folder;
 use radic_wire::ids::NodeName;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -391,6 +394,7 @@ impl Step {
             waiting.drain(..).for_each(|host| launched.lose(host, why.clone()));
         }
         ensure!(!launched.started.is_empty(), "no node answers any more");
+        self.child.id().map(release);
         Ok(launched)
     }
 
@@ -403,6 +407,24 @@ impl Step {
             let _ = self.child.wait().await;
         }
     }
+}
+
+/// Ends the process that srun has made to look after it: one that does nothing but wait for the end of srun, and that has Slurm kill the step then. Without it the step
+/// stays when srun is killed. An srun that ends by itself tells that process, does not find it, and goes on.
+fn release(srun: u32) {
+    let link = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let is_of_srun = |pid: &u32| parent(*pid) == Some(srun) && link(*pid).is_some_and(|exe| link(srun) == Some(exe));
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for pid in all.filter(is_of_srun) {
+        // It is not waited for by srun before its own end, so the number is no other's.
+        let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
+    }
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// What the agents say. A line of which only a part has come is kept here, so that a wait for its rest can be given up and begun again.
