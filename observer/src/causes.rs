@@ -238,9 +238,10 @@ impl Causes {
         self.make_room();
     }
 
-    /// A protector has answered the hello. It may be another one: all that is kept is sent again, with the journal that follows.
+    /// A protector has answered the hello. It may be another one: all that is kept is sent again, with the journal that follows. If nothing is kept it is told that: it commits no
+    /// image before it has the causes of that.
     pub fn handle_welcome(&mut self) {
-        (self.shipped, self.held) = (self.start, self.start);
+        (self.shipped, self.held) = (self.start.saturating_sub(1), self.start);
     }
 
     /// This process was restored. The log that it goes on with has these causes of it, from that position on.

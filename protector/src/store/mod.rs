@@ -333,10 +333,11 @@ impl Store {
     fn commit_if_ready(&mut self, id: ProcessId) {
         let durable = self.config.durable;
         let Some(process) = self.processes.get_mut(&id) else { return };
-        let replica = process.role.replica.is_some();
+        let (replica, causes) = (process.role.replica.is_some(), process.causes.end());
         let ready = |image: &mut Image| {
             let written = !durable || image.content.written() == image.content.end();
-            image.verified && written && (!replica || image.replicated)
+            // What it depends on of other processes is here, as for the journal.
+            image.verified && written && causes >= image.causes && (!replica || image.replicated)
         };
         let Some(image) = process.images.incoming.take_if(ready) else { return };
         let to = Speaker { process: id, incarnation: process.incarnation };

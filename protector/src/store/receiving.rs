@@ -114,10 +114,12 @@ impl Store {
     }
 
     /// Drops an image that is under way, unless it is verified. Then the replica may have committed it already, so it will be
-    /// committed here.
+    /// committed here. One that depends on what is not held is committed nowhere.
     pub(super) fn abandon(&mut self, id: ProcessId, number: u64) {
         let Some(process) = self.processes.get_mut(&id) else { return };
-        if let Some(image) = process.images.incoming.take_if(|image| image.number == number && !image.verified) {
+        let causes = process.causes.end();
+        let drops = |image: &mut Image| image.number == number && (!image.verified || causes < image.causes);
+        if let Some(image) = process.images.incoming.take_if(drops) {
             process.in_memory -= image.content.in_memory();
             self.outputs.push_back(Output::Delete(File::Image(id, number)));
             self.forward_always(id, &ToProtector::ImageAbandoned { image: number });

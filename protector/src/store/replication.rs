@@ -52,7 +52,7 @@ impl Store {
             messages.push(encoded(|out| ToProtector::ImageUseless { image }.write(out)));
         }
         let causes = process.causes.set();
-        if !causes.is_empty() {
+        if process.causes.end() > 0 {
             let (position, start) = (journal.start, process.causes.start());
             let causes = NewCauses { start, position: start, bytes: &causes };
             messages.push(encoded(|out| ToProtector::JournalAfter { position, causes, bytes: &[] }.write(out)));
