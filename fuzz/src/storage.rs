@@ -122,6 +122,11 @@ fn held(store: &Store, process: ProcessId) {
     if log.journal.start < log.journal.end {
         assert!(store.find(process, LogPart::Journal, log.journal.start, 10).is_some(), "{log:?}");
     }
+    assert_eq!(
+        store.find(process, LogPart::Causes, log.causes.start, 10).is_some(),
+        log.causes.start <= log.causes.end,
+        "{log:?}"
+    );
     for held in log.streams.iter().filter(|held| held.bytes.start < held.bytes.end) {
         assert!(store.find(process, LogPart::Stream(held.stream), held.bytes.start, 10).is_some(), "{log:?}");
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
 use radic_wire::bytes::Reader;
 use radic_wire::determinant::{CLOCK_NAMES, Determinant, StreamId};
@@ -91,6 +91,18 @@ impl Held {
             Reply::LogBytes(bytes) if bytes.len() <= limits::LOG_CHUNK => Ok(bytes.into_vec()),
             other => Err(self.connection.unexpected(&other).into()),
         }
+    }
+
+    /// So many bytes of a part from this position on.
+    pub(crate) fn read_all(&mut self, part: LogPart, position: u64, length: usize) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while bytes.len() < length {
+            let piece = self.read(part, position + bytes.len() as u64)?;
+            ensure!(!piece.is_empty(), "{part:?} is not held from {position} on, {length} bytes of it should be");
+            bytes.extend(piece);
+        }
+        bytes.truncate(length);
+        Ok(bytes)
     }
 
     /// The received bytes of `stream` from `offset` on, as many as are here; none if they are not held (any more).

@@ -614,8 +614,11 @@ fn a_log_is_shown_outcome_by_outcome() {
         HeldLog {
             process,
             incarnation: Incarnation::FIRST,
+            current: true,
             journal: Span { start: 1000, end: 1006 },
             stable: 1006,
+            causes: Span::default(),
+            forgotten: vec![],
             streams: vec![],
             images: vec![image],
         },

@@ -9,6 +9,7 @@ use radic_wire::ids::{Epoch, JobId, NodeId, NodeName, ProcessId, Rank};
 use radic_wire::job::{JobInfo, JobSpec, Placement};
 use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
+use radic_wire::log::HeldLog;
 use radic_wire::membership::{Member, Role};
 use radic_wire::peer::{Answer, PeerMessage, Query, ToHome, ToStore, Ward};
 use radic_wire::process::{Protect, Protection};
@@ -254,7 +255,8 @@ impl Node {
         let (job, placement, session) = (suspension.job, suspension.ward.placement.clone(), self.session(client));
         let home = placement.home().clone();
         self.send(&home, PeerMessage::ToHome(job, ToHome::Resume { suspension, resumption, protectors, session }));
-        self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown: Shown::default() });
+        let shown = Shown { protected: true, ..Shown::default() };
+        self.clients.insert(client, Client::Session { job, home, placement: Some(placement), shown });
     }
 
     fn kill_node(&mut self, now: Duration, client: ClientId, name: &NodeName) {
@@ -359,7 +361,9 @@ impl Node {
     /// The protector of a process and its replica both hold its log. The one that holds more is shown.
     pub(super) fn finish_log(&mut self, client: ClientId, process: ProcessId, answers: BTreeMap<NodeId, Answer>) {
         let of = |(node, answer)| if let Answer::Log(Some(held)) = answer { Some((node, held)) } else { None };
-        let found = answers.into_iter().filter_map(of).max_by_key(|(_, held)| (held.stable, held.images.len()));
+        // A node may still hold what a process did before its job began anew, or while that node was its protector.
+        let order = |held: &HeldLog| (held.current, held.incarnation, held.stable, held.images.len());
+        let found = answers.into_iter().filter_map(of).max_by_key(|(_, held)| order(held));
         let Some((holder, held)) = found else {
             let ProcessId { job, rank } = process;
             let error = format!(

@@ -12,7 +12,7 @@ use std::time::Duration;
 use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{ExitStatus, JobSpec, OutputStream, Placement, exit_code};
 use radic_wire::peer::{FromHost, HostReport, MpiPhase, RestartOrder, StdinWanted, ToHost, Unprotected, Ward};
-use radic_wire::process::{LogMode, Point, Protect, Protection};
+use radic_wire::process::{Point, Protect, Protection};
 use serde_bytes::ByteBuf;
 
 pub use self::environment::HostEnvironment;
@@ -53,6 +53,8 @@ pub struct Host {
     orphaned: Option<Duration>,
     /// Signals that the ranks were sent on purpose: a rank that ends by one of them is not brought back.
     sent: BTreeSet<i32>,
+    /// The ranks are stopped, to be suspended.
+    frozen: bool,
     outputs: VecDeque<HostOutput>,
 }
 
@@ -119,7 +121,7 @@ impl Host {
 
     fn empty(job: JobId, ward: Ward, keys: KeySpace) -> Self {
         let Ward { epoch, spec, placement, fence, .. } = ward;
-        let (ranks, launches, waiting, sent, outputs) = Default::default();
+        let (ranks, launches, waiting, sent, frozen, outputs) = Default::default();
         Host {
             job,
             home: placement.home().clone(),
@@ -134,6 +136,7 @@ impl Host {
             phase: HostPhase::Open,
             orphaned: None,
             sent,
+            frozen,
             outputs,
         }
     }
@@ -238,6 +241,8 @@ impl Host {
     /// The home of a protected job is lost: another home will come.
     pub fn handle_home_lost(&mut self, now: Duration) {
         self.orphaned = Some(now + ORPHANED);
+        // No other home knows that it was to be suspended.
+        self.thaw();
         if self.ranks.values().all(LocalRank::is_reported) {
             // All ranks here had ended by themselves when the home said that the job ends. Those of the lost node may have to
             // come back here to print.
@@ -449,7 +454,7 @@ impl Host {
             ToHost::OutputTaken { rank, stream, offset } => self.handle_output_taken(rank, stream, offset),
             ToHost::Release { number, entries } => self.handle_release(number, entries),
             ToHost::Freeze => self.freeze(),
-            ToHost::Thaw => self.signal(libc::SIGCONT),
+            ToHost::Thaw => self.thaw(),
             ToHost::End { restarts: true, .. } => self.end(now, Cause::Restart),
             ToHost::End { kill: true, .. } => self.end(now, Cause::Force),
             ToHost::End { .. } => self.end(now, Cause::JobEnds),
@@ -458,11 +463,6 @@ impl Host {
 
     /// Stops every rank, if all of them run.
     fn freeze(&mut self) {
-        if self.spec.protection.log_mode == LogMode::Causal {
-            // The logs at one moment would not be all that the ranks depend on.
-            let why = "it runs with --log causal, and only jobs with --log waiting can be suspended".to_owned();
-            return self.outputs.push_back(HostOutput::ToHome(FromHost::Frozen(Err(why))));
-        }
         let runs = |state: &LocalRank| matches!(state.phase, Phase::Running { .. });
         match self.ranks.iter().find(|(_, state)| self.phase.is_ending() || !runs(state)).map(|(rank, _)| *rank) {
             Some(rank) => {
@@ -470,9 +470,17 @@ impl Host {
                 self.outputs.push_back(HostOutput::ToHome(FromHost::Frozen(Err(why))));
             }
             None => {
+                self.frozen = true;
                 self.signal(libc::SIGSTOP);
                 self.outputs.push_back(HostOutput::Frozen);
             }
+        }
+    }
+
+    /// The ranks go on: the job is not suspended.
+    fn thaw(&mut self) {
+        if std::mem::take(&mut self.frozen) {
+            self.signal(libc::SIGCONT);
         }
     }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use radic_wire::causes::{self, Cause};
 use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId, Rank};
+use radic_wire::limits;
 use radic_wire::log::{NewCauses, ToProtector};
 
 use super::process::Process;
@@ -20,6 +21,8 @@ const MOST: usize = 4 << 20;
 pub(super) struct Causes {
     start: u64,
     bytes: VecDeque<u8>,
+    /// Up to where the journal depends on those of others by what is before the start.
+    forgotten: BTreeMap<Rank, u64>,
 }
 
 impl Causes {
@@ -35,16 +38,36 @@ impl Causes {
         self.bytes.iter().copied().collect()
     }
 
+    /// See [`HeldLog::forgotten`](radic_wire::log::HeldLog::forgotten).
+    pub(super) fn forgotten(&self) -> Vec<(Rank, u64)> {
+        self.forgotten.iter().map(|(rank, to)| (*rank, *to)).collect()
+    }
+
+    /// Bytes from a position on, at most so many; none, if they are not held.
+    pub(super) fn read(&self, position: u64, most: usize) -> Option<Vec<u8>> {
+        let from = usize::try_from(position.checked_sub(self.start)?).ok().filter(|from| *from <= self.bytes.len())?;
+        Some(self.bytes.range(from..).take(most).copied().collect())
+    }
+
     /// Takes what is new, and forgets what the process keeps no more.
     fn append(&mut self, new: &NewCauses<'_>) -> Result<(), &'static str> {
         if new.start >= self.end() {
-            *self = Causes { start: new.position, bytes: VecDeque::new() };
+            self.forget(self.bytes.len());
+            self.start = new.position;
         }
         let known = self.end().checked_sub(new.position).ok_or("its causes have a gap")?;
         self.bytes.extend(new.bytes.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or(&[]));
-        self.bytes.drain(..new.start.saturating_sub(self.start) as usize);
-        self.start = self.start.max(new.start);
+        self.forget(new.start.saturating_sub(self.start) as usize);
         if self.bytes.len() > MOST { Err("it keeps too many causes") } else { Ok(()) }
+    }
+
+    fn forget(&mut self, count: usize) {
+        let gone: Vec<u8> = self.bytes.drain(..count).collect();
+        self.start += count as u64;
+        for cause in causes::read(&gone).map_while(Result::ok).filter(|cause| cause.origin().0 < limits::RANKS) {
+            let known = self.forgotten.entry(cause.origin()).or_default();
+            *known = cause.to().max(*known);
+        }
     }
 }
 

@@ -73,8 +73,11 @@ impl Store {
         Some(HeldLog {
             process: id,
             incarnation: process.incarnation,
+            current: process.is_current(),
             journal: Span { start, end: process.journal.end() },
             stable: process.journal_stable,
+            causes: Span { start: process.causes.start(), end: process.causes.end() },
+            forgotten: process.causes.forgotten(),
             streams: streams.into_values().take(limits::CUT_STREAMS).collect(),
             images: superseded.chain(committed).chain(incoming).collect(),
         })
@@ -85,6 +88,7 @@ impl Store {
         let process = self.processes.get(&id)?;
         let kept = process.kept.as_ref();
         let (file, log, oldest) = match part {
+            LogPart::Causes => return process.causes.read(position, most).map(Place::Memory),
             LogPart::Journal => (File::Journal(id), Some(&process.journal), kept.map(|kept| kept.journal)),
             LogPart::Stream(stream) => {
                 let oldest = kept.and_then(|kept| kept.streams.get(&stream)).map(|(bytes, _)| bytes.start);

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use radic_protector::folder;
-use radic_wire::ids::{JobId, Rank};
+use radic_wire::causes::Elsewhere;
+use radic_wire::ids::Rank;
 use radic_wire::key::ClusterKey;
 use radic_wire::log::{HeldImage, HeldLog, HeldStream, LogPart, Span};
 use radic_wire::mac::{Code, JobKey};
-use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, begin_code};
+use radic_wire::suspension::{SavedFile, SavedImage, SavedRank, Suspension, begin_code};
 use rustix::fs::FlockOperation;
 
 use crate::client::Cluster;
@@ -23,7 +24,7 @@ use crate::log::Held;
 use crate::progress::{Progress, Unit};
 
 use super::content::{self, Mark, NEW_MANIFEST, Saved, Source, UNFINISHED};
-use super::{ATTEMPTS, MANIFEST, needed};
+use super::{ATTEMPTS, MANIFEST, Needed};
 
 /// The end of the names of files that are written while the folder holds others without it.
 pub(super) const SECOND: &str = ".2";
@@ -117,18 +118,19 @@ impl Folder {
     pub(super) fn write_ranks(
         &mut self,
         cluster: &Cluster,
-        job: JobId,
-        ranks: u32,
+        &Suspension { job, ref ward, .. }: &Suspension,
         key: &JobKey,
         progress: &Progress,
     ) -> Result<Vec<SavedRank>> {
+        let (ranks, epoch) = (ward.spec.ranks, ward.epoch);
         let list = |rank| Ok(Held::open(cluster, job.to_string(), rank)?.log);
         let list = || (0..ranks).map(|rank| list(Rank(rank))).collect::<Result<Vec<HeldLog>>>();
-        let all = |logs: &[HeldLog]| logs.iter().map(needed).collect::<Result<Vec<_>>>();
+        let all = |logs: &[HeldLog]| logs.iter().map(Needed::of).collect::<Result<Vec<_>>>();
         for _ in 0..ATTEMPTS {
             let before = list()?;
+            ensure!(before.iter().all(|log| log.incarnation.epoch == epoch), "a rank has no log since the job began anew");
             progress.begin("writing the ranks", Unit::Bytes, Some(before.iter().map(bytes_of).sum()));
-            let saved: Result<Vec<_>> = before.iter().map(|log| self.write_rank(cluster, log, key, progress)).collect();
+            let saved = self.write_logs(cluster, &before, key, progress);
             if all(&list()?)? == all(&before)? {
                 return saved;
             }
@@ -136,8 +138,24 @@ impl Folder {
         bail!("what its protectors hold goes on changing though its ranks are stopped; the job goes on");
     }
 
-    fn write_rank(&mut self, cluster: &Cluster, log: &HeldLog, key: &JobKey, progress: &Progress) -> Result<SavedRank> {
-        let (process, (incarnation, images, journal, streams)) = (log.process, needed(log)?);
+    fn write_logs(&mut self, cluster: &Cluster, logs: &[HeldLog], key: &JobKey, progress: &Progress) -> Result<Vec<SavedRank>> {
+        let sets = logs.iter().map(|log| read_causes(cluster, log)).collect::<Result<Vec<_>>>()?;
+        let mut elsewhere = Elsewhere::default();
+        for (log, set) in logs.iter().zip(&sets) {
+            elsewhere.add(log.process.rank, set, &log.forgotten)?;
+        }
+        logs.iter().map(|log| self.write_rank(cluster, log, &elsewhere, key, progress)).collect()
+    }
+
+    fn write_rank(
+        &mut self,
+        cluster: &Cluster,
+        log: &HeldLog,
+        elsewhere: &Elsewhere<'_>,
+        key: &JobKey,
+        progress: &Progress,
+    ) -> Result<SavedRank> {
+        let (process, Needed { incarnation, images, mut journal, streams, .. }) = (log.process, Needed::of(log)?);
         let rank = process.rank;
         let mut held = Held::open(cluster, process.job.to_string(), rank)?;
         let mut saved_images = Vec::new();
@@ -148,6 +166,9 @@ impl Folder {
         }
         let mut file = Saving::create(self, format!("rank-{rank}.journal"), key)?;
         file.copy(&mut held, LogPart::Journal, journal, progress)?;
+        let rest = elsewhere.rest(rank, journal, |position, length| held.read_all(LogPart::Journal, position, length))?;
+        file.write(&rest)?;
+        journal.end += rest.len() as u64;
         let journal_file = file.finish()?;
         let mut file = Saving::create(self, format!("rank-{rank}.received"), key)?;
         for HeldStream { stream, bytes, .. } in streams.iter().filter(|stream| !stream.closed) {
@@ -181,9 +202,19 @@ impl Folder {
     }
 }
 
+/// What a log keeps of other ranks' journals.
+fn read_causes(cluster: &Cluster, log: &HeldLog) -> Result<Vec<u8>> {
+    let Span { start, end } = log.causes;
+    if start == end {
+        return Ok(Vec::new());
+    }
+    let mut held = Held::open(cluster, log.process.job.to_string(), log.process.rank)?;
+    held.read_all(LogPart::Causes, start, usize::try_from(end - start)?)
+}
+
 /// The bytes that are written of a rank.
 fn bytes_of(log: &HeldLog) -> u64 {
-    let Ok((_, images, journal, streams)) = needed(log) else { return 0 };
+    let Ok(Needed { images, journal, streams, .. }) = Needed::of(log) else { return 0 };
     let length = |span: &Span| span.end.saturating_sub(span.start);
     let received = streams.iter().filter(|stream| !stream.closed).map(|stream| length(&stream.bytes));
     images.iter().map(|image| image.bytes).chain([length(&journal)]).chain(received).sum()
@@ -242,12 +273,17 @@ impl Saving {
             let mut piece = held.read(part, position)?;
             ensure!(!piece.is_empty(), "{part:?} is not held from {position} on, it should be up to {end}");
             piece.truncate(usize::try_from(end - position).unwrap_or(usize::MAX));
-            self.file.write_all(&piece).with_context(|| self.path.display().to_string())?;
-            self.code.update(&piece);
-            self.bytes += piece.len() as u64;
+            self.write(&piece)?;
             position += piece.len() as u64;
             progress.advance(piece.len() as u64);
         }
+        Ok(())
+    }
+
+    fn write(&mut self, piece: &[u8]) -> Result<()> {
+        self.file.write_all(piece).with_context(|| self.path.display().to_string())?;
+        self.code.update(piece);
+        self.bytes += piece.len() as u64;
         Ok(())
     }
 

@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `manifest` | the job, and the length and code of each other file ([`radic_wire::suspension`]); written last, so a folder without it is none |
 //! | `rank-R.image-N` | an image, as its protector had it |
-//! | `rank-R.journal` | the journal, from the cut of the last image on |
+//! | `rank-R.journal` | the journal, from the cut of the last image on, with what only other ranks' logs had of it (`--log causal`) |
 //! | `rank-R.received` | what the rank had received since, one stream after the other |
 //! | `resumed-ID` | the job of the manifest with this code has gone on, and how it has ended ([`content::Mark`]) |
 //! | `unfinished` | locked by the command that writes here ([`folder`]) |
 //!
 //! While the folder is written all ranks are stopped. If that fails, or this command dies, they go on as if nothing had been. The logs are listed before and
-//! after they are copied: they have not changed in between, hence they are those of one moment.
+//! after they are copied: they have not changed in between, hence they are those of one moment. Where no process waits before it sends, a log may lack outcomes that the logs of
+//! others keep as causes. All logs of one moment together lack nothing: each journal is written with what the others have of it ([`radic_wire::causes::Elsewhere`]). The logs
+//! themselves do not learn it, for the ranks may go on.
 //!
 //! A resume reads and verifies every file before it asks a node for anything. Then it gives each rank's protector-to-be the images and the log, in the
 //! rank's name and over the rank's protocol ([`radic_wire::log`]), so what goes in there is checked as it was the first time.
@@ -27,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use radic_wire::ids::{Incarnation, JobId};
+use radic_wire::ids::{Incarnation, JobId, Rank};
 use radic_wire::key::ClusterKey;
 use radic_wire::limits;
 use radic_wire::local::{RankCheckpoint, Reply, Request};
@@ -117,7 +119,7 @@ fn fill(
     let job = suspension.job;
     say(&format!("radic: all ranks of job {job} are stopped; writing them to {}", folder.path().display()));
     let key_of_job = JobKey::derive_for_suspension(key, job);
-    let ranks = folder.write_ranks(cluster, job, suspension.ward.spec.ranks, &key_of_job, progress)?;
+    let ranks = folder.write_ranks(cluster, &suspension, &key_of_job, progress)?;
     let size = ranks.iter().flat_map(SavedRank::files).map(|file| file.bytes).sum();
     folder.finish(&Manifest { suspension, unprinted, ranks }.encode(key)?)?;
     Ok((connection, job, size))
@@ -153,12 +155,28 @@ fn stop(cluster: &Cluster, job: &str) -> Result<(Connection, Suspension, Vec<Unp
 }
 
 /// What a resume needs of a log.
-fn needed(log: &HeldLog) -> Result<(Incarnation, Vec<HeldImage>, Span, Vec<HeldStream>)> {
-    let committed = log.images.iter().filter(|image| image.state == ImageState::Committed);
-    let images: Vec<HeldImage> = committed.cloned().collect();
-    let cut = images.last().context("no image of it is committed")?.cut;
-    ensure!(log.streams.len() < limits::CUT_STREAMS, "it has too many streams");
-    Ok((log.incarnation, images, Span { start: cut, end: log.journal.end }, log.streams.clone()))
+#[derive(Debug, PartialEq, Eq)]
+struct Needed {
+    incarnation: Incarnation,
+    images: Vec<HeldImage>,
+    journal: Span,
+    /// Of other ranks' journals.
+    causes: Span,
+    forgotten: Vec<(Rank, u64)>,
+    streams: Vec<HeldStream>,
+}
+
+impl Needed {
+    fn of(log: &HeldLog) -> Result<Needed> {
+        ensure!(log.current, "its protector has just changed, and nobody could bring it back");
+        let committed = log.images.iter().filter(|image| image.state == ImageState::Committed);
+        let images: Vec<HeldImage> = committed.cloned().collect();
+        let cut = images.last().context("no image of it is committed")?.cut;
+        ensure!(log.streams.len() < limits::CUT_STREAMS, "it has too many streams");
+        let HeldLog { incarnation, causes, ref forgotten, ref streams, .. } = *log;
+        let journal = Span { start: cut, end: log.journal.end };
+        Ok(Needed { incarnation, images, journal, causes, forgotten: forgotten.clone(), streams: streams.clone() })
+    }
 }
 
 /// Milliseconds since 1970.

@@ -228,6 +228,14 @@ impl Upload<'_> {
         let mut voice = self.open(log, Channel::Journal)?;
         let (begin, payload) = (Span { start: first, end: journal.end }, Span { start: 0, end: received });
         voice.send(&ToProtector::Hello { process: self.process, incarnation, journal: begin, payload, image: None })?;
+        // Images go by another connection, which may be faster.
+        loop {
+            let answer = voice.receive().context("waiting until its log is begun")?;
+            match FromProtector::read(&answer)? {
+                FromProtector::Welcome { .. } => break,
+                other => refused(&other)?,
+            }
+        }
         for (at, image) in images.iter().enumerate() {
             self.give_image(log, &mut voice, image, at + 1 == images.len())?;
         }

@@ -197,8 +197,11 @@ fn a_rank_shows_its_streams() {
     let log = HeldLog {
         process,
         incarnation: Incarnation::FIRST,
+        current: true,
         journal: Span { start: 0, end: 10 },
         stable: 10,
+        causes: Span::default(),
+        forgotten: vec![],
         streams: (0..40).map(stream).collect(),
         images: vec![],
     };

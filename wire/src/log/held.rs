@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Span;
 use crate::determinant::StreamId;
-use crate::ids::{Incarnation, ProcessId};
+use crate::ids::{Incarnation, ProcessId, Rank};
 
 /// One of the sequences that a log service holds for a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,6 +15,8 @@ pub enum LogPart {
     Stream(StreamId),
     /// The image of this number, as `radic ckpt` reads it, by offset.
     Image(u64),
+    /// What its journal depends on of other processes ([`crate::causes`]), by position.
+    Causes,
 }
 
 /// What a log service holds for one process: for `radic log show`, `radic replay` and `radic status`.
@@ -24,10 +26,16 @@ pub struct HeldLog {
     pub process: ProcessId,
     /// Its newest incarnation.
     pub incarnation: Incarnation,
+    /// Whether a restart would take it: no other protector has had what the process does.
+    pub current: bool,
     /// The journal that can be read: with `keep_logs` from its beginning, else what a restart needs.
     pub journal: Span,
     /// Up to where the journal is acknowledged.
     pub stable: u64,
+    /// The causes that can be read.
+    pub causes: Span,
+    /// Causes that were forgotten: up to where the journal depends on that of each of these ranks, at least.
+    pub forgotten: Vec<(Rank, u64)>,
     /// What it received, at most [`limits::CUT_STREAMS`](crate::limits::CUT_STREAMS), in the order of their names.
     pub streams: Vec<HeldStream>,
     /// Images, oldest first, the one under way last.

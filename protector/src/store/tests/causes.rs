@@ -2,7 +2,7 @@
 
 use radic_wire::bytes::Writer;
 use radic_wire::causes::Cause;
-use radic_wire::log::NewCauses;
+use radic_wire::log::{LogPart, NewCauses, Span};
 
 use super::*;
 
@@ -43,7 +43,12 @@ fn the_journal_and_its_causes_come_together_and_go_from_their_beginning() {
     assert_eq!(store.causes_of(id().job, Epoch::FIRST), vec![one.clone()]);
     // A part that came before, and one that is new; what the process keeps no more is forgotten.
     say(&mut store, 2, (end, end, &two), b"z").unwrap();
-    assert_eq!(store.causes_of(id().job, Epoch::FIRST), vec![two]);
+    assert_eq!(store.causes_of(id().job, Epoch::FIRST), vec![two.clone()]);
+    // It is not forgotten up to where the journal depends on them.
+    let held = store.list(id()).unwrap();
+    assert_eq!((held.causes, held.forgotten), (Span { start: end, end: end + two.len() as u64 }, vec![(Rank(1), 3)]));
+    assert_eq!(store.find(id(), LogPart::Causes, end, 100), Some(Place::Memory(two)));
+    assert_eq!(store.find(id(), LogPart::Causes, 0, 100), None);
     assert!(say(&mut store, 3, (end, end + 100, &one), b"").is_err(), "a gap");
 }
 
@@ -55,7 +60,7 @@ fn a_log_learns_what_others_know_up_to_the_first_gap_and_what_that_depends_on() 
     store.learn(id(), Incarnation::restarted(1), &sets);
     let restart = store.restart(id(), Incarnation::restarted(1)).unwrap();
     assert_eq!((restart.log_end, restart.causes), (5, (0, part(4, 9, b"of"))));
-    let journal = store.find(id(), radic_wire::log::LogPart::Journal, 0, 100);
+    let journal = store.find(id(), LogPart::Journal, 0, 100);
     assert_eq!(journal, Some(Place::Memory(b"ownde".to_vec())));
     // Once more: it is known.
     store.learn(id(), Incarnation::restarted(2), &sets);
