@@ -424,7 +424,12 @@ impl Node {
     }
 
     fn candidates(&self, to: SocketAddr, mine: bool) -> Vec<NodeId> {
-        self.view().map_or_else(Vec::new, |view| registry::candidates(view, &self.config.me, to, mine))
+        let Some(view) = self.view() else { return Vec::new() };
+        if self.registry.has_resumed() {
+            let others = view.members.iter().filter(|member| member.id != *self.me());
+            return others.map(|member| member.id.clone()).collect();
+        }
+        registry::candidates(view, &self.config.me, to, mine)
     }
 
     /// These nodes, and the job's home. The home knows which ranks are lost, and a lost rank may have listened anywhere.

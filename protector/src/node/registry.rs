@@ -44,6 +44,8 @@ pub struct Registry {
     early: VecDeque<Early>,
     /// Processes that have ended here, or come back here, and where they listened.
     left: BTreeMap<ProcessId, Left>,
+    /// Jobs that were suspended and go on: their processes listen where they were launched once, and the node of that address may be a member.
+    resumed: BTreeSet<JobId>,
 }
 
 /// Where a process listened, or was about to, when it ended.
@@ -84,6 +86,21 @@ struct Expected {
 }
 
 impl Registry {
+    /// A job that was suspended goes on somewhere.
+    pub fn handle_resumed(&mut self, job: JobId) {
+        self.resumed.insert(job);
+    }
+
+    /// It is over.
+    pub fn handle_over(&mut self, job: JobId) {
+        self.resumed.remove(&job);
+    }
+
+    /// Whether an address of a member may be that of a listener on any other node.
+    pub fn has_resumed(&self) -> bool {
+        !self.resumed.is_empty()
+    }
+
     /// The process listens there. If another one did before, it does not any more: the kernel would have refused this one.
     pub fn listen(&mut self, process: ProcessId, address: SocketAddr) -> Result<(), TooManyListeners> {
         if self.listeners.values().filter(|p| **p == process).count() >= limits::LISTENERS {

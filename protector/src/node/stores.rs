@@ -198,6 +198,7 @@ impl Node {
             }
             ToStore::Remove(outcome) => {
                 self.sparse.forget(job);
+                self.registry.handle_over(job);
                 self.stored.remove(&job);
                 self.forget_wards(job, outcome.clone());
                 self.outputs.push_back(Output::Store(StoreOrder::RemoveJob(job)));

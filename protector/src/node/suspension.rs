@@ -58,6 +58,7 @@ impl Node {
         if runs || self.protects(job) {
             return Err(format!("job {job} runs, or is not gone yet; {} has some of it", self.me().name));
         }
+        self.registry.handle_resumed(job);
         self.homes.remove(&job);
         self.over.retain(|over| *over != job);
         self.ended.retain(|process| process.job != job);

@@ -105,7 +105,12 @@ impl Home {
     /// The command has written the job down.
     pub(super) fn end_suspended(&mut self, session: &SessionId) {
         if let Some(outcome) = self.outcome.clone().filter(|_| self.is_over()) {
-            return self.tell_session(session.clone(), ToSession::Ended(outcome));
+            let said = match outcome.reason {
+                EndReason::Suspended => ToSession::Ended(outcome),
+                // It went on meanwhile, and what is written down would do again what it has done since.
+                _ => ToSession::Frozen(Err(format!("it has ended meanwhile, with code {}", outcome.code))),
+            };
+            return self.tell_session(session.clone(), said);
         }
         let Some(suspending) = self.suspending.as_mut().filter(|suspending| suspending.session == *session) else {
             return self
