@@ -132,6 +132,13 @@ impl Checks {
         *acked = position.max(*acked);
     }
 
+    /// The job is suspended: what the log of a process was told since it was written down counts for nothing, and the process has not heard that it is held.
+    pub fn handle_suspended(&mut self, process: ProcessId, end: u64) {
+        let of_process = |key: &(ProcessId, Incarnation)| key.0 == process;
+        let acked = self.acked.iter_mut().chain(&mut self.begun).filter(|(key, _)| of_process(key));
+        acked.for_each(|(_, position)| *position = end.min(*position));
+    }
+
     /// Up to where the journal of a process is stable: no death undoes what is before.
     pub fn stable(&self, process: ProcessId) -> u64 {
         let of = (process, Incarnation::FIRST)..=(process, self.voices.get(&process).copied().unwrap_or_default());
@@ -247,7 +254,7 @@ impl World {
 
     /// G2: what a process does not keep any more of what it has sent.
     pub fn check_kept(&mut self, pid: u32) {
-        let Some((sender, _)) = self.speaks(pid).filter(|_| self.checks.counts()) else { return };
+        let Some((sender, _)) = self.speaks(pid).filter(|_| self.checks.counts() && !self.is_ended_by_its_home()) else { return };
         let table = self.processes[pid as usize].lib.as_ref().expect("it speaks").observer.table();
         for (_, connection) in table.iter() {
             let (stream, receiver, kept) = (connection.stream_out(), connection.peer, connection.outgoing().start());

@@ -35,6 +35,8 @@ pub struct Breaks {
     pub unclosed: bool,
     /// A lost process is brought back without what others know of it.
     pub unlearned: bool,
+    /// A job is suspended without what only other logs have of a rank's journal.
+    pub alone: bool,
     /// Rank 0 says that it knows nothing of a lost process.
     pub silent: bool,
 }
@@ -64,6 +66,8 @@ pub struct Counts {
     pub delivered: u64,
     /// Bytes that were sent once more.
     pub again: u64,
+    /// Suspensions of the job.
+    pub suspensions: u64,
     /// Faults.
     pub faults: u64,
     /// Jobs that ended with an error, as they may without a majority.
@@ -106,6 +110,7 @@ impl Counts {
         self.again += again;
         self.faults += faults;
         self.failed += failed;
+        self.suspensions += other.suspensions;
         self.limits += other.limits;
         self.virtual_ms += other.virtual_ms;
     }

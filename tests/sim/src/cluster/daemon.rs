@@ -149,6 +149,9 @@ impl World {
     }
 
     fn signal(&mut self, at: usize, process: ProcessId, signal: i32) {
+        if let (libc::SIGSTOP | libc::SIGCONT, Some(pid)) = (signal, self.machines[at].ranks.get(&process).copied()) {
+            return if signal == libc::SIGSTOP { self.stop(pid) } else { self.continue_after_stop(pid) };
+        }
         // The programs of the simulation end by the same signals.
         if !RestoreOrder::is_given_up_by(signal) {
             return;

@@ -30,6 +30,17 @@ impl World {
             // before that: `radic run` says so then. The job runs, or nothing was begun.
             return self.counts.limits += 1;
         }
+        if (self.command.is_unsure || self.command.is_away()) && (self.terminal.gave_up || outcome.reason == EndReason::Suspended)
+        {
+            // Documented: a command was lost while the job ended, or while it began again. The folder says that it may have gone on, and nobody goes on from there by accident. Or
+            // it is still in the folder, for there is no majority any more.
+            return self.counts.limits += 1;
+        }
+        if let EndReason::NodeLost { why, .. } = &outcome.reason
+            && why.contains("it can be resumed again")
+        {
+            return self.counts.limits += 1;
+        }
         if let EndReason::RankFailed { rank, node, status: ExitStatus::Signal(libc::SIGSEGV) } = &outcome.reason
             && self.goes_on_crashing(*rank, node)
         {

@@ -173,7 +173,11 @@ impl World {
             StoreOrder::Sizes(node, number, _) => Some((node, number, Answer::Sizes(Vec::new()))),
             StoreOrder::Flows(..) => unreachable!("no command asks for traffic in this simulation"),
             StoreOrder::List(node, number, process) => Some((node, number, Answer::Log(server.store().list(process)))),
-            StoreOrder::Revive(..) | StoreOrder::Read(..) => unreachable!("no command resumes or reads logs in this simulation"),
+            StoreOrder::Revive(job, protection) => {
+                server.revive_job(now, job, protection);
+                None
+            }
+            StoreOrder::Read(..) => unreachable!("no command reads logs by its node in this simulation"),
         };
         if let Some((node, number, answer)) = answer {
             self.input_soon(at, Input::StoreAnswer(node, number, answer));

@@ -244,6 +244,7 @@ impl World {
             return;
         }
         self.lose_terminal(at);
+        self.lose_command(at);
         self.note_kept(at);
         // What it has sent last arrives up to some point.
         for conn in 0..self.net.conns.len() {
@@ -281,6 +282,7 @@ impl World {
         self.note_kept(at);
         self.machines[at].node = None;
         self.lose_terminal(at);
+        self.lose_command(at);
         let boot = self.machines[at].boot;
         for pid in 0..self.processes.len() {
             if self.processes[pid].machine == at {

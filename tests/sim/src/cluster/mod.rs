@@ -18,6 +18,7 @@
 //! | [`stdio`] | pipes between a process and its host; the terminal's standard input | |
 //! | [`images`] | what the engine makes of a process, and the way to the protector | `preload/src/image.rs` |
 //! | [`restores`] | the driver of what decides how images come back | `protector/src/daemon/restores.rs`, `protector/src/logs/fetch.rs` |
+//! | [`suspension`], [`resumption`] | the commands that suspend the job and resume it | `tools/src/suspend` |
 //! | [`past`] | what each state depends on, and whether that is held | |
 //! | [`check`] | what must hold at every step, and at the end | docs/design.md's guarantees |
 //!
@@ -42,8 +43,10 @@ pub mod process;
 pub mod program;
 pub mod queue;
 pub mod restores;
+pub mod resumption;
 mod session;
 pub mod stdio;
+pub mod suspension;
 pub mod terminal;
 #[cfg(test)]
 mod tests;

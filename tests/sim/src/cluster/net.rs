@@ -29,6 +29,8 @@ pub enum Owner {
     Logs(usize, u32),
     /// A process, by number.
     Process(u32),
+    /// A command that resumes the job, by number.
+    Command(u64),
     /// The thread that fetches the images of a process that comes back.
     Fetcher(usize, u32, OrderNumber),
 }
@@ -274,14 +276,25 @@ impl World {
             // Its kernel does not run either.
             return self.schedule(self.machines[at].paused, Event::Arrive(conn, side));
         }
+        if let Some(Owner::Process(pid)) = self.net.listeners.get(&self.net.conns[conn].to).copied()
+            && side == 1
+            && self.is_stopped(pid)
+        {
+            return self.hold_arrival(pid, conn, side);
+        }
         if side == 1 && !self.net.conns[conn].arrived {
             return self.arrive_at_listener(conn);
         }
         let end = &self.net.conns[conn].ends[side];
         let boot = match end.owner {
             Owner::Daemon(_, boot) | Owner::Logs(_, boot) | Owner::Fetcher(_, boot, _) => Some(boot),
-            Owner::Process(_) => None,
+            Owner::Process(_) | Owner::Command(_) => None,
         };
+        if let Owner::Process(pid) = end.owner
+            && self.is_stopped(pid)
+        {
+            return self.hold_arrival(pid, conn, side);
+        }
         match self.ready(at, boot) {
             Some(ready) if ready > self.now => return self.schedule(ready, Event::Arrive(conn, side)),
             _ => {}
@@ -293,6 +306,11 @@ impl World {
 
     /// The kernel of this side has asked the other one's, and has got no answer.
     pub fn end_silent(&mut self, conn: ConnId, side: usize) {
+        if let Owner::Process(pid) = self.net.conns[conn].ends[side].owner
+            && self.is_stopped(pid)
+        {
+            return self.schedule(self.now + Duration::from_secs(1), Event::Silent(conn, side));
+        }
         if !self.net.conns[conn].broken {
             self.hand_over(conn, side, Packet::Reset);
             self.net.conns[conn].broken = true;
@@ -339,6 +357,7 @@ impl World {
                 self.fetch_arrive(at, conn, number, packet);
             }
             Owner::Process(pid) => self.process_arrive(pid, conn, side, packet),
+            Owner::Command(number) if number == self.command.number => self.command_arrive(conn, packet),
             _ => {}
         }
     }

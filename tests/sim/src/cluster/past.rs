@@ -9,7 +9,7 @@ use radic_observer::connection::{Connection, Slot};
 use radic_observer::frames::Leaving;
 use radic_wire::causes::{self, Cause};
 use radic_wire::determinant::StreamId;
-use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::ids::{Incarnation, JobId, ProcessId, Rank};
 
 use super::net::ConnId;
 use super::world::World;
@@ -92,6 +92,7 @@ impl World {
         past.remove(&me.rank);
         if past != before {
             let position = self.lib(pid).observer.journal().end();
+            self.trace(|| format!("{me} depends on {past:?} from {position} on, by {stream:?} before {offset}"));
             self.pasts.of.entry(me).or_default().push((position, past.clone()));
             self.check_past(pid, &past, stream);
         }
@@ -125,6 +126,25 @@ impl World {
                 "G1: {me} depends on {to} of the journal of {origin} by {stream:?}; it is held up to {at}, stable up to {}",
                 self.checks.stable(origin)
             );
+        }
+    }
+
+    /// The journals of a suspended job end there: nothing in them depends on what is not in them (G1).
+    pub fn check_suspended(&self, job: JobId, ends: &BTreeMap<Rank, u64>) {
+        if !self.plan.causal || !self.checks.counts() {
+            return;
+        }
+        for (rank, end) in ends {
+            let me = ProcessId { job, rank: *rank };
+            let of = self.pasts.of.get(&me).and_then(|of| of.iter().rev().find(|(position, _)| position < end));
+            for (other, to) in of.iter().flat_map(|(_, past)| past) {
+                assert!(
+                    *to <= ends[other],
+                    "G1: {me} is suspended at {end}, which depends on {to} of the journal of rank {other}, and that ends at {}, stable up to {}",
+                    ends[other],
+                    self.checks.stable(ProcessId { job, rank: *other })
+                );
+            }
         }
     }
 

@@ -81,6 +81,8 @@ pub struct Plan {
     pub executes: bool,
     /// Whether no process waits before it sends: what bytes depend on goes with them.
     pub causal: bool,
+    /// How often the job is suspended and goes on.
+    pub suspensions: u32,
     /// Bytes that the terminal has for rank 0.
     pub input: u64,
     /// What goes wrong.
@@ -134,6 +136,7 @@ impl Plan {
             threads,
             executes,
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
+            suspensions: [0, 0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(5)],
             input,
             faults: Vec::new(),
         };
@@ -166,6 +169,7 @@ impl Plan {
             threads,
             executes,
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
+            suspensions: [0, 0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(5)],
             input,
             faults: Vec::new(),
         };
@@ -267,6 +271,9 @@ impl fmt::Display for Plan {
         }
         if self.causal {
             writeln!(f, "  no process waits before it sends")?;
+        }
+        if self.suspensions > 0 {
+            writeln!(f, "  it is suspended {} times", self.suspensions)?;
         }
         if self.useless_images > 0 {
             writeln!(f, "  one in {} images does not restore", self.useless_images)?;

@@ -79,6 +79,15 @@ pub struct Lib {
     pub has_received: bool,
 }
 
+/// What has come for a process that is stopped.
+#[derive(Debug, Default)]
+struct Held {
+    /// Packets, by connection and side.
+    packets: Vec<(ConnId, usize)>,
+    /// What its node has said.
+    words: Vec<Option<FromNode>>,
+}
+
 /// A process, of whatever life.
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Process {
@@ -89,6 +98,8 @@ pub struct Process {
     pub ended: Option<ExitStatus>,
     /// When it is to go on.
     step: Option<Duration>,
+    /// It is stopped (SIGSTOP), and that is what has come meanwhile.
+    stopped: Option<Held>,
     /// The pipes between it and its host.
     pub pipes: Pipes,
     /// How often its program was replaced by another one (exec).
@@ -215,6 +226,41 @@ impl World {
         self.processes[pid as usize].ended.is_none()
     }
 
+    // ---- SIGSTOP and SIGCONT
+
+    /// The process does nothing until it is continued.
+    pub fn stop(&mut self, pid: u32) {
+        if self.is_running(pid) {
+            self.processes[pid as usize].stopped.get_or_insert_default();
+        }
+    }
+
+    /// It goes on, and what has come meanwhile comes now.
+    pub fn continue_after_stop(&mut self, pid: u32) {
+        let Some(Held { packets, words }) = self.processes[pid as usize].stopped.take() else { return };
+        let soon = self.now + super::LOCAL;
+        for (conn, side) in packets {
+            self.schedule(soon, Event::Arrive(conn, side));
+        }
+        for word in words {
+            self.schedule(soon, Event::ToProcess(pid, word.map(Box::new)));
+        }
+        self.step_at(pid, soon);
+    }
+
+    /// Whether it runs, and is stopped.
+    pub fn is_stopped(&self, pid: u32) -> bool {
+        let process = &self.processes[pid as usize];
+        process.ended.is_none() && process.stopped.is_some()
+    }
+
+    /// A packet waits until it goes on.
+    pub fn hold_arrival(&mut self, pid: u32, conn: ConnId, side: usize) {
+        if let Some(held) = &mut self.processes[pid as usize].stopped {
+            held.packets.push((conn, side));
+        }
+    }
+
     // ---- beginning and end
 
     /// The node starts a rank.
@@ -230,8 +276,8 @@ impl World {
 
     fn begin_process(&mut self, at: usize, id: ProcessId, restored: Option<(Incarnation, usize)>) {
         let pid = self.processes.len() as u32;
-        let (lib, ended, step, pipes, programs) = Default::default();
-        self.processes.push(Process { id, machine: at, lib, restored, ended, step, pipes, programs });
+        let (lib, ended, step, stopped, pipes, programs) = Default::default();
+        self.processes.push(Process { id, machine: at, lib, restored, ended, step, stopped, pipes, programs });
         self.machines[at].ranks.insert(id, pid);
         self.trace(|| {
             format!("n{}: {id} is process {pid}, {}", at + 1, if restored.is_some() { "from an image" } else { "new" })
@@ -288,6 +334,10 @@ impl World {
             return;
         }
         process.ended = Some(status);
+        for (conn, side) in process.stopped.take().into_iter().flat_map(|held| held.packets) {
+            self.schedule(self.now + super::LOCAL, Event::Arrive(conn, side));
+        }
+        let process = &self.processes[pid as usize];
         let (id, at, observer) = (process.id, process.machine, process.observer_id(pid));
         self.trace(|| format!("n{}: process {pid} of {id} ends: {status:?}", at + 1));
         self.net.listeners.retain(|_, owner| *owner != Owner::Process(pid));
@@ -337,6 +387,9 @@ impl World {
             || self.breaks.deaf && matches!(message, Some(FromNode::Restarted { .. } | FromNode::Place { .. }))
         {
             return;
+        }
+        if let Some(held) = &mut self.processes[pid as usize].stopped {
+            return held.words.push(message);
         }
         match message {
             None => self.fail(pid, "its node has closed the connection"),
@@ -503,6 +556,10 @@ impl World {
     /// It looks after everything, and its program makes some calls.
     pub fn step(&mut self, pid: u32) {
         let process = &mut self.processes[pid as usize];
+        if process.stopped.is_some() {
+            process.step = None;
+            return;
+        }
         if process.step.take_if(|at| *at <= self.now).is_none() || process.ended.is_some() || process.lib.is_none() {
             return;
         }

@@ -39,6 +39,8 @@ pub enum Event {
     Reply(usize, u64, Box<Reply>),
     /// The terminal connects again, for its machine's protector is gone.
     Attach,
+    /// It is time for the command with this number to begin, or, if true, to give up.
+    Command(u64, bool),
     /// Something goes wrong.
     Fault(Fault),
 }

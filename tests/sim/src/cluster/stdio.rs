@@ -64,6 +64,8 @@ impl Pipes {
 impl World {
     /// The program prints; there is room for that in the pipe.
     pub fn put(&mut self, pid: u32, bytes: &[u8]) {
+        let position = self.lib(pid).observer.journal().end();
+        self.trace(|| format!("process {pid} prints {bytes:?} at {position} of its journal"));
         let pipes = &mut self.processes[pid as usize].pipes;
         assert!(bytes.len() <= pipes.room(), "the program prints what the pipe takes");
         pipes.out.extend(bytes);

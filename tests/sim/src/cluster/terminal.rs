@@ -55,6 +55,11 @@ impl Terminal {
         self.job
     }
 
+    /// Its job is suspended.
+    pub fn leave(&mut self) {
+        (self.at, self.since) = (usize::MAX, None);
+    }
+
     /// Whether it was never shown what a rank has printed here.
     pub fn is_hole(&self, rank: Rank, at: usize) -> bool {
         self.holes.get(&rank).is_some_and(|holes| holes.iter().any(|hole| hole.contains(&at)))
@@ -99,6 +104,7 @@ impl World {
         };
         self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
         self.ask(Request::Run { spec: Box::new(spec), attach: true });
+        self.plan_suspension();
         for (when, fault) in std::mem::take(&mut self.pending) {
             match when {
                 When::At(at) => self.schedule(self.now + at, Event::Fault(fault)),
@@ -118,7 +124,9 @@ impl World {
             Reply::StdinFrom(from) => self.send_input(from),
             Reply::Ended(outcome) => {
                 self.trace(|| format!("the job has ended: {outcome:?}"));
-                self.terminal.outcome = Some(outcome);
+                if self.is_end(&outcome) {
+                    self.terminal.outcome = Some(outcome);
+                }
             }
             Reply::Error(text) => {
                 assert!(self.terminal.calls > 0, "end: the job was refused: {text}");
@@ -129,10 +137,11 @@ impl World {
     }
 
     /// Prints what was not printed before, and only what was not.
-    fn show(&mut self, rank: Rank, offset: u64, data: &[u8]) {
+    pub(super) fn show(&mut self, rank: Rank, offset: u64, data: &[u8]) {
         if data.is_empty() {
             return; // The end of a stream.
         }
+        self.trace(|| format!("the terminal shows {data:?} of {rank} at {offset}"));
         let again = self.terminal.calls > 0;
         let printed = self.terminal.printed.entry(rank).or_default();
         let offset = offset as usize;
@@ -156,11 +165,12 @@ impl World {
 
     /// The terminal connects again.
     pub fn attach(&mut self) {
+        if self.command.is_away() {
+            return;
+        }
         let since = *self.terminal.since.get_or_insert(self.now);
         let Some(job) = self.terminal.job.filter(|_| self.now < since + SEARCH) else {
-            self.terminal.gave_up = true;
-            let (node, ranks, why) = (name(0), Vec::new(), "its terminal finds it nowhere".to_owned());
-            return self.terminal.outcome = Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } });
+            return self.give_up_terminal();
         };
         self.terminal.calls += 1;
         let up: Vec<usize> = (0..self.machines.len()).filter(|at| self.is_up(*at)).collect();
@@ -169,6 +179,32 @@ impl World {
         self.terminal.at = at;
         self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
         self.ask(Request::Attach { job: job.to_string() });
+    }
+
+    /// The terminal finds the job nowhere, and no way for it to go on.
+    pub fn give_up_terminal(&mut self) {
+        self.terminal.gave_up = true;
+        let (node, ranks, why) = (name(0), Vec::new(), "its terminal finds it nowhere".to_owned());
+        self.terminal.outcome = Some(Outcome { code: 113, reason: EndReason::NodeLost { node, ranks, why } });
+    }
+
+    /// A command has resumed the job, and is its terminal from now on.
+    pub fn terminal_goes_on(&mut self, at: usize, client: u64) {
+        (self.terminal.at, self.terminal.calls, self.terminal.since) = (at, client, None);
+    }
+
+    /// It is not known whether the job has gone on.
+    pub fn terminal_looks(&mut self) {
+        self.terminal.leave();
+        self.schedule(self.now + ATTACH, Event::Attach);
+    }
+
+    /// The next suspension, if the plan has one.
+    pub fn plan_suspension(&mut self) {
+        if let Some(left) = self.suspensions.checked_sub(1) {
+            self.suspensions = left;
+            self.command_later(1_200);
+        }
     }
 
     /// The machine that the terminal is connected to is lost, perhaps, or knows nothing of the job: the terminal has one connection at most.

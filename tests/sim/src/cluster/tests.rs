@@ -73,6 +73,24 @@ fn a_process_that_is_brought_back_without_what_others_know_of_it_is_noticed() {
     }
 }
 
+/// Suspended twice, whatever fails.
+#[test]
+fn nothing_is_violated_where_a_job_is_suspended() {
+    for causal in [false, true] {
+        let twice = |plan: &mut Plan| (plan.causal, plan.suspensions) = (causal, 2);
+        assert_eq!(violated(Breaks::default(), twice), "none");
+    }
+}
+
+#[test]
+fn a_suspended_job_without_what_only_other_logs_have_is_noticed() {
+    let suspended = |plan: &mut Plan| {
+        causal(None)(plan);
+        plan.suspensions = 2;
+    };
+    assert_eq!(violated(Breaks { alone: true, ..Breaks::default() }, suspended), "G1");
+}
+
 #[test]
 fn the_checker_of_what_is_kept_bites() {
     assert_eq!(violated(Breaks { stable: true, ..Breaks::default() }, calm), "G2");
@@ -200,11 +218,11 @@ fn what_was_found_stays_mended() {
         107385, 109285, 138967, 147875, 148164, 155642, 156133, 162795, 209053, 224138, 231093, 244914, 258613, 258922, 262459,
         266207, 295411, 299290, 301896, 315002, 357735, 375750, 463035, 464182, 485433, 508591, 830232, 870072, 917166, 958219,
     ] {
-        // Most were found where each send waits at the gate.
+        // Most were found where each send waits at the gate, and no job is suspended.
         for (plan, causal) in
             [Plan::new(seed), Plan::dense(seed)].into_iter().flat_map(|plan| [(plan.clone(), false), (plan, true)])
         {
-            World::new(Plan { causal, ..plan }, Breaks::default(), false).run();
+            World::new(Plan { causal, suspensions: 0, ..plan }, Breaks::default(), false).run();
         }
     }
 }

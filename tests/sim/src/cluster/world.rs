@@ -19,6 +19,7 @@ use super::past::Pasts;
 use super::plan::{Fault, Plan, When};
 use super::process::Process;
 use super::queue::{Event, Queue};
+use super::suspension::Command;
 use super::terminal::Terminal;
 use crate::dice::Dice;
 
@@ -41,6 +42,10 @@ pub struct World {
     /// Where each process listens, as the programs of an epoch know it.
     pub addresses: BTreeMap<(ProcessId, Epoch), SocketAddr>,
     pub terminal: Terminal,
+    /// The command that suspends the job, or resumes it.
+    pub command: Command,
+    /// Suspensions that have not been begun.
+    pub suspensions: u32,
     pub checks: Checks,
     /// What each state depends on.
     pub pasts: Pasts,
@@ -71,6 +76,7 @@ impl World {
     /// The cluster of a plan; no job runs.
     pub fn new(plan: Plan, breaks: Breaks, tracing: bool) -> World {
         let (queue, machines, processes, net, saved) = Default::default();
+        let (command, suspensions) = (Command::default(), plan.suspensions);
         let (terminal, checks, pasts, counts, kept, over, early_crashes, crashes, started, seen) = Default::default();
         let (dice, pending) = (Dice::new(plan.seed), plan.faults.clone());
         let now = Duration::ZERO;
@@ -85,6 +91,8 @@ impl World {
             saved,
             addresses: BTreeMap::new(),
             terminal,
+            command,
+            suspensions,
             checks,
             pasts,
             brought_back: BTreeMap::new(),
@@ -174,7 +182,7 @@ impl World {
             Event::ToProcess(pid, _) | Event::Begin(pid) | Event::Step(pid) => (self.processes[*pid as usize].machine, None),
             Event::Arrive(conn, side) => return self.arrive(*conn, *side),
             Event::Silent(conn, side) => (self.net.conns[*conn].ends[*side].machine, None),
-            Event::Reply(..) | Event::Fault(_) | Event::Attach => (usize::MAX, None),
+            Event::Reply(..) | Event::Fault(_) | Event::Attach | Event::Command(..) => (usize::MAX, None),
         };
         if at != usize::MAX {
             match self.ready(at, boot) {
@@ -201,8 +209,10 @@ impl World {
             Event::Begin(pid) => self.begin(pid),
             Event::Step(pid) => self.step(pid),
             Event::Reply(at, client, reply) if (at, client) == (self.terminal.at, self.terminal.calls) => self.hear_reply(*reply),
+            Event::Reply(at, client, reply) if self.is_for_command(at, client) => self.command_hears(client, *reply),
             Event::Reply(..) => {}
             Event::Attach => self.attach(),
+            Event::Command(number, is_late) => self.command_due(number, is_late),
             Event::Fault(fault) => self.cause(fault),
         }
     }
@@ -222,6 +232,7 @@ impl World {
             Event::Reply(..) => 10,
             Event::Fault(_) => 11,
             Event::Attach => 12,
+            Event::Command(..) => 14,
             Event::Silent(conn, side) => 13 + 16 * (*conn as u64 * 2 + *side as u64),
         };
         self.digest = crate::app::mix(self.digest ^ self.now.as_nanos() as u64, kind);
