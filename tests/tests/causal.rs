@@ -4,7 +4,7 @@
 use radic_tests::cluster::{Kind, Setup};
 use radic_tests::library::{LIBRARIES, Library};
 use radic_tests::random::Random;
-use radic_tests::recovery::{PROGRAMS, SOON, command_of, expect_same, first_checkpoints, is_long, result, rounds, sample, start};
+use radic_tests::recovery::{PROGRAMS, SOON, command_of, expect_same, first_checkpoints, result, rounds, sample, start};
 use radic_wire::event::{Event, EventName};
 
 const FLAGS: &str = "--protect on --ckpt-interval 0.3 --log causal";
@@ -54,22 +54,4 @@ fn programs_end_as_they_do_natively() {
         }
         cluster.stop();
     }
-}
-
-/// The logs of one moment would not be all that the ranks depend on: it is said so, and the job goes on.
-#[test]
-fn a_job_is_not_suspended() {
-    let mut random = Random::from_environment();
-    let library = sample(&LIBRARIES.each_ref(), 1, &mut random)[0];
-    let cluster = Setup::new(Kind::Logical, 4).start();
-    let command = rounds(library, "--rounds 300 --mib 1 --pause 1");
-    let mut events = cluster.events_at("n1");
-    let job = start(library, &cluster, FLAGS, &command);
-    let id = first_checkpoints(&mut events, 4);
-    let refused = cluster.radic(["suspend", &id.to_string(), &cluster.dir().join("saved").display().to_string()]).run();
-    assert_ne!(refused.code(), Some(0), "{refused}");
-    assert!(refused.stderr().contains("--log causal"), "{refused}");
-    job.wait().expect(0);
-    assert!(is_long() || !cluster.dir().join("saved/manifest").exists());
-    cluster.stop();
 }

@@ -236,6 +236,34 @@ fn a_job_is_suspended_twice_and_then_a_node_dies() {
     }
 }
 
+/// Where no process waits before it sends, what a rank's own log lacks is in the logs of others: twice, with a death in between.
+#[test]
+fn a_job_whose_processes_wait_for_no_log_is_suspended_twice() {
+    let cluster = Setup::new(Kind::Logical, 4).spares(1).start();
+    let due = undisturbed(&MPICH, &cluster);
+    let mut events = cluster.events_at("n1");
+    let mut protected_again = |what| {
+        events.expect(what, SOON, |e| {
+            e.event == EventName::Reprotected && e.rank.is_some_and(|rank| rank.0 == 2) && e.text.contains("committed")
+        });
+    };
+    let mut running = start(&MPICH, &cluster, &format!("{FLAGS} --log causal"));
+    until_lines(&mut running, 5);
+    let (one, two) = (folder(&cluster, "one"), folder(&cluster, "two"));
+    let mut shown = suspend(&cluster, running, &one).stdout();
+    running = resume(&cluster, &one);
+    until_lines(&mut running, 3);
+    protected_again("rank 2 to be protected again");
+    cluster.radic(["inject", "kill-node", "n3"]).run().expect(0);
+    protected_again("rank 2 to be protected once more");
+    shown += &suspend(&cluster, running, &two).stdout();
+    let after = resume(&cluster, &two).wait().expect(0).stdout();
+    assert_eq!(shown.clone() + &after, due);
+    assert!(!shown.is_empty() && !after.is_empty());
+    cluster.assert_idle();
+    cluster.stop();
+}
+
 /// Output that no terminal has read is in the folder; the terminal that resumes the job prints it.
 #[test]
 fn what_nobody_has_read_is_printed_when_the_job_goes_on() {
