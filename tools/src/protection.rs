@@ -34,7 +34,7 @@ pub(crate) struct ProtectionArgs {
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     log_limit: u64,
     /// What a rank does before it sends to another rank of the job
-    #[arg(long, value_enum, default_value_t = LogFlag::Waiting, value_name = "HOW")]
+    #[arg(long, value_enum, default_value_t = LogFlag::Causal, value_name = "HOW")]
     log: LogFlag,
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
