@@ -98,8 +98,8 @@ impl Observer {
         let refusal = outgoing.refusal;
         let errno = match refusal {
             Refusal::None => return Ok(None),
-            _ if self.phase() == Phase::Replaying => return Ok(None),
-            _ if !self.settle() => return Ok(Some(Send::Wait(Wait::Peers))),
+            // It was taken then, and peers may have what was sent afterwards: it is taken again (Gate B).
+            _ if !self.settle() => return Ok(None),
             Refusal::Untold(errno) => errno as u32,
             Refusal::Told => EPIPE,
         };

@@ -247,13 +247,16 @@ impl Connection {
             let Connection { records, input, .. } = self;
             let body = records.as_mut().map(|(_, opener)| opener.next_body()).transpose()?.flatten();
             let Some(mut body) = body else { return Ok(Next::Read) };
-            while let Some(frame) = input.frame_in(body)?.filter(|_| input.buffered() == 0) {
-                body = &body[HEADER + frame.len()..];
-                match handle(frame) {
-                    Next::Read => {}
-                    other => {
-                        input.push(body);
-                        return Ok(other);
+            // The rest of a frame that has begun comes first.
+            if input.buffered() == 0 {
+                while let Some(frame) = input.frame_in(body)? {
+                    body = &body[HEADER + frame.len()..];
+                    match handle(frame) {
+                        Next::Read => {}
+                        other => {
+                            input.push(body);
+                            return Ok(other);
+                        }
                     }
                 }
             }
