@@ -32,6 +32,8 @@ const AGAIN: Duration = Duration::from_millis(10);
 const ASKED: usize = 1_024;
 /// Time after which it is told which ranks have not said what they keep.
 const LONG: Duration = Duration::from_secs(5);
+/// Time after which the process is given up: a rank that somebody has stopped says nothing for as long as that person likes, and all others wait.
+const GIVEN_UP: Duration = Duration::from_secs(120);
 
 /// How far a collection is.
 #[derive(Debug)]
@@ -129,12 +131,19 @@ impl Node {
     fn rest(&mut self, now: Duration, process: ProcessId, missing: &[Rank]) {
         let Some(collection) = self.collections.running.get_mut(&process) else { return };
         collection.stage = Stage::Resting(now + AGAIN);
-        if now >= collection.began + LONG && !std::mem::replace(&mut collection.is_told, true) {
-            let ranks: Vec<String> = missing.iter().take(20).map(Rank::to_string).collect();
-            let text = match &ranks[..] {
-                [] => format!("rank {}: not all nodes have said yet what is known of it", process.rank),
-                ranks => format!("rank {}: ranks {} have not said yet what they know of it", process.rank, ranks.join(", ")),
-            };
+        let waited = now.saturating_sub(collection.began);
+        if waited < LONG {
+            return;
+        }
+        let ranks: Vec<String> = missing.iter().take(20).map(Rank::to_string).collect();
+        let who = if ranks.is_empty() { "not all nodes".to_owned() } else { format!("ranks {} have not", ranks.join(", ")) };
+        if waited >= GIVEN_UP && !ranks.is_empty() {
+            self.collections.running.remove(&process);
+            let why = format!("{who} said within {} s what they know of it: is one stopped?", GIVEN_UP.as_secs());
+            self.handle_unreadable(now, process, why);
+        } else if !std::mem::replace(&mut collection.is_told, true) {
+            let who = if ranks.is_empty() { format!("{who} have") } else { who };
+            let text = format!("rank {}: {who} said yet what is known of it", process.rank);
             self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
         }
     }

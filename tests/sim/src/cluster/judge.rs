@@ -36,6 +36,12 @@ impl World {
             // it is still in the folder, for there is no majority any more.
             return self.counts.limits += 1;
         }
+        if let EndReason::RankFailed { status: ExitStatus::Signal(libc::SIGKILL), .. } = &outcome.reason
+            && self.command.is_unsure
+        {
+            // The home was lost when it had the ranks ended. The next one finds them ended and does not know why; the folder is whole, and its command has said that it may be.
+            return self.counts.limits += 1;
+        }
         if let EndReason::NodeLost { why, .. } = &outcome.reason
             && why.contains("it can be resumed again")
         {

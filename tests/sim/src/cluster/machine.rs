@@ -215,6 +215,11 @@ impl World {
                     self.end_process(pid as u32, ExitStatus::Signal(libc::SIGSEGV));
                 }
             }
+            Fault::Stop(rank) => {
+                if let Some(pid) = self.processes.iter().rposition(|p| p.id.rank.0 == rank && p.ended.is_none()) {
+                    self.stop(pid as u32);
+                }
+            }
             Fault::SlowLinks(at, more, _) => _ = self.net.slow.insert(at, more),
             Fault::SlowDisk(at, more, _) => self.machines[at].disk = more,
             Fault::Return(at) => self.come_back_on(at),

@@ -460,7 +460,7 @@ impl World {
         let (conns, from_protector, from_node) = Default::default();
         let (links, sockets, calls, images, image) = Default::default();
         let (due, initialized, has_door, has_received) = (false, false, false, false);
-        let (busy, haste) = (Duration::ZERO, Haste::default());
+        let (busy, haste) = (Duration::ZERO, if self.plan.causal { Haste::lazy() } else { Haste::default() });
         let lib = Lib {
             observer,
             program,
@@ -619,8 +619,7 @@ impl World {
 
     fn tend(&mut self, pid: u32) {
         self.look_at_log(pid);
-        // Where nothing waits for it, the journal is shipped now and then.
-        if !self.plan.causal || self.dice.one_in(4) {
+        if !self.plan.causal {
             self.ship_journal(pid);
         }
         self.ship_payload(pid);
@@ -642,9 +641,12 @@ impl World {
         if !self.lib(pid).is_log_up() {
             return;
         }
-        let (now, causal, lib) = (self.now, self.plan.causal, self.lib(pid));
+        // Where nothing waits for it, the journal is also shipped before the process sleeps; one that computes does not.
+        let (now, sleeps) = (self.now, !self.plan.causal || self.dice.one_in(4));
+        let lib = self.lib(pid);
         let received = std::mem::take(&mut lib.has_received);
-        if !causal && (!received || lib.haste.handle_outcome(|| now, lib.observer.journal().unshipped())) {
+        let is_due = received && lib.haste.handle_outcome(|| now, lib.observer.unshipped());
+        if is_due || sleeps && (self.plan.causal || !received) {
             self.ship_journal(pid);
         }
         self.transmit_all(pid);
@@ -661,6 +663,7 @@ impl World {
         let unclosed = self.breaks.unclosed;
         let lib = self.lib(pid);
         let Some([conn, _]) = lib.conns.used else { return };
+        lib.haste.handle_shipped();
         if let Some(ship) = lib.observer.poll_journal() {
             let Ship { position, head, tail, causes } = ship;
             let bytes = match causes {

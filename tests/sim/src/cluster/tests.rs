@@ -91,6 +91,22 @@ fn a_suspended_job_without_what_only_other_logs_have_is_noticed() {
     assert_eq!(violated(Breaks { alone: true, ..Breaks::default() }, suspended), "G1");
 }
 
+/// A rank is stopped for ever when another one is lost, of which it may know something: the job begins anew.
+#[test]
+fn a_rank_that_is_stopped_keeps_no_other_from_coming_back_for_ever() {
+    let at = |ms| When::At(std::time::Duration::from_millis(ms));
+    let restarts = (1..20).map(|seed| {
+        let mut plan = Plan::new(seed);
+        calm(&mut plan);
+        (plan.causal, plan.suspensions, plan.quota) = (true, 0, 300);
+        plan.faults = vec![(at(200), Fault::Stop(1)), (at(300), Fault::Crash(0))];
+        let mut world = World::new(plan, Breaks::default(), false);
+        world.run();
+        world.counts.job_restarts
+    });
+    assert!(restarts.sum::<u64>() > 0, "none was stopped in time");
+}
+
 #[test]
 fn the_checker_of_what_is_kept_bites() {
     assert_eq!(violated(Breaks { stable: true, ..Breaks::default() }, calm), "G2");
