@@ -37,7 +37,7 @@ impl World {
             return self.counts.limits += 1;
         }
         if let EndReason::RankFailed { status: ExitStatus::Signal(libc::SIGKILL), .. } = &outcome.reason
-            && self.command.is_unsure
+            && (self.command.is_unsure || self.command.is_ending())
         {
             // The home was lost when it had the ranks ended. The next one finds them ended and does not know why; the folder is whole, and its command has said that it may be.
             return self.counts.limits += 1;

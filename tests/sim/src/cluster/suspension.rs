@@ -95,6 +95,11 @@ impl Command {
         matches!(self.stage, Stage::Away(_) | Stage::Resuming(..))
     }
 
+    /// Whether it has written the job down, and waits for its end.
+    pub fn is_ending(&self) -> bool {
+        matches!(self.stage, Stage::Ending(_))
+    }
+
     /// Whether it was tried often enough that the job goes on, this time included.
     pub fn is_tried_enough(&mut self) -> bool {
         self.resumes += 1;
