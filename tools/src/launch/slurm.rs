@@ -394,7 +394,9 @@ impl Step {
             waiting.drain(..).for_each(|host| launched.lose(host, why.clone()));
         }
         ensure!(!launched.started.is_empty(), "no node answers any more");
-        self.child.id().map(release);
+        if let Some(srun) = self.child.id() {
+            release(srun);
+        }
         Ok(launched)
     }
 
