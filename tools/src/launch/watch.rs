@@ -14,7 +14,7 @@ use super::protocol::Watch;
 /// Time between two looks, once the node is lost: an event may come before what it tells can be seen.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time for which it must be over without a break, if it is known how the jobs have ended.
-const ENDED: Duration = Duration::from_secs(2);
+const ENDED: Duration = Duration::from_secs(1);
 /// The same, if no job is known. While the home of a job is lost, too, and another node takes its place, it may be that no node knows of the job; to end the
 /// allocation then would end the job.
 const UNKNOWN: Duration = Duration::from_secs(10);
