@@ -63,6 +63,7 @@ pub fn spec(ranks: u32) -> JobSpec {
         mtbf_s: 86_400,
         restart_on: RestartOn::Spare,
         on_loss: radic_wire::job::OnLoss::Fail,
+        life: 0,
     }
 }
 

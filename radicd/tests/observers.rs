@@ -131,6 +131,7 @@ impl Radicd {
             mtbf_s: 1,
             restart_on: radic_wire::job::RestartOn::default(),
             on_loss: radic_wire::job::OnLoss::default(),
+            life: 0,
         };
         let mut talk = self.command();
         talk.say(&Request::Run { spec: Box::new(spec), attach: true });

@@ -307,6 +307,7 @@ fn job_spec(
         mtbf_s: args.protection.mtbf.as_secs(),
         restart_on: decision.restart_on,
         on_loss: decision.on_loss,
+        life: 0,
     })
 }
 

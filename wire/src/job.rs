@@ -67,6 +67,8 @@ pub struct JobSpec {
     pub restart_on: RestartOn,
     /// What becomes of the job when a process is lost with all that it could go on from.
     pub on_loss: OnLoss,
+    /// Which of the job's lives this is: 0 from its start, and another number each time it is resumed. Nodes tell by it what was said of the life before.
+    pub life: u64,
 }
 
 /// Why a job cannot be started as asked.

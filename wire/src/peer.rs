@@ -225,7 +225,12 @@ pub enum ToStore {
     },
     /// The job is over: its logs and images will not be asked for. How it has ended, from a home, if all that was written is printed: a terminal that has not
     /// heard so when the home is lost ends with this.
-    Remove(Option<Outcome>),
+    Remove {
+        /// How.
+        outcome: Option<Outcome>,
+        /// Which of its lives is over. A node that has been told of a later one since does not count this.
+        life: u64,
+    },
 }
 
 /// What a protector tells the node that has the copies of logs, and stands in for it.

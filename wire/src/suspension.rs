@@ -21,7 +21,7 @@ use crate::peer::Ward;
 /// The first bytes of a list.
 pub const MAGIC: [u8; 8] = *b"RADICSUS";
 /// Another one whenever anything in it changes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Up to this version lists were signed with the key that the job's processes have, and that is in the images beside them.
 const SIGNED_BY_PROCESSES: u32 = 2;
 /// Bytes before the body: magic, version, job, length.
@@ -307,6 +307,7 @@ mod tests {
             mtbf_s: 86_400,
             restart_on: RestartOn::Spare,
             on_loss: OnLoss::Fail,
+            life: 0,
         };
         let node = NodeId { name: "n1".parse().unwrap(), boot: BootId(1) };
         let placement = Placement { nodes: vec![node], rank_nodes: vec![0] };

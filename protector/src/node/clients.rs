@@ -11,7 +11,7 @@ use radic_wire::limits;
 use radic_wire::local::{ClusterStatus, Fault, LogSizes, NodeInfo, NodeState, ProcessInfo, RankCheckpoint, Reply, Request};
 use radic_wire::log::HeldLog;
 use radic_wire::membership::{Member, Role};
-use radic_wire::peer::{Answer, PeerMessage, Query, ToHome, ToStore, Ward};
+use radic_wire::peer::{Answer, PeerMessage, Query, ToHome, Ward};
 use radic_wire::process::{Protect, Protection};
 use radic_wire::suspension::Suspension;
 
@@ -167,9 +167,7 @@ impl Node {
             }
             Some(Client::Following { .. }) => self.unsubscribe_if_last(),
             // The job was not begun: what the protectors were given is of no use.
-            Some(Client::Resuming { suspension, .. }) => {
-                self.tell_all(&PeerMessage::ToStore(suspension.job, ToStore::Remove(None)))
-            }
+            Some(Client::Resuming { suspension, .. }) => self.tell_all_removed(suspension.job),
             _ => {}
         }
     }
@@ -199,16 +197,18 @@ impl Node {
     }
 
     /// A suspended job is to be resumed. Every node must know of it, and have nothing of it.
-    pub(super) fn resume(&mut self, now: Duration, client: ClientId, suspension: Box<Suspension>) {
+    pub(super) fn resume(&mut self, now: Duration, client: ClientId, mut suspension: Box<Suspension>) {
         if self.membership.is_frozen() {
             return self.fail(client, "this side of the cluster has no majority: no job can start until the others answer again");
         }
         if let Err(error) = suspension.ward.spec.validate() {
             return self.fail(client, error.to_string());
         }
+        // What is said of the life before may be on its way still, on links that are broken.
+        suspension.ward.spec.life = self.random.next();
         // The log was held when the job was suspended, so it is taken whatever the bound for new logs is.
         let protection = Protection { log: u64::MAX, ..suspension.ward.spec.protection.clone() };
-        let query = Query::Revive(suspension.job, protection);
+        let query = Query::Revive { job: suspension.job, protection, life: suspension.ward.spec.life };
         self.gather_for(now, client, Purpose::Revive(client, suspension), &query);
     }
 

@@ -90,7 +90,7 @@ impl Node {
                     // nothing.
                     let nobody_else = !self.is_member(host.home()) && !host.is_superseded();
                     if host.protection().protect == Protect::On && nobody_else {
-                        self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(None)));
+                        self.tell_all_removed(job);
                     }
                     self.names.retain(|_, (owner, _)| *owner != job);
                     self.outputs.push_back(Output::Process(job, HostOutput::Over));
@@ -169,7 +169,8 @@ impl Node {
     /// What a home tells all members when its job is over: nothing is to be kept of it. None if the job is not protected.
     fn word_of_end(&self, job: JobId) -> Option<PeerMessage> {
         let home = self.homes.get(&job).filter(|home| home.protection().protect == Protect::On)?;
-        Some(PeerMessage::ToStore(job, ToStore::Remove(home.last_word().cloned())))
+        let (outcome, life) = (home.last_word().cloned(), home.spec().life);
+        Some(PeerMessage::ToStore(job, ToStore::Remove { outcome, life }))
     }
 
     /// These nodes were no members when homes here told all members that jobs are over. A protector that is cut off from here,

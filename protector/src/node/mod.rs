@@ -592,7 +592,7 @@ impl Node {
             }
             Query::Causes { job, epoch, lost } => return self.handle_causes_query(from, number, (*job, *epoch), lost),
             Query::Deaths(job, epoch) => Answer::Deaths(Box::new(self.deaths(*job, *epoch))),
-            Query::Revive(job, protection) => Answer::Revived(self.revive(*job, protection.clone())),
+            Query::Revive { job, protection, life } => Answer::Revived(self.revive(*job, protection.clone(), *life)),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),
             Query::Checkpoint(job) => return self.handle_checkpoint_query(now, from, number, *job),
             Query::Stable { .. }

@@ -168,6 +168,7 @@ mod tests {
             mtbf_s: 1,
             restart_on: radic_wire::job::RestartOn::default(),
             on_loss: radic_wire::job::OnLoss::default(),
+            life: 0,
         }
     }
 

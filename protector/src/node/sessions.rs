@@ -7,7 +7,7 @@ use radic_wire::ids::{Epoch, JobId, NodeId, Rank};
 use radic_wire::job::{EndReason, OnLoss, Outcome, OutputStream, exit_code};
 use radic_wire::local::{Reply, Request};
 use radic_wire::membership::View;
-use radic_wire::peer::{Adoption, PeerMessage, Query, SessionId, ToHome, ToSession, ToStore, Ward};
+use radic_wire::peer::{Adoption, PeerMessage, Query, SessionId, ToHome, ToSession, Ward};
 
 use super::calls::Purpose;
 use super::clients::Client;
@@ -150,7 +150,7 @@ impl Node {
             (false, false) if self.want_home(now, client) => {}
             (false, false) => {
                 // A job that was to be resumed, and has not begun: its protectors have logs that nobody needs.
-                self.tell_all(&PeerMessage::ToStore(job, ToStore::Remove(None)));
+                self.tell_all_removed(job);
                 let why = "with it everything is lost that was known of the job: it can only be started again";
                 self.end_orphan(client, why.to_owned());
             }

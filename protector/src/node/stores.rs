@@ -196,7 +196,9 @@ impl Node {
                 self.handle_resume(now, job, &ranks, *ward);
                 hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
-            ToStore::Remove(outcome) => {
+            ToStore::Remove { life, .. } if self.recovery.endings.is_of_another_life(job, life) => {}
+            ToStore::Remove { outcome, life } => {
+                self.recovery.endings.begin_life(job, life);
                 self.sparse.forget(job);
                 self.registry.handle_over(job);
                 self.stored.remove(&job);

@@ -53,7 +53,7 @@ impl Node {
     }
 
     /// A job that was suspended is to be resumed somewhere. Nothing of it may be here, and what it left is forgotten.
-    pub(super) fn revive(&mut self, job: JobId, protection: Protection) -> Result<(), String> {
+    pub(super) fn revive(&mut self, job: JobId, protection: Protection, life: u64) -> Result<(), String> {
         let runs = self.hosts.contains_key(&job) || self.homes.get(&job).is_some_and(|home| !home.is_over());
         if runs || self.protects(job) {
             return Err(format!("job {job} runs, or is not gone yet; {} has some of it", self.me().name));
@@ -63,6 +63,7 @@ impl Node {
         self.over.retain(|over| *over != job);
         self.ended.retain(|process| process.job != job);
         self.forget_end(job);
+        self.recovery.endings.begin_life(job, life);
         self.outputs.push_back(Output::Store(StoreOrder::Revive(job, protection)));
         Ok(())
     }

@@ -493,6 +493,7 @@ fn spec(ranks: u32) -> JobSpec {
         mtbf_s: 86_400,
         restart_on: RestartOn::default(),
         on_loss: OnLoss::default(),
+        life: 0,
     }
 }
 

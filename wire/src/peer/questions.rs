@@ -105,7 +105,14 @@ pub enum Query {
     /// You are my stand-in: this is where processes go on, as soon as you have answered.
     Stand(JobId, Box<Standing>),
     /// A suspended job is about to go on: have you anything of it? If not, forget that it has ended.
-    Revive(JobId, Protection),
+    Revive {
+        /// The job.
+        job: JobId,
+        /// How it is protected.
+        protection: Protection,
+        /// Which of its lives begins.
+        life: u64,
+    },
     /// Where has this process ended that stream?
     Final {
         /// The stream.

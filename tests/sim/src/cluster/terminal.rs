@@ -101,6 +101,7 @@ impl World {
             mtbf_s: 86_400,
             restart_on: self.plan.restart_on,
             on_loss: OnLoss::Restart,
+            life: 0,
         };
         self.ask(Request::Hello { version: radic_wire::PROTOCOL_VERSION });
         self.ask(Request::Run { spec: Box::new(spec), attach: true });

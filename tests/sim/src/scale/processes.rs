@@ -44,6 +44,7 @@ fn spec(ranks: u32) -> JobSpec {
         mtbf_s: 86_400,
         restart_on: RestartOn::Protector,
         on_loss: radic_wire::job::OnLoss::Restart,
+        life: 0,
     }
 }
 
