@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn logs_that_contradict_each_other_or_lack_something_are_named() {
         assert_eq!(rest(&[(1, 12, b"cdef"), (2, 14, b"efg")], &[(Rank(0), 17)]), Ok(b"efg".to_vec()));
-        assert_eq!(rest(&[(1, 5, b"before"), (2, 8, b"xxab")], &[]), Ok(vec![]), "an image covers what is before");
+        assert_eq!(rest(&[(1, 5, b"-----a"), (2, 8, b"--ab")], &[]), Ok(vec![]), "an image covers what is before");
         let contradiction = |keeper, from| Err(NotWhole::Contradiction { keeper: Rank(keeper), origin: Rank(0), from });
         assert_eq!(rest(&[(1, 12, b"cxef")], &[]), contradiction(1, 12));
         assert_eq!(rest(&[(1, 14, b"ef"), (2, 15, b"xg")], &[]), contradiction(2, 15));
