@@ -201,6 +201,11 @@ impl Home {
         self.is_over() || self.ranks.get(rank.0 as usize) == Some(&RankState::Ended)
     }
 
+    /// Whether it is decided how the job ends.
+    pub fn has_decided_end(&self) -> bool {
+        self.outcome.is_some()
+    }
+
     /// Whether a rank has ended for good: nothing brings it back.
     pub fn has_left(&self, rank: Rank) -> bool {
         self.has_ended(rank) && !self.is_restarting() && !self.lost.contains(&rank)

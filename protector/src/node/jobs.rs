@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use radic_wire::event::EventName;
-use radic_wire::ids::{JobId, NodeId, ProcessId};
-use radic_wire::job::{EndReason, Outcome};
+use radic_wire::ids::{JobId, NodeId, ProcessId, Rank};
+use radic_wire::job::{EndReason, Outcome, OutputStream};
 use radic_wire::limits;
 use radic_wire::local::RankInfo;
 use radic_wire::peer::{FromHost, PeerMessage, Report, ToHome, ToHost, ToSession, ToStore};
@@ -256,6 +256,16 @@ impl Node {
         let jobs = self.homes.values().map(|h| h.info(now)).collect();
         let (processes, memory) = (self.process_infos(), (self.config.memory)());
         Report { ranks: ranks.collect(), processes, jobs, memory, pid: std::process::id() }
+    }
+
+    /// Whether the home of a job is here, and has decided how the job ends.
+    pub fn has_decided_end(&self, job: JobId) -> bool {
+        self.homes.get(&job).is_some_and(Home::has_decided_end)
+    }
+
+    /// Output that the home of a job, if it is here, keeps and no host keeps any more: the ranks, streams and bytes.
+    pub fn kept_output(&self, job: JobId) -> Vec<(Rank, OutputStream, std::ops::Range<u64>)> {
+        self.homes.get(&job).map_or_else(Vec::new, |home| home.kept().collect())
     }
 
     /// The processes that run on this node, for the driver's last action.

@@ -344,11 +344,6 @@ impl Node {
         node
     }
 
-    /// Output that the home of a job, if it is here, keeps and no host keeps any more: the ranks, streams and bytes.
-    pub fn kept_output(&self, job: JobId) -> Vec<(Rank, OutputStream, std::ops::Range<u64>)> {
-        self.homes.get(&job).map_or_else(Vec::new, |home| home.kept().collect())
-    }
-
     /// Handles one thing that happened.
     pub fn handle(&mut self, now: Duration, input: Input) {
         match input {

@@ -263,7 +263,14 @@ impl Node {
                     self.finish(client, Reply::Ended(Outcome { code: exit_code::NODE_LOST, reason }));
                 }
                 Some(Client::Killing { .. }) => self.finish(client, Reply::Done),
-                _ => self.fail(client, format!("{node}, the job's home, is gone: {why}")),
+                state => {
+                    // The home may be there, and out of reach. It hears so late, but its ranks do not stay stopped for ever.
+                    if let Some(Client::Suspending { job, .. }) = state {
+                        let (job, session) = (*job, self.session(client));
+                        self.send(node, PeerMessage::ToHome(job, ToHome::Detach(session)));
+                    }
+                    self.fail(client, format!("{node}, the job's home, is gone: {why}"));
+                }
             }
         }
     }
