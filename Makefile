@@ -142,6 +142,7 @@ deb: stage
 		objcopy --add-gnu-debuglink=$(DEBUG)/$$name.debug $$file || exit 1; done
 	gzip -9n <$(STAGE)/usr/share/doc/radic/CHANGELOG.md >$(STAGE)/usr/share/doc/radic/changelog.gz
 	rm $(STAGE)/usr/share/doc/radic/CHANGELOG.md
+	@$(CARGO) deb --version >/dev/null 2>&1 || { echo "make deb: cargo-deb is missing: cargo install cargo-deb" >&2; exit 1; }
 	$(CARGO) deb --no-build -p radic-tools --output target/package/
 
 package-test: deb
