@@ -451,6 +451,11 @@ impl Journal {
         Ship { position, head, tail, causes: None }
     }
 
+    /// Nothing, behind what was shipped.
+    pub(crate) fn ship_nothing(&self) -> Ship<'static> {
+        Ship { position: self.shipped, head: &[], tail: &[], causes: None }
+    }
+
     /// The protector holds everything up to `position`, all its replicas too, or a committed image covers it.
     pub fn handle_stable(&mut self, position: u64) -> Result<(), Error> {
         if position > self.end() {

@@ -2,6 +2,7 @@
 
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Incarnation, ProcessId, Rank};
+use radic_wire::limits;
 use radic_wire::log::{FromProtector, Span, ToProtector};
 
 use super::Observer;
@@ -23,13 +24,16 @@ impl Observer {
         ToProtector::Hello { process: self.me, incarnation: self.incarnation, journal, payload, image }
     }
 
-    /// Journal to be shipped, at once.
+    /// Journal to be shipped, at once; perhaps in two messages.
     pub fn poll_journal(&mut self) -> Option<Ship<'_>> {
         if !self.writes_journal() {
             return None;
         }
-        let causes = self.causes.as_mut().and_then(Causes::poll_ship);
-        if causes.is_some() { Some(Ship { causes, ..self.journal.ship() }) } else { self.journal.poll_ship() }
+        let Some(causes) = self.causes.as_mut().and_then(Causes::poll_ship) else { return self.journal.poll_ship() };
+        // One message takes a chunk. Where that is too little the causes go by themselves, before what depends on them.
+        let fits = causes.bytes.len() + self.journal.unshipped() <= limits::LOG_CHUNK;
+        let journal = if fits { self.journal.ship() } else { self.journal.ship_nothing() };
+        Some(Ship { causes: Some(causes), ..journal })
     }
 
     /// Bytes of the journal, and of its causes, that were not shipped.

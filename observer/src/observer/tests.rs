@@ -401,3 +401,28 @@ fn what_is_refused_is_refused_again() {
     assert_eq!([send(&mut again), send(&mut again)], [Ok(Send::Failed(RESET as u32)), Ok(Send::Failed(32))]);
     assert_eq!((again.left_of_log(), again.take_refusal(slot)), (0, 0));
 }
+
+/// What is to be shipped at once, to a log that has nothing, may be more than one message takes: the causes then go first.
+#[test]
+fn causes_and_a_journal_that_are_too_much_for_one_message_go_in_two() {
+    let me = ProcessId { job: JobId::from_bits(1), rank: Rank(0) };
+    let causes = Some(crate::causes::Bounds::default());
+    let mut observer =
+        Observer::new(me, &Config { outbox_blocks: 8, connections: 4, descriptors: 16, causes, ..Config::default() });
+    let mut set = vec![0; 64 << 10];
+    let mut out = radic_wire::bytes::Writer::new(&mut set);
+    radic_wire::causes::Cause::Part { origin: Rank(1), from: 0, bytes: &[7; 60 << 10] }.write(&mut out);
+    let length = out.finish().unwrap();
+    observer.causes.as_mut().unwrap().handle_set(0, &set[..length]).unwrap();
+    let longest = radic_wire::limits::LOG_CHUNK - length;
+    while observer.journal().unshipped() <= longest {
+        let input = [7; 1 << 10];
+        observer.handle_input(0, &input).unwrap();
+    }
+    let (end, all) = (observer.journal().end(), observer.journal().unshipped());
+    let first = observer.poll_journal().map(|ship| (ship.causes.map(|new| new.bytes.len()), ship.head.len() + ship.tail.len()));
+    assert_eq!(first, Some((Some(length), 0)));
+    let second = observer.poll_journal().map(|ship| (ship.causes.is_none(), ship.position, ship.head.len() + ship.tail.len()));
+    assert_eq!(second, Some((true, end - all as u64, all)));
+    assert!(observer.poll_journal().is_none());
+}

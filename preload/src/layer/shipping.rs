@@ -27,10 +27,11 @@ impl Layer {
             self.look_at_log();
         }
         self.haste.handle_shipped();
-        let Some(ship) = self.observer.poll_journal() else { return };
-        counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
-        if let Err(error) = self.journal.send_journal(&ship) {
-            self.reconnect(error);
+        while let Some(ship) = self.observer.poll_journal() {
+            counters::add(Counter::Journal, (ship.head.len() + ship.tail.len()) as u64);
+            if let Err(error) = self.journal.send_journal(&ship) {
+                return self.reconnect(error);
+            }
         }
     }
 

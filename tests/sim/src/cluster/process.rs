@@ -664,7 +664,7 @@ impl World {
         let lib = self.lib(pid);
         let Some([conn, _]) = lib.conns.used else { return };
         lib.haste.handle_shipped();
-        if let Some(ship) = lib.observer.poll_journal() {
+        while let Some(ship) = self.lib(pid).observer.poll_journal() {
             let Ship { position, head, tail, causes } = ship;
             let bytes = match causes {
                 None => framed(&[head, tail], |out| ToProtector::Journal { position, bytes: &[] }.write(out)),
