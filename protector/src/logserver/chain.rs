@@ -244,7 +244,7 @@ impl LogServer {
         let Some(Link::Up(connection)) = self.replicas.get(&process).map(|replica| replica.link) else { return };
         let precedence = match ToProtector::read(&message) {
             Ok(ToProtector::Hello { .. }) => Precedence::Barrier,
-            Ok(ToProtector::Journal { .. }) => Precedence::Urgent,
+            Ok(ToProtector::Journal { .. } | ToProtector::JournalAfter { .. }) => Precedence::Urgent,
             _ => Precedence::Later,
         };
         self.actions.push_back(Action::Forward(connection, precedence, message));
