@@ -136,14 +136,14 @@ impl Node {
             return;
         }
         let ranks: Vec<String> = missing.iter().take(20).map(Rank::to_string).collect();
-        let who = if ranks.is_empty() { "not all nodes".to_owned() } else { format!("ranks {} have not", ranks.join(", ")) };
+        let silent =
+            if ranks.is_empty() { "not all nodes have".to_owned() } else { format!("ranks {} have not", ranks.join(", ")) };
         if waited >= GIVEN_UP && !ranks.is_empty() {
             self.collections.running.remove(&process);
-            let why = format!("{who} said within {} s what they know of it: is one stopped?", GIVEN_UP.as_secs());
+            let why = format!("{silent} said within {} s what they know of it: is one stopped?", GIVEN_UP.as_secs());
             self.handle_unreadable(now, process, why);
         } else if !std::mem::replace(&mut collection.is_told, true) {
-            let who = if ranks.is_empty() { format!("{who} have") } else { who };
-            let text = format!("rank {}: {who} said yet what is known of it", process.rank);
+            let text = format!("rank {}: {silent} said yet what is known of it", process.rank);
             self.record(now, EventName::Limit, About::rank(process.job, process.rank), text);
         }
     }
