@@ -103,6 +103,8 @@ pub struct Deframer {
     left: u64,
     stable: u64,
     ahead: Ahead,
+    /// Whether the socket may have more than what is ahead: the reading that filled it was full, or the program was told of more.
+    more: bool,
 }
 
 /// What was read before the program has asked for it, as it came from the link: from `at` to `end`. It begins with bytes of the program, if there is something.
@@ -149,7 +151,18 @@ impl Deframer {
     /// So many bytes were read into [`Deframer::ahead_room`].
     pub fn handle_ahead(&mut self, count: usize) -> Result<(), BadFrame> {
         (self.ahead.at, self.ahead.end) = (0, count);
+        self.more = count == AHEAD;
         self.pass_headers()
+    }
+
+    /// Whether a call that takes all that is ahead, or a whole frame, should look into the socket for more.
+    pub fn expects_more(&self) -> bool {
+        self.more || self.left() > 0
+    }
+
+    /// True: the program learns how much is there, and expects that much of its next call. False: the socket has no more.
+    pub fn expect_more(&mut self, more: bool) {
+        self.more = more;
     }
 
     /// Bytes that are here and that no socket has any more: of the program, and then perhaps headers, too.

@@ -96,6 +96,11 @@ fn every_call_under_protection() {
     every_call(ON);
 }
 
+#[test]
+fn every_call_under_protection_that_waits() {
+    every_call(&format!("{ON} --log waiting"));
+}
+
 /// Wrong descriptors, pointers, lengths and flags: each call fails as it does without the library, and nothing else happens.
 #[test]
 fn wrong_calls_fail_as_they_do_without_protection() {

@@ -5,7 +5,6 @@ use std::os::fd::BorrowedFd;
 
 use radic_observer::connection::{Link, Slot};
 use radic_observer::frames::{BadFrame, Deframer, Leaving};
-use radic_wire::link_frame::LINK_FRAME;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 
@@ -19,6 +18,8 @@ use crate::{pointers, sys};
 const SMALL: usize = 1 << 10;
 /// What leaves in the place of bytes that their receiver does not want.
 static FILLER: [u8; 4 << 10] = [0; 4 << 10];
+/// Bytes in a socket that are looked at first, beside as many as are asked for: a header and its causes, as a rule.
+const LOOKED_AT_FIRST: usize = 4 << 10;
 /// Bytes in a socket that are looked at, at most: more than a kernel keeps for one.
 const LOOKED_AT: usize = 64 << 20;
 
@@ -36,31 +37,25 @@ impl Layer {
         (filled, len): (usize, usize),
     ) -> Result<usize, Errno> {
         let deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?;
-        let taken = take_ahead(deframer, buffers, (filled, len))?;
-        if taken > 0 {
-            // And the rest of this frame, if it is there. An error of the socket is found by the next call.
-            let rest = if taken < len && deframer.left() > 0 {
-                read_rest(deframer, socket, buffers, (filled + taken, len - taken)).unwrap_or(0)
-            } else {
-                0
-            };
-            return Ok(taken + rest);
+        let mut taken = take_ahead(deframer, buffers, (filled, len))?;
+        if taken > 0 && !deframer.expects_more() {
+            return Ok(taken);
         }
-        loop {
-            let taken = match buffers {
-                _ if deframer.left() > 0 => return read_rest(deframer, socket, buffers, (filled, len)),
-                [one] => {
-                    let to = (filled + len).min(one.len());
-                    read_on(deframer, socket, &mut one[filled..to])?
+        while taken < len {
+            match read_once(deframer, socket, buffers, (filled + taken, len - taken)) {
+                // The end; if bytes came before, the next call finds it. So it does an error.
+                Ok(Reading { count: 0, .. }) => break,
+                Err(_) if taken > 0 => break,
+                Err(error) => return Err(error),
+                Ok(Reading { bytes, is_full, .. }) => {
+                    taken += bytes;
+                    if taken > 0 && !is_full {
+                        break;
+                    }
                 }
-                // Its bytes go into several buffers, and are not moved there: the header by itself.
-                _ => read_on(deframer, socket, &mut [])?,
-            };
-            // None: what was read was of a header only.
-            if let Some(taken) = taken {
-                return Ok(taken);
             }
         }
+        Ok(taken)
     }
 
     /// The kernel says that the socket of a protected connection is readable. Before the program is told so, the header in front of its bytes is read, and what they depend on is
@@ -120,18 +115,28 @@ impl Layer {
         buffers: &mut [IoSliceMut<'_>],
         len: usize,
     ) -> Result<usize, Errno> {
-        let mut deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?.clone();
-        // Each byte may be a frame of its own.
-        let most = len.saturating_mul(1 + LINK_FRAME).saturating_add(LINK_FRAME).min(LOOKED_AT);
-        let mut bytes = deframer.give_back_ahead();
-        match look(socket, most) {
-            Ok(looked) if looked.is_empty() && bytes.is_empty() => return Ok(0),
-            Ok(looked) => bytes.extend(looked),
-            Err(error) if bytes.is_empty() => return Err(error),
-            Err(_) => {}
-        }
-        let taken = deframer.unframe(&mut bytes).map_err(bad)?.min(len);
-        sure(self.observer.keep_peeked(slot, deframer.causes()));
+        let deframer = self.observer.deframer(slot).ok_or(Errno::BADF)?;
+        deframer.expect_more(true);
+        let deframer = deframer.clone();
+        // Headers and causes lie between the bytes: more is looked at until there are enough, or that is all.
+        let mut most = len.saturating_add(LOOKED_AT_FIRST).min(LOOKED_AT);
+        let (looked, bytes, taken) = loop {
+            let mut looked = deframer.clone();
+            let mut bytes = looked.give_back_ahead();
+            let in_socket = match look(socket, most) {
+                Ok(more) if more.is_empty() && bytes.is_empty() => return Ok(0),
+                Ok(more) => more,
+                Err(error) if bytes.is_empty() => return Err(error),
+                Err(_) => Vec::new(),
+            };
+            bytes.extend(&in_socket);
+            let taken = looked.unframe(&mut bytes).map_err(bad)?.min(len);
+            if taken == len || in_socket.len() < most || most == LOOKED_AT {
+                break (looked, bytes, taken);
+            }
+            most = most.saturating_mul(2).min(LOOKED_AT);
+        };
+        sure(self.observer.keep_peeked(slot, looked.causes()));
         let mut rest = &bytes[..taken];
         for mut part in clip_mut(buffers, 0, taken) {
             let (now, later) = rest.split_at(part.len());
@@ -220,42 +225,59 @@ fn take_ahead(deframer: &mut Deframer, buffers: &mut [IoSliceMut<'_>], (filled, 
     Ok(taken)
 }
 
-/// Reads what the frame under way still has. 0: the socket has ended.
-fn read_rest(
+/// What one system call has brought.
+struct Reading {
+    /// 0: the socket has ended.
+    count: usize,
+    /// Of them the program's.
+    bytes: usize,
+    /// It has brought all that was asked for: there may be more.
+    is_full: bool,
+}
+
+/// Reads what comes next by one system call: the rest of a header, bytes of the program, and the frames behind them where one buffer takes all.
+fn read_once(
     deframer: &mut Deframer,
     socket: BorrowedFd<'_>,
     buffers: &mut [IoSliceMut<'_>],
     (filled, len): (usize, usize),
-) -> Result<usize, Errno> {
-    let len = usize::try_from(deframer.left()).unwrap_or(usize::MAX).min(len);
-    let count = match buffers {
+) -> Result<Reading, Errno> {
+    let reading = match buffers {
         [one] => {
             let to = (filled + len).min(one.len());
-            rustix::net::recv(socket, &mut one[filled..to], RecvFlags::DONTWAIT)?.1
+            read_frames(deframer, socket, &mut one[filled..to])?
         }
+        // What goes into several buffers is not moved there: a header by itself, then the rest of its frame.
+        _ if deframer.left() == 0 => read_frames(deframer, socket, &mut [])?,
         many => {
+            let len = usize::try_from(deframer.left()).unwrap_or(usize::MAX).min(len);
             let mut room = clip_mut(many, filled, len);
             room.truncate(BUFFERS);
-            rustix::net::recvmsg(socket, &mut room, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes
+            let count = rustix::net::recvmsg(socket, &mut room, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes;
+            deframer.handle_payload(count);
+            Reading { count, bytes: count, is_full: count == len && deframer.expects_more() }
         }
     };
-    deframer.handle_payload(count);
-    Ok(count)
+    if !reading.is_full {
+        deframer.expect_more(false);
+    }
+    Ok(reading)
 }
 
-/// Reads a header, or what lacks of it, and what follows into this buffer. Some(0): the socket has ended. None: there was nothing but a header, or a part of one.
-fn read_on(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+/// Reads what lacks of a header, and what follows into this buffer.
+fn read_frames(deframer: &mut Deframer, socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Reading, Errno> {
     let header = deframer.header_room();
     let lacks = header.len();
-    let mut parts = [IoSliceMut::new(header), IoSliceMut::new(buffer)];
-    let count = rustix::net::recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes;
-    if count == 0 {
-        return Ok(Some(0));
-    }
+    let count = if lacks == 0 {
+        rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)?.1
+    } else {
+        let mut parts = [IoSliceMut::new(header), IoSliceMut::new(buffer)];
+        rustix::net::recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)?.bytes
+    };
     let of_header = count.min(lacks);
     deframer.handle_header(of_header).map_err(bad)?;
-    let taken = deframer.unframe(&mut buffer[..count - of_header]).map_err(bad)?;
-    Ok((taken > 0).then_some(taken))
+    let bytes = deframer.unframe(&mut buffer[..count - of_header]).map_err(bad)?;
+    Ok(Reading { count, bytes, is_full: count == lacks + buffer.len() })
 }
 
 /// A copy of what lies in a socket, as it came, at most `most` bytes. Empty: it has ended.

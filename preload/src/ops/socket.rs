@@ -64,9 +64,12 @@ pub fn unread(fd: i32) -> Option<i32> {
     if !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
         return None;
     }
-    let layer = layer::enter_for_connection()?;
+    let mut layer = layer::enter_for_connection()?;
     let fd = layer.primary(fd);
     let slot = layer.observer.table().slot_of(fd as u32).ok()?;
+    if let Some(deframer) = layer.observer.deframer(slot) {
+        deframer.expect_more(true);
+    }
     Some(i32::try_from(layer.unread(slot, sys::borrow(fd))).unwrap_or(i32::MAX))
 }
 
