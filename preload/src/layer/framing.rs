@@ -11,7 +11,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags
 use super::Layer;
 use super::ending::sure;
 use crate::fds::{self, Kind};
-use crate::ops::{BUFFERS, clip, clip_mut};
+use crate::ops::{BUFFERS, clip, clip_mut, ready};
 use crate::{pointers, sys};
 
 /// Up to so many bytes, their header included, are copied together and leave by `send`, which costs less than `sendmsg` of two parts.
@@ -59,7 +59,8 @@ impl Layer {
     }
 
     /// The kernel says that the socket of a protected connection is readable. Before the program is told so, the header in front of its bytes is read, and what they depend on is
-    /// kept. True: there is nothing but that, or a part of it. Bytes that follow are read along, unless another thread sleeps: it may wait for these, and no kernel would tell it.
+    /// kept. True: there is nothing but that, or a part of it. Bytes that follow are read along, unless another thread sleeps (it may wait for these, and no kernel would tell it),
+    /// or the program asks in a way that only the kernel can serve.
     pub fn has_only_header(&mut self, fd: i32) -> bool {
         if self.observer.causes().is_none() || !matches!(fds::kind(fd), Kind::Connection | Kind::Alias) {
             return false;
@@ -71,7 +72,7 @@ impl Layer {
             let looked = rustix::net::recv(sys::borrow(fd), &mut [0; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
             return looked.is_ok_and(|(_, count)| count > 0);
         }
-        let (mut read, alone) = (0, self.sleepers == 0);
+        let (mut read, alone) = (0, self.sleepers == 0 && ready::is_plain(fd));
         while let Some(deframer) = self.observer.deframer(slot) {
             let room = if alone { deframer.ahead_room() } else { deframer.header_room() };
             if room.is_empty() {

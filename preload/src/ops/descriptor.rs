@@ -177,6 +177,7 @@ pub fn duplicated(old: i32, new: i32) {
         Kind::Bound => fds::set_like(new, kind, old),
         Kind::Connection | Kind::Alias => {
             let primary = layer.primary(old);
+            [primary, new].into_iter().for_each(super::ready::note_intricate);
             layer.aliases.push((new, primary));
             fds::set_like(new, Kind::Alias, primary);
         }

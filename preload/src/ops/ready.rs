@@ -76,6 +76,19 @@ const GIVEN_UP: u8 = 2;
 /// In [`NUMBERS`]: it was closed while a thread was in the middle of a look at the epolls, perhaps the one whose signal handler closes it: what watched it ends later.
 const ENDED: u8 = 4;
 
+/// In [`NUMBERS`]: the program asks about it in a way that the kernel alone can serve: for edges, for one event, or by two numbers.
+const INTRICATE: u8 = 8;
+
+/// The program has two numbers for the file `fd`, or none of its events can be told without the kernel.
+pub fn note_intricate(fd: i32) {
+    note_number(fd, INTRICATE);
+}
+
+/// Whether each of the program's questions about `fd` can be answered without the kernel.
+pub fn is_plain(fd: i32) -> bool {
+    number(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) & INTRICATE == 0)
+}
+
 fn number(fd: i32) -> Option<&'static AtomicU8> {
     usize::try_from(fd).ok().and_then(|at| NUMBERS.get(at))
 }
@@ -162,6 +175,9 @@ pub fn control(epoll: i32, operation: Operation, fd: i32, events: u32, word: u64
     end_watches(&mut epolls, fd);
     let table = epolls.get_mut(epoll)?;
     note_number(fd, WATCHED);
+    if operation != Operation::Delete && events & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 != 0 {
+        note_intricate(fd);
+    }
     let result = table.control(operation, fd, events, word, |operation, key| kernel::control(epoll, operation, fd, events, key));
     if operation == Operation::Add && result.is_ok() && fds::kind(fd) != Kind::Other {
         CHANGES.fetch_add(1, Ordering::Relaxed);
@@ -298,11 +314,13 @@ impl Asked<'_> {
                     return Ok(0);
                 }
                 examine(layer, &ended(*epoll, &events[..count]));
-                let mut epolls = EPOLLS.lock();
-                let Some(table) = epolls.get_mut(*epoll) else { return Err(Errno::BADF) };
-                let is_away = |fd, bits: u32| layer.is_away(fd) || bits & IN != 0 && layer.has_only_header(fd);
-                let count = translate(Some(table), events, count, is_away, |ready| found.push(ready));
-                if more || layer.links.is_any_down() { add_known(layer, *epoll, table, events, found) } else { Ok(count) }
+                let count = {
+                    let epolls = EPOLLS.lock();
+                    let Some(table) = epolls.get(*epoll) else { return Err(Errno::BADF) };
+                    let is_away = |fd, bits: u32| layer.is_away(fd) || bits & IN != 0 && layer.has_only_header(fd);
+                    translate(Some(table), events, count, is_away, |ready| found.push(ready))
+                };
+                if more || layer.links.is_any_down() { add_known(layer, *epoll, events, found) } else { Ok(count) }
             }
             Asked::Poll { fds } => {
                 let count = kernel::poll_now(fds, mask)?;
@@ -474,15 +492,12 @@ fn reading(table: &Epoll) -> impl Iterator<Item = i32> {
 }
 
 /// Adds what the kernel does not know to what it has said.
-fn add_known(
-    layer: &Layer,
-    epoll: i32,
-    table: &mut Epoll,
-    events: &mut [epoll_event],
-    found: &mut Vec<ReadyFd>,
-) -> Result<usize, Errno> {
-    // An epoll within is left to the kernel here: its own lock is the one that is held.
-    let known: Vec<i32> = reading(table).filter(|fd| fds::kind(*fd) != Kind::Epoll && is_readable(layer, *fd, NESTED)).collect();
+fn add_known(layer: &Layer, epoll: i32, events: &mut [epoll_event], found: &mut Vec<ReadyFd>) -> Result<usize, Errno> {
+    // Not under the lock: it is taken for an epoll within.
+    let watched: Vec<i32> = EPOLLS.lock().get(epoll).into_iter().flat_map(reading).collect();
+    let known = watched.into_iter().filter(|fd| is_readable(layer, *fd, 1)).collect::<Vec<_>>();
+    let mut epolls = EPOLLS.lock();
+    let Some(table) = epolls.get_mut(epoll) else { return Err(Errno::BADF) };
     for fd in known {
         if let Some(at) = found.iter().position(|ready| ready.fd == fd as u32) {
             found[at].events |= IN;
