@@ -17,7 +17,7 @@ use radic_wire::log::Greeting;
 
 use crate::causes::{Causes, Passed};
 use crate::error::Error;
-use crate::frames::{Deframer, Framer};
+use crate::frames::{Deframer, Framer, Said};
 use crate::journal::Journal;
 use crate::outbox::{Outbox, Queue};
 use crate::payload::PayloadLog;
@@ -103,6 +103,16 @@ pub(crate) enum Refusal {
 }
 
 impl Outgoing {
+    /// What is kept of it.
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn queue_mut(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
+
     /// Units that were sent since the beginning, the end included.
     pub fn end(&self) -> u64 {
         self.queue.end() + u64::from(self.finish.is_some())
@@ -173,6 +183,40 @@ pub struct Incoming {
     /// What the peer was told last that it need not keep, and how much has to be received until it is told anew.
     pub(crate) told: u64,
     news_at: u64,
+    /// Where it stood at the images that there are, where received bytes stay with their senders.
+    pub(crate) cuts: Cuts,
+}
+
+/// How much of a stream images cover: of the oldest that counts, the newest, and the one under way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Cuts {
+    /// Images, and units. The newest comes last.
+    images: [Option<(u64, u64)>; 3],
+    /// What the oldest image covers from which this process may be brought back.
+    covered: u64,
+    /// What the newest committed image covers.
+    newest: u64,
+}
+
+impl Cuts {
+    pub(crate) fn handle_checkpoint(&mut self, image: u64, units: u64) {
+        self.images.rotate_left(1);
+        self.images[2] = Some((image, units));
+    }
+
+    /// This image is committed, and no restart begins before `oldest`.
+    pub(crate) fn handle_committed(&mut self, image: u64, oldest: u64) {
+        let of = |number: u64| self.images.iter().flatten().find(|(image, _)| *image == number).map(|(_, units)| *units);
+        (self.newest, self.covered) = (of(image).unwrap_or(self.newest), of(oldest).unwrap_or(self.covered).max(self.covered));
+    }
+
+    /// The image under way will not be.
+    pub(crate) fn handle_abandoned(&mut self, image: u64) {
+        if self.images[2].is_some_and(|(last, _)| last == image) {
+            self.images[2] = None;
+            self.images.rotate_right(1);
+        }
+    }
 }
 
 impl Incoming {
@@ -319,9 +363,19 @@ impl Connection {
         &self.outgoing
     }
 
+    /// The same, to be changed.
+    pub(crate) fn outgoing_mut(&mut self) -> &mut Outgoing {
+        &mut self.outgoing
+    }
+
     /// The incoming direction.
     pub fn incoming(&self) -> &Incoming {
         &self.incoming
+    }
+
+    /// Whether no later incarnation wants anything again that was received: an image covers the closing, or the newest one all of it.
+    pub(crate) fn is_covered(&self) -> bool {
+        self.forgettable.0 || !self.closed && self.incoming.cuts.newest >= self.incoming.consumed
     }
 
     /// Whether a `recv` finds nothing and never will: the stream ends here, or the program has shut down reading and no link is left that could bring bytes.
@@ -353,11 +407,14 @@ impl Connection {
 
     fn greeting(&mut self, (process, incarnation): Me, attempt: u32, settled: bool, payload: &PayloadLog) -> Greeting {
         self.unsettled = !settled;
-        let wants_nothing = self.closed && payload.first_of(self.stream_in()).is_none();
+        // Where the sender keeps what was received, the image counts that covers the closing.
+        let stays = payload.line().is_some() && self.is_within(process.job);
+        let is_needed = if stays { !self.forgettable.0 } else { payload.first_of(self.stream_in()).is_some() };
+        let wants_nothing = self.closed && !is_needed;
         let Connection { id: connection, outgoing, incoming, .. } = self;
         // What this incarnation found at its protector is stable; of what came since, only the protector itself knows. Until it has all that was read of a
         // connection that is closed, the next incarnation may read that again.
-        let stable = if wants_nothing { NO_MORE } else { incoming.held };
+        let stable = if wants_nothing { NO_MORE } else { incoming.held.max(incoming.cuts.covered) };
         let (received, kept, finish) = (incoming.wanted(), outgoing.queue.start(), outgoing.finish);
         Greeting { process, incarnation, connection: *connection, attempt, received, stable, kept, finish, settled, ends: None }
     }
@@ -401,9 +458,16 @@ impl Connection {
         self.peer.job == job
     }
 
+    /// How much of what is kept for the peer an image has: what the peer may want if it is brought back by its own image of this line; none: all.
+    pub(crate) fn kept_from(&self, line: Option<u64>) -> u64 {
+        let queue = &self.outgoing.queue;
+        let floor = line.map_or(0, |line| self.incoming.deframer.heard().received_by(line));
+        if self.link == Link::Up { floor.clamp(queue.start(), queue.end()) } else { queue.start() }
+    }
+
     /// Begins a frame for all that has not left, if none is under way. Its header says what of the stream that comes in the peer need not keep, if that is news enough, and
     /// `causes` what the bytes depend on: none, while that is more than a frame takes.
-    pub(crate) fn begin_frame(&mut self, payload: &PayloadLog, causes: Option<(&Causes, &Journal)>) {
+    pub(crate) fn begin_frame(&mut self, job: JobId, payload: &PayloadLog, causes: Option<(&Causes, &Journal)>) {
         let unsent = self.outgoing.unsent();
         if unsent == 0 || !self.outgoing.framer.is_idle() {
             return;
@@ -411,13 +475,17 @@ impl Connection {
         if causes.is_some_and(|(causes, journal)| causes.is_too_much(&self.outgoing.passed, journal)) {
             return;
         }
-        let wanted = self.incoming.wanted();
-        if wanted >= self.incoming.news_at {
+        let (wanted, mut said) = (self.incoming.wanted(), Said::default());
+        if let Some(line) = payload.line().filter(|_| self.is_within(job)) {
+            self.incoming.told = self.incoming.held.max(self.incoming.cuts.covered);
+            said = Said { received: self.incoming.consumed, line, ..said };
+        } else if wanted >= self.incoming.news_at {
             self.incoming.told = payload.first_of(self.stream_in()).unwrap_or(wanted);
             self.incoming.news_at = wanted + (payload.capacity() / NEWS).max(1) as u64;
         }
+        said.stable = self.incoming.told;
         let (passed, to) = (&mut self.outgoing.passed, self.peer.rank);
-        self.outgoing.framer.begin(unsent, self.incoming.told, |out| {
+        self.outgoing.framer.begin(unsent, said, |out| {
             if let Some((causes, journal)) = causes {
                 causes.pass_on(passed, to, journal, out);
             }
@@ -431,7 +499,7 @@ impl Connection {
 
     /// What the last header on the link has said of the stream that goes out. In replay the peer may have more of it than was sent again.
     pub(crate) fn handle_headers(&mut self, outbox: &mut Outbox) -> Result<(), Error> {
-        let stable = self.incoming.deframer.stable();
+        let stable = self.incoming.deframer.heard().stable();
         if stable > self.outgoing.end().max(self.outgoing.peer_has) {
             return Err(self.peer_error("it has bytes that were never sent"));
         }

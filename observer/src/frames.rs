@@ -29,6 +29,48 @@ pub struct Leaving<'a> {
     pub payload: u64,
 }
 
+/// What a header says of the stream in the other direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Units that the receiver of the header need not keep.
+    pub stable: u64,
+    /// Units that its sender has received.
+    pub received: u64,
+    /// The newest recovery line for which it has made its image.
+    pub line: u32,
+}
+
+/// What headers have said, and what they said before the line in the newest one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Heard {
+    last: Said,
+    /// Units that the peer had received when it had not made its image of that line.
+    before: u64,
+}
+
+impl Heard {
+    fn handle(&mut self, said: Said) {
+        if said.line > self.last.line {
+            self.before = self.last.received;
+        }
+        self.last = Said { stable: self.last.stable.max(said.stable), ..said };
+    }
+
+    /// How much the peer need not be sent again.
+    pub fn stable(&self) -> u64 {
+        self.last.stable
+    }
+
+    /// Units of the stream that the peer had received, at least, when it made its image of this line, or is going to have.
+    pub fn received_by(&self, line: u64) -> u64 {
+        match u64::from(self.last.line) {
+            last if last < line => self.last.received,
+            last if last == line => self.before,
+            _ => 0,
+        }
+    }
+}
+
 /// The frame that leaves on a link.
 #[derive(Debug, Clone, Default)]
 pub struct Framer {
@@ -50,7 +92,7 @@ impl Framer {
     ///
     /// # Panics
     /// If one is under way, or there is nothing to send, or more causes are written than a frame has.
-    pub fn begin(&mut self, payload: u64, stable: u64, causes: impl FnOnce(&mut Vec<u8>)) {
+    pub fn begin(&mut self, payload: u64, said: Said, causes: impl FnOnce(&mut Vec<u8>)) {
         assert!(self.is_idle() && payload > 0, "a frame of {payload} bytes begins while {self:?} is under way");
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
         self.header.clear();
@@ -58,7 +100,9 @@ impl Framer {
         causes(&mut self.header);
         let causes = self.header.len() - LINK_FRAME;
         assert!(causes <= limits::CAUSES, "{causes} bytes of causes in one frame");
-        self.header[..LINK_FRAME].copy_from_slice(&LinkFrame { payload, causes: causes as u32, stable }.bytes());
+        let Said { stable, received, line } = said;
+        let frame = LinkFrame { payload, causes: causes as u32, stable, received, line };
+        self.header[..LINK_FRAME].copy_from_slice(&frame.bytes());
         (self.unsent, self.payload) = (self.header.len(), u64::from(payload));
     }
 
@@ -101,7 +145,7 @@ pub struct Deframer {
     of_now: [usize; 3],
     /// Bytes of the frame of now that are still to come.
     left: u64,
-    stable: u64,
+    heard: Heard,
     ahead: Ahead,
     /// Whether the socket may have more than what is ahead: the reading that filled it was full, or the program was told of more.
     more: bool,
@@ -227,9 +271,9 @@ impl Deframer {
         if self.have == LINK_FRAME { self.of_now[0] } else { self.causes.len() }
     }
 
-    /// How far the stream in the other direction is safe, as the last header said.
-    pub fn stable(&self) -> u64 {
-        self.stable
+    /// What the headers have said of the stream in the other direction.
+    pub fn heard(&self) -> &Heard {
+        &self.heard
     }
 
     /// So many bytes were read into [`Deframer::header_room`].
@@ -242,8 +286,9 @@ impl Deframer {
             if self.have < LINK_FRAME {
                 return Ok(());
             }
-            let LinkFrame { payload, causes, stable } = LinkFrame::read(&self.header).ok_or(BadFrame)?;
-            (self.left, self.stable) = (u64::from(payload), self.stable.max(stable));
+            let LinkFrame { payload, causes, stable, received, line } = LinkFrame::read(&self.header).ok_or(BadFrame)?;
+            self.heard.handle(Said { stable, received, line });
+            self.left = u64::from(payload);
             let begin = self.causes.len();
             self.of_now = [begin, begin, begin + causes as usize];
             self.causes.resize(self.of_now[2], 0);
@@ -306,7 +351,7 @@ mod tests {
                 match step {
                     0 | 1 if framer.is_idle() => {
                         let set: Vec<u8> = (0..number % 5).map(|at| (all_causes.len() + at) as u8).collect();
-                        framer.begin(number as u64, sent, |out| out.extend(&set));
+                        framer.begin(number as u64, Said { stable: sent, ..Said::default() }, |out| out.extend(&set));
                         all_causes.extend(set);
                     }
                     0..=2 => {
@@ -368,7 +413,7 @@ mod tests {
             for (at, byte) in got.iter().enumerate() {
                 prop_assert!(*byte == at as u8 || unwanted.contains(&(at as u64)) && *byte == 0xff);
             }
-            prop_assert!(deframer.stable() <= sent);
+            prop_assert!(deframer.heard().stable() <= sent);
         }
 
         /// Any bytes are taken apart or refused.

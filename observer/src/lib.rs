@@ -33,6 +33,7 @@ pub mod links;
 mod observer;
 pub mod outbox;
 pub mod output;
+mod packed;
 pub mod payload;
 pub mod replay;
 pub mod ring;

@@ -28,6 +28,7 @@ use crate::connection::{Connection, Phase, Slot, Table, Waits};
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::outbox::Outbox;
+use crate::packed::Packed;
 use crate::payload::PayloadLog;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
@@ -57,6 +58,8 @@ pub struct Config {
     pub threads: usize,
     /// What bytes depend on goes with them, and this much of that is kept. None: nothing leaves before all of it is stable.
     pub causes: Option<causes::Bounds>,
+    /// What is received from processes of the job stays with its senders, until an image covers it.
+    pub payload_stays: bool,
 }
 
 impl Default for Config {
@@ -73,6 +76,7 @@ impl Default for Config {
             descriptors: 64 << 10,
             threads: 4 << 10,
             causes: None,
+            payload_stays: false,
         }
     }
 }
@@ -116,6 +120,8 @@ pub struct Observer {
     fenced: Option<Incarnation>,
     /// Bytes of standard input that the program has read.
     input: u64,
+    /// What of the outbox the image under way has.
+    packed: Option<Packed>,
     /// From this connection on, a protector that has just answered is to be told where its incoming stream goes on.
     untold: Option<Slot>,
 }
@@ -141,6 +147,9 @@ impl Observer {
         if config.causes.is_some() {
             payload.has_causes();
         }
+        if config.payload_stays {
+            payload.stays_with_senders();
+        }
         Observer {
             me,
             incarnation,
@@ -156,6 +165,7 @@ impl Observer {
             held: Vec::new(),
             fenced: None,
             input: 0,
+            packed: None,
             untold: None,
         }
     }

@@ -84,6 +84,11 @@ impl Outbox {
         self.used * 4 >= self.next.len()
     }
 
+    /// Whether half is in use.
+    pub fn is_half_used(&self) -> bool {
+        self.used * 2 >= self.next.len()
+    }
+
     /// Bytes that `queue` could take now.
     pub fn room(&self, queue: &Queue) -> usize {
         let free = self.next.len() - self.used;
@@ -115,6 +120,21 @@ impl Outbox {
         self.next[block as usize] = NONE;
         self.used += 1;
         Some(block)
+    }
+
+    /// Nothing is kept. Every queue is to be filled anew: [`Outbox::refill`].
+    pub fn clear(&mut self) {
+        (self.free, self.fresh, self.used) = (NONE, 0, 0);
+    }
+
+    /// After [`Outbox::clear`]: these bytes are what the queue keeps, from this offset on.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub fn refill(&mut self, queue: &mut Queue, from: u64, bytes: &[u8]) {
+        *queue = Queue { start: from, end: from, ..Queue::default() };
+        let taken = self.append_again(queue, bytes);
+        assert_eq!(taken, bytes.len(), "what was kept once has room again");
     }
 
     /// Appends as much of `bytes` as there is room for, and returns how much.

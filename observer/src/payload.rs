@@ -48,6 +48,8 @@ pub struct PayloadLog {
     shipped: u64,
     /// Where the bytes depend on causes: what may be shipped.
     closed: Option<Closed>,
+    /// Where what was received from processes of the job stays with its senders: the newest recovery line for which this process has made its image.
+    line: Option<u32>,
 }
 
 /// What was received depends on its causes, and on the journal up to its outcome. A protector that had the bytes without these would give them to the next incarnation, which may
@@ -86,12 +88,28 @@ impl PayloadLog {
             most_segments,
             shipped: 0,
             closed: None,
+            line: None,
         }
     }
 
     /// What is received depends on causes.
     pub(crate) fn has_causes(&mut self) {
         self.closed = Some(Closed::default());
+    }
+
+    /// What is received from processes of the job stays with its senders, and is not pushed here.
+    pub(crate) fn stays_with_senders(&mut self) {
+        self.line = Some(0);
+    }
+
+    /// See [`PayloadLog::stays_with_senders`]: the newest recovery line for which this process has made its image.
+    pub fn line(&self) -> Option<u32> {
+        self.line
+    }
+
+    /// It makes its image of this line.
+    pub(crate) fn handle_line(&mut self, line: u32) {
+        self.line = self.line.map(|newest| newest.max(line));
     }
 
     /// What was pushed last has its outcome before this position of the journal.

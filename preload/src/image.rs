@@ -255,7 +255,8 @@ fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun
     layer.outputs.handle_image();
     layer.input.handle_image();
     let Layer { observer, images, .. } = layer;
-    let cut = observer.checkpoint(&mut images.streams, &mut images.ended);
+    let line = images.machine.line();
+    let cut = observer.checkpoint(line, &mut images.streams, &mut images.ended);
     let cut = cut.map_err(|error| NotBegun::at_no_cost(error.to_string()))?;
     let cut = cut.ok_or_else(|| NotBegun::at_no_cost("the process is catching up with its log".to_owned()))?;
     let number = cut.mark.image;
@@ -270,6 +271,7 @@ fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun
         observer.handle_abandoned();
         return Err(NotBegun::at_no_cost(format!("the connection for the image: {error}")));
     }
+    observer.pack_outbox(line);
     images.machine.handle_begun(number);
     // If the session is lost, the next hello says it.
     _ = layer.journal.send(&ToProtector::ImageUnderWay { image: number });
@@ -285,6 +287,7 @@ fn prepare(layer: &mut Layer, parent: Option<Parent>) -> Result<Wanted, NotBegun
 /// In the process that goes on.
 fn end(result: Result<(u64, u64), Refusal>) {
     let mut layer: Held = layer::adopt();
+    layer.observer.handle_saved();
     if let Some(connection) = layer.images.connection.take() {
         sys::close_own(connection);
     }

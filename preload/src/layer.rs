@@ -186,6 +186,8 @@ pub struct Layer {
     /// Connections of which bytes were read ahead, and perhaps not taken.
     pub(crate) ahead: Vec<Slot>,
     /// Threads that sleep in the kernel, in a call that waits.
+    /// When the node may be told again that the outbox fills.
+    pub(crate) pressed_until: u64,
     pub(crate) sleepers: u32,
     idle: u32,
 }

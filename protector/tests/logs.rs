@@ -202,7 +202,7 @@ fn hello(speaker: Speaker, journal: u64, payload: u64) -> ToProtector<'static> {
 
 fn begin<'a>(image: u64, parent: Option<u64>, cut: u64, streams: &'a [(StreamId, u64)]) -> ToProtector<'a> {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    ToProtector::ImageBegin { image, parent, cut, payload: 0, causes: 0, streams, ended }
+    ToProtector::ImageBegin { image, parent, cut, payload: 0, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended }
 }
 
 /// An image that the checkpoint engine takes for one.
@@ -326,7 +326,7 @@ fn an_older_incarnation_is_told_and_not_listened_to() {
     old.expect_committed(0);
     old.journal(0, b"abc");
     old.expect("JournalStable { position: 3 }");
-    let restart = service.logs.fence(process, Incarnation::restarted(1), Vec::new()).blocking_recv().unwrap().unwrap();
+    let restart = service.logs.fence(process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv().unwrap().unwrap();
     assert_eq!((numbers(&restart), restart.log_end), (vec![0], 3));
     old.expect(&format!("Fenced {{ newest: {:?} }}", Incarnation::restarted(1)));
     assert!(old.journal.receive().is_err());
@@ -581,7 +581,7 @@ fn any_message() -> impl Strategy<Value = (Channel, Vec<u8>)> {
             0 => ToProtector::Journal { position, bytes },
             1 => ToProtector::Payload { position, stream, offset, bytes },
             2 => ToProtector::PayloadEnd { position, stream, offset },
-            3 => ToProtector::ImageBegin { image, parent: None, cut: b, payload: a, causes: 0, streams, ended: streams },
+            3 => ToProtector::ImageBegin { image, parent: None, cut: b, payload: a, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended: streams },
             4 => ToProtector::ImageChunk { image, offset: b, bytes },
             5 => ToProtector::ImageEnd { image, length: b },
             6 => ToProtector::ImageAbandoned { image },
@@ -633,7 +633,7 @@ proptest! {
         let mut other = service.observer(7);
         other.journal(0, b"served");
         other.expect("JournalStable { position: 6 }");
-        prop_assert!(service.logs.fence(speaker(0).process, Incarnation::restarted(1), Vec::new()).blocking_recv().is_ok());
+        prop_assert!(service.logs.fence(speaker(0).process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv().is_ok());
     }
 }
 
@@ -653,7 +653,7 @@ fn lost_process(pages: usize) -> (Service, Speaker, Vec<(u64, u64)>) {
         observer.expect_committed(number);
     }
     let next = next_incarnation(speaker);
-    let restart = service.logs.fence(next.process, next.incarnation, Vec::new()).blocking_recv().unwrap().unwrap();
+    let restart = service.logs.fence(next.process, next.incarnation, Vec::new(), 0).blocking_recv().unwrap().unwrap();
     assert_eq!(numbers(&restart), [0, 1, 2, 3]);
     (service, next, restart.images)
 }

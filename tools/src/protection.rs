@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use radic_wire::job::{OnLoss, RestartOn};
-use radic_wire::process::{Interval, LogMode, Protect, Protection};
+use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 use serde::Serialize;
 
 use crate::doctor::Obstacles;
@@ -36,6 +36,9 @@ pub(crate) struct ProtectionArgs {
     /// What a rank does before it sends to another rank of the job
     #[arg(long, value_enum, default_value_t = LogFlag::Causal, value_name = "HOW")]
     log: LogFlag,
+    /// Where what a rank has received from others of the job is kept until its checkpoint covers it
+    #[arg(long, value_enum, default_value_t = PayloadFlag::Log, value_name = "WHERE")]
+    payload: PayloadFlag,
     /// Where the ranks of a node that has died go on
     #[arg(long, value_enum, default_value_t = RestartOnFlag::Spare, value_name = "WHERE")]
     restart_on: RestartOnFlag,
@@ -77,6 +80,14 @@ enum LogFlag {
     Causal,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
+enum PayloadFlag {
+    /// In its log: it ships all of it to its protector
+    Log,
+    /// With the ranks that have sent it, in --outbox: nothing is shipped, and the checkpoints of all ranks are made together. With --log causal and one replica
+    Sender,
+}
+
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum RestartOnFlag {
     /// On a spare; where there is none, on the node that protects them
@@ -114,6 +125,7 @@ impl ProtectionArgs {
             keep_logs: self.keep_logs,
             record_time: self.record_time == RecordTimeFlag::On,
             log_mode: if self.log == LogFlag::Causal { LogMode::Causal } else { LogMode::Waiting },
+            payload: if self.payload == PayloadFlag::Sender { PayloadMode::Sender } else { PayloadMode::Log },
         };
         let restart_on = match self.restart_on {
             RestartOnFlag::Spare => RestartOn::Spare,

@@ -19,7 +19,7 @@ use radic_wire::job::{EndReason, ExitStatus, JobSpec, Outcome, OutputStream, Pla
 use radic_wire::local::{ClusterStatus, NodeInfo, NodeState, RankCheckpoint, Reply, Request};
 use radic_wire::log::{HeldImage, HeldLog, ImageState, LogPart, Span};
 use radic_wire::membership::Role;
-use radic_wire::process::{Interval, LogMode, Protect, Protection};
+use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 use radic_wire::{PROTOCOL_VERSION, codec, limits};
 use serde_bytes::ByteBuf;
 
@@ -559,6 +559,7 @@ fn how_a_job_is_protected_is_passed_on() {
                 keep_logs: true,
                 record_time: false,
                 log_mode: LogMode::Waiting,
+                payload: PayloadMode::Log,
             },
             7200,
         ),

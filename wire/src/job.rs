@@ -7,7 +7,7 @@ use serde_bytes::ByteBuf;
 
 use crate::ids::{JobId, NodeId, NodeName, Rank};
 use crate::limits;
-use crate::process::{Interval, Protect, Protection};
+use crate::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 
 /// What a template of the environment may hold, each replaced on the node where the rank starts.
 pub mod placeholder {
@@ -99,6 +99,9 @@ pub enum SpecError {
         /// What is possible.
         range: &'static str,
     },
+    /// A recovery line is no use where a replica commits images before their protector does, and where no causes are collected.
+    #[error("what is received stays with its senders only with --log causal and --replicas 1")]
+    Sender,
 }
 
 impl JobSpec {
@@ -140,7 +143,7 @@ impl JobSpec {
         let in_range = |what, value, allowed: std::ops::RangeInclusive<u64>, range| {
             if allowed.contains(&value) { Ok(()) } else { Err(SpecError::Range { what, value, range }) }
         };
-        let Protection { protect, interval, replicas, outbox, log, .. } = self.protection;
+        let Protection { protect, interval, replicas, outbox, log, log_mode, payload, .. } = self.protection;
         in_range("the umask", self.umask.into(), 0..=0o777, "0 to 0777")?;
         if protect == Protect::None {
             return Ok(());
@@ -150,6 +153,9 @@ impl JobSpec {
         }
         in_range("the mean time between failures", self.mtbf_s, 1..=1 << 40, "1 s or more")?;
         in_range("the number of replicas", replicas.into(), 1..=2, "1 or 2")?;
+        if payload == PayloadMode::Sender && (log_mode == LogMode::Waiting || replicas != 1) {
+            return Err(SpecError::Sender);
+        }
         in_range("the outbox", outbox, 1 << 20..=1 << 40, "1 MiB to 1 TiB")?;
         in_range("the log limit", log, 1 << 20..=1 << 50, "1 MiB or more")
     }

@@ -7,7 +7,7 @@ use crate::bytes::{Reader, Writer};
 use crate::limits;
 
 /// Length of a header.
-pub const LINK_FRAME: usize = 20;
+pub const LINK_FRAME: usize = 32;
 /// What makes a check of a header that bytes of a program do not have by chance. It is no protection against somebody who wants to have it.
 const MARK: u32 = 0x9f1d_c06b;
 
@@ -20,6 +20,10 @@ pub struct LinkFrame {
     pub causes: u32,
     /// Units of the stream in the other direction that the sender of this frame need not be sent again: its protector holds them, or a committed image covers them.
     pub stable: u64,
+    /// Units of that stream that the sender of this frame has received, or fewer.
+    pub received: u64,
+    /// The newest recovery line for which it had made its image by then.
+    pub line: u32,
 }
 
 impl LinkFrame {
@@ -30,6 +34,8 @@ impl LinkFrame {
         writer.u32(self.payload);
         writer.u32(self.causes);
         writer.u64(self.stable);
+        writer.u64(self.received);
+        writer.u32(self.line);
         writer.u32(self.check());
         assert_eq!(writer.finish(), Some(LINK_FRAME), "a header has one length");
         out
@@ -38,12 +44,15 @@ impl LinkFrame {
     /// None: no frame begins so. Another process may write on a socket that it shares with one of ours.
     pub fn read(bytes: &[u8; LINK_FRAME]) -> Option<LinkFrame> {
         let mut from = Reader::new(bytes);
-        let frame = LinkFrame { payload: from.u32().ok()?, causes: from.u32().ok()?, stable: from.u64().ok()? };
+        let (payload, causes) = (from.u32().ok()?, from.u32().ok()?);
+        let (stable, received, line) = (from.u64().ok()?, from.u64().ok()?, from.u32().ok()?);
+        let frame = LinkFrame { payload, causes, stable, received, line };
         (frame.payload > 0 && frame.causes as usize <= limits::CAUSES && from.u32() == Ok(frame.check())).then_some(frame)
     }
 
     fn check(&self) -> u32 {
-        MARK ^ self.payload ^ self.causes.rotate_left(7) ^ self.stable as u32 ^ (self.stable >> 32) as u32
+        let numbers = self.stable ^ self.received.rotate_left(21) ^ u64::from(self.line).rotate_left(43);
+        MARK ^ self.payload ^ self.causes.rotate_left(7) ^ numbers as u32 ^ (numbers >> 32) as u32
     }
 }
 
@@ -53,10 +62,10 @@ mod tests {
 
     #[test]
     fn a_header_is_read_as_it_was_written_and_none_is_of_nothing() {
-        let frame = LinkFrame { payload: 0x0102_0304, causes: 77, stable: u64::MAX - 5 };
+        let frame = LinkFrame { payload: 0x0102_0304, causes: 77, stable: u64::MAX - 5, received: 1 << 33, line: 9 };
         assert_eq!(LinkFrame::read(&frame.bytes()), Some(frame));
         assert_eq!(LinkFrame::read(&LinkFrame { payload: 0, ..frame }.bytes()), None);
         assert_eq!(LinkFrame::read(&LinkFrame { causes: limits::CAUSES as u32 + 1, ..frame }.bytes()), None);
-        assert_eq!(LinkFrame::read(b"HTTP/1.1 400 Bad Req"), None);
+        assert_eq!(LinkFrame::read(b"HTTP/1.1 400 Bad Request\r\nServer"), None);
     }
 }

@@ -22,7 +22,7 @@ use crate::limits;
 
 pub use from_protector::FromProtector;
 pub use greeting::{Ends, GREETING, Greeting};
-pub use held::{HeldImage, HeldLog, HeldStream, ImageRange, ImageState, LogPart};
+pub use held::{HeldImage, HeldLog, HeldStream, ImageRange, ImageState, LineMark, LogPart};
 pub use to_protector::{NewCauses, ToProtector};
 
 /// A range of positions, `start` included, `end` not.

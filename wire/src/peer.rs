@@ -22,7 +22,7 @@ use crate::membership::{Member, MembershipMessage};
 use crate::process::StreamEnd;
 
 use crate::suspension::{Resumption, Suspension};
-pub use questions::{Answer, Deaths, Flow, HeldCauses, Query, Report};
+pub use questions::{Answer, Deaths, Flow, HeldCauses, LineAnswer, LineStep, Query, Report};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,6 +223,15 @@ pub enum ToStore {
         /// Their job.
         ward: Box<Ward>,
     },
+    /// From a job's home: its images of this recovery line count from now on, and those of lines before; or they never will.
+    Line {
+        /// The epoch of the job.
+        epoch: Epoch,
+        /// The line's number.
+        line: u64,
+        /// All ranks have their images of it, and every node knows that. Else it is given up, and what follows it.
+        is_complete: bool,
+    },
     /// The job is over: its logs and images will not be asked for. How it has ended, from a home, if all that was written is printed: a terminal that has not
     /// heard so when the home is lost ends with this.
     Remove {
@@ -378,6 +387,24 @@ pub enum ToHome {
     Kill {
         /// The session that waits for its end and is told `Ended`; not the job's own terminal, which is told anyway.
         session: Option<SessionId>,
+    },
+    /// From a protector: it has this rank's image of a recovery line, whole and verified.
+    LineReady {
+        /// The epoch of the job.
+        epoch: Epoch,
+        /// The rank.
+        rank: Rank,
+        /// The line's number.
+        line: u64,
+    },
+    /// From a host: the outbox of a rank fills, and the next recovery line would free some of it.
+    LineWanted(Epoch),
+    /// From a host: a rank makes no image of this recovery line.
+    LineFailed {
+        /// The epoch of the job.
+        epoch: Epoch,
+        /// The line's number.
+        line: u64,
     },
     /// From a host, of its ranks.
     Host {
@@ -566,6 +593,13 @@ pub enum ToHost {
     Freeze,
     /// They go on.
     Thaw,
+    /// Each rank here makes its image of this recovery line.
+    MakeLine {
+        /// The epoch of the job.
+        epoch: Epoch,
+        /// The line's number.
+        line: u64,
+    },
     /// Output has been printed, or is kept: it will not be asked for again.
     OutputTaken {
         /// The rank.

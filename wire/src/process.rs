@@ -84,6 +84,19 @@ pub struct Protection {
     pub record_time: bool,
     /// What a process does before it sends to a protected process of its job.
     pub log_mode: LogMode,
+    /// Where bytes that were received are kept until an image of the receiver covers them.
+    pub payload: PayloadMode,
+}
+
+/// Where bytes are kept that a process has received from another one of its job, until an image of the receiver covers them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PayloadMode {
+    /// In the receiver's log: it ships them to its protector.
+    #[default]
+    Log,
+    /// With their sender. Images of the ranks are made in recovery lines.
+    Sender,
 }
 
 /// What a process does before it sends to a protected process of its job.
@@ -108,6 +121,7 @@ impl Default for Protection {
             keep_logs: false,
             record_time: true,
             log_mode: LogMode::Waiting,
+            payload: PayloadMode::Log,
         }
     }
 }
@@ -323,6 +337,8 @@ pub enum ToNode {
     },
     /// The protected caller from there has been greeted, or sent away: its node need not know of it any more.
     Greeted(SocketAddr),
+    /// The outbox fills, and the next recovery line would free some of it.
+    Pressed,
     /// Up to which offset does the receiver's protector hold what is sent on this stream? The answer is `Stable`, when it is known.
     AskStable {
         /// The stream.
@@ -530,6 +546,8 @@ pub enum FromNode {
     Checkpoint {
         /// Repeated in the answer; it grows.
         request: u64,
+        /// It is the process's image of this recovery line.
+        line: Option<u64>,
     },
 }
 

@@ -2,11 +2,13 @@
 
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::Incarnation;
-use radic_wire::log::{CutStreams, ImageRange, ToProtector};
+use radic_wire::log::{CutStreams, ImageRange, LineMark, ToProtector};
 
 use super::{Observer, take_held};
 use crate::checkpoint::Mark;
+use crate::connection::Connection;
 use crate::error::Error;
+use crate::packed::Packed;
 use crate::replay::Replay;
 
 /// Where the logs stood at an image, and the message that begins it.
@@ -20,21 +22,33 @@ pub struct Cut<'a> {
     pub ended: CutStreams<'a>,
     /// Up to where the process depends on the causes that it keeps.
     pub causes: u64,
+    /// Where the image stands among recovery lines.
+    pub line: LineMark,
 }
 
 impl<'a> Cut<'a> {
     /// The message that begins the image.
     pub fn message(&self, parent: Option<u64>) -> ToProtector<'a> {
         let Mark { image, journal: cut, payload } = self.mark;
-        ToProtector::ImageBegin { image, parent, cut, payload, causes: self.causes, streams: self.streams, ended: self.ended }
+        ToProtector::ImageBegin {
+            image,
+            parent,
+            cut,
+            payload,
+            causes: self.causes,
+            line: self.line,
+            streams: self.streams,
+            ended: self.ended,
+        }
     }
 }
 
 impl Observer {
-    /// An image begins here; `streams` is filled with where each stream stands, and `ended` with where those end that did. `None`
+    /// An image begins here, that of recovery line `line` or one by itself; `streams` is filled with where each stream stands, and `ended` with where those end that did. `None`
     /// while this incarnation catches up: its journal would not be its own. The process is copied after this.
     pub fn checkpoint<'a>(
         &mut self,
+        line: Option<u64>,
         streams: &'a mut Vec<(StreamId, u64)>,
         ended: &'a mut Vec<(StreamId, u64)>,
     ) -> Result<Option<Cut<'a>>, Error> {
@@ -45,17 +59,23 @@ impl Observer {
         let mark = self.checkpoints.begin(self.journal.end(), self.payload.span().end)?;
         streams.clear();
         ended.clear();
-        for (_, connection) in self.table.iter() {
-            let (stream, incoming) = (connection.stream_in(), &connection.incoming);
+        for connection in self.table.iter_mut() {
+            let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
+            incoming.cuts.handle_checkpoint(mark.image, incoming.consumed);
             // A closed one is never read again: all of it may go.
             streams.push((stream, if connection.closed { u64::MAX } else { incoming.consumed }));
             ended.extend(incoming.finish.filter(|_| incoming.has_told_end()).map(|finish| (stream, finish)));
         }
         self.table.handle_checkpoint(mark.image);
+        if let Some(line) = line {
+            self.payload.handle_line(u32::try_from(line).map_err(|_| Error::Full("recovery lines"))?);
+        }
+        let newest = self.payload.line().map_or(0, u64::from);
+        let line = LineMark { newest, joins: line.is_some() };
         let full = Error::Full("cut");
         let (streams, ended) = (CutStreams::new(streams).ok_or(full)?, CutStreams::new(ended).ok_or(full)?);
         let causes = self.causes.as_ref().map_or(0, |causes| causes.recorded(self.journal.end()));
-        Ok(Some(Cut { mark, streams, ended, causes }))
+        Ok(Some(Cut { mark, streams, ended, causes, line }))
     }
 
     /// What `image` covers need not be shipped. Only what `oldest` covers as closed is closed for ever: a restart may begin there.
@@ -66,13 +86,39 @@ impl Observer {
             self.payload.handle_stable(mark.payload)?;
         }
         self.table.handle_committed(oldest, &mut self.outbox);
+        self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_committed(image, oldest));
         Ok(())
+    }
+
+    /// Whether nothing that was received is wanted again by a later incarnation: the log has it, or, where it stays with its senders, the newest image covers it.
+    pub fn is_received_held(&self) -> bool {
+        let stays = |connection: &Connection| self.payload.line().is_some() && connection.is_within(self.me.job);
+        let is_covered = self.table.iter().all(|(_, of)| !stays(of) || of.is_covered());
+        let span = self.payload.span();
+        is_covered && span.start == span.end
     }
 
     /// The image under way will not be.
     pub fn handle_abandoned(&mut self) {
+        if let Some(mark) = self.checkpoints.under_way() {
+            self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_abandoned(mark.image));
+        }
         self.checkpoints.handle_abandoned();
     }
+
+    /// Before the process is saved, where received bytes stay with their senders: what of the outbox the image has. The outbox itself is not in it, as memory that changes
+    /// while the image is written. With `line` only what the peer may want that comes back by its own image of that line.
+    pub fn pack_outbox(&mut self, line: Option<u64>) {
+        if self.payload.line().is_some() {
+            self.packed = Some(Packed::new(&self.outbox, &self.table, line));
+        }
+    }
+
+    /// The process is saved.
+    pub fn handle_saved(&mut self) {
+        self.packed = None;
+    }
+
 
     /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
     /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says, and keeps the set of causes, which begins at that position.
@@ -93,6 +139,10 @@ impl Observer {
         if log_end < cut {
             return Err(Error::Protector("the log ends before the cut"));
         }
+        // The outbox is what the image has of it.
+        if let Some(packed) = self.packed.take() {
+            packed.unpack(&mut self.outbox, &mut self.table);
+        }
         self.held = held;
         self.held.sort_unstable_by_key(|held| held.0);
         self.table.handle_restart(|stream| take_held(&mut self.held, stream));
@@ -100,8 +150,11 @@ impl Observer {
         let own = self.causes.iter_mut().try_for_each(|of| of.restart(position, causes));
         own.map_err(|_| Error::Protector("the causes that it has are none"))?;
         self.untold = None;
+        // The image that it was restored from was under way when it was made.
+        let restored = self.checkpoints.under_way().map_or(images.oldest, |mark| mark.image);
         self.checkpoints.handle_restart(images.next);
         self.table.handle_committed(images.oldest, &mut self.outbox);
+        self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_committed(restored, images.oldest));
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
         (self.incarnation, self.replayed, self.resumed) = (incarnation, 0, false);
         Ok(())

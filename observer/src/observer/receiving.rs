@@ -64,9 +64,10 @@ impl Observer {
     /// nothing is consumed: the peer may not have ended yet.
     fn end_received(&mut self, slot: Slot) {
         let Some(connection) = self.table.get_mut(slot).filter(|connection| !connection.incoming.shut) else { return };
+        let stays = self.payload.line().is_some() && connection.is_within(self.me.job);
         let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
         let offset = incoming.consumed;
-        if incoming.held <= offset {
+        if incoming.held <= offset && !stays {
             self.payload.push_end(stream, offset);
             self.payload.handle_recorded(if self.replay.is_some() { 0 } else { self.journal.end() });
         }
@@ -153,6 +154,7 @@ impl Observer {
         // What the outcome depends on is kept before it is recorded.
         self.keep_causes(self.table.slot_of(fd)?)?;
         let connection = self.table.on(fd)?;
+        let stays = self.payload.line().is_some() && connection.is_within(self.me.job);
         let (stream, incoming) = (connection.stream_in(), &mut connection.incoming);
         let offset = incoming.taken;
         let total = offset + u64::from(len) - incoming.consumed;
@@ -162,7 +164,7 @@ impl Observer {
         if then.is_none() {
             self.journal.append(thread, &Determinant::Recv { fd, len })?;
         }
-        if source == Source::Link {
+        if source == Source::Link && !stays {
             let mut at = offset;
             for part in parts.filter(|part| !part.is_empty()) {
                 self.payload.push(stream, at, part);

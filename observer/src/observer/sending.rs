@@ -275,7 +275,7 @@ impl Observer {
         let connection = self.table.get_mut(slot).filter(|connection| connection.link == Link::Up)?;
         // What is sent again depends on nothing but the log.
         let causes = self.causes.as_ref().filter(|_| writes_journal && connection.is_within(self.me.job));
-        connection.begin_frame(&self.payload, causes.map(|causes| (causes, &self.journal)));
+        connection.begin_frame(self.me.job, &self.payload, causes.map(|causes| (causes, &self.journal)));
         let Connection { outgoing, .. } = connection;
         match outgoing.sent {
             sent if !outgoing.framer.is_idle() => {

@@ -283,7 +283,7 @@ fn a_call_that_comes_too_late_makes_no_connection() {
         observer.handle_protector(&FromProtector::JournalStable { position }).unwrap();
         assert_eq!(observer.close(4), Ok(None));
         let (mut streams, mut ended) = (Vec::new(), Vec::new());
-        let image = observer.checkpoint(&mut streams, &mut ended).unwrap().unwrap().mark.image;
+        let image = observer.checkpoint(None, &mut streams, &mut ended).unwrap().unwrap().mark.image;
         observer.handle_protector(&FromProtector::Committed { image, oldest: image }).unwrap();
         assert!(observer.poll_forget().is_some());
         if is_told_twice {
@@ -365,7 +365,7 @@ fn a_frame_says_what_need_not_be_kept() {
     assert_eq!(observer.poll_transmit(slot), Some(Transmit::Bytes(0)));
     observer.handle_transmitted(slot, LINK_FRAME as u64 + 8);
     let mut answers = |stable, kept| {
-        let mut bytes = [&LinkFrame { payload: 1, causes: 0, stable }.bytes()[..], b"x"].concat();
+        let mut bytes = [&LinkFrame { payload: 1, causes: 0, stable, received: 0, line: 0 }.bytes()[..], b"x"].concat();
         assert_eq!(observer.deframer(slot).unwrap().unframe(&mut bytes), Ok(1));
         let result = observer.handle_received(0, 4, Source::Link, &bytes[..1]);
         assert_eq!(observer.table().get(slot).unwrap().outgoing().kept(), kept);

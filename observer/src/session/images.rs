@@ -87,6 +87,8 @@ pub struct Images {
     /// The protector wants a whole image, and none was committed since.
     whole: bool,
     asked: Option<Asked>,
+    /// The recovery line of which the next image is to be one.
+    line: Option<u64>,
     refusals: Refusals,
     actions: VecDeque<Action>,
 }
@@ -107,8 +109,14 @@ impl Images {
         self.asked.is_some()
     }
 
-    /// The node wants a checkpoint.
-    pub fn handle_request(&mut self, request: u64) {
+    /// The recovery line of which the next image is to be one; none: it is one by itself.
+    pub fn line(&self) -> Option<u64> {
+        self.line
+    }
+
+    /// The node wants a checkpoint, of this recovery line or any.
+    pub fn handle_request(&mut self, request: u64, line: Option<u64>) {
+        self.line = self.line.max(line);
         self.asked = Some(Asked { request, first: self.under_way.map_or(0, |image| image.image + 1) });
         self.actions.push_back(Action::Want);
     }
@@ -149,6 +157,7 @@ impl Images {
     /// An image of this number begins.
     pub fn handle_begun(&mut self, image: u64) {
         debug_assert!(self.under_way.is_none(), "one image at a time");
+        self.line = None;
         self.under_way = Some(UnderWay { image, engine: None, layers: self.next_layers });
         self.check_invariants();
     }
@@ -216,7 +225,7 @@ impl Images {
 
     /// The process has come back from an image: what was under way, and asked for, was another incarnation's.
     pub fn handle_restored(&mut self) {
-        (self.under_way, self.committed, self.asked, self.again) = (None, None, None, false);
+        (self.under_way, self.committed, self.asked, self.line, self.again) = (None, None, None, None, false);
         self.actions.clear();
     }
 
@@ -253,6 +262,9 @@ impl Images {
     }
 
     fn answer(&mut self, result: Result<u64, String>) {
+        if result.is_err() {
+            self.line = None;
+        }
         if let Some(Asked { request, .. }) = self.asked.take() {
             self.actions.push_back(Action::Tell(ToNode::Checkpointed { request, result }));
         }
@@ -328,7 +340,7 @@ mod tests {
     fn an_image_answers_the_request_before_it_and_no_later_one() {
         let mut side = Side::new();
         assert_eq!(side.begin(4), Some(None));
-        side.images.handle_request(9);
+        side.images.handle_request(9, None);
         assert_eq!(side.begin(5), None, "one at a time");
         assert_eq!(side.actions(), [Action::Want]);
         assert!(side.images.handle_committed(4));
@@ -372,7 +384,7 @@ mod tests {
         let mut side = Side::new();
         side.commit(1);
         assert_eq!(side.begin(2), Some(Some(1)));
-        side.images.handle_request(7);
+        side.images.handle_request(7, None);
         side.images.handle_protector(&FromProtector::ImageRefused { image: 2 });
         assert_eq!(side.commit(3), Some(None));
         assert_eq!(side.actions(), [Action::Want, answer(7, Ok(3))], "what was refused began before the request");
@@ -406,7 +418,7 @@ mod tests {
         let mut side = Side::new();
         side.images.handle_initialized();
         assert_eq!(side.actions(), []);
-        side.images.handle_request(1);
+        side.images.handle_request(1, None);
         let cx = Context { observer: &mut side.observer, now: side.now };
         assert_eq!(side.images.begin(&cx, true), None);
         side.images.handle_initialized();
@@ -419,14 +431,14 @@ mod tests {
         let (mut side, mut last) = (Side::new(), Duration::ZERO);
         for image in 0..40 {
             side.begin(image).expect("it has rested");
-            side.images.handle_request(image);
+            side.images.handle_request(image, None);
             side.unsaved("too many sockets");
             let why = answer(image, Err("too many sockets"));
             assert_eq!(side.actions(), [Action::Want, Action::Abandon(image), why]);
             let begun = side.now;
             let rest = (0..).map(|doublings| REST * (1 << doublings)).find(|rest| {
                 side.now = begun + *rest - Duration::from_nanos(1);
-                side.images.handle_request(77);
+                side.images.handle_request(77, None);
                 assert_eq!(side.begin(image + 1), None);
                 assert_eq!(side.actions(), [Action::Want, answer(77, Err("not tried again so soon: too many sockets"))]);
                 side.now = begun + *rest;
@@ -484,7 +496,7 @@ mod tests {
                 match step {
                     Step::Request => {
                         open = Some(number);
-                        side.images.handle_request(number);
+                        side.images.handle_request(number, None);
                     }
                     Step::Begin => {
                         number += 1;

@@ -41,13 +41,6 @@ impl Leaving {
     }
 }
 
-/// Whether peers need not keep anything for this process any more: its protector has all that it has received. Until then it may crash, and the next incarnation reads it
-/// again.
-pub(super) fn is_held(observer: &Observer) -> bool {
-    let received = observer.payload().span();
-    received.start == received.end
-}
-
 /// Whether everything that was sent is safe: its receivers' protectors have it, or want nothing more.
 pub(super) fn is_safe(observer: &Observer) -> bool {
     observer.table().iter().all(|(_, connection)| connection.outgoing().kept() == 0)

@@ -376,13 +376,20 @@ impl Session {
     /// Whether the process may end: its protector has all that it has received, and what it has sent is safe. Asks, if it is time to.
     pub fn may_end(&mut self, cx: &Context<'_>) -> bool {
         let Some(leaving) = &mut self.leaving else { return false };
-        let is_held = leaving::is_held(cx.observer);
+        // Until then it may crash, and the next incarnation reads it again.
+        let is_held = cx.observer.is_received_held();
         if is_held && leaving.tells() {
             self.actions.push_back(Action::Tell(ToNode::Closing));
         }
         let is_safe = leaving::is_safe(cx.observer);
-        if !is_safe && leaving.is_due(cx.now) {
-            self.ask_stable_of_all(cx);
+        if !(is_held && is_safe) && leaving.is_due(cx.now) {
+            if cx.observer.payload().line().is_some() {
+                // The next recovery line covers what was received, here and at the receivers of what was sent.
+                self.actions.push_back(Action::Tell(ToNode::Pressed));
+            }
+            if !is_safe {
+                self.ask_stable_of_all(cx);
+            }
         }
         is_held && is_safe
     }

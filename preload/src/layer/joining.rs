@@ -11,7 +11,7 @@ use radic_observer::session::{REPLACED, Session};
 use radic_observer::{Config, Observer};
 use radic_wire::ids::{Incarnation, ProcessId};
 use radic_wire::mac::JobKey;
-use radic_wire::process::{FromNode, LogMode, Protection, ToNode};
+use radic_wire::process::{FromNode, LogMode, PayloadMode, Protection, ToNode};
 use radic_wire::{PROTOCOL_VERSION, login};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -109,7 +109,9 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     let Joined { mut node, process, incarnation, key, mut protector, protection, journal, inherited } = joined;
     let blocks = usize::try_from(protection.outbox).unwrap_or(usize::MAX).div_ceil(BLOCK).clamp(64, 1 << 22);
     let causes = (protection.log_mode == LogMode::Causal).then(Bounds::default);
-    let config = Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, causes, ..Config::default() };
+    let payload_stays = protection.payload == PayloadMode::Sender;
+    let config =
+        Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, causes, payload_stays, ..Config::default() };
     let observer = Observer::begins_at(process, incarnation, journal, &config);
     counters::map().map_err(failed("memory for the counters"))?;
     let who = Identity { process, incarnation: observer.incarnation(), key: &key };
@@ -141,6 +143,7 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
         lingering: Vec::with_capacity(64),
         unsent: Vec::with_capacity(64),
         ahead: Vec::with_capacity(64),
+        pressed_until: 0,
         sleepers: 0,
         idle: 0,
     };

@@ -21,6 +21,8 @@ use crate::{signals, sys};
 const IDLE: u32 = 512;
 /// The same while a link is down.
 const IDLE_DOWN: u32 = 8;
+/// Time until the node is told again that the outbox fills.
+const PRESSED_NS: u64 = 50_000_000;
 
 /// Descriptors that a waiting call listens to besides its own.
 pub const AWAITED: usize = 192;
@@ -35,11 +37,29 @@ pub fn tend_in_passing() {
 }
 
 /// The program ends: what is to leave leaves. Afterwards every call passes through.
+///
+/// The process stays until the protectors of its receivers have all that it has sent, or the receivers want no more: a receiver that is restarted later finds it there. It also
+/// stays until nothing that it has received is wanted again, for it may still be brought back. Links are made again meanwhile, images are made while the layer is free, and signals
+/// end it as if it were gone already. At last the node gets the counters.
 pub fn leave() {
-    if let Some(mut layer) = enter() {
-        layer.leave();
-        held::end(layer);
+    let Some(mut layer) = enter() else { return };
+    layer.begin_to_leave();
+    while !layer.may_leave() {
+        let mut set = [(0, PollFlags::empty()); AWAITED];
+        let count = set.iter_mut().zip(layer.awaited()).map(|(to, awaited)| *to = awaited).count();
+        let limit = layer.due().map_or(1_000_000_000, |due| due.saturating_sub(sys::now()));
+        drop(layer);
+        let mut fds: [PollFd<'_>; AWAITED] =
+            std::array::from_fn(|at| PollFd::from_borrowed_fd(sys::borrow(set[at].0), set[at].1));
+        _ = sys::poll(&mut fds[..count], Some(sys::span(limit)));
+        layer = match enter() {
+            Some(again) => again,
+            None => return,
+        };
     }
+    _ = layer.node.send(&ToNode::Leaving(Box::new(counters::all())));
+    layer.node.part();
+    held::end(layer);
 }
 
 impl Layer {
@@ -118,6 +138,17 @@ impl Layer {
         if self.observer.outbox().is_pressed() {
             self.hear_node();
             self.ask_stable();
+            self.tell_pressed();
+        }
+    }
+
+    /// Where received bytes stay with their senders the next recovery line frees some of the outbox. It is wanted before that is full.
+    fn tell_pressed(&mut self) {
+        let now = sys::now();
+        if self.observer.payload().line().is_some() && self.observer.outbox().is_half_used() && now >= self.pressed_until {
+            self.pressed_until = now + PRESSED_NS;
+            // A node that is gone ends this process elsewhere.
+            _ = self.node.send(&ToNode::Pressed);
         }
     }
 
@@ -173,10 +204,8 @@ impl Layer {
         self.fetch_again(stream, offset, room)
     }
 
-    /// The process ends. Everything leaves that is to leave, and the process stays until the protectors of its receivers have all of it, or the receivers want no
-    /// more: a receiver that is restarted later finds it there. It also stays until its own protector has what it has received, for it may still be brought back.
-    /// Links are made again meanwhile, and signals end it as if it were gone already. At last the node gets the counters.
-    pub fn leave(&mut self) {
+    /// Everything leaves that is to leave.
+    fn begin_to_leave(&mut self) {
         if let Some(replayer) = &mut self.replayer {
             // The last outcome may have been a readiness set, after which nothing was received or sent.
             replayer.look(&self.observer);
@@ -189,21 +218,15 @@ impl Layer {
         self.pass_gate_of_output();
         self.finish_pmi();
         signals::end_at_once();
+    }
+
+    /// Whether nothing is left to be waited for.
+    fn may_leave(&mut self) -> bool {
+        // Again after a restart from an image that was made meanwhile.
         self.finish_all();
-        loop {
-            sure(self.observer.handle_leaving());
-            self.tend();
-            let may_end = self.drive_session(|session, cx| Ok(session.may_end(cx)));
-            if may_end && self.unsent.is_empty() && !self.bulk.has_unsent() {
-                break;
-            }
-            let awaited: Vec<_> = self.awaited().collect();
-            let mut fds: Vec<_> =
-                awaited.iter().map(|(fd, events)| PollFd::from_borrowed_fd(sys::borrow(*fd), *events)).collect();
-            let limit = self.due().map_or(1_000_000_000, |due| due.saturating_sub(sys::now()));
-            _ = sys::poll(&mut fds, Some(sys::span(limit)));
-        }
-        _ = self.node.send(&ToNode::Leaving(Box::new(counters::all())));
-        self.node.part();
+        sure(self.observer.handle_leaving());
+        self.tend();
+        let may_end = self.drive_session(|session, cx| Ok(session.may_end(cx)));
+        may_end && self.unsent.is_empty() && !self.bulk.has_unsent()
     }
 }

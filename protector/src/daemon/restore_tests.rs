@@ -151,7 +151,7 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
         let (parent, streams) = (image.checked_sub(1), CutStreams::new(&[]).unwrap());
         let mut connection = open(Channel::Image);
         connection
-            .send(&ToProtector::ImageBegin { image, parent, cut: 0, payload: 0, causes: 0, streams, ended: streams })
+            .send(&ToProtector::ImageBegin { image, parent, cut: 0, payload: 0, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended: streams })
             .unwrap();
         connection.send_bytes(bytes).unwrap();
         connection.end().unwrap();
@@ -160,7 +160,7 @@ fn lost(dir: &Path, images: &[Vec<u8>]) -> (Logs, Vec<(u64, u64)>) {
             |body: &[u8]| matches!(FromProtector::read(body), Ok(FromProtector::Committed { image: of, .. }) if of == image);
         while !is_committed(&journal.receive().unwrap()) {}
     }
-    let restart = logs.fence(id(), Incarnation::restarted(1), Vec::new()).blocking_recv().unwrap().unwrap();
+    let restart = logs.fence(id(), Incarnation::restarted(1), Vec::new(), 0).blocking_recv().unwrap().unwrap();
     assert_eq!(restart.images.len(), images.len());
     (logs, restart.images)
 }

@@ -173,9 +173,13 @@ pub fn of_input(input: &Input) -> &'static str {
         Input::Pmi(..) => "PMI",
         Input::StdinTaken(..) => "standard input",
         Input::Observer(..) | Input::ObserverGone(_) => "an observer",
-        Input::StoreAnswer(..) | Input::StoreCauses(..) | Input::Fenced(..) | Input::StoreEvent(..) | Input::Unreadable(..) => {
-            "the log service"
-        }
+        Input::StoreAnswer(..)
+        | Input::LineHeld(..)
+        | Input::LineReady(..)
+        | Input::StoreCauses(..)
+        | Input::Fenced(..)
+        | Input::StoreEvent(..)
+        | Input::Unreadable(..) => "the log service",
         Input::Note(..) => "a note",
         Input::Leave => "leaving",
     }

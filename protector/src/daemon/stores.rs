@@ -64,7 +64,9 @@ impl Stores {
                     }
                 });
             }
-            StoreOrder::Fence(process, incarnation, sets) => self.fence(process, incarnation, sets),
+            StoreOrder::Fence(process, incarnation, sets, line) => self.fence(process, incarnation, sets, line),
+            StoreOrder::Line(job, epoch, line, is_complete) => self.logs.line_over((job, epoch), line, is_complete),
+            StoreOrder::HeldOfLine(node, number, job, line) => self.answer_line(node, number, job, line),
             StoreOrder::Silence(process, incarnation) => self.logs.silence(process, incarnation),
             StoreOrder::Causes(ask, job, epoch) => self.tell_causes(ask, job, epoch),
             StoreOrder::StableOf(node, number, process, epoch, stream) => {
@@ -89,9 +91,18 @@ impl Stores {
         });
     }
 
+    fn answer_line(&self, node: NodeId, number: u64, job: (JobId, Epoch), line: u64) {
+        let (inputs, answer) = (self.inputs.clone(), self.logs.held_of_line(job, line));
+        spawn_local(async move {
+            if let Ok(held) = answer.await {
+                _ = inputs.send(Input::LineHeld(node, number, job, held)).await;
+            }
+        });
+    }
+
     /// Fences a process.
-    fn fence(&self, process: ProcessId, incarnation: Incarnation, sets: Vec<Vec<u8>>) {
-        let (inputs, answer) = (self.inputs.clone(), self.logs.fence(process, incarnation, sets));
+    fn fence(&self, process: ProcessId, incarnation: Incarnation, sets: Vec<Vec<u8>>, line: u64) {
+        let (inputs, answer) = (self.inputs.clone(), self.logs.fence(process, incarnation, sets, line));
         spawn_local(async move {
             // A service that has ended answers nothing. The daemon ends, too.
             if let Ok(answer) = answer.await {

@@ -133,9 +133,11 @@ impl Service {
             Request::Status(job, answer) => _ = answer.send(server.status(now, job)),
             Request::Silence(process, incarnation) => server.silence(now, process, incarnation),
             Request::Causes(job, epoch, answer) => _ = answer.send(server.store().causes_of(job, epoch)),
-            Request::Fence(process, incarnation, sets, answer) => {
+            Request::LineOver(job, line, is_complete) => server.handle_line(now, job, line, is_complete),
+            Request::HeldOfLine((job, epoch), line, answer) => _ = answer.send(server.held_of_line(job, epoch, line)),
+            Request::Fence(process, incarnation, sets, line, answer) => {
                 self.fences.push((process, incarnation, answer));
-                server.fence(now, process, incarnation, &sets);
+                server.fence(now, process, incarnation, &sets, line);
             }
             // The round ends with it.
             Request::End => {}

@@ -101,7 +101,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use self::fetch::{MEMORY, fetch};
 pub use self::verify::{BadImage, open_verified};
 pub use crate::logserver::{Event, Status, What};
-use crate::store::{NoRestart, Restart};
+use crate::store::{LineHeld, NoRestart, Restart};
 
 /// What the service needs to know at its start.
 #[derive(Debug, Clone)]
@@ -255,8 +255,19 @@ impl Logs {
         process: ProcessId,
         incarnation: Incarnation,
         sets: Vec<Vec<u8>>,
+        line: u64,
     ) -> oneshot::Receiver<Result<Restart, NoRestart>> {
-        self.0.question(|answer| Request::Fence(process, incarnation, sets, answer))
+        self.0.question(|answer| Request::Fence(process, incarnation, sets, line, answer))
+    }
+
+    /// Images of this recovery line count from now on, or never will.
+    pub fn line_over(&self, job: (JobId, Epoch), line: u64, is_complete: bool) {
+        self.0.ask(Request::LineOver(job, line, is_complete));
+    }
+
+    /// What is held of the images of this recovery line.
+    pub fn held_of_line(&self, job: (JobId, Epoch), line: u64) -> oneshot::Receiver<LineHeld> {
+        self.0.question(|answer| Request::HeldOfLine(job, line, answer))
     }
 
     /// Refuses the older incarnations of this process, already now.
@@ -295,6 +306,8 @@ enum Request {
     Status(JobId, Answer<Vec<(ProcessId, Status)>>),
     Silence(ProcessId, Incarnation),
     Causes(JobId, Epoch, Answer<Vec<Vec<u8>>>),
-    Fence(ProcessId, Incarnation, Vec<Vec<u8>>, Answer<Result<Restart, NoRestart>>),
+    Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64, Answer<Result<Restart, NoRestart>>),
+    LineOver((JobId, Epoch), u64, bool),
+    HeldOfLine((JobId, Epoch), u64, Answer<LineHeld>),
     End,
 }

@@ -81,6 +81,10 @@ impl LogServer {
                 let text = format!("image {image} of {process} did not restore: the one before it is taken, with the log since");
                 self.tell(What::Useless, Some(process), text);
             }
+            Notice::LineReady(process, line) => {
+                let text = format!("its image of recovery line {line} is whole and verified");
+                self.tell(What::LineReady(line), Some(process), text);
+            }
             Notice::LogBound(process) => {
                 let text = format!("the log of {process} nears its bound: an image was asked for");
                 self.tell(What::LogBound, Some(process), text);

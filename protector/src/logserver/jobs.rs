@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use radic_wire::bytes::Writer;
-use radic_wire::ids::{Incarnation, JobId, ProcessId};
+use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::limits;
 use radic_wire::log::FromProtector;
 use radic_wire::process::Protection;
 
 use super::{Action, LogServer, Reason, Role, Status};
-use crate::store::{NoRestart, Speaker};
+use crate::store::{LineHeld, NoRestart, Speaker};
 
 /// Ended jobs that are remembered: their processes are refused.
 const ENDED: usize = 1_024;
@@ -60,10 +60,13 @@ impl LogServer {
 
     /// Fences the older incarnations of this process (G4). What a restart as `incarnation` needs is said by [`Action::Fenced`],
     /// when the log is stable: when the file and the replica have what came before. [`NoRestart::Unstable`] is the answer if that
-    /// takes longer than `STABLE`. `sets`: causes that others have kept.
-    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>]) {
+    /// takes longer than `STABLE`. `sets`: causes that others have kept. `line`: the newest recovery line that some node remembers to be complete.
+    pub fn fence(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>], line: u64) {
         self.now = now;
         self.store.learn(process, incarnation, sets);
+        if line > 0 {
+            self.store.complete(process.job, incarnation.epoch, line);
+        }
         let restart = self.store.restart(process, incarnation);
         self.listen_to(process);
         self.close_older(process, incarnation);
@@ -78,6 +81,21 @@ impl LogServer {
         self.now = now;
         self.store.fence(process, incarnation);
         self.close_older(process, incarnation);
+    }
+
+    /// Images of this recovery line of the job count from now on, or never will.
+    pub fn handle_line(&mut self, now: Duration, (job, epoch): (JobId, Epoch), line: u64, is_complete: bool) {
+        self.now = now;
+        if is_complete {
+            self.store.complete(job, epoch, line);
+        } else {
+            self.store.give_up(job, epoch, line);
+        }
+    }
+
+    /// What is held of the images of this recovery line.
+    pub fn held_of_line(&self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
+        self.store.held_of_line(job, epoch, line)
     }
 
     /// Tells older incarnations of this process that they are refused, and closes their connections.

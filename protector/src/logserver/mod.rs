@@ -296,6 +296,8 @@ pub enum What {
     Refused,
     /// A process did not live again from its newest image: the one before it is the newest now.
     Useless,
+    /// The image of this recovery line lacks nothing but that the line is complete.
+    LineReady(u64),
     /// The log of a process nears its bound; an image was asked for.
     LogBound,
     /// A file could not be written; the process waits until it can, or its image is given up.

@@ -135,7 +135,7 @@ fn fences_what_is_not_stable() -> LogServer {
     let journal = radic_wire::log::ToProtector::Journal { position: 0, bytes: b"12345" };
     _ = server.handle_frame(at(2), 1, &encoded(&journal));
     actions(&mut server);
-    server.fence(at(3), process(0), Incarnation::restarted(1), &[]);
+    server.fence(at(3), process(0), Incarnation::restarted(1), &[], 0);
     server.handle_round();
     assert_eq!(fenced(&mut server), [], "the replica has said nothing");
     server
@@ -144,7 +144,7 @@ fn fences_what_is_not_stable() -> LogServer {
 fn image_begin(image: u64) -> Vec<u8> {
     let streams = || radic_wire::log::CutStreams::new(&[]).expect("none");
     let (streams, ended) = (streams(), streams());
-    encoded(&radic_wire::log::ToProtector::ImageBegin { image, parent: None, cut: 0, payload: 0, causes: 0, streams, ended })
+    encoded(&radic_wire::log::ToProtector::ImageBegin { image, parent: None, cut: 0, payload: 0, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended })
 }
 
 /// The first image of rank 0.
@@ -266,7 +266,7 @@ fn a_fence_tells_older_incarnations_before_it_closes_them() {
     assert_eq!(connect(&mut server, 2, speaker(0, 0), Channel::Bulk), Next::Read);
     assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
     actions(&mut server);
-    server.fence(at(3), process(0), Incarnation::restarted(1), &[]);
+    server.fence(at(3), process(0), Incarnation::restarted(1), &[], 0);
     let told = actions(&mut server);
     assert!(matches!(told[0], Action::Answer(1, _, _)), "{told:?}");
     let fenced = Action::Fenced(process(0), Incarnation::restarted(1), Err(NoRestart::NoImage));
@@ -361,7 +361,7 @@ fn few_images_are_sent_at_once_and_the_others_in_turn() {
     assert_eq!(connect(&mut server, 1, speaker(0, 0), Channel::Journal), Next::Read);
     assert_eq!(server.handle_frame(at(2), 1, &hello(speaker(0, 0))), Next::Answer);
     commit_an_image(&mut server, 2);
-    server.fence(at(3), process(0), Incarnation::restarted(1), &[]);
+    server.fence(at(3), process(0), Incarnation::restarted(1), &[], 0);
     _ = actions(&mut server);
     wish(&mut server, 10..16);
     assert_eq!(sent(&mut server), [10, 11, 12, 13]);
@@ -488,7 +488,7 @@ fn happen(server: &mut LogServer, now: &mut Duration, next: &mut ConnectionNumbe
             _ = server.may_go_on(connection);
         }
         Happens::Replica(rank, port) => server.set_replica(at, process(rank), port.map(|port| ([10, 0, 0, 2], port).into())),
-        Happens::Fence(rank, restart) => server.fence(at, process(rank), Incarnation::restarted(restart), &[]),
+        Happens::Fence(rank, restart) => server.fence(at, process(rank), Incarnation::restarted(restart), &[], 0),
         Happens::LetGo(rank) => server.let_go(process(rank)),
         Happens::TakeOver(rank) => server.take_over(process(rank)),
         Happens::RemoveProcess(rank) => server.remove_process(at, process(rank)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use radic_wire::determinant::StreamId;
 use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank};
 use radic_wire::local::{ClusterStatus, Fault};
-use radic_wire::peer::{Answer, PeerMessage, Query, RestartOrder};
+use radic_wire::peer::{Answer, LineStep, PeerMessage, Query, RestartOrder};
 use radic_wire::suspension::Suspension;
 
 use super::clients::{Client, Wanted};
@@ -118,6 +118,8 @@ pub(super) enum Purpose {
     Fault(ClientId, NodeId, Fault),
     /// What others know of a lost process, which is to begin as this incarnation.
     Causes(ProcessId, Incarnation),
+    /// A step on the way of a recovery line.
+    Line(JobId, Epoch, LineStep),
     /// Whether a process or a node has died since they have said that.
     Deaths(ProcessId, Incarnation),
     /// Whether any node knows of a lost rank.
@@ -249,6 +251,9 @@ impl Node {
             }
             Purpose::Deaths(process, incarnation) => {
                 self.finish_deaths(now, (process, incarnation), answers, lost || !waiting.is_empty());
+            }
+            Purpose::Line(job, epoch, step) => {
+                self.finish_line(now, (job, epoch), step, answers, lost || !waiting.is_empty());
             }
             Purpose::Checkpoint(client, ranks) => self.finish_checkpoint(client, ranks, answers),
             Purpose::Revive(client, suspension) => self.finish_revive(client, suspension, answers, &waiting),

@@ -129,6 +129,11 @@ impl Node {
         choose(self.counters_of(process), host.mtbf(), host.placement().nodes.len() as u32)
     }
 
+    /// The time between two checkpoints that the process makes for itself.
+    fn own_interval_of(&self, process: ProcessId) -> Option<Duration> {
+        if self.makes_lines(process.job) { None } else { self.interval_of(process) }
+    }
+
     /// Tells what was chosen for a job that leaves it to the node, if that is news: of the first rank here, for all that are like it.
     fn tell_interval(&mut self, now: Duration, process: ProcessId) {
         let is_auto = |host: &&Host| host.protection().interval == Interval::Auto && host.protection().protect == Protect::On;
@@ -146,7 +151,7 @@ impl Node {
 
     /// The first checkpoint is one interval away, unless the process says earlier that `MPI_Init` has returned.
     pub(super) fn start_schedule(&mut self, now: Duration, process: ProcessId) {
-        let next = self.interval_of(process).map(|interval| now + interval);
+        let next = self.own_interval_of(process).map(|interval| now + interval);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
             observed.schedule = Schedule { next, ..Schedule::default() };
         }
@@ -156,14 +161,14 @@ impl Node {
     /// that differs by rank, so that not all ranks write at once.
     pub(super) fn handle_initialized(&mut self, now: Duration, process: ProcessId) {
         let Some(host) = self.hosts.get(&process.job).filter(|host| host.protection().protect == Protect::On) else { return };
-        let ranks = host.placement().rank_nodes.len() as u32;
+        let (ranks, makes_lines) = (host.placement().rank_nodes.len() as u32, self.makes_lines(process.job));
         // This does not depend on the interval: without a first checkpoint the loss of the process restarts its job from the
         // beginning.
         self.ask_checkpoint(now, process);
         let Some(interval) = self.interval_of(process) else { return };
         self.tell_interval(now, process);
         if let Some(observed) = self.observers.processes.get_mut(&process) {
-            observed.schedule.next = Some(now + interval * (process.rank.0 + 1) / ranks);
+            observed.schedule.next = (!makes_lines).then(|| now + interval * (process.rank.0 + 1) / ranks);
         }
     }
 
@@ -174,7 +179,7 @@ impl Node {
         for process in processes.collect::<Vec<_>>() {
             self.ask_checkpoint(now, process);
             self.tell_interval(now, process);
-            let next = self.interval_of(process).map(|interval| now + interval);
+            let next = self.own_interval_of(process).map(|interval| now + interval);
             if let Some(observed) = self.observers.processes.get_mut(&process) {
                 observed.schedule.next = next;
             }
@@ -210,12 +215,24 @@ impl Node {
     /// Asks a process for a checkpoint that begins after this. Returns the number of the request, or None if the process is not
     /// connected.
     fn request_checkpoint(&mut self, now: Duration, process: ProcessId) -> Option<u64> {
+        self.request(now, process, None)
+    }
+
+    /// Asks a process for its image of a recovery line. False: it is not connected.
+    pub(super) fn request_line(&mut self, now: Duration, process: ProcessId, line: u64) -> bool {
+        self.request(now, process, Some(line)).is_some()
+    }
+
+    fn request(&mut self, now: Duration, process: ProcessId, line: Option<u64>) -> Option<u64> {
         let observed = self.observers.processes.get_mut(&process)?;
         let observer = observed.observer()?;
         observed.schedule.asked = Some(now);
         observed.requests += 1;
         let request = observed.requests;
-        self.outputs.push_back(Output::Observer(observer, FromNode::Checkpoint { request }));
+        if let Some(line) = line {
+            observed.line = Some((request, line));
+        }
+        self.outputs.push_back(Output::Observer(observer, FromNode::Checkpoint { request, line }));
         Some(request)
     }
 
@@ -225,6 +242,11 @@ impl Node {
             && request >= observed.requests
         {
             observed.schedule.asked = None;
+        }
+        let line =
+            self.observers.processes.get_mut(&process).and_then(|observed| observed.line.take_if(|line| request >= line.0));
+        if let (Some((_, line)), Err(_)) = (line, &result) {
+            self.tell_line_failed(process, line);
         }
         let cut = |why: String| why.chars().map(|c| if c.is_control() { '?' } else { c }).take(REASON).collect::<String>();
         let result = result.map_err(cut);

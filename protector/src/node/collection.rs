@@ -95,7 +95,7 @@ impl Node {
     pub(super) fn collect(&mut self, now: Duration, process: ProcessId, incarnation: Incarnation) {
         let wards = self.recovery.wards.get(&process.job);
         if wards.is_none_or(|wards| wards.ward.spec.protection.log_mode == LogMode::Waiting) {
-            return self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation, Vec::new())));
+            return self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation, Vec::new(), 0)));
         }
         self.outputs.push_back(Output::Store(StoreOrder::Silence(process, incarnation)));
         let collection = Collection { incarnation, began: now, is_told: false, stage: Stage::Counting };
@@ -199,8 +199,10 @@ impl Node {
             return self.rest(now, process, &missing);
         }
         self.collections.running.remove(&process);
+        let line = held.values().map(|held| held.line).max().unwrap_or(0);
+        self.lines.handle_complete(process.job, incarnation.epoch, line);
         let sets = held.into_values().flat_map(|held| held.sets).map(ByteBuf::into_vec).collect();
-        self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation, sets)));
+        self.outputs.push_back(Output::Store(StoreOrder::Fence(process, incarnation, sets, line)));
     }
 
     // ---- what is held here
@@ -248,6 +250,7 @@ impl Node {
             let known = self.recovery.restarted.entry(ProcessId { job, rank: *rank }).or_default();
             *known = (*known).max(*incarnation);
         }
+        _ = self.lines.complete_for_recovery(job, epoch);
         let id = self.collections.next;
         self.collections.next += 1;
         let sets = self.collected_here(job, epoch);
@@ -311,7 +314,8 @@ impl Node {
         let Some(Asked { asker, number, epoch: (job, epoch), said, sets, .. }) = self.collections.asked.remove(&ask) else {
             return;
         };
-        let held = HeldCauses { deaths: self.deaths(job, epoch), said, sets };
+        let line = self.lines.complete_for_recovery(job, epoch);
+        let held = HeldCauses { deaths: self.deaths(job, epoch), said, sets, line };
         self.send(&asker, PeerMessage::Answer(number, Answer::Causes(Box::new(held))));
     }
 }

@@ -140,6 +140,7 @@ impl Node {
     pub(super) fn forget_incarnations(&mut self, job: JobId) {
         self.recovery.here.retain(|process, _| process.job != job);
         self.collections.forget(job);
+        self.lines.forget(job);
     }
 
     /// The node that has the log of a process of this node.

@@ -15,7 +15,7 @@ use radic_wire::job::{EndReason, ExitStatus, JobInfo, JobSpec, OnLoss, Outcome, 
 use radic_wire::peer::{
     Adoption, FromHost, HostReport, MpiPhase, SessionId, StdinWanted, ToHome, ToHost, ToSession, Unprotected, Ward,
 };
-use radic_wire::process::{Protect, Protection, StreamEnd};
+use radic_wire::process::{PayloadMode, Protect, Protection, StreamEnd};
 use radic_wire::suspension::Suspension;
 
 use self::relay::{Piece, Relay};
@@ -368,6 +368,20 @@ impl Home {
     /// The job.
     pub fn job(&self) -> JobId {
         self.job
+    }
+
+    /// Whether images of its ranks are made in recovery lines.
+    pub fn has_lines(&self) -> bool {
+        let protection = &self.spec.protection;
+        protection.protect == Protect::On && protection.payload == PayloadMode::Sender
+    }
+
+    /// The ranks whose images make a recovery line; none while the job ends or is being suspended.
+    pub fn ranks_of_lines(&self) -> BTreeSet<Rank> {
+        if self.phase != Phase::Running || self.outcome.is_some() || self.suspending.is_some() {
+            return BTreeSet::new();
+        }
+        (0..self.spec.ranks).map(Rank).filter(|rank| !self.has_ended(*rank)).collect()
     }
 
     /// Whether another home had the job before.

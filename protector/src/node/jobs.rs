@@ -128,6 +128,7 @@ impl Node {
                 let node = session.node.clone();
                 self.send(&node, PeerMessage::ToSession(session, ToSession::NoSuchJob));
             }
+            message if self.handle_line_news(now, from, job, &message) => {}
             message => self.with_home(now, job, |home| home.handle_message(now, from, message)),
         }
     }
@@ -187,6 +188,7 @@ impl Node {
 
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
+            ToHost::MakeLine { epoch, line } => self.handle_make_line(now, job, epoch, line),
             ToHost::Launch { epoch, spec, placement } => {
                 if self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch) {
                     let launch = ToHost::Launch { epoch, spec, placement };

@@ -27,6 +27,8 @@ pub mod home;
 pub mod host;
 mod jobs;
 mod launches;
+mod line;
+mod lines;
 mod majority;
 mod next_home;
 pub mod observers;
@@ -52,7 +54,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use radic_wire::event::{Event, EventName};
-use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId, Rank, Seat};
+use radic_wire::ids::{Epoch, Incarnation, JobId, NodeId, ProcessId, Rank, Seat};
 use radic_wire::job::{ExitStatus, OutputStream};
 use radic_wire::key::ClusterKey;
 use radic_wire::local::{Fault, NodeState, ProcessInfo, Reply, Request};
@@ -64,10 +66,12 @@ use serde_bytes::ByteBuf;
 use self::calls::Gather;
 use self::clients::Client;
 use self::collection::Collections;
+
 use self::early::Early;
 use self::events::{About, EventLog};
 use self::home::Home;
 use self::host::{Host, HostEnvironment, HostOutput, NameRequest, SpawnError};
+use self::lines::Lines;
 use self::observers::Call;
 use self::observers::{ObserverId, Observers};
 use self::recovery::Recovery;
@@ -76,7 +80,7 @@ use self::replays::{Activity, Watched};
 use self::stores::{Sparse, StoreOrder};
 use crate::membership::{self, Membership, MembershipEvent, Peer, Reason, Views};
 use crate::random::Random;
-use crate::store::{NoRestart, Restart};
+use crate::store::{LineHeld, NoRestart, Restart};
 
 /// Members that are gone and still shown by `radic nodes`.
 const GONE_SHOWN: usize = 64;
@@ -128,6 +132,10 @@ pub enum Input {
     ObserverGone(ObserverId),
     /// The answer of this node's store to a question of a node, with the question's number there.
     StoreAnswer(NodeId, u64, Answer),
+    /// The answer to [`StoreOrder::HeldOfLine`].
+    LineHeld(NodeId, u64, (JobId, Epoch), LineHeld),
+    /// The image of this recovery line lacks nothing but that the line is complete.
+    LineReady(ProcessId, u64),
     /// The answer to [`StoreOrder::Fence`].
     Fenced(ProcessId, Incarnation, Result<Restart, NoRestart>),
     /// The answer to [`StoreOrder::Causes`].
@@ -248,6 +256,7 @@ pub struct Node {
     /// Processes of this node that are catching up.
     replays: BTreeMap<ProcessId, Watched>,
     collections: Collections,
+    lines: Lines,
     /// Commands that wait for checkpoints.
     checkpoints: Vec<checkpoints::Waiting>,
     /// The time between checkpoints that this node has chosen for its jobs, as it was told last.
@@ -320,6 +329,7 @@ impl Node {
             recovery: Recovery::default(),
             replays: BTreeMap::new(),
             collections: Collections::default(),
+            lines: Lines::default(),
             checkpoints: Vec::new(),
             told_intervals: BTreeMap::new(),
             ended: VecDeque::new(),
@@ -364,6 +374,8 @@ impl Node {
             Input::StdinTaken(job, number) => self.with_host(now, job, |host| host.handle_stdin_taken(number)),
             Input::Observer(observer, pid, message) => self.handle_observer(now, observer, pid, message),
             Input::ObserverGone(observer) => self.forget_observer(observer),
+            Input::LineHeld(to, number, job, held) => self.handle_line_held(&to, number, job, held),
+            Input::LineReady(process, line) => self.handle_line_ready(process, line),
             Input::StoreAnswer(to, number, answer) => self.send(&to, PeerMessage::Answer(number, answer)),
             Input::Fenced(process, incarnation, result) => self.handle_fenced(now, process, incarnation, result),
             Input::StoreCauses(ask, sets) => self.handle_store_causes(ask, sets),
@@ -385,6 +397,7 @@ impl Node {
         self.handle_schedules(now);
         self.look_at_replays(now);
         self.look_at_collections(now);
+        self.look_at_lines(now);
         self.end_orphans(now);
         self.end_frozen(now);
         let late: Vec<_> = self.gathers.iter().filter(|(_, g)| g.deadline <= now).map(|(query, _)| *query).collect();
@@ -417,6 +430,7 @@ impl Node {
         let join = self.join_until.filter(|_| !self.ready && !self.stopped);
         let ends = [
             self.collections.poll_timeout(),
+            self.lines.poll_timeout(),
             self.next_orphan(),
             self.next_frozen(),
             self.next_replay(),
@@ -586,6 +600,7 @@ impl Node {
                 Answer::Hosts(has.then(|| self.protector().id.clone()))
             }
             Query::Causes { job, epoch, lost } => return self.handle_causes_query(from, number, (*job, *epoch), lost),
+            Query::Line { job, epoch, step } => return self.handle_line_query(from, number, (*job, *epoch), *step),
             Query::Deaths(job, epoch) => Answer::Deaths(Box::new(self.deaths(*job, *epoch))),
             Query::Revive { job, protection, life } => Answer::Revived(self.revive(*job, protection.clone(), *life)),
             Query::Fault(fault) => Answer::Fault((self.config.refuse_fault)(*fault, self.config.me.address.ip())),

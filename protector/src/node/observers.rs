@@ -77,6 +77,8 @@ pub(super) struct Observed {
     pub(super) schedule: Schedule,
     /// Checkpoints that were asked for, over all programs of the process.
     pub(super) requests: u64,
+    /// The request for its image of a recovery line, and that line.
+    pub(super) line: Option<(u64, u64)>,
     /// The last counters of a process, which it has sent at its end.
     pub(super) counters: Option<Counters>,
 }
@@ -258,6 +260,7 @@ impl Node {
             }
             ToNode::Accepted { ask, from } => self.tell_caller(now, observer, process, ask, from),
             ToNode::Greeted(from) => self.registry.greeted(process, from),
+            ToNode::Pressed => self.handle_pressed(process),
             ToNode::AskStable { stream, receiver } => self.ask_stable(now, observer, process, stream, receiver),
             ToNode::Forget { connection, peer, for_good } => {
                 let epoch = self.running_epoch(process.job);

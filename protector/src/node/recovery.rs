@@ -15,7 +15,7 @@ use radic_wire::event::EventName;
 use radic_wire::ids::{Incarnation, JobId, NodeId, ProcessId};
 use radic_wire::membership::{Member, View};
 use radic_wire::peer::{PeerMessage, Query, RestartOrder, ToHome};
-use radic_wire::process::{FromNode, Point, Restart};
+use radic_wire::process::{FromNode, PayloadMode, Point, Restart};
 
 use super::calls::Purpose;
 use super::endings::Endings;
@@ -112,6 +112,12 @@ impl Node {
         protected.recovering = false;
         let signal = protected.crashed.take();
         let home = wards.ward.placement.home().clone();
+        if wards.ward.spec.protection.payload == PayloadMode::Sender {
+            let failed = ToHome::LineFailed { epoch: incarnation.epoch, line: 0 };
+            self.send(&home, PeerMessage::ToHome(job, failed));
+        }
+        let Some(wards) = self.recovery.wards.get_mut(&job) else { return };
+        let Some(protected) = wards.ranks.get_mut(&rank) else { return };
         let restart = match result {
             Ok(restart) => restart,
             Err(error) => {

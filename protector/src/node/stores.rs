@@ -40,7 +40,11 @@ pub enum StoreOrder {
     /// Refuse all older incarnations of this process than this one (G4), then answer with what it needs: [`Input::Fenced`]. That
     /// takes time while its log becomes stable. If it cannot become stable, the answer is
     /// [`NoRestart::Unstable`](crate::store::NoRestart::Unstable).
-    Fence(ProcessId, Incarnation, Vec<Vec<u8>>),
+    Fence(ProcessId, Incarnation, Vec<Vec<u8>>, u64),
+    /// Images of this recovery line count from now on, or never will.
+    Line(JobId, Epoch, u64, bool),
+    /// Say what is held of the images of this recovery line: [`Input::LineHeld`].
+    HeldOfLine(NodeId, u64, (JobId, Epoch), u64),
     /// Refuse all older incarnations of this process than this one, already now: [`StoreOrder::Fence`] follows.
     Silence(ProcessId, Incarnation),
     /// Say which causes are held for processes of this epoch of the job: [`Input::StoreCauses`] with this number.
@@ -62,9 +66,10 @@ impl From<Event> for Input {
     fn from(Event { what, process, text }: Event) -> Input {
         let name = match (what, process) {
             (What::Unreadable, Some(process)) => return Input::Unreadable(process, text),
+            (What::LineReady(line), Some(process)) => return Input::LineReady(process, line),
             (What::Committed(_), _) => EventName::Checkpoint,
             (What::Refused | What::Useless, _) => EventName::CheckpointFailed,
-            (What::LogBound, _) => EventName::Limit,
+            (What::LogBound | What::LineReady(_), _) => EventName::Limit,
             (What::Disk | What::DiskWell | What::Unreadable | What::Replica, _) => EventName::Store,
             (What::Intruder, _) => EventName::Refused,
         };
@@ -196,6 +201,7 @@ impl Node {
                 self.handle_resume(now, job, &ranks, *ward);
                 hosts.for_each(|host| self.tell_stand_in(job, &host));
             }
+            ToStore::Line { epoch, line, is_complete } => self.handle_line_over(job, epoch, line, is_complete),
             ToStore::Remove { life, .. } if self.recovery.endings.is_of_another_life(job, life) => {}
             ToStore::Remove { outcome, life } => {
                 self.recovery.endings.begin_life(job, life);

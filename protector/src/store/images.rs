@@ -2,7 +2,7 @@
 
 use radic_wire::determinant::StreamId;
 use radic_wire::limits;
-use radic_wire::log::{HeldImage, ImageState};
+use radic_wire::log::{HeldImage, ImageState, LineMark};
 
 use super::log::Log;
 
@@ -14,6 +14,10 @@ pub(super) struct Image {
     pub(super) cut: u64,
     pub(super) payload: u64,
     pub(super) causes: u64,
+    /// Where it stands among recovery lines.
+    pub(super) line: LineMark,
+    /// It lacks nothing but that the line is complete, and the node was told so.
+    pub(super) is_told: bool,
     pub(super) streams: Vec<(StreamId, u64)>,
     pub(super) ended: Vec<(StreamId, u64)>,
     pub(super) content: Log,

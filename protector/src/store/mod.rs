@@ -14,6 +14,7 @@
 mod causes;
 mod forgetting;
 mod images;
+mod lines;
 mod log;
 mod payload;
 mod process;
@@ -34,6 +35,7 @@ use radic_wire::ids::{Epoch, Incarnation, JobId, ProcessId};
 use radic_wire::log::{FromProtector, ImageRange, ImageState, Span, ToProtector};
 
 use self::images::Image;
+pub use self::lines::LineHeld;
 use self::log::Log;
 use self::process::{Kept, Process};
 use self::role::{Elsewhere, Replica};
@@ -51,6 +53,8 @@ pub const RESTORES: u32 = 2;
 pub struct Store {
     config: Config,
     processes: BTreeMap<ProcessId, Process>,
+    /// What is known of the recovery lines of each job.
+    lines: BTreeMap<JobId, lines::Lines>,
     outputs: VecDeque<Output>,
     notices: VecDeque<Notice>,
     /// What is forgotten here and kept in files.
@@ -63,7 +67,7 @@ impl Store {
     /// An empty store.
     pub fn new(config: Config) -> Self {
         let (outputs, notices, saved, to_write) = Default::default();
-        Store { config, processes: BTreeMap::new(), outputs, notices, saved, to_write }
+        Store { config, processes: BTreeMap::new(), lines: BTreeMap::new(), outputs, notices, saved, to_write }
     }
 
     /// The next thing to do for the driver.
@@ -159,13 +163,27 @@ impl Store {
             ToProtector::PayloadEnd { position, stream, offset } => {
                 self.handle_payload(process, position, stream, offset, None)?
             }
-            ToProtector::ImageBegin { image, parent, cut, payload, causes, streams, ended } => {
+            ToProtector::ImageBegin { image, parent, cut, payload, causes, line, streams, ended } => {
                 let (streams, ended) = (streams.iter().collect(), ended.iter().collect());
                 let content = Log::at(0);
-                let (verified, length, replicated) = (false, None, false);
+                let (verified, length, replicated, is_told) = (false, None, false, false);
                 self.begin_image(
                     process,
-                    Image { number: image, parent, cut, payload, causes, streams, ended, content, verified, length, replicated },
+                    Image {
+                        number: image,
+                        parent,
+                        cut,
+                        payload,
+                        causes,
+                        line,
+                        is_told,
+                        streams,
+                        ended,
+                        content,
+                        verified,
+                        length,
+                        replicated,
+                    },
                 );
             }
             ToProtector::ImageUnderWay { image } => self.handle_under_way(process, Some(image)),
@@ -332,14 +350,28 @@ impl Store {
 
     fn commit_if_ready(&mut self, id: ProcessId) {
         let durable = self.config.durable;
+        let complete = self.complete_line(id);
         let Some(process) = self.processes.get_mut(&id) else { return };
         let (replica, causes) = (process.role.replica.is_some(), process.causes.end());
-        let ready = |image: &mut Image| {
+        let ready = |image: &Image| {
             let written = !durable || image.content.written() == image.content.end();
             // What it depends on of other processes is here, as for the journal.
             image.verified && written && causes >= image.causes && (!replica || image.replicated)
         };
-        let Some(image) = process.images.incoming.take_if(ready) else { return };
+        let Some(image) = process.images.incoming.as_mut().filter(|image| ready(image)) else { return };
+        if image.line.joins && image.line.newest > complete {
+            if !std::mem::replace(&mut image.is_told, true) {
+                let line = image.line.newest;
+                self.note(Notice::LineReady(id, line));
+            }
+            return;
+        }
+        let Some(image) = process.images.incoming.take() else { return };
+        if image.line.newest > complete {
+            // It counts by itself, and in the place of the process's image of that line.
+            self.note(Notice::LineReady(id, image.line.newest));
+        }
+        let Some(process) = self.processes.get(&id) else { return };
         let to = Speaker { process: id, incarnation: process.incarnation };
         let number = image.number;
         self.commit(id, image);
@@ -450,6 +482,7 @@ impl Store {
         }
         self.fence(id, incarnation);
         self.settle(id);
+        self.drop_incomplete(id);
         let process = self.processes.get_mut(&id).filter(|process| process.is_current()).ok_or(NoRestart::NoImage)?;
         process.images.committed.last().ok_or(NoRestart::NoImage)?;
         let has_all = |replica: Replica| replica.payload >= process.payload.end && replica.causes >= process.causes.end();

@@ -12,11 +12,12 @@ impl Store {
         if let Some(old) = self.processes.get(&id).and_then(|process| process.images.incoming.as_ref()).map(|old| old.number) {
             self.abandon(id, old);
         }
+        let is_given_up = self.is_given_up(id, image.line);
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.images.announced = None;
         // An image that was begun before the log here, by another connection, needs what is not held here.
         let has_log = image.cut >= process.journal.start() && image.payload >= process.payload.start;
-        if process.images.fits(&image) && process.images.incoming.is_none() && has_log {
+        if process.images.fits(&image) && process.images.incoming.is_none() && has_log && !is_given_up {
             process.images.incoming = Some(image);
             process.images.wanted = false;
         } else {

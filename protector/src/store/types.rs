@@ -88,6 +88,8 @@ pub enum Notice {
     Refused(ProcessId, u64),
     /// A committed image did not restore: the one before it is taken.
     Useless(ProcessId, u64),
+    /// The image of this recovery line lacks nothing but that the line is complete.
+    LineReady(ProcessId, u64),
     /// The log of a process nears its bound.
     LogBound(ProcessId),
 }

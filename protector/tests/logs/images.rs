@@ -29,7 +29,7 @@ fn images_are_verified_coded_and_committed_and_only_then_something_is_forgotten(
     service.image(speaker, &begin(2, Some(1), 90, &[]), &image(3, 77, 3));
     observer.expect("ImageRefused { image: 2 }");
     assert!(service.event(What::Refused).text.contains("000000000000004d"), "not the parent that was announced");
-    let restart = service.logs.fence(process, Incarnation::restarted(1), Vec::new()).blocking_recv().unwrap().unwrap();
+    let restart = service.logs.fence(process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv().unwrap().unwrap();
     assert_eq!((numbers(&restart), restart.cut, restart.log_end), (vec![0, 1], 80, 100));
     let mut changed = fs::read(&path).unwrap();
     changed[5000] ^= 1;
@@ -91,7 +91,7 @@ fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
     assert!(sent.is_err());
     observer.expect("ImageRefused { image: 10 }");
     eventually("no file is left", || service.files(process).is_empty());
-    assert_eq!(service.logs.fence(process, Incarnation::restarted(1), Vec::new()).blocking_recv(), Ok(Err(NoRestart::NoImage)));
+    assert_eq!(service.logs.fence(process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv(), Ok(Err(NoRestart::NoImage)));
 }
 
 #[test]

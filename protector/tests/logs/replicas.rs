@@ -31,18 +31,18 @@ fn the_replica_decides() {
     while observer.next() != "JournalStable { position: 200 }" {}
     assert_eq!(third.read(process, LogPart::Journal, 100).unwrap(), bytes(100, 100));
     let none = CutStreams::new(&[]).unwrap();
-    let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 150, payload: 7, causes: 0, streams: none, ended: none };
+    let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 150, payload: 7, causes: 0, line: radic_wire::log::LineMark::default(), streams: none, ended: none };
     first.image(observer.speaker, &begin, &image(2, 0, 3));
     while !is_committed(&observer.next(), 1) {}
     // While it follows, it brings no process back. Then the protector is lost, and the process speaks to the replica.
-    let refused = third.logs.fence(process, Incarnation::FIRST, Vec::new()).blocking_recv().unwrap();
+    let refused = third.logs.fence(process, Incarnation::FIRST, Vec::new(), 0).blocking_recv().unwrap();
     assert_eq!(refused, Err(NoRestart::NoImage));
     drop(first);
     let mut next = Observer { speaker: observer.speaker, journal: third.open(observer.speaker, Channel::Journal) };
     next.send(&hello(observer.speaker, 200, 7));
     while !is_committed(&next.next(), 1) {}
     assert!(
-        third.logs.fence(process, Incarnation::restarted(1), Vec::new()).blocking_recv().unwrap().is_ok(),
+        third.logs.fence(process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv().unwrap().is_ok(),
         "the replica can restart it"
     );
 }

@@ -79,6 +79,16 @@ pub struct ImageRange {
     pub next: u64,
 }
 
+/// Where an image stands among the recovery lines of its job (docs/design.md).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineMark {
+    /// The newest line for which the process had made its image, this one included; 0: none.
+    pub newest: u64,
+    /// It is the process's image of that line: it leaves out what peers have received by theirs, so it counts when all ranks have one. Others hold all that is kept for
+    /// peers, and count by themselves.
+    pub joins: bool,
+}
+
 /// What became of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,8 +1,8 @@
 //! What an observer says to its protector.
 
 use super::{
-    CutStreams, Span, read_chunk, read_incarnation, read_option, read_span, read_stream, write_incarnation, write_option,
-    write_process, write_span, write_stream,
+    CutStreams, LineMark, Span, read_chunk, read_incarnation, read_option, read_span, read_stream, write_incarnation,
+    write_option, write_process, write_span, write_stream,
 };
 use crate::bytes::{Malformed, Reader, Writer};
 use crate::causes;
@@ -74,6 +74,8 @@ pub enum ToProtector<'a> {
         payload: u64,
         /// Up to where the process depends on the causes that it keeps.
         causes: u64,
+        /// Where the image stands among the recovery lines of its job.
+        line: LineMark,
         /// Where each stream stood that was being received; [`u64::MAX`]: closed, it is never read again.
         streams: CutStreams<'a>,
         /// Those of them of which the image covers the end, and the offset after the last byte.
@@ -198,13 +200,15 @@ impl<'a> ToProtector<'a> {
                 out.raw(bytes);
             }
             ToProtector::PayloadEnd { position, stream, offset } => place_in_payload(out, 3, position, &stream, offset),
-            ToProtector::ImageBegin { image, parent, cut, payload, causes, streams, ended } => {
+            ToProtector::ImageBegin { image, parent, cut, payload, causes, line, streams, ended } => {
                 out.u8(4);
                 out.varint(image);
                 write_option(out, parent);
                 out.varint(cut);
                 out.varint(payload);
                 out.varint(causes);
+                out.varint(line.newest);
+                out.u8(u8::from(line.joins));
                 streams.write(out);
                 ended.write(out);
             }
@@ -258,8 +262,9 @@ impl<'a> ToProtector<'a> {
             4 => {
                 let (image, parent) = (from.varint()?, read_option(from)?);
                 let (cut, payload, causes) = (from.varint()?, from.varint()?, from.varint()?);
+                let line = LineMark { newest: from.varint()?, joins: from.u8()? == 1 };
                 let (streams, ended) = (CutStreams::read(from)?, CutStreams::read(from)?);
-                ToProtector::ImageBegin { image, parent, cut, payload, causes, streams, ended }
+                ToProtector::ImageBegin { image, parent, cut, payload, causes, line, streams, ended }
             }
             5 => ToProtector::ImageChunk { image: from.varint()?, offset: from.varint()?, bytes: read_chunk(from)? },
             6 => ToProtector::ImageEnd { image: from.varint()?, length: from.varint()? },

@@ -36,6 +36,8 @@ pub struct HeldCauses {
     pub said: Vec<Rank>,
     /// What they keep, what the logs here have for processes of the job, and what is being collected here for others.
     pub sets: Vec<ByteBuf>,
+    /// The newest recovery line that the node remembers to be complete; 0: none.
+    pub line: u64,
 }
 
 /// A question to a protector.
@@ -124,6 +126,15 @@ pub enum Query {
     Checkpoint(JobId),
     /// Could you have this fault?
     Fault(Fault),
+    /// From a job's home: what do you know of its recovery lines, and do you agree to this step?
+    Line {
+        /// The job.
+        job: JobId,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The step.
+        step: LineStep,
+    },
     /// These ranks of the job are lost, and are about to begin as these incarnations: listen to none before, and say all causes that your processes and your log service hold.
     Causes {
         /// The job.
@@ -170,6 +181,8 @@ pub enum Answer {
         /// The view of the node that answers: the deaths that it knows of.
         view: u64,
     },
+    /// To `Line`.
+    Line(LineAnswer),
     /// To `Causes`.
     Causes(Box<HeldCauses>),
     /// To `Deaths`.
@@ -207,6 +220,43 @@ pub enum Answer {
     Final(Option<StreamEnd>),
     /// To `Hosts`: if so, the protector of that node.
     Hosts(Option<NodeId>),
+}
+
+/// A step on the way of a recovery line to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LineStep {
+    /// A new home asks which lines there are.
+    Seek,
+    /// Have the ranks that you protect their images of this line? Promise to remember it when you are told in this round. A node that answers
+    /// [`Query::Causes`] meanwhile takes its promise back.
+    Promise {
+        /// The line's number.
+        line: u64,
+        /// Which of the home's rounds.
+        round: u64,
+    },
+    /// All ranks have: remember it.
+    Record {
+        /// The line's number.
+        line: u64,
+        /// The round in which that was promised.
+        round: u64,
+    },
+}
+
+/// What a node says of a job's recovery lines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineAnswer {
+    /// The newest line that it remembers to be complete; 0: none.
+    pub recorded: u64,
+    /// The newest line of which there is anything.
+    pub newest: u64,
+    /// It brings a process back, or has not kept its promise: ask again.
+    pub is_busy: bool,
+    /// Ranks that it protects which have an image of the line, or a later one.
+    pub has: Vec<Rank>,
+    /// Ranks that it protects which have images, but none of the line, and are not going to.
+    pub lacks: Vec<Rank>,
 }
 
 /// How much a process has received on a stream, as its protector or a replica holds it.

@@ -75,7 +75,8 @@ impl World {
         lib.due = false;
         let Some(parent) = self.drive_images(pid, |images, cx| images.begin(cx, false)) else { return };
         let (mut streams, mut ended) = (Vec::new(), Vec::new());
-        let (begin, image) = match self.lib(pid).observer.checkpoint(&mut streams, &mut ended) {
+        let line = self.lib(pid).images.line();
+        let (begin, image) = match self.lib(pid).observer.checkpoint(line, &mut streams, &mut ended) {
             Ok(Some(cut)) => (code(|out| cut.message(parent.map(|parent| parent.image)).write(out)), cut.mark.image),
             Ok(None) => unreachable!("it does not catch up"),
             Err(error) => {
@@ -91,7 +92,9 @@ impl World {
         let (id, position) = (self.processes[pid as usize].id, self.lib(pid).observer.journal().end());
         self.checks.handle_image(id, image, position);
         let lib = self.lib(pid);
+        lib.observer.pack_outbox(line);
         let saved = Saved { observer: lib.observer.clone(), program: lib.program.clone(), initialized: lib.initialized };
+        lib.observer.handle_saved();
         let (content, engine) = self.save(saved, parent.map(|parent| parent.engine));
         self.drive_images(pid, |images, _| images.handle_saved(engine));
         self.ship_image(pid, image, begin, &content);

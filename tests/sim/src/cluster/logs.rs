@@ -142,11 +142,21 @@ impl World {
                 server.remove_job(now, job);
                 None
             }
-            StoreOrder::Fence(process, incarnation, sets) => {
+            StoreOrder::Line(job, epoch, line, is_complete) => {
+                server.handle_line(now, (job, epoch), line, is_complete);
+                self.trace(|| format!("n{}: recovery line {line} is {}", at + 1, if is_complete { "complete" } else { "given up" }));
+                None
+            }
+            StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {
+                let held = server.held_of_line(job, epoch, line);
+                self.input_soon(at, Input::LineHeld(node, number, (job, epoch), held));
+                None
+            }
+            StoreOrder::Fence(process, incarnation, sets, line) => {
                 self.checks.handle_fence(process, incarnation);
                 self.trace(|| format!("n{} fences {process} below {}, and learns {} sets", at + 1, incarnation, sets.len()));
                 let sets = if self.breaks.unlearned { &[] } else { sets.as_slice() };
-                self.fence(at, process, incarnation, sets);
+                self.fence(at, process, incarnation, sets, line);
                 None
             }
             StoreOrder::Silence(process, incarnation) => {
@@ -193,15 +203,15 @@ impl World {
         }
     }
 
-    fn fence(&mut self, at: usize, process: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>]) {
+    fn fence(&mut self, at: usize, process: ProcessId, incarnation: Incarnation, sets: &[Vec<u8>], line: u64) {
         let (now, breaks) = (self.now, self.breaks);
         self.note_before(at, process, incarnation);
         let logs = self.logs(at);
         if !breaks.fence {
-            return logs.server.fence(now, process, incarnation, sets);
+            return logs.server.fence(now, process, incarnation, sets, line);
         }
         let mut other = logs.server.clone();
-        other.fence(now, process, incarnation, sets);
+        other.fence(now, process, incarnation, sets, line);
         let fenced = std::iter::from_fn(|| other.poll_action()).find_map(|action| match action {
             Action::Fenced(_, _, result) => Some(result),
             _ => None,

@@ -83,6 +83,8 @@ pub struct Plan {
     pub executes: bool,
     /// Whether no process waits before it sends: what bytes depend on goes with them.
     pub causal: bool,
+    /// Whether what a process receives from others of the job stays with its senders.
+    pub stays: bool,
     /// How often the job is suspended and goes on.
     pub suspensions: u32,
     /// Bytes that the terminal has for rank 0.
@@ -120,6 +122,11 @@ fn suspensions(seed: u64, threads: bool) -> u32 {
     if threads || seed < SUSPENDED { 0 } else { [0, 0, 1, 2][Dice::new(seed ^ 0x5059).below(4)] }
 }
 
+/// Every second causal seed.
+fn stays(seed: u64) -> bool {
+    Dice::new(seed ^ 0x57a75).one_in(2)
+}
+
 impl Plan {
     /// The plan of a seed.
     pub fn new(seed: u64) -> Plan {
@@ -146,10 +153,12 @@ impl Plan {
             threads,
             executes,
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
+            stays: stays(seed),
             suspensions: suspensions(seed, threads),
             input,
             faults: Vec::new(),
         };
+        plan.stays &= plan.causal && plan.replicas == 1 && plan.suspensions == 0;
         for _ in 0..[0, 1, 1, 1, 2, 2, 3, 4, 6][dice.below(9)] {
             plan.add_fault(dice);
         }
@@ -179,10 +188,12 @@ impl Plan {
             threads,
             executes,
             causal: Dice::new(seed ^ 0xca05a1).one_in(2),
+            stays: stays(seed),
             suspensions: suspensions(seed, threads),
             input,
             faults: Vec::new(),
         };
+        plan.stays &= plan.causal && plan.replicas == 1 && plan.suspensions == 0;
         for _ in 0..4 + dice.below(16) {
             let (at, victim) = (ms(dice.below(2_500)), 1 + dice.below(hosts));
             let fault = match dice.below(16) {
@@ -281,6 +292,9 @@ impl fmt::Display for Plan {
         }
         if self.causal {
             writeln!(f, "  no process waits before it sends")?;
+            if self.stays {
+                writeln!(f, "  what is received stays with its senders")?;
+            }
         }
         if self.suspensions > 0 {
             writeln!(f, "  it is suspended {} times", self.suspensions)?;

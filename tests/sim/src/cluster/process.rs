@@ -48,10 +48,14 @@ pub const CONFIG: radic_observer::Config = radic_observer::Config {
     descriptors: 12,
     threads: 2,
     causes: None,
+    payload_stays: false,
 };
 
 /// The same, where no process waits before it sends.
 pub const CAUSAL: radic_observer::Config = radic_observer::Config { causes: Some(Bounds { kept: 4_096, passed: 80 }), ..CONFIG };
+
+/// The same, where what is received stays with its senders: these have room for what recovery lines have not freed yet.
+pub const STAYS: radic_observer::Config = radic_observer::Config { outbox_blocks: 48, payload_stays: true, ..CAUSAL };
 
 /// The library in a process.
 #[expect(missing_docs, reason = "written after the library's layer, where each is explained")]
@@ -69,6 +73,8 @@ pub struct Lib {
     /// The connection of the image under way, and what is to be said there.
     pub image: Option<Shipping>,
     pub due: bool,
+    /// When the node may be told again that the outbox fills.
+    pub pressed_until: Duration,
     pub initialized: bool,
     /// Its peers can call it.
     pub has_door: bool,
@@ -418,7 +424,12 @@ impl World {
         self.pasts.forget(id);
         let programs = self.processes[pid as usize].programs;
         let program = Program::new(&self.plan, id, programs);
-        let observer = Observer::begins_at(id, incarnation, journal, if self.plan.causal { &CAUSAL } else { &CONFIG });
+        let config = match (self.plan.causal, self.plan.stays) {
+            (true, true) => &STAYS,
+            (true, false) => &CAUSAL,
+            (false, _) => &CONFIG,
+        };
+        let observer = Observer::begins_at(id, incarnation, journal, config);
         self.add_lib(pid, observer, program, Session::new(protector));
     }
 
@@ -474,6 +485,7 @@ impl World {
             images,
             image,
             due,
+            pressed_until: Duration::ZERO,
             initialized,
             has_door,
             busy,
@@ -514,8 +526,8 @@ impl World {
                     self.sure(pid, result);
                     self.close_forgotten(pid);
                 }
-                FromNode::Checkpoint { request } => {
-                    self.drive_images(pid, |images, _| images.handle_request(request));
+                FromNode::Checkpoint { request, line } => {
+                    self.drive_images(pid, |images, _| images.handle_request(request, line));
                 }
                 message => self.handle_link_message(pid, &message),
             }
@@ -634,6 +646,17 @@ impl World {
         }
         if self.lib(pid).due && self.dice.below(4) > 0 {
             self.checkpoint(pid);
+        }
+        self.tell_pressed(pid);
+    }
+
+    /// As the library does: the outbox fills, and the next recovery line frees some of it.
+    fn tell_pressed(&mut self, pid: u32) {
+        let now = self.now;
+        let lib = self.lib(pid);
+        if lib.observer.payload().line().is_some() && lib.observer.outbox().is_half_used() && now >= lib.pressed_until {
+            lib.pressed_until = now + Duration::from_millis(50);
+            self.tell_node(pid, ToNode::Pressed);
         }
     }
 

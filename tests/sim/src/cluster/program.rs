@@ -59,8 +59,9 @@ impl Thread {
         Thread { app, owed, connect, calls, rest, partial, is_over }
     }
 
+    /// Not while a call waits for room in the outbox: images are made meanwhile, and may be what makes that room.
     fn is_in_call(&self) -> bool {
-        self.rest.is_some() || !self.partial.is_empty()
+        self.rest.as_ref().is_some_and(|rest| !rest.blocking) || !self.partial.is_empty()
     }
 }
 
@@ -112,6 +113,10 @@ impl World {
     pub fn call(&mut self, pid: u32) {
         if self.lib(pid).session.is_leaving() {
             return self.leave(pid);
+        }
+        if self.lib(pid).program.threads.iter().all(|thread| thread.is_over) {
+            // It was restored from an image that was made while it was about to end.
+            return self.begin_to_leave(pid);
         }
         if let Some(steps) = &mut self.lib(pid).program.executes {
             *steps = steps.saturating_sub(1);

@@ -8,7 +8,7 @@ use radic_protector::node::{ClientId, Input};
 use radic_wire::ids::{Epoch, JobId, Rank};
 use radic_wire::job::{EndReason, JobSpec, MapBy, OnLoss, Outcome, OutputStream};
 use radic_wire::local::{Reply, Request};
-use radic_wire::process::{Interval, LogMode, Protect, Protection};
+use radic_wire::process::{Interval, LogMode, PayloadMode, Protect, Protection};
 use serde_bytes::ByteBuf;
 
 use super::check::covers;
@@ -82,6 +82,7 @@ impl World {
             interval: Interval::Every(self.plan.interval.as_millis() as u64),
             replicas: self.plan.replicas,
             log_mode: if self.plan.causal { LogMode::Causal } else { LogMode::Waiting },
+            payload: if self.plan.stays { PayloadMode::Sender } else { PayloadMode::Log },
             outbox: 1 << 20,
             log: 1 << 20,
             keep_logs: false,

@@ -107,7 +107,7 @@ impl World {
     /// A node tells its log service something.
     pub(super) fn order_store(&mut self, at: usize, order: StoreOrder) {
         let answer = match order {
-            StoreOrder::Fence(process, incarnation, _) => {
+            StoreOrder::Fence(process, incarnation, ..) => {
                 let (images, range) = (vec![(1, 1)], ImageRange::default());
                 let restart = Restart { images, range, cut: 0, log_end: 0, held: Vec::new(), causes: (0, Vec::new()) };
                 return self.soon(at, Input::Fenced(process, incarnation, Ok(restart)));

@@ -1,0 +1,221 @@
+//! The recovery lines of one job, at its home: when the next one is made, and whether it counts. A value without clocks and messages.
+//!
+//! A recovery line is one image of each rank ([10] in docs/design.md). Such an image leaves out of the outbox what the receivers' images of the line cover. So it is of use only
+//! if no rank ever goes back behind the line; a rank may do so until the line is *complete*:
+//!
+//! 1. Each rank is told to make its image ([`Step::Make`]). Its log keeps that apart until the line is complete.
+//! 2. When all logs have theirs, every node is asked whether that is so, and promises to remember it ([`LineStep::Promise`]). A node that answers a protector which collects what is
+//!    known of a lost process takes its promise back; and one that brings a process back itself is busy.
+//! 3. When all nodes have promised, they are told to remember that the line is complete ([`LineStep::Record`]).
+//! 4. When all remember it, the images count, and senders need not keep what these cover ([`Step::Over`]).
+//!
+//! A protector that brings a process back asks all nodes, and takes the newest line that one of them remembers. Assume that it finds none with this line. Then each node has answered
+//! it, and taken its promise back; no later round comes to its end, because the protector has no image of the line any more. So no node ever remembers the line, and nothing was
+//! released. Now assume that a node remembers it: then all logs have their images, and the process begins with its own.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use radic_wire::ids::Rank;
+use radic_wire::peer::{LineAnswer, LineStep};
+
+/// Time that the images of a line may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Time until the nodes are asked once more.
+const AGAIN: Duration = Duration::from_millis(50);
+/// Time after a line was given up until the next one is made, at most: the interval.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Lines follow each other after this time, at least, however fast the outboxes fill.
+const LEAST: Duration = Duration::from_millis(100);
+
+/// What the home is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Tell all ranks to make their images of this line.
+    Make(u64),
+    /// Ask all nodes.
+    Ask(LineStep),
+    /// Tell all nodes that this line counts from now on, or that it never does.
+    Over(u64, bool),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    /// The home was adopted. The nodes are to be asked which lines there are.
+    Seeking,
+    /// No line is under way.
+    Idle,
+    /// The ranks make their images.
+    Making { since: Duration, ready: BTreeSet<Rank> },
+    /// The nodes are asked.
+    Asking(LineStep),
+    /// They are asked again then.
+    Resting(Duration),
+}
+
+/// See the module's text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct JobLines {
+    phase: Phase,
+    /// The line that is under way, or the last one that was.
+    line: u64,
+    /// The highest number that was given.
+    given: u64,
+    round: u64,
+    /// When the next line is due; none: when it is wanted.
+    next: Option<Duration>,
+    /// Not before.
+    earliest: Duration,
+    is_wanted: bool,
+}
+
+impl JobLines {
+    /// Of a job that begins, with its first line then.
+    pub(super) fn new(next: Option<Duration>) -> Self {
+        JobLines { phase: Phase::Idle, line: 0, given: 0, round: 0, next, earliest: Duration::ZERO, is_wanted: false }
+    }
+
+    /// Of a job whose home is adopted.
+    pub(super) fn adopted() -> Self {
+        JobLines { phase: Phase::Seeking, ..JobLines::new(None) }
+    }
+
+    /// Whether a line is under way.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.phase != Phase::Idle
+    }
+
+    /// The next line is to be made soon.
+    pub(super) fn want(&mut self) {
+        self.is_wanted = true;
+    }
+
+    /// When [`JobLines::poll`] has something to do, at the latest.
+    pub(super) fn poll_timeout(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Seeking => Some(Duration::ZERO),
+            Phase::Idle if self.is_wanted => Some(self.earliest),
+            Phase::Idle => self.next.map(|next| next.max(self.earliest)),
+            Phase::Making { since, .. } => Some(*since + PATIENCE),
+            Phase::Asking(_) => None,
+            Phase::Resting(until) => Some(*until),
+        }
+    }
+
+    /// What is to be done now. `ranks`: those that have not ended; none: the job ends, or is being suspended.
+    pub(super) fn poll(&mut self, now: Duration, ranks: &BTreeSet<Rank>) -> Option<Step> {
+        match &self.phase {
+            Phase::Seeking => Some(self.ask(LineStep::Seek)),
+            _ if ranks.is_empty() => None,
+            Phase::Idle if self.poll_timeout().is_some_and(|at| at <= now) => {
+                (self.given, self.is_wanted) = (self.given + 1, false);
+                self.line = self.given;
+                self.phase = Phase::Making { since: now, ready: BTreeSet::new() };
+                Some(Step::Make(self.line))
+            }
+            Phase::Making { ready, .. } if ready.is_superset(ranks) => Some(self.ask_for_promises()),
+            Phase::Making { since, .. } if now >= *since + PATIENCE => Some(self.give_up(now)),
+            Phase::Resting(until) if *until <= now => Some(self.ask_for_promises()),
+            _ => None,
+        }
+    }
+
+    fn ask(&mut self, step: LineStep) -> Step {
+        self.phase = Phase::Asking(step);
+        Step::Ask(step)
+    }
+
+    fn ask_for_promises(&mut self) -> Step {
+        self.round += 1;
+        self.ask(LineStep::Promise { line: self.line, round: self.round })
+    }
+
+    /// A log has this rank's image of this line.
+    pub(super) fn handle_ready(&mut self, rank: Rank, line: u64) {
+        if let Phase::Making { ready, .. } = &mut self.phase
+            && line == self.line
+        {
+            ready.insert(rank);
+        }
+    }
+
+    /// A rank makes no image of this line, or, with 0, of any that is under way, because it is lost. While images are made no node was asked, so none remembers the line.
+    pub(super) fn handle_failed(&mut self, now: Duration, line: u64) -> Option<Step> {
+        ((line == self.line || line == 0) && matches!(self.phase, Phase::Making { .. })).then(|| self.give_up(now))
+    }
+
+    fn give_up(&mut self, now: Duration) -> Step {
+        self.rest(now, AFTER_FAILURE);
+        Step::Over(self.line, false)
+    }
+
+    fn rest(&mut self, now: Duration, least: Duration) {
+        self.phase = Phase::Idle;
+        self.earliest = now + least;
+    }
+
+    /// The next line is due then.
+    pub(super) fn schedule(&mut self, next: Option<Duration>) {
+        self.next = next;
+    }
+
+    /// What the nodes have answered to this step; none: some have not. `ranks`: those that have not ended.
+    pub(super) fn handle_answers(
+        &mut self,
+        now: Duration,
+        step: LineStep,
+        answers: Option<&[LineAnswer]>,
+        ranks: &BTreeSet<Rank>,
+    ) -> Option<Step> {
+        if self.phase != Phase::Asking(step) {
+            return None;
+        }
+        let Some(answers) = answers else {
+            self.phase = if step == LineStep::Seek { Phase::Seeking } else { Phase::Resting(now + AGAIN) };
+            return None;
+        };
+        match step {
+            LineStep::Seek => self.handle_lines(now, answers),
+            LineStep::Promise { round, .. } => self.handle_promises(now, round, answers, ranks),
+            LineStep::Record { .. } if answers.iter().any(|answer| answer.is_busy) => {
+                self.phase = Phase::Resting(now + AGAIN);
+                None
+            }
+            LineStep::Record { .. } => {
+                self.rest(now, LEAST);
+                Some(Step::Over(self.line, true))
+            }
+        }
+    }
+
+    /// A line that some node remembers has all its images: it is brought to its end. If none does the home before cannot have released anything.
+    fn handle_lines(&mut self, now: Duration, answers: &[LineAnswer]) -> Option<Step> {
+        let most = |of: fn(&LineAnswer) -> u64| answers.iter().map(of).max().unwrap_or(0);
+        let recorded = most(|answer| answer.recorded);
+        self.given = most(|answer| answer.newest).max(recorded);
+        if recorded > 0 {
+            self.line = recorded;
+            self.phase = Phase::Resting(now);
+            return (self.given > recorded).then_some(Step::Over(recorded + 1, false));
+        }
+        self.line = self.given;
+        self.rest(now, LEAST);
+        (self.given > 0).then_some(Step::Over(1, false))
+    }
+
+    fn handle_promises(&mut self, now: Duration, round: u64, answers: &[LineAnswer], ranks: &BTreeSet<Rank>) -> Option<Step> {
+        let has: BTreeSet<Rank> = answers.iter().flat_map(|answer| &answer.has).copied().collect();
+        let lacks = answers.iter().flat_map(|answer| &answer.lacks).any(|rank| ranks.contains(rank) && !has.contains(rank));
+        if ranks.is_empty() || answers.iter().any(|answer| answer.is_busy) {
+            self.phase = Phase::Resting(now + AGAIN);
+            None
+        } else if lacks {
+            Some(self.give_up(now))
+        } else if has.is_superset(ranks) {
+            Some(self.ask(LineStep::Record { line: self.line, round }))
+        } else {
+            self.phase = Phase::Resting(now + AGAIN);
+            None
+        }
+    }
+}

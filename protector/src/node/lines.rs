@@ -1,0 +1,267 @@
+//! Recovery lines ([`line`](super::line)): what a node remembers of them, what its home does about them, and what its hosts and its log service have to do with them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use radic_wire::event::EventName;
+use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
+use radic_wire::peer::{Answer, LineAnswer, LineStep, PeerMessage, Query, ToHome, ToHost, ToStore};
+use radic_wire::process::PayloadMode;
+
+use super::calls::Purpose;
+use super::events::About;
+use super::line::{JobLines, Step};
+use super::stores::StoreOrder;
+use super::{Node, Output};
+use crate::store::LineHeld;
+
+/// What a node remembers of the lines of a job.
+#[derive(Debug, Default)]
+struct Remembered {
+    epoch: Epoch,
+    /// The newest line that it was told to be complete; 0: none.
+    complete: u64,
+    /// The home and its round for which it has promised to remember another one.
+    promise: Option<(NodeId, u64)>,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    /// Of the jobs whose home is here, in this epoch.
+    jobs: BTreeMap<JobId, (Epoch, JobLines)>,
+    remembered: BTreeMap<JobId, Remembered>,
+    /// Suspensions that wait until no line is under way: the logs of one moment are to agree which lines are complete.
+    deferred: Vec<(NodeId, JobId, ToHome)>,
+}
+
+impl Lines {
+    /// When [`Node::look_at_lines`] has something to do.
+    pub(super) fn poll_timeout(&self) -> Option<Duration> {
+        self.jobs.values().filter_map(|(_, lines)| lines.poll_timeout()).min()
+    }
+
+    /// Nothing of the job is left here.
+    pub(super) fn forget(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+        self.remembered.remove(&job);
+        self.deferred.retain(|(_, of, _)| *of != job);
+    }
+
+    fn remembered(&mut self, job: JobId, epoch: Epoch) -> &mut Remembered {
+        let known = self.remembered.entry(job).or_default();
+        if known.epoch < epoch {
+            *known = Remembered { epoch, ..Remembered::default() };
+        }
+        known
+    }
+
+    /// The newest line of the job that this node knows to be complete. A protector asks, so what was promised does not hold any more.
+    pub(super) fn complete_for_recovery(&mut self, job: JobId, epoch: Epoch) -> u64 {
+        let known = self.remembered(job, epoch);
+        known.promise = None;
+        if known.epoch == epoch { known.complete } else { 0 }
+    }
+
+    /// The line is complete.
+    pub(super) fn handle_complete(&mut self, job: JobId, epoch: Epoch, line: u64) {
+        let known = self.remembered(job, epoch);
+        if known.epoch == epoch {
+            known.complete = known.complete.max(line);
+        }
+    }
+
+    /// Whether a line of the job is under way.
+    pub(super) fn is_under_way(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|(_, lines)| lines.is_under_way())
+    }
+}
+
+impl Node {
+    // ---- at the home
+
+    /// Makes the lines that are due, and brings those to an end that are under way.
+    pub(super) fn look_at_lines(&mut self, now: Duration) {
+        let has_lines = |job: &JobId| self.homes.get(job).is_some_and(|home| home.has_lines());
+        let jobs: Vec<JobId> = self.homes.keys().copied().filter(has_lines).collect();
+        self.lines.jobs.retain(|job, _| jobs.contains(job));
+        for job in jobs {
+            self.adopt_lines(now, job);
+            self.step_lines(now, job, |lines, ranks| lines.poll(now, ranks));
+        }
+    }
+
+    fn adopt_lines(&mut self, now: Duration, job: JobId) {
+        let Some(home) = self.homes.get(&job) else { return };
+        let (epoch, is_adopted) = (home.epoch(), home.is_adopted());
+        if self.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch) {
+            return;
+        }
+        let first = self.interval_of(ProcessId { job, rank: Rank(0) }).map(|interval| now + interval);
+        let lines = if is_adopted { JobLines::adopted() } else { JobLines::new(first) };
+        self.lines.jobs.insert(job, (epoch, lines));
+    }
+
+    /// Something happens to the lines of a job at its home, and what follows is done.
+    fn step_lines(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut JobLines, &BTreeSet<Rank>) -> Option<Step>) {
+        let Some(ranks) = self.homes.get(&job).map(|home| home.ranks_of_lines()) else { return };
+        let Some((epoch, lines)) = self.lines.jobs.get_mut(&job) else { return };
+        let (epoch, step) = (*epoch, act(lines, &ranks));
+        match step {
+            None => {}
+            Some(Step::Make(line)) => {
+                let nodes = self.homes.get(&job).map(|home| home.placement().nodes.clone()).unwrap_or_default();
+                for node in nodes {
+                    self.send(&node, PeerMessage::ToHost(job, ToHost::MakeLine { epoch, line }));
+                }
+            }
+            Some(Step::Ask(step)) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
+            Some(Step::Over(line, is_complete)) => {
+                self.tell_all(&PeerMessage::ToStore(job, ToStore::Line { epoch, line, is_complete }));
+                let interval = self.interval_of(ProcessId { job, rank: Rank(0) });
+                if let Some((_, lines)) = self.lines.jobs.get_mut(&job) {
+                    lines.schedule(interval.map(|interval| now + interval));
+                }
+                if !is_complete {
+                    let text = format!("recovery line {line} is given up: not all ranks have an image of it");
+                    self.record(now, EventName::CheckpointFailed, About::job(job), text);
+                }
+            }
+        }
+        if !self.lines.is_under_way(job) {
+            let deferred: Vec<_> = self.lines.deferred.extract_if(.., |(_, of, _)| *of == job).collect();
+            deferred.into_iter().for_each(|(from, job, message)| self.handle_to_home(now, &from, job, message));
+        }
+    }
+
+    /// All nodes have answered, or some have not.
+    pub(super) fn finish_line(
+        &mut self,
+        now: Duration,
+        (job, epoch): (JobId, Epoch),
+        step: LineStep,
+        answers: BTreeMap<NodeId, Answer>,
+        silent: bool,
+    ) {
+        let of = |answer| if let Answer::Line(answer) = answer { Some(answer) } else { None };
+        let answers: Vec<LineAnswer> = answers.into_values().filter_map(of).collect();
+        if self.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch) {
+            let answers = (!silent).then_some(&answers[..]);
+            self.step_lines(now, job, |lines, ranks| lines.handle_answers(now, step, answers, ranks));
+        }
+    }
+
+    /// What hosts and protectors tell the home of lines. False: it is something else.
+    pub(super) fn handle_line_news(&mut self, now: Duration, from: &NodeId, job: JobId, message: &ToHome) -> bool {
+        if matches!(message, ToHome::Suspend(_)) && self.lines.is_under_way(job) {
+            self.lines.deferred.push((from.clone(), job, message.clone()));
+            return true;
+        }
+        let is_now = |epoch: Epoch, node: &Node| node.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch);
+        match *message {
+            ToHome::LineReady { epoch, rank, line } if is_now(epoch, self) => {
+                self.step_lines(now, job, |lines, ranks| {
+                    lines.handle_ready(rank, line);
+                    lines.poll(now, ranks)
+                });
+            }
+            ToHome::LineFailed { epoch, line } if is_now(epoch, self) => {
+                self.step_lines(now, job, |lines, _| lines.handle_failed(now, line));
+            }
+            ToHome::LineWanted(epoch) if is_now(epoch, self) => {
+                self.step_lines(now, job, |lines, ranks| {
+                    lines.want();
+                    lines.poll(now, ranks)
+                });
+            }
+            ToHome::LineReady { .. } | ToHome::LineFailed { .. } | ToHome::LineWanted(_) => {}
+            _ => return false,
+        }
+        true
+    }
+
+    // ---- at every node
+
+    /// The home of a job asks.
+    pub(super) fn handle_line_query(&mut self, from: &NodeId, number: u64, (job, epoch): (JobId, Epoch), step: LineStep) {
+        let known = self.lines.remembered(job, epoch);
+        let line = match step {
+            LineStep::Seek => 0,
+            LineStep::Promise { line, round } => {
+                known.promise = Some((from.clone(), round));
+                line
+            }
+            LineStep::Record { line, round } => {
+                let is_kept = known.epoch == epoch && known.promise == Some((from.clone(), round));
+                known.complete = if is_kept { known.complete.max(line) } else { known.complete };
+                let answer = LineAnswer { recorded: known.complete, is_busy: !is_kept, ..LineAnswer::default() };
+                return self.send(from, PeerMessage::Answer(number, Answer::Line(answer)));
+            }
+        };
+        self.outputs.push_back(Output::Store(StoreOrder::HeldOfLine(from.clone(), number, (job, epoch), line)));
+    }
+
+    /// The log service says what it has of a line.
+    pub(super) fn handle_line_held(&mut self, asker: &NodeId, number: u64, (job, epoch): (JobId, Epoch), held: LineHeld) {
+        let brings_back = self
+            .recovery
+            .wards
+            .get(&job)
+            .is_some_and(|wards| wards.ranks.values().any(|protected| protected.recovering && protected.protector.is_none()));
+        let LineHeld { newest, has, lacks } = held;
+        let recorded = self.lines.remembered(job, epoch).complete;
+        let answer = LineAnswer { recorded, newest, is_busy: brings_back, has, lacks };
+        self.send(asker, PeerMessage::Answer(number, Answer::Line(answer)));
+    }
+
+    /// The log service has a rank's image of a line, whole and verified: its home is told.
+    pub(super) fn handle_line_ready(&mut self, process: ProcessId, line: u64) {
+        let Some(wards) = self.recovery.wards.get(&process.job) else { return };
+        let Some(protected) = wards.ranks.get(&process.rank) else { return };
+        let (home, epoch) = (wards.ward.placement.home().clone(), protected.incarnation.epoch);
+        let ready = ToHome::LineReady { epoch, rank: process.rank, line };
+        self.send(&home, PeerMessage::ToHome(process.job, ready));
+    }
+
+    /// A home says that a line is complete, or given up.
+    pub(super) fn handle_line_over(&mut self, job: JobId, epoch: Epoch, line: u64, is_complete: bool) {
+        if is_complete {
+            self.lines.handle_complete(job, epoch, line);
+        }
+        self.outputs.push_back(Output::Store(StoreOrder::Line(job, epoch, line, is_complete)));
+    }
+
+    // ---- at a host
+
+    /// The home wants a line: the ranks here make their images.
+    pub(super) fn handle_make_line(&mut self, now: Duration, job: JobId, epoch: Epoch, line: u64) {
+        let Some(host) = self.hosts.get(&job).filter(|host| host.epoch() == epoch) else { return };
+        let ranks: Vec<Rank> = host.ranks().filter(|rank| host.pid(*rank).is_some()).collect();
+        for rank in ranks {
+            let process = ProcessId { job, rank };
+            match self.request_line(now, process, line) {
+                true => self.outputs.push_back(Output::Nudge(process)),
+                false => self.tell_line_failed(process, line),
+            }
+        }
+    }
+
+    /// A rank of this node makes no image of the line.
+    pub(super) fn tell_line_failed(&mut self, process: ProcessId, line: u64) {
+        let Some(host) = self.hosts.get(&process.job) else { return };
+        let (home, epoch) = (host.placement().home().clone(), host.epoch());
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::LineFailed { epoch, line }));
+    }
+
+    /// The outbox of a process here fills.
+    pub(super) fn handle_pressed(&mut self, process: ProcessId) {
+        let Some(host) = self.hosts.get(&process.job) else { return };
+        let (home, epoch) = (host.placement().home().clone(), host.epoch());
+        self.send(&home, PeerMessage::ToHome(process.job, ToHome::LineWanted(epoch)));
+    }
+
+    /// Whether images of the job's ranks are made in lines, and not at an interval of each.
+    pub(super) fn makes_lines(&self, job: JobId) -> bool {
+        self.hosts.get(&job).is_some_and(|host| host.protection().payload == PayloadMode::Sender)
+    }
+}

@@ -1,0 +1,109 @@
+//! Images of recovery lines: one counts when all ranks of its job have theirs, and every node knows that.
+
+use radic_wire::ids::{Epoch, JobId, ProcessId, Rank};
+use radic_wire::log::LineMark;
+
+use super::Store;
+use super::process::Process;
+use super::types::{File, Output};
+
+/// What is known of the lines of a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Lines {
+    epoch: Epoch,
+    /// The newest that is complete.
+    complete: u64,
+    /// The newest that is given up.
+    given_up: u64,
+}
+
+/// What is held of the images of one recovery line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LineHeld {
+    /// The newest line of which there is an image.
+    pub newest: u64,
+    /// Ranks with an image of the line, or a later one.
+    pub has: Vec<Rank>,
+    /// Ranks that could be brought back from here, but not from an image of the line, and of which none is on its way.
+    pub lacks: Vec<Rank>,
+}
+
+impl Store {
+    fn known_lines(&mut self, job: JobId, epoch: Epoch) -> &mut Lines {
+        let known = self.lines.entry(job).or_default();
+        if known.epoch < epoch {
+            *known = Lines { epoch, ..Lines::default() };
+        }
+        known
+    }
+
+    fn lines_of(&self, id: ProcessId) -> Option<&Lines> {
+        let epoch = self.processes.get(&id)?.incarnation.epoch;
+        self.lines.get(&id.job).filter(|lines| lines.epoch == epoch)
+    }
+
+    /// The newest complete line of the process's job, in its epoch.
+    pub(super) fn complete_line(&self, id: ProcessId) -> u64 {
+        self.lines_of(id).map_or(0, |lines| lines.complete)
+    }
+
+    /// Whether an image of this line never counts.
+    pub(super) fn is_given_up(&self, id: ProcessId, line: LineMark) -> bool {
+        line.joins && self.lines_of(id).is_some_and(|lines| line.newest > lines.complete && line.newest <= lines.given_up)
+    }
+
+    /// Images of this line count from now on, and those of lines before.
+    pub fn complete(&mut self, job: JobId, epoch: Epoch, line: u64) {
+        let known = self.known_lines(job, epoch);
+        known.complete = known.complete.max(line);
+        self.of_job(job).into_iter().for_each(|id| self.settle(id));
+    }
+
+    /// No image of this line ever counts, and none of a later one that has begun.
+    pub fn give_up(&mut self, job: JobId, epoch: Epoch, line: u64) {
+        let known = self.known_lines(job, epoch);
+        known.given_up = known.given_up.max(line);
+        for id in self.of_job(job) {
+            let complete = self.complete_line(id);
+            let is_given_up = |process: &Process| {
+                let image = process.images.incoming.as_ref().filter(|image| image.line.joins);
+                process.incarnation.epoch == epoch && image.is_some_and(|of| of.line.newest >= line && of.line.newest > complete)
+            };
+            let number = self.processes.get(&id).filter(|process| is_given_up(process));
+            if let Some(number) = number.and_then(|process| process.images.incoming.as_ref()).map(|image| image.number) {
+                self.refuse(id, number);
+            }
+        }
+    }
+
+    /// What is held of the images of this line.
+    pub fn held_of_line(&self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
+        let mut held = LineHeld::default();
+        for (id, process) in self.processes.iter().filter(|(id, _)| id.job == job) {
+            if process.incarnation.epoch != epoch || !process.is_current() {
+                continue;
+            }
+            let newest = |of: Option<&super::Image>| of.map_or(0, |image| image.line.newest);
+            let (committed, incoming) = (newest(process.images.newest()), process.images.incoming.as_ref());
+            held.newest = held.newest.max(committed).max(newest(incoming));
+            let joining = incoming.filter(|image| image.line.joins && image.line.newest == line);
+            if committed >= line || joining.is_some_and(|image| image.is_told) {
+                held.has.push(id.rank);
+            } else if process.images.newest().is_some() && joining.is_none() {
+                held.lacks.push(id.rank);
+            }
+        }
+        held
+    }
+
+    /// The process is brought back: its image of a line that is not complete never counts.
+    pub(super) fn drop_incomplete(&mut self, id: ProcessId) {
+        let complete = self.complete_line(id);
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let is_over = |image: &mut super::Image| image.line.joins && image.line.newest > complete;
+        if let Some(image) = process.images.incoming.take_if(is_over) {
+            process.in_memory -= image.content.in_memory();
+            self.outputs.push_back(Output::Delete(File::Image(id, image.number)));
+        }
+    }
+}
