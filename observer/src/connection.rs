@@ -194,8 +194,6 @@ pub(crate) struct Cuts {
     images: [Option<(u64, u64)>; 3],
     /// What the oldest image covers from which this process may be brought back.
     covered: u64,
-    /// What the newest committed image covers.
-    newest: u64,
 }
 
 impl Cuts {
@@ -204,10 +202,10 @@ impl Cuts {
         self.images[2] = Some((image, units));
     }
 
-    /// This image is committed, and no restart begins before `oldest`.
-    pub(crate) fn handle_committed(&mut self, image: u64, oldest: u64) {
-        let of = |number: u64| self.images.iter().flatten().find(|(image, _)| *image == number).map(|(_, units)| *units);
-        (self.newest, self.covered) = (of(image).unwrap_or(self.newest), of(oldest).unwrap_or(self.covered).max(self.covered));
+    /// No restart begins before `oldest`.
+    pub(crate) fn handle_committed(&mut self, oldest: u64) {
+        let covered = self.images.iter().flatten().find(|(image, _)| *image == oldest);
+        self.covered = covered.map_or(self.covered, |(_, units)| self.covered.max(*units));
     }
 
     /// The image under way will not be.
@@ -373,9 +371,9 @@ impl Connection {
         &self.incoming
     }
 
-    /// Whether no later incarnation wants anything again that was received: an image covers the closing, or the newest one all of it.
+    /// Whether no later incarnation wants anything again that was received: images cover the closing, or all of it.
     pub(crate) fn is_covered(&self) -> bool {
-        self.forgettable.0 || !self.closed && self.incoming.cuts.newest >= self.incoming.consumed
+        self.forgettable.0 || !self.closed && self.incoming.cuts.covered >= self.incoming.consumed
     }
 
     /// Whether a `recv` finds nothing and never will: the stream ends here, or the program has shut down reading and no link is left that could bring bytes.

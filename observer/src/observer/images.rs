@@ -86,11 +86,11 @@ impl Observer {
             self.payload.handle_stable(mark.payload)?;
         }
         self.table.handle_committed(oldest, &mut self.outbox);
-        self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_committed(image, oldest));
+        self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_committed(oldest));
         Ok(())
     }
 
-    /// Whether nothing that was received is wanted again by a later incarnation: the log has it, or, where it stays with its senders, the newest image covers it.
+    /// Whether nothing that was received is wanted again by a later incarnation: the log has it, or, where it stays with its senders, each image covers it from which that could begin.
     pub fn is_received_held(&self) -> bool {
         let stays = |connection: &Connection| self.payload.line().is_some() && connection.is_within(self.me.job);
         let is_covered = self.table.iter().all(|(_, of)| !stays(of) || of.is_covered());
@@ -150,11 +150,9 @@ impl Observer {
         let own = self.causes.iter_mut().try_for_each(|of| of.restart(position, causes));
         own.map_err(|_| Error::Protector("the causes that it has are none"))?;
         self.untold = None;
-        // The image that it was restored from was under way when it was made.
-        let restored = self.checkpoints.under_way().map_or(images.oldest, |mark| mark.image);
         self.checkpoints.handle_restart(images.next);
         self.table.handle_committed(images.oldest, &mut self.outbox);
-        self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_committed(restored, images.oldest));
+        self.table.iter_mut().for_each(|connection| connection.incoming.cuts.handle_committed(images.oldest));
         self.replay = Some(Replay::new(cut, log_end, self.journal.thread(), buffer));
         (self.incarnation, self.replayed, self.resumed) = (incarnation, 0, false);
         Ok(())

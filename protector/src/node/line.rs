@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Time after a line was given up until the next one is made, at most: the interval.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Lines follow each other after this time, at least, however fast the outboxes fill.
-const LEAST: Duration = Duration::from_millis(100);
+const LEAST: Duration = Duration::from_millis(10);
 
 /// What the home is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub(super) enum Step {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase {
-    /// The home was adopted. The nodes are to be asked which lines there are.
-    Seeking,
+    /// The home was adopted. The nodes are to be asked then which lines there are.
+    Seeking(Duration),
     /// No line is under way.
     Idle,
     /// The ranks make their images.
@@ -77,7 +77,7 @@ impl JobLines {
 
     /// Of a job whose home is adopted.
     pub(super) fn adopted() -> Self {
-        JobLines { phase: Phase::Seeking, ..JobLines::new(None) }
+        JobLines { phase: Phase::Seeking(Duration::ZERO), ..JobLines::new(None) }
     }
 
     /// Whether a line is under way.
@@ -93,7 +93,7 @@ impl JobLines {
     /// When [`JobLines::poll`] has something to do, at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Duration> {
         match &self.phase {
-            Phase::Seeking => Some(Duration::ZERO),
+            Phase::Seeking(until) => Some(*until),
             Phase::Idle if self.is_wanted => Some(self.earliest),
             Phase::Idle => self.next.map(|next| next.max(self.earliest)),
             Phase::Making { since, .. } => Some(*since + PATIENCE),
@@ -104,9 +104,12 @@ impl JobLines {
 
     /// What is to be done now. `ranks`: those that have not ended; none: the job ends, or is being suspended.
     pub(super) fn poll(&mut self, now: Duration, ranks: &BTreeSet<Rank>) -> Option<Step> {
+        if ranks.is_empty() {
+            self.postpone(now);
+            return None;
+        }
         match &self.phase {
-            Phase::Seeking => Some(self.ask(LineStep::Seek)),
-            _ if ranks.is_empty() => None,
+            Phase::Seeking(until) if *until <= now => Some(self.ask(LineStep::Seek)),
             Phase::Idle if self.poll_timeout().is_some_and(|at| at <= now) => {
                 (self.given, self.is_wanted) = (self.given + 1, false);
                 self.line = self.given;
@@ -117,6 +120,16 @@ impl JobLines {
             Phase::Making { since, .. } if now >= *since + PATIENCE => Some(self.give_up(now)),
             Phase::Resting(until) if *until <= now => Some(self.ask_for_promises()),
             _ => None,
+        }
+    }
+
+    /// Nothing is to be done for a while.
+    fn postpone(&mut self, now: Duration) {
+        match &mut self.phase {
+            Phase::Idle => self.earliest = self.earliest.max(now + AGAIN),
+            Phase::Seeking(until) | Phase::Resting(until) => *until = (*until).max(now + AGAIN),
+            Phase::Making { since, .. } => *since = (*since).max(now),
+            Phase::Asking(_) => {}
         }
     }
 
@@ -171,7 +184,7 @@ impl JobLines {
             return None;
         }
         let Some(answers) = answers else {
-            self.phase = if step == LineStep::Seek { Phase::Seeking } else { Phase::Resting(now + AGAIN) };
+            self.phase = if step == LineStep::Seek { Phase::Seeking(now + AGAIN) } else { Phase::Resting(now + AGAIN) };
             return None;
         };
         match step {
