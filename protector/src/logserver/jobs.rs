@@ -94,7 +94,7 @@ impl LogServer {
     }
 
     /// What is held of the images of this recovery line.
-    pub fn held_of_line(&self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
+    pub fn held_of_line(&mut self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
         self.store.held_of_line(job, epoch, line)
     }
 

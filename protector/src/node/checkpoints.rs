@@ -18,7 +18,7 @@ use super::{Node, Output};
 /// Time that a checkpoint on request may take. A large image on a slow disk takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The bounds of the interval that the node computes.
-const SHORTEST: Duration = Duration::from_secs(10);
+pub(super) const SHORTEST: Duration = Duration::from_secs(10);
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 /// Time after which a process that has not said what became of a checkpoint is asked for another one.
 const FORGOTTEN: Duration = Duration::from_secs(60);

@@ -76,8 +76,8 @@ impl JobLines {
     }
 
     /// Of a job whose home is adopted.
-    pub(super) fn adopted() -> Self {
-        JobLines { phase: Phase::Seeking(Duration::ZERO), ..JobLines::new(None) }
+    pub(super) fn adopted(next: Option<Duration>) -> Self {
+        JobLines { phase: Phase::Seeking(Duration::ZERO), ..JobLines::new(next) }
     }
 
     /// Whether a line is under way.

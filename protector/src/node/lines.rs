@@ -6,9 +6,10 @@ use std::time::Duration;
 use radic_wire::event::EventName;
 use radic_wire::ids::{Epoch, JobId, NodeId, ProcessId, Rank};
 use radic_wire::peer::{Answer, LineAnswer, LineStep, PeerMessage, Query, ToHome, ToHost, ToStore};
-use radic_wire::process::PayloadMode;
+use radic_wire::process::{Interval, PayloadMode};
 
 use super::calls::Purpose;
+use super::checkpoints::SHORTEST;
 use super::events::About;
 use super::line::{JobLines, Step};
 use super::stores::StoreOrder;
@@ -97,16 +98,27 @@ impl Node {
         if self.lines.jobs.get(&job).is_some_and(|(of, _)| *of == epoch) {
             return;
         }
-        let first = self.interval_of(ProcessId { job, rank: Rank(0) }).map(|interval| now + interval);
-        let lines = if is_adopted { JobLines::adopted() } else { JobLines::new(first) };
+        let first = self.line_interval(job).map(|interval| now + interval);
+        let lines = if is_adopted { JobLines::adopted(first) } else { JobLines::new(first) };
         self.lines.jobs.insert(job, (epoch, lines));
+    }
+
+    /// The time between two lines; none: they are made when they are wanted. Where it is computed it follows what the images of rank 0 cost, as far as that is known here.
+    fn line_interval(&self, job: JobId) -> Option<Duration> {
+        match self.homes.get(&job)?.spec().protection.interval {
+            Interval::Never => None,
+            Interval::Every(ms) => Some(Duration::from_millis(ms)),
+            Interval::Auto => self.interval_of(ProcessId { job, rank: Rank(0) }).or(Some(SHORTEST)),
+        }
     }
 
     /// Something happens to the lines of a job at its home, and what follows is done.
     fn step_lines(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut JobLines, &BTreeSet<Rank>) -> Option<Step>) {
         let Some(ranks) = self.homes.get(&job).map(|home| home.ranks_of_lines()) else { return };
         let Some((epoch, lines)) = self.lines.jobs.get_mut(&job) else { return };
+        let before = format!("{lines:?}");
         let (epoch, step) = (*epoch, act(lines, &ranks));
+        if std::env::var("RADIC_DBG").is_ok() && (step.is_some() || before != format!("{lines:?}")) { eprintln!("DBG {now:?} {} {step:?} {lines:?} {ranks:?}", self.config.me.id.name); }
         match step {
             None => {}
             Some(Step::Make(line)) => {
@@ -118,7 +130,7 @@ impl Node {
             Some(Step::Ask(step)) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
             Some(Step::Over(line, is_complete)) => {
                 self.tell_all(&PeerMessage::ToStore(job, ToStore::Line { epoch, line, is_complete }));
-                let interval = self.interval_of(ProcessId { job, rank: Rank(0) });
+                let interval = self.line_interval(job);
                 if let Some((_, lines)) = self.lines.jobs.get_mut(&job) {
                     lines.schedule(interval.map(|interval| now + interval));
                 }
@@ -219,6 +231,7 @@ impl Node {
         let Some(wards) = self.recovery.wards.get(&process.job) else { return };
         let Some(protected) = wards.ranks.get(&process.rank) else { return };
         let (home, epoch) = (wards.ward.placement.home().clone(), protected.incarnation.epoch);
+        if std::env::var("RADIC_DBG").is_ok() { eprintln!("DBG ready {process} {line} -> {home:?} {epoch:?}"); }
         let ready = ToHome::LineReady { epoch, rank: process.rank, line };
         self.send(&home, PeerMessage::ToHome(process.job, ready));
     }
@@ -234,15 +247,20 @@ impl Node {
     // ---- at a host
 
     /// The home wants a line: the ranks here make their images.
-    pub(super) fn handle_make_line(&mut self, now: Duration, job: JobId, epoch: Epoch, line: u64) {
-        let Some(host) = self.hosts.get(&job).filter(|host| host.epoch() == epoch) else { return };
-        let ranks: Vec<Rank> = host.ranks().filter(|rank| host.pid(*rank).is_some()).collect();
-        for rank in ranks {
-            let process = ProcessId { job, rank };
-            match self.request_line(now, process, line) {
-                true => self.outputs.push_back(Output::Nudge(process)),
-                false => self.tell_line_failed(process, line),
+    pub(super) fn handle_make_line(&mut self, now: Duration, home: &NodeId, job: JobId, epoch: Epoch, line: u64) {
+        let host = self.hosts.get(&job).filter(|host| host.epoch() == epoch);
+        let ranks = host.map(|host| host.ranks().filter(|rank| !host.has_exited(*rank)).collect::<Vec<_>>());
+        // A rank that is about to begin, or to be back, makes none.
+        let mut is_failed = ranks.is_none();
+        for process in ranks.into_iter().flatten().map(|rank| ProcessId { job, rank }) {
+            if self.request_line(now, process, line) {
+                self.outputs.push_back(Output::Nudge(process));
+            } else {
+                is_failed = true;
             }
+        }
+        if is_failed {
+            self.send(home, PeerMessage::ToHome(job, ToHome::LineFailed { epoch, line }));
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Lines {
 /// What is held of the images of one recovery line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LineHeld {
-    /// The newest line of which there is an image.
+    /// The newest line of which there is an image, or was heard.
     pub newest: u64,
     /// Ranks with an image of the line, or a later one.
     pub has: Vec<Rank>,
@@ -77,8 +77,9 @@ impl Store {
     }
 
     /// What is held of the images of this line.
-    pub fn held_of_line(&self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
-        let mut held = LineHeld::default();
+    pub fn held_of_line(&mut self, job: JobId, epoch: Epoch, line: u64) -> LineHeld {
+        let known = self.known_lines(job, epoch);
+        let mut held = LineHeld { newest: known.complete.max(known.given_up), ..LineHeld::default() };
         for (id, process) in self.processes.iter().filter(|(id, _)| id.job == job) {
             if process.incarnation.epoch != epoch || !process.is_current() {
                 continue;
