@@ -56,7 +56,13 @@ fn taken<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<(Vec<u8>, Vec<u8>
 pub fn first() -> Inputs {
     let cause = written(|out| Cause::Part { origin: Rank(2), from: 5, bytes: &[0x20, 8] }.write(out));
     let with = |stable, causes: &[u8], body: &[u8]| {
-        [&LinkFrame { payload: body.len() as u32, causes: causes.len() as u32, stable, received: stable / 2, line: 3 }.bytes()[..], causes, body].concat()
+        [
+            &LinkFrame { payload: body.len() as u32, causes: causes.len() as u32, stable, received: stable / 2, line: 3 }.bytes()
+                [..],
+            causes,
+            body,
+        ]
+        .concat()
     };
     let frame = |stable, body: &[u8]| with(stable, &[], body);
     let input = |frames: &[Vec<u8>]| [&[3][..], &frames.concat()].concat();

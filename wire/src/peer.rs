@@ -593,12 +593,14 @@ pub enum ToHost {
     Freeze,
     /// They go on.
     Thaw,
-    /// Each rank here makes its image of this recovery line.
+    /// These ranks of yours are to make their images of a recovery line.
     MakeLine {
         /// The epoch of the job.
         epoch: Epoch,
         /// The line's number.
         line: u64,
+        /// The ranks.
+        ranks: Vec<Rank>,
     },
     /// Output has been printed, or is kept: it will not be asked for again.
     OutputTaken {

@@ -119,7 +119,6 @@ impl Observer {
         self.packed = None;
     }
 
-
     /// This process was restored from an image as `incarnation`. Its protector holds the journal up to `log_end`, and of its
     /// incoming streams what `held` says (stream, units, where it has ended), and the images that `images` says, and keeps the set of causes, which begins at that position.
     /// `buffer` bytes of log are here at once.

@@ -115,7 +115,16 @@ impl Images {
     }
 
     /// The node wants a checkpoint, of this recovery line or any.
-    pub fn handle_request(&mut self, request: u64, line: Option<u64>) {
+    pub fn handle_request(&mut self, cx: &Context<'_>, request: u64, line: Option<u64>) {
+        let made = cx.observer.payload().line().map(u64::from);
+        if line.is_some() && line <= made {
+            // A reminder. If the image of that line was made, and is not on its way any more, it was not taken.
+            if self.under_way.is_none() {
+                let result = Err("its image of that recovery line was not taken".to_owned());
+                self.actions.push_back(Action::Tell(ToNode::Checkpointed { request, result }));
+            }
+            return;
+        }
         self.line = self.line.max(line);
         self.asked = Some(Asked { request, first: self.under_way.map_or(0, |image| image.image + 1) });
         self.actions.push_back(Action::Want);
@@ -322,6 +331,11 @@ mod tests {
             Some(parent)
         }
 
+        fn request(&mut self, number: u64) {
+            let cx = Context { observer: &mut self.observer, now: self.now };
+            self.images.handle_request(&cx, number, None);
+        }
+
         fn unsaved(&mut self, why: &str) {
             let mut cx = Context { observer: &mut self.observer, now: self.now };
             self.images.handle_unsaved(&mut cx, why.to_owned());
@@ -340,7 +354,7 @@ mod tests {
     fn an_image_answers_the_request_before_it_and_no_later_one() {
         let mut side = Side::new();
         assert_eq!(side.begin(4), Some(None));
-        side.images.handle_request(9, None);
+        side.request(9);
         assert_eq!(side.begin(5), None, "one at a time");
         assert_eq!(side.actions(), [Action::Want]);
         assert!(side.images.handle_committed(4));
@@ -384,7 +398,7 @@ mod tests {
         let mut side = Side::new();
         side.commit(1);
         assert_eq!(side.begin(2), Some(Some(1)));
-        side.images.handle_request(7, None);
+        side.request(7);
         side.images.handle_protector(&FromProtector::ImageRefused { image: 2 });
         assert_eq!(side.commit(3), Some(None));
         assert_eq!(side.actions(), [Action::Want, answer(7, Ok(3))], "what was refused began before the request");
@@ -418,7 +432,7 @@ mod tests {
         let mut side = Side::new();
         side.images.handle_initialized();
         assert_eq!(side.actions(), []);
-        side.images.handle_request(1, None);
+        side.request(1);
         let cx = Context { observer: &mut side.observer, now: side.now };
         assert_eq!(side.images.begin(&cx, true), None);
         side.images.handle_initialized();
@@ -431,14 +445,14 @@ mod tests {
         let (mut side, mut last) = (Side::new(), Duration::ZERO);
         for image in 0..40 {
             side.begin(image).expect("it has rested");
-            side.images.handle_request(image, None);
+            side.request(image);
             side.unsaved("too many sockets");
             let why = answer(image, Err("too many sockets"));
             assert_eq!(side.actions(), [Action::Want, Action::Abandon(image), why]);
             let begun = side.now;
             let rest = (0..).map(|doublings| REST * (1 << doublings)).find(|rest| {
                 side.now = begun + *rest - Duration::from_nanos(1);
-                side.images.handle_request(77, None);
+                side.request(77);
                 assert_eq!(side.begin(image + 1), None);
                 assert_eq!(side.actions(), [Action::Want, answer(77, Err("not tried again so soon: too many sockets"))]);
                 side.now = begun + *rest;
@@ -496,7 +510,7 @@ mod tests {
                 match step {
                     Step::Request => {
                         open = Some(number);
-                        side.images.handle_request(number, None);
+                        side.request(number);
                     }
                     Step::Begin => {
                         number += 1;

@@ -78,7 +78,7 @@ impl Layer {
                 let causes = self.collect(&lost).into();
                 self.tell_node(&ToNode::Holds { ask, causes });
             }
-            FromNode::Checkpoint { request, line } => self.drive_images(|images, _| images.handle_request(request, line)),
+            FromNode::Checkpoint { request, line } => self.drive_images(|images, cx| images.handle_request(cx, request, line)),
             // A thread that asks does nothing else until it is answered, with the layer locked. If the answer comes here, another thread was in it at the same time.
             FromNode::Peer { .. }
             | FromNode::Announced { .. }

@@ -311,11 +311,6 @@ impl Host {
         })
     }
 
-    /// Whether the rank has ended by itself.
-    pub fn has_exited(&self, rank: Rank) -> bool {
-        self.ranks.get(&rank).is_some_and(|state| matches!(state.phase, Phase::Exited(exit) if exit.crashed.is_none()))
-    }
-
     /// Whether the rank was brought back here, has said where it stands, and is not live yet.
     pub fn catches_up(&self, rank: Rank) -> bool {
         let catches_up =

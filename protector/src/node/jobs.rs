@@ -188,7 +188,7 @@ impl Node {
 
     pub(super) fn handle_to_host(&mut self, now: Duration, from: &NodeId, job: JobId, message: ToHost) {
         match message {
-            ToHost::MakeLine { epoch, line } => self.handle_make_line(now, from, job, epoch, line),
+            ToHost::MakeLine { epoch, line, ranks } => self.handle_make_line(now, from, job, (epoch, line), &ranks),
             ToHost::Launch { epoch, spec, placement } => {
                 if self.hosts.get(&job).is_some_and(|host| host.epoch() < epoch) {
                     let launch = ToHost::Launch { epoch, spec, placement };

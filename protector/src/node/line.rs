@@ -21,10 +21,13 @@ use radic_wire::peer::{LineAnswer, LineStep};
 
 /// Time that the images of a line may take.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Time until all ranks are told again to make their images: one that was not there yet has not heard it.
+const REMIND: Duration = Duration::from_secs(2);
 /// Time until the nodes are asked once more.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time after a line was given up until the next one is made, at most: the interval.
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Time after a line was given up until the next one is made. It doubles with each one in a row that is given up, so many times at most.
+const AFTER_FAILURE: Duration = Duration::from_millis(50);
+const DOUBLINGS: u32 = 6;
 /// Lines follow each other after this time, at least, however fast the outboxes fill.
 const LEAST: Duration = Duration::from_millis(10);
 
@@ -46,7 +49,7 @@ enum Phase {
     /// No line is under way.
     Idle,
     /// The ranks make their images.
-    Making { since: Duration, ready: BTreeSet<Rank> },
+    Making { since: Duration, asked: Duration, ready: BTreeSet<Rank> },
     /// The nodes are asked.
     Asking(LineStep),
     /// They are asked again then.
@@ -67,12 +70,14 @@ pub(super) struct JobLines {
     /// Not before.
     earliest: Duration,
     is_wanted: bool,
+    /// Lines in a row that were given up.
+    failed: u32,
 }
 
 impl JobLines {
     /// Of a job that begins, with its first line then.
     pub(super) fn new(next: Option<Duration>) -> Self {
-        JobLines { phase: Phase::Idle, line: 0, given: 0, round: 0, next, earliest: Duration::ZERO, is_wanted: false }
+        JobLines { phase: Phase::Idle, line: 0, given: 0, round: 0, next, earliest: Duration::ZERO, is_wanted: false, failed: 0 }
     }
 
     /// Of a job whose home is adopted.
@@ -96,7 +101,7 @@ impl JobLines {
             Phase::Seeking(until) => Some(*until),
             Phase::Idle if self.is_wanted => Some(self.earliest),
             Phase::Idle => self.next.map(|next| next.max(self.earliest)),
-            Phase::Making { since, .. } => Some(*since + PATIENCE),
+            Phase::Making { asked, .. } => Some(*asked + REMIND),
             Phase::Asking(_) => None,
             Phase::Resting(until) => Some(*until),
         }
@@ -108,17 +113,22 @@ impl JobLines {
             self.postpone(now);
             return None;
         }
-        match &self.phase {
-            Phase::Seeking(until) if *until <= now => Some(self.ask(LineStep::Seek)),
-            Phase::Idle if self.poll_timeout().is_some_and(|at| at <= now) => {
+        let is_due = self.poll_timeout().is_some_and(|at| at <= now);
+        match &mut self.phase {
+            Phase::Seeking(_) if is_due => Some(self.ask(LineStep::Seek)),
+            Phase::Idle if is_due => {
                 (self.given, self.is_wanted) = (self.given + 1, false);
                 self.line = self.given;
-                self.phase = Phase::Making { since: now, ready: BTreeSet::new() };
+                self.phase = Phase::Making { since: now, asked: now, ready: BTreeSet::new() };
                 Some(Step::Make(self.line))
             }
             Phase::Making { ready, .. } if ready.is_superset(ranks) => Some(self.ask_for_promises()),
             Phase::Making { since, .. } if now >= *since + PATIENCE => Some(self.give_up(now)),
-            Phase::Resting(until) if *until <= now => Some(self.ask_for_promises()),
+            Phase::Making { asked, .. } if is_due => {
+                *asked = now;
+                Some(Step::Make(self.line))
+            }
+            Phase::Resting(_) if is_due => Some(self.ask_for_promises()),
             _ => None,
         }
     }
@@ -128,7 +138,7 @@ impl JobLines {
         match &mut self.phase {
             Phase::Idle => self.earliest = self.earliest.max(now + AGAIN),
             Phase::Seeking(until) | Phase::Resting(until) => *until = (*until).max(now + AGAIN),
-            Phase::Making { since, .. } => *since = (*since).max(now),
+            Phase::Making { asked, .. } => *asked = now,
             Phase::Asking(_) => {}
         }
     }
@@ -158,7 +168,8 @@ impl JobLines {
     }
 
     fn give_up(&mut self, now: Duration) -> Step {
-        self.rest(now, AFTER_FAILURE);
+        self.rest(now, AFTER_FAILURE * 2u32.pow(self.failed.min(DOUBLINGS)));
+        self.failed = self.failed.saturating_add(1);
         Step::Over(self.line, false)
     }
 
@@ -195,6 +206,7 @@ impl JobLines {
                 None
             }
             LineStep::Record { .. } => {
+                self.failed = 0;
                 self.rest(now, LEAST);
                 Some(Step::Over(self.line, true))
             }

@@ -83,7 +83,7 @@ impl Node {
 
     /// Makes the lines that are due, and brings those to an end that are under way.
     pub(super) fn look_at_lines(&mut self, now: Duration) {
-        let has_lines = |job: &JobId| self.homes.get(job).is_some_and(|home| home.has_lines());
+        let has_lines = |job: &JobId| self.homes.get(job).is_some_and(|home| home.has_lines() && !home.is_over());
         let jobs: Vec<JobId> = self.homes.keys().copied().filter(has_lines).collect();
         self.lines.jobs.retain(|job, _| jobs.contains(job));
         for job in jobs {
@@ -116,15 +116,17 @@ impl Node {
     fn step_lines(&mut self, now: Duration, job: JobId, act: impl FnOnce(&mut JobLines, &BTreeSet<Rank>) -> Option<Step>) {
         let Some(ranks) = self.homes.get(&job).map(|home| home.ranks_of_lines()) else { return };
         let Some((epoch, lines)) = self.lines.jobs.get_mut(&job) else { return };
-        let before = format!("{lines:?}");
         let (epoch, step) = (*epoch, act(lines, &ranks));
-        if std::env::var("RADIC_DBG").is_ok() && (step.is_some() || before != format!("{lines:?}")) { eprintln!("DBG {now:?} {} {step:?} {lines:?} {ranks:?}", self.config.me.id.name); }
         match step {
             None => {}
             Some(Step::Make(line)) => {
-                let nodes = self.homes.get(&job).map(|home| home.placement().nodes.clone()).unwrap_or_default();
-                for node in nodes {
-                    self.send(&node, PeerMessage::ToHost(job, ToHost::MakeLine { epoch, line }));
+                let placement = self.homes.get(&job).map(|home| home.placement().clone());
+                for node in placement.iter().flat_map(|placement| &placement.nodes) {
+                    let here = placement.iter().flat_map(|placement| placement.ranks_on(node));
+                    let ranks: Vec<Rank> = here.filter(|rank| ranks.contains(rank)).collect();
+                    if !ranks.is_empty() {
+                        self.send(node, PeerMessage::ToHost(job, ToHost::MakeLine { epoch, line, ranks }));
+                    }
                 }
             }
             Some(Step::Ask(step)) => self.gather(now, Purpose::Line(job, epoch, step), &Query::Line { job, epoch, step }),
@@ -231,7 +233,6 @@ impl Node {
         let Some(wards) = self.recovery.wards.get(&process.job) else { return };
         let Some(protected) = wards.ranks.get(&process.rank) else { return };
         let (home, epoch) = (wards.ward.placement.home().clone(), protected.incarnation.epoch);
-        if std::env::var("RADIC_DBG").is_ok() { eprintln!("DBG ready {process} {line} -> {home:?} {epoch:?}"); }
         let ready = ToHome::LineReady { epoch, rank: process.rank, line };
         self.send(&home, PeerMessage::ToHome(process.job, ready));
     }
@@ -246,13 +247,18 @@ impl Node {
 
     // ---- at a host
 
-    /// The home wants a line: the ranks here make their images.
-    pub(super) fn handle_make_line(&mut self, now: Duration, home: &NodeId, job: JobId, epoch: Epoch, line: u64) {
-        let host = self.hosts.get(&job).filter(|host| host.epoch() == epoch);
-        let ranks = host.map(|host| host.ranks().filter(|rank| !host.has_exited(*rank)).collect::<Vec<_>>());
-        // A rank that is about to begin, or to be back, makes none.
-        let mut is_failed = ranks.is_none();
-        for process in ranks.into_iter().flatten().map(|rank| ProcessId { job, rank }) {
+    /// The home wants a line: these ranks make their images. One that is about to begin, or to be back, makes none.
+    pub(super) fn handle_make_line(
+        &mut self,
+        now: Duration,
+        home: &NodeId,
+        job: JobId,
+        (epoch, line): (Epoch, u64),
+        ranks: &[Rank],
+    ) {
+        let is_here = self.hosts.get(&job).is_some_and(|host| host.epoch() == epoch);
+        let mut is_failed = !is_here;
+        for process in ranks.iter().filter(|_| is_here).map(|rank| ProcessId { job, rank: *rank }) {
             if self.request_line(now, process, line) {
                 self.outputs.push_back(Output::Nudge(process));
             } else {

@@ -85,7 +85,16 @@ fn image(store: &mut Store, number: u64, cut: u64, streams: &[(StreamId, u64)]) 
 /// An image that covers so much of the payload log.
 fn image_after(store: &mut Store, number: u64, cut: u64, payload: u64, streams: &[(StreamId, u64)]) {
     let (streams, ended) = (CutStreams::new(streams).unwrap(), CutStreams::new(&[]).unwrap());
-    let begin = ToProtector::ImageBegin { image: number, parent: None, cut, payload, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended };
+    let begin = ToProtector::ImageBegin {
+        image: number,
+        parent: None,
+        cut,
+        payload,
+        causes: 0,
+        line: radic_wire::log::LineMark::default(),
+        streams,
+        ended,
+    };
     let chunk = ToProtector::ImageChunk { image: number, offset: 0, bytes: b"image" };
     for message in [begin, chunk, ToProtector::ImageEnd { image: number, length: 5 }] {
         store.handle_message(speaker(0), &message).unwrap();
@@ -211,7 +220,8 @@ fn an_image_that_is_not_whole_or_not_good_is_refused() {
                 parent: Some(1),
                 cut: 0,
                 payload: 0,
-                causes: 0, line: radic_wire::log::LineMark::default(),
+                causes: 0,
+                line: radic_wire::log::LineMark::default(),
                 streams: CutStreams::new(&[]).unwrap(),
                 ended: CutStreams::new(&[]).unwrap(),
             },
@@ -228,7 +238,16 @@ fn a_stream_that_ends_where_numbers_do_is_held() {
     let (mut store, last) = (begun(CONFIG), u64::MAX - 1);
     let (streams, ended) = ([(stream(1), last)], [(stream(1), u64::MAX)]);
     let (streams, ended) = (CutStreams::new(&streams).unwrap(), CutStreams::new(&ended).unwrap());
-    let begin = ToProtector::ImageBegin { image: 1, parent: None, cut: 0, payload: 0, causes: 0, line: radic_wire::log::LineMark::default(), streams, ended };
+    let begin = ToProtector::ImageBegin {
+        image: 1,
+        parent: None,
+        cut: 0,
+        payload: 0,
+        causes: 0,
+        line: radic_wire::log::LineMark::default(),
+        streams,
+        ended,
+    };
     let payload = ToProtector::Payload { position: 0, stream: stream(1), offset: last, bytes: b"x" };
     store.handle_message(speaker(0), &begin).unwrap();
     store.handle_message(speaker(0), &ToProtector::ImageEnd { image: 1, length: 0 }).unwrap();

@@ -91,7 +91,10 @@ fn an_image_whose_sender_dies_or_that_is_damaged_is_refused() {
     assert!(sent.is_err());
     observer.expect("ImageRefused { image: 10 }");
     eventually("no file is left", || service.files(process).is_empty());
-    assert_eq!(service.logs.fence(process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv(), Ok(Err(NoRestart::NoImage)));
+    assert_eq!(
+        service.logs.fence(process, Incarnation::restarted(1), Vec::new(), 0).blocking_recv(),
+        Ok(Err(NoRestart::NoImage))
+    );
 }
 
 #[test]

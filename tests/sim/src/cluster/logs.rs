@@ -144,7 +144,9 @@ impl World {
             }
             StoreOrder::Line(job, epoch, line, is_complete) => {
                 server.handle_line(now, (job, epoch), line, is_complete);
-                self.trace(|| format!("n{}: recovery line {line} is {}", at + 1, if is_complete { "complete" } else { "given up" }));
+                self.trace(|| {
+                    format!("n{}: recovery line {line} is {}", at + 1, if is_complete { "complete" } else { "given up" })
+                });
                 None
             }
             StoreOrder::HeldOfLine(node, number, (job, epoch), line) => {

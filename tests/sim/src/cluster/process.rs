@@ -527,7 +527,7 @@ impl World {
                     self.close_forgotten(pid);
                 }
                 FromNode::Checkpoint { request, line } => {
-                    self.drive_images(pid, |images, _| images.handle_request(request, line));
+                    self.drive_images(pid, |images, cx| images.handle_request(cx, request, line));
                 }
                 message => self.handle_link_message(pid, &message),
             }
