@@ -559,20 +559,23 @@ pub fn transient(start: u64, end: u64) -> bool {
         .any(|(base, span)| start >= *base && end <= base + span)
 }
 
-/// First address of memory that no image has, and first address after it.
-static SECRETS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// Ranges of memory that no image has: the first address of each, and the first after it.
+static LEFT_OUT: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 
-/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings, and there is only
-/// one such range.
-pub fn leave_out(memory: core::ops::Range<u64>) {
-    SECRETS[0].store(memory.start, Relaxed);
-    SECRETS[1].store(memory.end, Relaxed);
+/// Leaves this memory out of all images from now on: a restored process finds zeroes there. The range must consist of whole mappings. There are two such ranges: `which` is 0
+/// or 1.
+///
+/// # Panics
+/// If `which` is another.
+pub fn leave_out(which: usize, memory: core::ops::Range<u64>) {
+    LEFT_OUT[which][0].store(memory.start, Relaxed);
+    LEFT_OUT[which][1].store(memory.end, Relaxed);
 }
 
 /// Is this memory that no image has?
 #[must_use]
 pub fn secret(start: u64, end: u64) -> bool {
-    start >= SECRETS[0].load(Relaxed) && end <= SECRETS[1].load(Relaxed)
+    LEFT_OUT.iter().any(|[from, to]| start >= from.load(Relaxed) && end <= to.load(Relaxed))
 }
 
 /// Is this memory the engine's own? It changes while it is saved, so it is never tracked.

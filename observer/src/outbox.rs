@@ -6,6 +6,8 @@
 //! could hang here that does not hang on sockets, each of which has a buffer of its own.) Everything in the outbox has passed the
 //! gate: it may leave, and leave again, at any time.
 
+use std::ops::Range;
+
 /// No block.
 const NONE: u32 = u32::MAX;
 
@@ -72,6 +74,12 @@ impl Outbox {
         assert!(block > 0 && blocks < NONE as usize, "{blocks} blocks of {block} bytes");
         let (bytes, next) = (vec![0; blocks * block].into_boxed_slice(), vec![0; blocks].into_boxed_slice());
         Outbox { bytes, next, block, free: NONE, fresh: 0, used: 0 }
+    }
+
+    /// The addresses where bytes are kept.
+    pub fn memory(&self) -> Range<usize> {
+        let Range { start, end } = self.bytes.as_ptr_range();
+        start.addr()..end.addr()
     }
 
     /// Bytes of blocks in use: what the configured bound bounds.

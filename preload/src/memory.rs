@@ -172,6 +172,15 @@ pub fn secrets() -> Range<u64> {
     SECRET_BASE as u64..(SECRET_BASE + SECRET_SPAN) as u64
 }
 
+/// No image has this memory from now on, and no child: whole pages of blocks of this heap, which only the process itself reads and writes.
+pub fn keep_to_itself(memory: Range<usize>) -> rustix::io::Result<()> {
+    let (start, end) = (memory.start.next_multiple_of(PAGE), memory.end / PAGE * PAGE);
+    // SAFETY: whole pages of one block, which stay mapped and as they are in this process. A child never uses the layer, whose memory that is.
+    unsafe { madvise(ptr::with_exposed_provenance_mut(start), end - start, Advice::LinuxDontFork) }?;
+    radic_ckpt::leave_out(1, start as u64..end as u64);
+    Ok(())
+}
+
 /// A child has none of its parent's secrets.
 pub fn forget_secrets() {
     if SECRETS.lock().next != 0 {

@@ -47,7 +47,7 @@ use crate::fds::{self, Kind};
 use crate::layer::{Layer, diverged, fail, sure};
 use crate::node::Node;
 use crate::replay::Replayer;
-use crate::sys;
+use crate::{memory, sys};
 
 /// Bytes of journal that are here at once.
 const BUFFER: usize = 1 << 20;
@@ -123,6 +123,10 @@ impl Layer {
         self.images.handle_restored();
         self.forget_sockets();
         let Restart { incarnation, log_end, held, images, causes, .. } = restart;
+        if self.observer.payload().line().is_some() {
+            // Else images would have it, and be larger than they need.
+            _ = memory::keep_to_itself(self.observer.outbox().memory());
+        }
         sure(self.observer.restart(incarnation, log_end, held, images, (causes.0, &causes.1), BUFFER));
         for (process, incarnation) in &restart.restarted {
             self.observer.handle_restarted(*process, *incarnation);

@@ -20,7 +20,7 @@ static DESTRUCTOR: extern "C" fn() = destruct;
 extern "C" fn construct() {
     hooks::resolve(|_, _| ());
     let Some(socket) = std::env::var_os(variable::SOCKET) else { return };
-    radic_ckpt::leave_out(memory::secrets());
+    radic_ckpt::leave_out(0, memory::secrets());
     radic_ckpt_preload::construct();
     let Some(process) = process() else { return say("RADIC_JOB or RADIC_RANK is missing or malformed") };
     child::set_home(socket.as_bytes(), process);

@@ -26,7 +26,7 @@ use crate::ops::kernel::Used;
 use crate::ops::time;
 use crate::output::Outputs;
 use crate::pmi::Pmi;
-use crate::{counters, sys};
+use crate::{counters, memory, sys};
 
 /// Bytes of the payload log in the process.
 const PAYLOAD: usize = 4 << 20;
@@ -113,6 +113,9 @@ pub fn start(joined: Joined, is_linked: bool) -> Result<(), JoinError> {
     let config =
         Config { outbox_blocks: blocks, outbox_block: BLOCK, payload: PAYLOAD, causes, payload_stays, ..Config::default() };
     let observer = Observer::begins_at(process, incarnation, journal, &config);
+    if payload_stays {
+        memory::keep_to_itself(observer.outbox().memory()).map_err(failed("memory for the outbox"))?;
+    }
     counters::map().map_err(failed("memory for the counters"))?;
     let who = Identity { process, incarnation: observer.incarnation(), key: &key };
     let (journal, bulk) = first_channels(&mut node, &mut protector, &who).map_err(failed("the protector's log"))?;
