@@ -325,13 +325,12 @@ impl Connect {
 
     fn consult_outcome(&mut self, cx: &mut Context<'_>) -> Result<Option<Wait>, Error> {
         self.calls = 0;
-        Ok(match cx.observer.ask(self.thread, Ask::Connect { fd: self.fd }, self.blocking)? {
+        Ok(match cx.observer.ask(self.thread, Ask::Connect { fd: self.fd }, true)? {
             Ready::Wait(wait) => Some(wait),
             Ready::Live => self.enter(if self.is_placed { Stage::Ready } else { Stage::Binding }),
-            // A call that did not wait, and did not fail, has no outcome of its own.
-            Ready::Nothing | Ready::Outcome(0) => self.enter(Stage::Again),
+            Ready::Outcome(0) => self.enter(Stage::Again),
             Ready::Outcome(errno) => self.enter(Stage::Over(Outcome::Failed(errno))),
-            Ready::Set(_) => self.enter(Stage::Over(Outcome::Failed(EINVAL))),
+            Ready::Nothing | Ready::Set(_) => self.enter(Stage::Over(Outcome::Failed(EINVAL))),
         })
     }
 
@@ -457,11 +456,10 @@ impl Connect {
         })
     }
 
+    /// Also of a call that does not wait: what the program sends on the connection leaves after that. So an incarnation whose log does not say that there is a connection finds a peer
+    /// that has received nothing on it.
     fn record_connected(&mut self, cx: &mut Context<'_>) -> Result<Option<Step>, Error> {
-        match self.blocking {
-            true => cx.observer.handle_outcome(self.thread, &Determinant::Connected { fd: self.fd })?,
-            false => cx.observer.handle_nothing(self.thread)?,
-        }
+        cx.observer.handle_outcome(self.thread, &Determinant::Connected { fd: self.fd })?;
         Ok(self.enter(Stage::Over(Outcome::Connected)))
     }
 

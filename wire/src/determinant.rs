@@ -320,7 +320,7 @@ pub enum Determinant<'a> {
         /// The process that listens there, if it is protected.
         peer: Option<ProcessId>,
     },
-    /// A `connect` that was waited for is complete.
+    /// A `connect` to a protected process has made a connection.
     Connected {
         /// The program's descriptor.
         fd: u32,

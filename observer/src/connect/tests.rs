@@ -327,6 +327,24 @@ fn a_call_that_was_interrupted_goes_back_to_its_log() {
     assert_eq!(next.step(), Step::Over(Outcome::Connected));
 }
 
+/// A call that does not wait has made a connection: what is sent on it waits until the log says so, and the next incarnation greets no peer as one that has received nothing.
+#[test]
+fn a_connection_of_a_call_that_does_not_wait_is_in_the_log_before_it_is_used() {
+    let mut one = Caller::new(false);
+    one.asks();
+    one.hears(Some(PEER), false);
+    one.dials(at(2, 80));
+    let image = one.clone();
+    one.dialed(Dialed::Made);
+    one.is_taken();
+    assert!(image.observer.journal().end() < one.observer.journal().end(), "the connection is an outcome");
+    assert_eq!(one.observer.gate(), Some(one.observer.journal().end()));
+    let mut next = one.comes_back(&image);
+    let step = next.step();
+    assert!(matches!(step, Step::Take(_, None)), "{step:?}");
+    assert_eq!(next.step(), Step::Over(Outcome::Connected));
+}
+
 #[test]
 fn a_table_without_room_refuses() {
     let mut one = Caller::new(true);
