@@ -32,7 +32,7 @@ use crate::packed::Packed;
 use crate::payload::PayloadLog;
 use crate::replay::{Ask, Overdue, Replay, Served};
 
-pub use answers::{Accept, Address, Answer, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
+pub use answers::{Accept, Address, Answer, Front, Input, Reading, Ready, Receive, Send, Source, Transmit, Wait};
 pub use images::Cut;
 
 /// How much of everything; all of it is allocated at once.

@@ -159,6 +159,17 @@ pub enum Answer {
     Wait(Wait),
 }
 
+/// What is first on the socket of a link that the kernel calls readable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Front {
+    /// Bytes of the program: they were taken with the header in front of them.
+    Bytes,
+    /// Nothing but a header, or a part of one.
+    Header,
+    /// What the kernel says: bytes of the program, an end, or an error, which the program's own call finds.
+    Socket,
+}
+
 /// What may leave on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transmit {

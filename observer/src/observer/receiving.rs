@@ -2,7 +2,7 @@
 
 use radic_wire::determinant::Determinant;
 
-use super::answers::{Input, Receive, Source, Wait};
+use super::answers::{Front, Input, Receive, Source, Wait};
 use super::{Observer, Verdict};
 use crate::causes::Causes;
 use crate::connection::{Incoming, Link, Slot};
@@ -187,8 +187,39 @@ impl Observer {
         Ok(Some(total as usize))
     }
 
+    /// The socket of the link of `slot`, which is up, is readable. Before the program is told so, the header in front of its bytes is taken, and what they depend on is kept. `along`:
+    /// bytes that follow are taken along. `read` takes bytes without waiting and says how many, none at an end or error, or that there are none yet.
+    #[inline]
+    pub fn look_past_header(
+        &mut self,
+        slot: Slot,
+        along: bool,
+        mut read: impl FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<Front, Error> {
+        let mut taken = 0;
+        while let Some(deframer) = self.deframer(slot) {
+            let room = if along { deframer.ahead_room() } else { deframer.header_room() };
+            if room.is_empty() {
+                break;
+            }
+            let Some(count) = read(room) else { return Ok(Front::Header) };
+            let handle = if along { Deframer::handle_ahead } else { Deframer::handle_header };
+            if count == 0 || handle(deframer, count).is_err() {
+                return Ok(Front::Socket);
+            }
+            taken += count;
+        }
+        self.handle_header(slot)?;
+        Ok(match self.has_ahead(slot) {
+            true => Front::Bytes,
+            // All there was has come with the header: the kernel tells of what follows.
+            false if along && taken > 0 => Front::Header,
+            false => Front::Socket,
+        })
+    }
+
     /// A header has come on the link of `slot`, and perhaps nothing behind it: before the program is told that there is something, what that depends on is kept.
-    pub fn handle_header(&mut self, slot: Slot) -> Result<(), Error> {
+    fn handle_header(&mut self, slot: Slot) -> Result<(), Error> {
         if let Some(connection) = self.table.get_mut(slot) {
             connection.handle_headers(&mut self.outbox)?;
         }

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
+use radic_observer::Front;
 use radic_observer::connection::{Link, Slot};
 use radic_observer::frames::{BadFrame, Deframer, Leaving};
 use rustix::io::Errno;
@@ -72,27 +73,17 @@ impl Layer {
             let looked = rustix::net::recv(sys::borrow(fd), &mut [0; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
             return looked.is_ok_and(|(_, count)| count > 0);
         }
-        let (mut read, alone) = (0, self.sleepers == 0 && ready::is_plain(fd));
-        while let Some(deframer) = self.observer.deframer(slot) {
-            let room = if alone { deframer.ahead_room() } else { deframer.header_room() };
-            if room.is_empty() {
-                break;
-            }
-            let handle = if alone { Deframer::handle_ahead } else { Deframer::handle_header };
-            match rustix::net::recv(sys::borrow(fd), &mut *room, RecvFlags::DONTWAIT) {
-                Ok((_, count)) if count > 0 && handle(deframer, count).is_ok() => read += count,
-                Err(Errno::AGAIN | Errno::INTR) => return true,
-                // An end, or an error: the program's own call finds it.
-                _ => return false,
-            }
-        }
-        sure(self.observer.handle_header(slot));
-        if self.observer.has_ahead(slot) {
+        let alone = self.sleepers == 0 && ready::is_plain(fd);
+        let read = |room: &mut [u8]| match rustix::net::recv(sys::borrow(fd), room, RecvFlags::DONTWAIT) {
+            Ok((_, count)) => Some(count),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(_) => Some(0),
+        };
+        let front = sure(self.observer.look_past_header(slot, alone, read));
+        if front == Front::Bytes {
             self.note_ahead(slot);
-            return false;
         }
-        // All there was has come with the header: the kernel tells of what follows.
-        alone && read > 0
+        front == Front::Header
     }
 
     fn note_ahead(&mut self, slot: Slot) {

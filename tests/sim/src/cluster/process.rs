@@ -13,7 +13,7 @@ use radic_observer::journal::Ship;
 use radic_observer::links::Links;
 use radic_observer::session::Session;
 use radic_observer::session::images::Images;
-use radic_observer::{Error, Failure, Observer, Transmit};
+use radic_observer::{Error, Failure, Front, Observer, Transmit};
 use radic_protector::node::Input;
 use radic_protector::node::observers::ObserverId;
 use radic_wire::determinant::StreamId;
@@ -168,20 +168,18 @@ impl Lib {
                 // It comes again on the next link, with what it depends on.
                 return Ok(false);
             }
-            while let Some(room) =
-                self.observer.deframer(slot).map(|deframer| deframer.ahead_room().len()).filter(|room| *room > 0)
-            {
-                let bytes = self.sockets.take_bytes(end, room);
-                if bytes.is_empty() {
-                    return Ok(false);
-                }
-                let deframer = self.observer.deframer(slot).expect("it was there");
-                deframer.ahead_room()[..bytes.len()].copy_from_slice(&bytes);
-                deframer.handle_ahead(bytes.len()).expect("G3: what arrives on a link is in frames");
+            let sockets = &mut self.sockets;
+            let read = |room: &mut [u8]| {
+                let bytes = sockets.take_bytes(end, room.len());
+                room[..bytes.len()].copy_from_slice(&bytes);
+                Some(bytes.len()).filter(|count| *count > 0)
+            };
+            let front = self.observer.look_past_header(slot, true, read)?;
+            if front != Front::Socket {
+                return Ok(front == Front::Bytes);
             }
-            self.observer.handle_header(slot)?;
         }
-        Ok(self.observer.has_ahead(slot) || self.has_bytes(slot))
+        Ok(self.has_bytes(slot))
     }
 
     /// Where its log goes.
