@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""make screenshots: a job of 8 ranks, two of whose nodes die, and which is suspended and resumed, in `radic top` and on the page of `radicd --http`, also as a phone shows it.
+"""make screenshots: a job of 8 ranks, two of whose nodes die, and which is suspended and resumed, in `radic top` and on the page of `radicd --http`, light and dark, also
+as a phone shows it.
 
 usage: screenshots.py PROGRAM OUT
 
 PROGRAM is an MPI program that runs for a minute (.deps/programs/mpich/jacobi with its options, in one word). radic is taken from PATH; needed are chromium (of Debian),
-playwright, pyte and pillow (of PyPI). `radic top` and the page are opened once, before anything happens, and must show each step by themselves: else this fails. So it does if
-the page is wider than a phone's screen. What is drawn of `radic top` is the buffer of a terminal, cell by cell. Leaves nothing but the pictures.
+playwright, pyte and pillow (of PyPI; docs/watching.md says how). `radic top` and the page are opened once, before anything happens, and must show each step by themselves:
+else this fails. So it does if the page is wider than a phone's screen. What is drawn of `radic top` is the buffer of a terminal, cell by cell. Leaves nothing but the
+pictures.
 """
 import fcntl
 import html
@@ -114,10 +116,10 @@ class Top:
 
 
 class Page:
-    """A tab of Chromium with the page, opened once."""
+    """A tab of Chromium with the page, opened once. The page's policy allows no script but its own. Chromium does not keep it here, because scripts ask for what is waited for."""
 
     def __init__(self, browser, address, width, height, **options):
-        self.tab = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
+        self.tab = browser.new_context(viewport={"width": width, "height": height}, bypass_csp=True, **options).new_page()
         self.tab.set_default_timeout(LIMIT * 1000)
         self.tab.goto(address)
         self.tab.evaluate("window.opened = 1")
@@ -136,8 +138,11 @@ class Page:
         if wide > width:
             sys.exit(f"screenshots: the page is {wide} pixels wide on a screen of {width}")
 
-    def picture(self, whole=False):
+    def picture(self, whole=False, scheme="light"):
         """As PNG with a palette, in which each colour of a bar has its place: it is in every clone of the repository."""
+        self.tab.emulate_media(color_scheme=scheme)
+        # The page draws anew in the next frame.
+        self.tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         shot = Image.open(io.BytesIO(self.tab.screenshot(full_page=whole))).convert("RGB")
         out = io.BytesIO()
         shot.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
@@ -217,8 +222,10 @@ def take(browser, running):
         page.tab.wait_for_timeout(SETTLED * 1000)
         pictures["top.svg"] = top.drawn("a job of 8 ranks, two of whose nodes have died").encode()
         pictures["page.png"] = page.picture()
+        pictures["page-dark.png"] = page.picture(scheme="dark")
         phone.check_width(PHONE)
         pictures["phone.png"] = phone.picture(whole=True)
+        pictures["phone-dark.png"] = phone.picture(whole=True, scheme="dark")
         radic("suspend", this, SUSPENDED)
         running.wait(LIMIT)
         top.press(b"\x1b")

@@ -293,6 +293,7 @@ at("jobs").tBodies[0].addEventListener("click", event => { const row = event.tar
 at("filter").addEventListener("input", ask);
 at("span").addEventListener("change", ask);
 addEventListener("resize", ask);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ask);
 document.addEventListener("visibilitychange", ask);
 // Ages and the time line move without anything being told.
 setInterval(ask, 1000);
